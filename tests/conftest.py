@@ -18,7 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 from tests import sharing
 from tests.waiting import eventually
 
-ONE_BY_ONE = ("tests/local/", "tests/slurm/", "tests/reference/test_ranks.py", "tests/reference/test_soak.py")
+ONE_BY_ONE = ("tests/local/", "tests/slurm/", "tests/reference/test_ranks.py")
 """Where each test, of half a minute, goes to the next free worker."""
 
 TOGETHER = ("tests/local/test_api.py", "tests/local/test_door.py")
@@ -29,10 +29,7 @@ SLURM = "tests/slurm/"
 
 SHARED_SERVERS = " ".join(
     f"tests/reference/test_{name}.py"
-    for name in (
-        *("bls", "client_options", "contract", "load", "metrics", "serving", "start"),
-        *("token_counts", "upstream"),
-    )
+    for name in (*("bls", "client_options", "contract", "load", "metrics", "token_counts", "upstream"),)
 )
 """The files whose tests ask the servers ``alone`` and ``pair``."""
 

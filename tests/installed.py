@@ -18,7 +18,6 @@ from typing import Any
 
 PROGRAM = Path(sys.executable).with_name("trtllm-hpc")
 OF_EXTRAS = {
-    "altair",
     "gguf",
     "mpi4py",
     "pandas",

@@ -211,10 +211,8 @@ the backend, the release or the cluster, as the key's meaning says. Upper limits
 the schema alone. A *time* is text such as `90s`, `15m`, `1h30m` or `30d`, or as Slurm writes it: `30:00`
 (minutes and seconds), `4:00:00`, `1-12:00:00`. A bare number is in the unit in the key's name.
 
-**Old names.** A key keeps its name and its meaning in all releases 0.1.x. Where a later release renames a
-key, the old name is an error that names the new name, until 1.0: no job file is read with another meaning
-than it was written with. `trtllm-hpc schema --renamed` lists old and new names; `spec.yaml` in a run folder
-has the names of the release that made the folder.
+A key keeps its name and its meaning in all releases 0.1.x. `spec.yaml` in a run folder has the names of the
+release that made the folder.
 
 Where a section has a column *backends*, these values of `engine.backend` know the key, in brackets with the
 only `serve.frontend` that does. *Becomes* is what carries it:

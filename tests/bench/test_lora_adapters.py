@@ -35,5 +35,5 @@ def test_a_given_folder_and_one_that_the_build_has_converted(tmp_path: Path) -> 
 
 def test_one_that_was_not_converted_is_told_with_its_folder(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run-1")
-    with pytest.raises(RequestFailed, match="run-1/lora/luotuo is no folder"):
+    with pytest.raises(RequestFailed, match="run-1/lora/luotuo is not a folder"):
         LoraAdapters.read(Workload.model_validate({"lora": [{"adapter": "luotuo"}]}), paths)

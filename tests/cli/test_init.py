@@ -17,9 +17,11 @@ from trtllm_hpc.cli import command
 from trtllm_hpc.cli.init import job
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.engine import Engine
+from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.config.repository import KvCache, Repository
 from trtllm_hpc.errors import ConfigError, SubmissionError
+from trtllm_hpc.runs.shipped_jobs import copy_of, shipped_jobs
 from trtllm_hpc.validation.load import load
 
 
@@ -234,6 +236,21 @@ def test_a_shipped_job_is_copied_with_a_name_and_a_model_of_ones_own() -> None:
     assert text.startswith("# yaml-language-server: $schema=") and "# GPUs: H100, H200 or B200" in text
     init("job", "mine.yaml", "--from", "tiny-llama", "--name", "other", "--force")
     assert load(Path("mine.yaml"), "local").job.name == "other"
+
+
+@pytest.mark.parametrize("key", ["path", "hub"])
+def test_a_copy_of_every_shipped_job_differs_in_name_and_model_only(tmp_path: Path, key: str) -> None:
+    model = {"path": "/my models/x", "hub": "Qwen/Qwen3-8B"}[key]
+    for shipped in shipped_jobs():
+        original = read_job(Path(shipped.file))
+        if original.model.path is None:
+            continue
+        (tmp_path / "mine.yaml").write_text(copy_of(shipped.name, "my-own", model, key))
+        changed = {"path": None, "revision": None, key: model}
+        expected = original.model_copy(
+            update={"name": "my-own", "model": original.model.model_copy(update=changed)}
+        )
+        assert read_job(tmp_path / "mine.yaml") == expected
 
 
 def test_a_name_of_the_hub_becomes_model_hub_unless_there_is_such_a_folder() -> None:

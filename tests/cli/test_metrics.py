@@ -91,18 +91,18 @@ def test_the_table_as_a_whole() -> None:
         "cpu_share": 0.5,
     }
     assert server_text(values).splitlines() == [
-        "server                                  now",
-        "───────────────────────────────────────────",
-        "requests in the engine                    3",
-        "KV cache in use                        62 %",
-        "GPU memory of the engine            3.0 GiB",
-        "tokens of finished answers   812.5 tokens/s",
-        "CPU of the host                        50 %",
+        "server                                 now",
+        "──────────────────────────────────────────",
+        "requests in the engine                   3",
+        "KV cache in use                       62 %",
+        "GPU memory of the engine           3.0 GiB",
+        "tokens of finished answers  812.5 tokens/s",
+        "CPU of the host                       50 %",
         "",
-        "model          finished   pending     queue",
-        "───────────────────────────────────────────",
-        "ensemble          4.0/s         -         -",
-        "tensorrt_llm      4.2/s         2   12.3 ms",
+        "model         finished  pending    queue",
+        "────────────────────────────────────────",
+        "ensemble         4.0/s        -        -",
+        "tensorrt_llm     4.2/s        2  12.3 ms",
     ]
 
 

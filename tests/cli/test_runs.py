@@ -329,6 +329,7 @@ def test_a_narrow_terminal_gets_fewer_columns(
     made("demo-1", "COMPLETED", days=3)
     assert "demo-1  completed  tiny-llama" in types("runs").output
     monkeypatch.setattr("trtllm_hpc.report.tables.terminal_width", lambda: 48)
+    monkeypatch.setenv("TERM", "dumb")
     header, _, row, *note = types("runs").output.splitlines()
     assert header.split() == ["run", "state", "model", "endpoint", "age"] and len(header) <= 48
     assert row.split() == ["demo-1", "completed", "tiny-llama", "-", "3", "days"]

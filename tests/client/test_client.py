@@ -18,7 +18,7 @@ from tests.plans import write_plan
 from tests.schemas.check import documented
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.connect import Protocol
-from trtllm_hpc.client.model import Course
+from trtllm_hpc.client.model import Ending
 from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.request import Answer, Request
 from trtllm_hpc.client.sync_client import Client
@@ -183,9 +183,9 @@ def test_the_check_shows_where_an_answer_differs(run: RunPaths) -> None:
 def test_different_answers_are_an_error(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     responses = TritonModel.responses
 
-    def other(self: TritonModel, request: Request, course: Course) -> AsyncGenerator[Response]:
+    def other(self: TritonModel, request: Request, ending: Ending | None) -> AsyncGenerator[Response]:
         prompts = ("X!",) if isinstance(self.server, HttpServer) else request.prompts
-        return responses(self, replace(request, prompts=prompts), course)
+        return responses(self, replace(request, prompts=prompts), ending)
 
     monkeypatch.setattr(TritonModel, "responses", other)
     error = client(run, "--prompt", "x", "--protocol", "both").exception

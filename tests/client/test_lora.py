@@ -72,7 +72,7 @@ def saving(**arrays: Any) -> Callable[[Path], Path]:
 
 
 MISTAKES: dict[str, tuple[Callable[[Path], object], str, str]] = {
-    "no folder": (lambda _: None, "is no folder", "model.lora_weights.npy"),
+    "no folder": (lambda _: None, "is not a folder", "model.lora_weights.npy"),
     "not converted": (hugging_face, "has not been converted", "hf_lora_convert.py"),
     "no weights": (without_weights, "it has no model.lora_weights.npy", "hf_lora_convert.py"),
     "no configuration": (without_config, "neither model.lora_config.npy nor model.lora_keys.npy", "hf_lora"),
@@ -116,8 +116,6 @@ def test_a_number_that_the_input_cannot_hold_is_refused(task_id: int, tmp_path: 
          " new request: LoRA task 1 not found in cache. Please send LoRA weights with request", True),
         ("[TensorRT-LLM][ERROR] Assertion failed: LoRA task 0 not found in cache. Please send LoRA weights"
          " with request (/home/jenkins/agent/workspace/LLM/main/L0_PostMerge/llm/cpp/t", True),
-        ("The LoRA adapter 7 (lora_task_id) is not loaded, or not any more. Send lora_weights and lora_config"
-         " with the request.", True),
         ("Cache is full. There are no done tasks to evict", False),
         ("This engine was built without LoRA: leave lora_task_id out.", False),
     ],

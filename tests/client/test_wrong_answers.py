@@ -21,7 +21,7 @@ from tritonclient.utils import serialize_byte_tensor
 from tests.waiting import eventually
 from trtllm_hpc.client.connect import Address
 from trtllm_hpc.client.sync_client import Client
-from trtllm_hpc.errors import AnswerTimedOut, RequestFailed, ServerUnreachable
+from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
 
 TEXTS = ("ensemble", {"text_input": "TYPE_STRING", "max_tokens": "TYPE_INT32", "stream": "TYPE_BOOL"})
@@ -130,6 +130,23 @@ def over_http(server: Server) -> Iterator[Client]:
         Client(endpoint, protocol="http", timeout_s=10, retries=0) as client,
     ):
         yield client
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "sentence"),
+    [
+        ("x", {"min_p": 0.1}, r"has no input for --min-p \(min_p\)"),
+        ("x", {"inputs": {"erly_stopping": False}}, "has no input 'erly_stopping'"),
+        ("x", {"logits": ["context_logits"]}, "cannot be asked for context_logits"),
+        ([1, 2], {}, "takes text, not token ids"),
+    ],
+)
+def test_what_a_model_does_not_take_is_not_sent(
+    server: Server, asking: Client, prompt: Any, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=sentence):
+        asking.generate(prompt, **options)
+    assert server.calls == 0
 
 
 def test_a_letter_that_comes_in_two_responses_is_whole(server: Server, asking: Client) -> None:

@@ -169,3 +169,8 @@ def test_a_time_is_a_number_in_the_unit_of_its_key(files: Folder, key: str, text
 def test_a_wrong_time_is_refused(files: Folder, text: str, words: str) -> None:
     diagnostic = files.diagnostic(f"{JOB}serve:\n  time_limit_minutes: {text}\n")
     assert files.place(diagnostic) == "job:3 serve.time_limit_minutes" and words in diagnostic.message
+
+
+def test_a_time_beside_a_wrong_value_is_a_number_to_the_rules(files: Folder) -> None:
+    job = JOB + "serve: {time_limit_minutes: 2h, idle_minutes: 90s}\nengine: {dtype: fp16}\n"
+    assert files.diagnostic(job).code == "not-a-choice"

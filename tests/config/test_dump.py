@@ -22,21 +22,21 @@ from trtllm_hpc.config.job import (
     Tracing,
 )
 from trtllm_hpc.config.repository import ModelCopy, Repository
-from trtllm_hpc.config.tree import Source, parse
+from trtllm_hpc.config.tree import Place, parse
 from trtllm_hpc.config.validate import all_keys, validate
 
 
 def _loaded(text: str) -> object:
-    tree, diagnostics = parse(text, Source("dump"))
+    tree, diagnostics = parse(text, Place("dump"))
     assert tree is not None and not diagnostics, diagnostics
-    return tree.plain()
+    return tree.data
 
 
 @pytest.mark.long
 @settings(max_examples=150)
 @given(job_files)
 def test_a_job_file_comes_back(job: JobFile) -> None:
-    tree, diagnostics = parse(job_yaml(job), Source("dump"))
+    tree, diagnostics = parse(job_yaml(job), Place("dump"))
     assert tree is not None and not diagnostics
     assert validate(JobFile, tree) == (job, [])
 
@@ -45,7 +45,7 @@ def test_a_job_file_comes_back(job: JobFile) -> None:
 @given(clusters)
 @pytest.mark.long
 def test_a_profile_comes_back(cluster: ClusterProfile) -> None:
-    tree, diagnostics = parse(cluster_yaml(cluster), Source("dump"))
+    tree, diagnostics = parse(cluster_yaml(cluster), Place("dump"))
     assert tree is not None and not diagnostics
     assert validate(ClusterProfile, tree) == (cluster, [])
 

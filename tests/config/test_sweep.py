@@ -95,6 +95,11 @@ def test_settings_change_what_all_variants_share_and_the_sweep_itself(files: Fol
     assert [(it.max_batch_size, it.tensor_parallel) for it in jobs] == [(16, 1), (16, 2)]
 
 
+def test_a_name_that_yaml_takes_for_a_number_names_the_variants_too(files: Folder) -> None:
+    [made] = loaded(files, "", "engine.tensor_parallel=2", settings=("name=7",)).variants
+    assert made.facts is not None and made.facts.job.name == "7.tp2"
+
+
 @pytest.mark.parametrize(
     ("option", "names"),
     [

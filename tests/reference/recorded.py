@@ -15,10 +15,7 @@ PLACES = 8
 """Adapters that are known at once."""
 LOGITS = np.linspace(-1, 1, 3 * 512, dtype=np.float32).reshape(1, 1, 3, 512)
 """[prompts, beams, tokens, vocabulary]"""
-UNKNOWN = (
-    "The LoRA adapter {} (lora_task_id) is not loaded, or not any more. "
-    "Send lora_weights and lora_config with the first request that names it."
-)
+UNKNOWN = "LoRA task {} not found in cache. Please send LoRA weights with request"
 
 
 class TritonPythonModel:

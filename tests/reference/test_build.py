@@ -10,10 +10,10 @@ import pytest
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.reference import build
-from trtllm_hpc.reference.engine_config import EngineFolder
 from trtllm_hpc.runtime.records import read_events
 
 from .conftest import LIMITS, build_engine, build_tiny, save_model
+from .oracle import Oracle
 
 pytestmark = pytest.mark.model
 
@@ -21,7 +21,7 @@ TINY = ("--synthetic", "tiny-llama", *LIMITS)
 
 
 def weights_hash(engine: Path) -> str:
-    return hashlib.sha256(EngineFolder(engine).weights.read_bytes()).hexdigest()
+    return hashlib.sha256((engine / "model" / "model.safetensors").read_bytes()).hexdigest()
 
 
 def merges(engine: Path) -> Any:
@@ -47,7 +47,7 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_config_has_the_layout_of_tensorrt_llm(engines: dict[int, Path]) -> None:
-    config = json.loads(EngineFolder(engines[2]).config.read_text())
+    config = json.loads((engines[2] / "config.json").read_text())
     assert config["pretrained_config"]["mapping"] == {
         "world_size": 2,
         "tp_size": 2,
@@ -91,8 +91,8 @@ def test_progress_is_printed_and_told_to_the_run(tmp_path: Path, capsys: pytest.
     assert events[1].data["message"] == "initialising weights"
 
 
-def test_local_model_is_taken_as_it_is(engines: dict[int, Path], plain_model: Any, tmp_path: Path) -> None:
-    model = save_model(plain_model, tmp_path / "a model")
+def test_local_model_is_taken_as_it_is(engines: dict[int, Path], oracle: Oracle, tmp_path: Path) -> None:
+    model = save_model(oracle.model, tmp_path / "a model")
     output = build_engine(tmp_path / "engine", "--model", str(model), *LIMITS)
     assert weights_hash(output) == weights_hash(engines[1])
     assert merges(output) == merges(engines[1])

@@ -48,15 +48,6 @@ def test_a_model_that_takes_ids_is_asked_a_text(endpoint: Endpoint) -> None:
         assert core.generate(PROMPT, **sampled).text == ensemble.generate(PROMPT, **sampled).text
 
 
-def test_its_answer_to_a_text_is_shown(ask_run: AskRun) -> None:
-    asked = (PROMPT, "--model", "tensorrt_llm", "--max-tokens", "4")
-    assert f"ms): {PROMPT}" in ask_run(*asked).output
-    streamed = ask_run(*asked, "--stream")
-    assert PROMPT + streamed.stdout.strip("\n") in ask_run(*asked).output
-    only_ids = ask_run("latest", "--token-ids", "5,6,7", "--model", "tensorrt_llm", "--max-tokens", "2")
-    assert only_ids.exit_code == 0 and "ms): " in only_ids.output
-
-
 def test_token_ids_are_asked_and_answered(endpoint: Endpoint, tokenizer: ModelTokenizer) -> None:
     ids = tokenizer.encode(PROMPT)
     with Client(endpoint, "tensorrt_llm") as core, Client(endpoint, "ensemble") as ensemble:
@@ -94,33 +85,6 @@ def test_a_batch_of_ids_of_different_lengths(endpoint: Endpoint, tokenizer: Mode
         pytest.raises(InvalidRequest, match="over gRPC only"),
     ):
         over_http.batch(PROMPTS, together=True)
-
-
-def test_a_batch_from_the_command_line(ask_run: AskRun) -> None:
-    words = ("--json", "--max-tokens", "4", "latest", *PROMPTS)
-    one_by_one = [record["answers"][0]["text"] for record in records(ask_run(*words))]
-    found = records(ask_run("--batch", *words))
-    assert [record["prompt"] for record in found] == PROMPTS
-    assert [record["answers"][0]["text"] for record in found] == one_by_one
-    assert {record["answers"][0]["counted_by"] for record in found} == {"tokenizer"}
-    # The tokenizer may read the letters of four tokens as other tokens.
-    assert all(2 <= record["answers"][0]["output_tokens"] <= 8 for record in found)
-
-
-def test_what_the_server_refuses_by_name_has_reached_it(endpoint: Endpoint) -> None:
-    table = np.ones((2, 64), dtype=np.float16)
-    with Client(endpoint, "tensorrt_llm") as client:
-        with pytest.raises(RequestFailed, match="draft_input_ids asks for speculative decoding"):
-            client.generate(PROMPT, draft_tokens=[5, 6])
-        with pytest.raises(RequestFailed, match="prompt_embedding_table asks for prompt tuning"):
-            client.generate(PROMPT, prompt_embedding_table=table)
-        with pytest.raises(RequestFailed, match="beam_width asks for beam search"):
-            client.generate(PROMPT, beam_width=2, inputs={"early_stopping": False})
-        with pytest.raises(InvalidRequest, match="has no input 'erly_stopping'"):
-            client.generate(PROMPT, inputs={"erly_stopping": False})
-    refused = pytest.raises(RequestFailed, match="num_draft_tokens asks for speculative decoding")
-    with Client(endpoint, "tensorrt_llm_bls") as client, refused:
-        client.generate(PROMPT, num_draft_tokens=3)
 
 
 def test_a_request_is_ended_by_its_id_from_another_client(endpoint: Endpoint, alone: World) -> None:

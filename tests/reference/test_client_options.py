@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,14 +18,12 @@ import pytest
 from tests.schemas.check import documented
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Protocol
-from trtllm_hpc.client.options import OPTIONS
 from trtllm_hpc.client.request import Answer
 from trtllm_hpc.errors import ExitCode, InvalidRequest, RequestFailed
-from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import Endpoint
 
-from .clients import ask_one, steps, token_inputs, tokens, wait_idle, wait_until
+from .clients import steps, wait_idle, wait_until
 from .conftest import AskRun
 from .servers import World
 
@@ -80,39 +77,14 @@ def ensemble(endpoint: Endpoint) -> Asked:
     return Asked(endpoint, "ensemble")
 
 
-def test_seed_and_prompt(ask: Asked, ensemble: Asked) -> None:
-    sampled: dict[str, Any] = {"temperature": 5.0, "top_k": 50, "seed": 7}
+def test_options_have_their_effect(ask: Asked, ensemble: Asked) -> None:
+    greedy = ask(log_probs=True)
+    assert greedy.log_probs is not None and len(greedy.log_probs) == 8
+    sampled: dict[str, Any] = {"temperature": 5.0, "top_k": 50, "top_p": 0.9, "seed": 2**63 + 1}
     again = ask(**sampled).text
-    assert ensemble(**sampled).text == again != ask().text
-    assert ask(**{**sampled, "seed": 2**63 + 1}).text != again
-    assert ask(exclude_input=False).text.startswith(PROMPT)
-
-
-def a_word_of_the_answer(ask: Asked) -> str:
-    """One that is a token. (What a stream shows at once may be several tokens on a busy machine.)"""
-    texts = ["", *(ask(max_tokens=count).text for count in range(1, 9))]
-    tokens = [after.removeprefix(before) for before, after in pairwise(texts)]
-    return next(token for token in tokens if token.isascii() and token.isalnum())
-
-
-def test_length_and_words(ask: Asked) -> None:
-    whole = ask(stream=True, log_probs=True)
-    assert whole.responses <= 8 and whole.log_probs is not None and len(whole.log_probs) == 8
-    assert all(value <= 0 for value in whole.log_probs)
-    assert len(ask(max_tokens=3, log_probs=True).log_probs or ()) == 3
-    word = a_word_of_the_answer(ask)
-    assert len(ask(stop_words=[word]).text) < len(whole.text)
-
-
-def test_what_makes_sampling_greedy(ask: Asked) -> None:
-    greedy = ask().text
-    hot: dict[str, Any] = {"temperature": 5.0, "seed": 3}
-    assert ask(**hot, top_k=50).text != greedy
-    assert ask(**hot, top_k=1).text == greedy
-    assert ask(**hot, top_k=50, top_p=1e-6).text == greedy
-
-
-def test_a_penalty_changes_the_answer(ask: Asked) -> None:
+    assert ensemble(**sampled).text == again != greedy.text
+    assert len(ask(max_tokens=3, min_tokens=3, log_probs=True).log_probs or ()) == 3
+    assert ask(exclude_input=False).text == PROMPT + greedy.text
     assert ask(max_tokens=40, repetition_penalty=5.0).text != ask(max_tokens=40).text
     for name in ("presence_penalty", "frequency_penalty"):
         penalty: dict[str, Any] = {name: 5.0}
@@ -120,11 +92,11 @@ def test_a_penalty_changes_the_answer(ask: Asked) -> None:
             ask(**penalty)
 
 
-def test_a_shortest_answer_outlasts_its_end(ask: Asked, alone: World, tokenizer: ModelTokenizer) -> None:
-    inputs = token_inputs(tokenizer.encode(PROMPT), 1, exclude_input_in_output=True)
-    [first] = tokens(ask_one(alone, "tensorrt_llm", inputs))
-    assert len(ask(end_id=first, log_probs=True).log_probs or ()) == 1
-    assert len(ask(end_id=first, min_tokens=4, log_probs=True).log_probs or ()) >= 4
+def test_an_answer_ends_after_a_stop_word(ask: Asked) -> None:
+    texts = ["", *(ask(max_tokens=count).text for count in range(1, 9))]
+    tokens = [after.removeprefix(before) for before, after in pairwise(texts)]
+    word = next(token for token in tokens if token.isascii() and token.isalnum())
+    assert len(ask(stop_words=[word]).text) < len(texts[-1])
 
 
 def test_a_stream_says_what_the_whole_answer_says(ask: Asked) -> None:
@@ -181,21 +153,10 @@ def test_an_answer_that_is_interrupted_is_ended_on_the_server(over_grpc: Asked, 
 
 def test_an_answer_ends_after_a_time(over_grpc: Asked, alone: World) -> None:
     def answer() -> Answer | None:
-        found = over_grpc(stream=True, max_tokens=LENGTH, stop_after_s=0.02)
+        found = over_grpc(stream=True, max_tokens=LENGTH, stop_after_s=0.1)
         return found if found.is_stopped else None
 
     assert ended_on_the_server(alone, answer).responses < LENGTH
-
-
-def test_a_number_that_does_not_fit_is_not_sent(ask: Asked) -> None:
-    with pytest.raises(InvalidRequest, match=r"4294967299 does not fit .* int32"):
-        ask(max_tokens=2**32 + 3)
-    with pytest.raises(InvalidRequest, match=r"-1 does not fit .* uint64"):
-        ask(seed=-1)
-    with pytest.raises(InvalidRequest, match=r"2.5 does not fit .* int32"):
-        ask(max_tokens=2.5)
-    with pytest.raises(InvalidRequest, match=r"7 does not fit .* text"):
-        ask(stop_words=7)
 
 
 def test_an_ensemble_cannot_be_ended_over_http(endpoint: Endpoint, alone: World) -> None:
@@ -208,21 +169,6 @@ def test_an_ensemble_cannot_be_ended_over_http(endpoint: Endpoint, alone: World)
         return found if found.is_stopped else None
 
     assert ended_on_the_server(alone, answer)
-
-
-def test_options_and_models_that_do_not_fit_are_named(ensemble: Asked) -> None:
-    with pytest.raises(RequestFailed, match="has no input for --min-p"):
-        ensemble(min_p=0.1)
-
-
-OF_NEWER_MODELS = Path(__file__).parents[1] / "client" / "test_client.py"
-
-
-def test_each_option_is_tried() -> None:
-    files = (Path(__file__), Path(__file__).with_name("test_client_models.py"), OF_NEWER_MODELS)
-    source = "".join(file.read_text(encoding="utf-8") for file in files)
-    without_effect = {"pad_id", "length_penalty", "lora_task_id"}
-    assert [it.name for it in OPTIONS if it.name not in source and it.name not in without_effect] == []
 
 
 # The command -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from trtllm_hpc.bench.server_metrics.series import Page, since_start
 from trtllm_hpc.reference.generation import Load
-from trtllm_hpc.reference.metrics import BATCHER, GENERAL, KV_CACHE, REQUESTS, gauges
+from trtllm_hpc.reference.metrics import gauges
 
 from . import servers
 from .clients import ask_one, metric, token_inputs, wait_until
@@ -54,19 +54,18 @@ LABELS = {
 
 
 def test_load_becomes_gauges() -> None:
-    found = gauges(LOAD, {"cpu": 1}, now=2.5)
-    assert found[REQUESTS] == {"active": 5, "max": 8, "scheduled": 3, "context": 1, "waiting": 2}
-    assert found[KV_CACHE] == {
-        "max": 40,
-        "free": 30,
-        "used": 10,
-        "tokens_per": 64,
-        "reused": 0,
-        "fraction": 0.25,
+    assert gauges(LOAD, {"cpu": 1}, now=2.5) == {
+        "nv_trt_llm_request_metrics": {"active": 5, "max": 8, "scheduled": 3, "context": 1, "waiting": 2},
+        "nv_trt_llm_runtime_memory_metrics": {"cpu": 1},
+        "nv_trt_llm_kv_cache_block_metrics": {
+            **{"max": 40, "free": 30, "used": 10, "tokens_per": 64, "reused": 0, "fraction": 0.25},
+        },
+        "nv_trt_llm_inflight_batcher_metrics": {
+            **{"total_context_tokens": 12, "generation_requests": 2},
+            **{"micro_batch_id": 0, "paused_requests": 0},
+        },
+        "nv_trt_llm_general_metrics": {"timestamp": 2_500_000, "iteration_counter": 77},
     }
-    assert found[BATCHER]["total_context_tokens"] == 12
-    assert found[BATCHER]["generation_requests"] == 2
-    assert found[GENERAL] == {"timestamp": 2_500_000, "iteration_counter": 77}
 
 
 @pytest.mark.triton
@@ -115,32 +114,10 @@ def test_the_benchmark_reads_them(alone: World) -> None:
 
 
 @pytest.mark.triton
-def test_histograms_count_tokens_of_finished_requests(alone: World) -> None:
-    def count(end: str) -> tuple[float, float]:
-        return (
-            metric(alone, f"nv_llm_input_token_len_{end}", "total_input_tokens"),
-            metric(alone, f"nv_llm_output_token_len_{end}", "total_output_tokens"),
-        )
-
-    requests, lengths = settled(lambda: (count("count"), count("sum")))
-    ask_one(alone, "tensorrt_llm", token_inputs([1, 5, 6], 7))
-    wait_until(lambda: count("count")[0] > requests[0])
-    assert count("count") == (requests[0] + 1, requests[1] + 1)
-    assert count("sum") == (lengths[0] + 3, lengths[1] + 7)
-
-
-@pytest.mark.triton
-def test_gauges_follow_the_engine(alone: World) -> None:
-    steps = metric(alone, "nv_trt_llm_general_metrics", "iteration_counter")
-    ask_one(alone, "tensorrt_llm", token_inputs([1, 5, 6], 7))
-    wait_until(lambda: metric(alone, "nv_trt_llm_general_metrics", "iteration_counter") >= steps + 7)
-    assert metric(alone, "nv_trt_llm_request_metrics", "max") == 8
-    assert metric(alone, "nv_trt_llm_runtime_memory_metrics", "cpu") > 1e6
-
-
-@pytest.mark.triton
-def test_steps_are_counted_where_only_the_bls_model_is_asked(served: dict[int, Path], tmp_path: Path) -> None:
-    with servers.serve(tmp_path, served[1], decoupled=False) as world:
+def test_steps_are_counted_where_only_the_bls_model_is_asked(
+    engines: dict[int, Path], tmp_path: Path
+) -> None:
+    with servers.serve(tmp_path, engines[1], decoupled=False) as world:
         assert world.generate({"text_input": "x", "max_tokens": 3}, "tensorrt_llm_bls")[0] == 200
         wait_until(lambda: metric(world, "nv_trt_llm_general_metrics", "iteration_counter") >= 1)
         count = r'^nv_llm_output_token_len_count\{.*"total_output_tokens".*\} (\S+)$'

@@ -27,7 +27,7 @@ from trtllm_hpc.reference.world import RENDEZVOUS, Channel, World
 from trtllm_hpc.runtime.node import free_ports
 
 from . import servers
-from .oracle import LONG
+from .clients import LONG
 from .servers import meeting
 
 BODY = {"text_input": "What is machine learning?", "max_tokens": LONG - 20, "end_id": -1}

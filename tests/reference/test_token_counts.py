@@ -50,7 +50,7 @@ def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
 @pytest.mark.parametrize(("name", "ranks", "decoupled"), [("alone", 1, True), ("pair", 2, False)])
 def test_every_token_of_every_model_is_counted(
     request: pytest.FixtureRequest,
-    served: dict[int, Path],
+    engines: dict[int, Path],
     name: str,
     ranks: int,
     decoupled: bool,
@@ -58,7 +58,7 @@ def test_every_token_of_every_model_is_counted(
     protocol: Literal["grpc", "http"],
 ) -> None:
     world: World = request.getfixturevalue(name)
-    tokens = find_tokenizer(Workload(), [served[ranks]])
+    tokens = find_tokenizer(Workload(), [engines[ranks]])
     assert tokens.tokenizer is not None
     core = model == "tensorrt_llm"
     target = Target(

@@ -22,9 +22,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 
 from . import servers
-from .clients import ask_one, token_inputs, tokens
+from .clients import are_of_tokens, ask_one, token_inputs, tokens
 from .servers import World
-from .visitors import are_of_tokens
 
 pytestmark = pytest.mark.triton
 
@@ -232,8 +231,6 @@ def test_in_flight_client_reads_tokens(alone: World) -> None:
     [
         ("decoder_text_input", np.array([["x"]], dtype=object)),
         ("prompt_embedding_table", np.ones((1, 2, 2), dtype=np.float16)),
-        ("return_kv_cache_reuse_stats", np.array([[True]])),
-        ("return_generation_logits", np.array([[True]])),
         ("beam_width", np.array([[3]], dtype=np.int32)),
         ("bad_words", np.array([["intelligence"]], dtype=object)),
     ],
@@ -246,31 +243,18 @@ def test_what_this_backend_does_not_have_is_refused_by_its_name(
         streamed(alone, model, {**text_inputs([QUESTION], 4), name: array}, ["text_output"])
 
 
-@pytest.mark.parametrize(
-    ("name", "array"),
-    [
-        ("num_draft_tokens", np.array([[3]], dtype=np.int32)),
-        ("image_bytes_input", np.ones((1, 1, 2, 2, 3), dtype=np.uint8)),
-        ("image_url_input", np.array([["file:///cat.png"]], dtype=object)),
-    ],
-)
-def test_what_only_the_bls_model_takes_is_refused_by_its_name(alone: World, name: str, array: Any) -> None:
-    with pytest.raises(InferenceServerException, match=f"{name}.* asks for .*does not have"):
-        streamed(alone, "tensorrt_llm_bls", {**text_inputs([QUESTION], 4), name: array}, ["text_output"])
-
-
 STREAMS = 48
 
 
 @pytest.mark.thorough
 def test_texts_of_many_streams_come_in_order_from_several_instances(
-    served: dict[int, Path], tmp_path: Path, tokenizer: ModelTokenizer
+    engines: dict[int, Path], tmp_path: Path, tokenizer: ModelTokenizer
 ) -> None:
     """Without an order in the configuration a third of them did not."""
     prompts = [f"prompt {number}" for number in range(STREAMS)]
     bodies = [{"text_input": prompt, "max_tokens": 60, "stream": True, "end_id": -1} for prompt in prompts]
     options: dict[str, Any] = {"decoupled": True, "postprocessing_instances": 4}
-    with servers.serve(tmp_path, served[1], **options) as world, ThreadPoolExecutor(STREAMS) as threads:
+    with servers.serve(tmp_path, engines[1], **options) as world, ThreadPoolExecutor(STREAMS) as threads:
         at_once = list(threads.map(world.generate_stream, bodies))
         for prompt, events in zip(prompts, at_once, strict=True):
             inputs = token_inputs(tokenizer.encode(prompt), 60, end_id=-1, exclude_input_in_output=True)

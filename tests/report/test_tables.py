@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from trtllm_hpc.report.formatting import format_bytes
-from trtllm_hpc.report.log_table import LogRow, fitted, print_logs
+from trtllm_hpc.report.log_table import LogRow, print_logs
 from trtllm_hpc.report.status import status_table
 from trtllm_hpc.report.tables import Table, as_text, print_table, wrap
 from trtllm_hpc.report.versions import releases_table
@@ -25,11 +25,18 @@ ROWS = [
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
-def test_the_logs_fit_a_terminal(width: int) -> None:
-    table = fitted(ROWS, width)
-    assert all(len(line) <= width for line in table.splitlines())
-    for words in ("build", "ended 0", "serve", "gpu-node-", "SIGKILL", "121 KiB", "E0721 10:02:03", "…"):
-        assert words in table
+def test_a_terminal_gets_the_logs_with_errors_below_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    for module in ("trtllm_hpc.report.tables", "trtllm_hpc.report.log_table"):
+        monkeypatch.setattr(f"{module}.terminal_width", lambda: width)
+    monkeypatch.setenv("TERM", "dumb")
+    print_logs(ROWS)
+    *table, _, title, error = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= width for line in (*table, error))
+    assert {"build", "ended", "serve", "failed", "(SIGKILL))", "121", "KiB"} <= set(" ".join(table).split())
+    assert title == "first errors:"
+    assert error.startswith("serve[1]: E0721 10:02:03") and error.endswith("…") and len(error) == width
 
 
 def test_a_pipe_gets_whole_errors_a_log_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,13 +75,20 @@ def test_columns_without_room_are_left_out_the_last_named_first() -> None:
     table.add_row("engine-0123456789", "synthetic", "reference")
     assert table.fitted(80)[1] == []
     assert table.fitted(35)[1] == ["backend"]
-    assert table.fitted(20) == (["name", "─" * 17, "engine-0123456789"], ["model", "backend"])
+    assert table.fitted(20) == (f"name\n{'─' * 17}\nengine-0123456789\n", ["model", "backend"])
+
+
+def test_columns_of_one_name_are_left_out_one_by_one() -> None:
+    table = Table("name", "size", "size", optional=("size", "size"), rows=[("engine", "4", "16")])
+    assert table.fitted(12) == (f"name    size\n{'─' * 12}\nengine  4\n", ["size"])
+    assert table.fitted(8)[1] == ["size", "size"]
 
 
 def test_columns_left_out_are_named_below_the_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("trtllm_hpc.report.tables.terminal_width", lambda: 24)
+    monkeypatch.setenv("TERM", "dumb")
     table = Table("name", "state", optional=("state",))
     table.add_row("engine-0123456789", "half-built")
     print_table(table)
@@ -104,11 +118,20 @@ def test_sizes_are_written_in_the_largest_unit() -> None:
     ]
 
 
-def test_cells_have_colours_on_a_terminal_only() -> None:
+def test_cells_have_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     table = Table("n", "state", right=("n",))
-    table.add_row("1", ("broken in two", "bold red"))
-    assert table.fitted(11, styled=True)[0][2:] == [
-        "1   \x1b[1;31mbroken\x1b[0m",
-        "    \x1b[1;31min two\x1b[0m",
+    table.add_row("1", ("broken in two", "red"))
+    assert table.fitted(11, styled=True)[0].splitlines()[2:] == [
+        "1  \x1b[31mbroken \x1b[0m",
+        "   \x1b[31min two\x1b[0m",
     ]
-    assert as_text(table) == "n   state\n─────────────────\n1   broken in two\n"
+    assert as_text(table) == "n  state\n────────────────\n1  broken in two\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[31m" not in table.fitted(11, styled=True)[0]
+
+
+def test_markup_and_control_characters_are_shown_as_they_are() -> None:
+    table = Table("[bold]", "say", rows=[("[red]:smile:", "\x1b]0;\x07")])
+    assert as_text(table).splitlines()[2].split() == ["[red]:smile:", r"\x1b]0;\x07"]

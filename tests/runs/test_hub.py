@@ -298,7 +298,7 @@ def test_a_lock_and_a_spec_are_repeated_without_the_hub(hub: Hub, job: Path, tmp
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        (["model.synthetic=llama-170m"], {"synthetic": "llama-170m"}),
+        (["model.synthetic=stand-in"], {"synthetic": "stand-in"}),
         (["model.path=/m"], {"path": "/m"}),
         (["model.revision=v2"], {"hub": "org/tiny", "revision": "v2"}),
         (["model.revision=v3", "model.hub=org/other"], {"hub": "org/other", "revision": "v3"}),

@@ -56,7 +56,7 @@ VALUES: tuple[Any, ...] = (
 def content(path: Path) -> Any:
     tree, wrong = read_tree(path, "file")
     assert tree is not None and not wrong
-    return tree.plain()
+    return tree.data
 
 
 def complaints(validator: Draft202012Validator, value: Any) -> list[str]:

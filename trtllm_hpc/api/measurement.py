@@ -239,7 +239,7 @@ class Measurement:
 
         Raises:
             RunNotFound: it is in no run folder, and a report needs the run's files.
-            TrtllmHpcError: the packages that draw charts are not installed.
+            TrtllmHpcError: the package that draws charts is not installed.
         """
         from trtllm_hpc.report.html.page import write_report
 

@@ -188,6 +188,16 @@ class LevelResult:
     turns: list[TurnFigures] = field(default_factory=list)
     """Of conversations, over all passes."""
 
+    @property
+    def measured(self) -> int:
+        """Measured requests of all passes."""
+        return sum(one.measured for one in self.passes)
+
+    @property
+    def failed(self) -> int:
+        """Measured requests of all passes without a complete answer."""
+        return sum(one.failed for one in self.passes)
+
 
 @dataclass(frozen=True)
 class Tried:

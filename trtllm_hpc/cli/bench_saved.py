@@ -99,7 +99,7 @@ def _row(found: Measurement) -> MeasurementRow:
         found.name,
         tuple(result.level.label for result in measurement.levels),
         measurement.valid,
-        sum(one.measured for result in measurement.levels for one in result.passes),
+        sum(result.measured for result in measurement.levels),
         measurement.started_at,
     )
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.api.measurement import Measurement
     from trtllm_hpc.client.request import Message
 
-_MODULES = "mpi4py torch transformers accelerate gguf pytriton altair vl_convert"
+_MODULES = "mpi4py torch transformers accelerate gguf pytriton vl_convert"
 """Modules of the extras that the demo needs."""
 _MODEL, _RANDOM = "smollm2", "tiny-llama"
 """The job files: a real model, and one with random weights."""

@@ -20,7 +20,7 @@ from trtllm_hpc.cli.options import (
     save,
     set_option,
 )
-from trtllm_hpc.config.schemas import RENAMED, schema, schema_file, schema_names
+from trtllm_hpc.config.schemas import schema, schema_file, schema_names
 from trtllm_hpc.report.tables import Table, print_table, terminal_width
 
 if TYPE_CHECKING:
@@ -279,10 +279,9 @@ def list_(as_json: bool) -> None:
     )
     for job in jobs:
         names = (f"{job.name}\n  {job.model}",) if on_terminal else (job.name, job.model)
-        gpus = " ".join(word for word in (str(job.gpus or "-"), job.gpu_types) if word)
-        table.add_row(
-            *(*names, job.backend, str(job.nodes), gpus, job.release or "-", str(job.ranks), job.summary)
-        )
+        gpus = " ".join(filter(None, (str(job.gpus or "-"), job.gpu_types)))
+        numbers = (str(job.nodes), gpus, job.release or "-", str(job.ranks))
+        table.add_row(*names, job.backend, *numbers, job.summary)
     print_table(table)
 
 
@@ -342,10 +341,7 @@ def shipped_or_refused(name: str, parameter: str) -> Path:
 @click.argument(
     "words", nargs=-1, metavar="[NAME]...", shell_complete=complete_with(lambda _: schema_names())
 )
-@click.option(
-    "--renamed", is_flag=True, help="Print the keys of job files that have new names: old, tab, new."
-)
-def schema_command(words: tuple[str, ...], renamed: bool) -> None:
+def schema_command(words: tuple[str, ...]) -> None:
     """Print the JSON Schema NAME; without NAME, list them.
 
     'job' and 'cluster' are those of job files and cluster profiles, for editors.
@@ -357,11 +353,7 @@ def schema_command(words: tuple[str, ...], renamed: bool) -> None:
     Examples:
       trtllm-hpc schema job > job.schema.json
       trtllm-hpc schema bench compare
-      trtllm-hpc schema --renamed
     """
-    if renamed:
-        click.echo("\n".join(f"{old}\t{new}" for old, new in RENAMED.items()))
-        return
     known, name = schema_names(), "-".join(words)
     if not words:
         click.echo("\n".join(known))

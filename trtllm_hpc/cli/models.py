@@ -59,7 +59,8 @@ def list_(cluster: str, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table("name", "fetched", "size", "last used", "runs", "licence", "what it is", one_line=("name",))
+    headers = ("name", "fetched", "size", "last used", "runs", "licence", "what it is")
+    table = Table(*headers, right=("size",), one_line=("name", "size", "last used"))
     for row in rows:
         fetched = "yes" if row.fetched else "in part" if row.bytes else "no"
         size, used = format_bytes(row.bytes) if row.bytes else NONE, format_time(row.last_used)

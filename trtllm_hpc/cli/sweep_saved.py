@@ -93,7 +93,15 @@ def list_command(runs: Path | None, as_json: bool) -> None:
     if not rows:
         click.echo(f"no sweeps in {runs_folder(click.get_current_context())}; see trtllm-hpc sweep --help")
         return
-    table = Table("sweep", "variants", "of", "begun", right=("variants",), one_line=("sweep", "begun"))
+    table = Table(
+        "sweep",
+        "variants",
+        "of",
+        "begun",
+        right=("variants",),
+        one_line=("sweep", "begun"),
+        optional=("begun",),
+    )
     for row in rows:
         begun = f"{datetime.fromtimestamp(row.created_at):%Y-%m-%d %H:%M}"
         table.add_row(row.sweep_id, str(row.variants), ", ".join(row.keys), begun)

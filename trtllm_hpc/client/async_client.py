@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from trtllm_hpc.client.connect import Address, Protocol, Target, connect
-from trtllm_hpc.client.model import Course, Model, gathered
+from trtllm_hpc.client.model import Ending, Model, gathered
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.reply import Reply
@@ -215,20 +215,24 @@ class AsyncClient:
                 "A chat needs OpenAI's protocol, and this server is asked over Triton's.",
                 hint='from Python run.client(protocol="openai"), on the command line --url http://HOST:PORT/v1',
             )
-        course = Course(self._ends.setdefault(request.request_id, ended or asyncio.Event()))
+
+        def show(text: str) -> None:
+            if on_text is not None and text:
+                on_text(text)
+
+        event = self._ends.setdefault(request.request_id, ended or asyncio.Event())
+        ending = Ending(event, request.stop_after_s)
         try:
-            async with aclosing(self._replies(request, course)) as replies:
+            async with aclosing(self._replies(request, ending)) as replies:
                 async for reply in replies:
-                    if on_text is not None and reply.new:
-                        on_text(reply.new)
+                    show(reply.new)
         finally:
             self._ends.pop(request.request_id, None)
         reply.end()
-        if on_text is not None and reply.new:
-            on_text(reply.new)
-        answers = [await self._open.decoded(answer) for answer in reply.answers(is_stopped=course.is_stopped)]
-        if on_text is not None and not self.model.takes_text and answers[0].text:
-            on_text(answers[0].text)
+        show(reply.new)
+        answers = [await self._open.decoded(answer) for answer in reply.answers(is_stopped=ending.has_come)]
+        if not self.model.takes_text:
+            show(answers[0].text)
         return tuple(answers)
 
     async def replies(self, request: Request) -> AsyncGenerator[Reply]:
@@ -238,12 +242,12 @@ class AsyncClient:
         """
         if self.is_openai:
             raise InvalidRequest("Token ids come from Triton only.")
-        async with aclosing(self._replies(request, Course())) as replies:
+        async with aclosing(self._replies(request, None)) as replies:
             async for reply in replies:
                 if reply.responses:
                     yield reply
 
-    async def _replies(self, request: Request, course: Course) -> AsyncGenerator[Reply]:
+    async def _replies(self, request: Request, ending: Ending | None) -> AsyncGenerator[Reply]:
         """Yield the reply before and after each response.
 
         A request is sent again, where the server is then, if nothing of the answer has come.
@@ -254,14 +258,14 @@ class AsyncClient:
             has_begun = False
             yield reply
             try:
-                async with aclosing(self._open.responses(request, course)) as responses:
+                async with aclosing(self._open.responses(request, ending)) as responses:
                     async for response in responses:
                         has_begun = True
                         reply.add(response)
                         yield reply
                 return
             except ServerUnreachable:
-                if not left or has_begun or (course.ended is not None and course.ended.is_set()):
+                if not left or has_begun or (ending is not None and ending.event.is_set()):
                     raise
             left -= 1
             await self._go_where_it_is()

@@ -30,7 +30,8 @@ Protocol = Literal["grpc", "http", "openai"]
 _LOOK_TIMEOUT_S = 30.0
 """For questions that the server answers without its model."""
 
-_SCHEMES = ("grpc", "grpcs", "http", "https")
+_PORTS = {"grpc": 8001, "grpcs": 8001, "http": 80, "https": 443}
+"""The usual port of each scheme of a URL."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
         scheme, host, port = parts.scheme, parts.hostname, parts.port
     except ValueError as error:
         raise InvalidRequest(f"{address.url!r} is not a URL: {error}.") from None
-    if scheme not in _SCHEMES or not host:
+    if scheme not in _PORTS or not host:
         raise InvalidRequest(
             f"{address.url!r} does not say which protocol the server speaks.",
             hint=f"write http://{address.url.rsplit('/', 1)[-1]}, or grpc:// for Triton's gRPC port",
@@ -85,9 +86,8 @@ def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
     if certificate is None and scheme.endswith("s"):
         paths = ssl.get_default_verify_paths()
         certificate = Path(paths.cafile or paths.openssl_cafile)
-    protocol: Protocol = "grpc" if scheme.startswith("grpc") else "http"
-    port = port or {"grpc": 8001, "grpcs": 8001, "http": 80, "https": 443}[scheme]
-    return protocol, Endpoint(
+    port = port or _PORTS[scheme]
+    return "grpc" if scheme.startswith("grpc") else "http", Endpoint(
         job_id="",
         host=host,
         address=f"[{host}]" if ":" in host else host,
@@ -117,8 +117,18 @@ async def connect(target: Target, model: str | None, protocol: Protocol | None, 
         if model is None:
             model = await asyncio.to_thread(usual_openai_model, endpoint, timeout_s)
         return OpenAIModel(endpoint, model)
-    name = model or usual_model(endpoint)
-    served, streams, tokenizer = await asyncio.to_thread(_described, endpoint, name, chosen, timeout_s)
+
+    def described() -> tuple[ServedModel, bool, Tokenizer | None]:
+        served = describe(endpoint, model or usual_model(endpoint), timeout_s, chosen)
+        streams = served.decoupled and served.takes_text
+        if served.ensemble and CORE_MODEL in endpoint.models:
+            streams = describe(endpoint, CORE_MODEL, timeout_s, chosen).decoupled
+        if not {PREPROCESSING, POSTPROCESSING} <= set(endpoint.models):
+            return served, streams, None
+        parts = [describe(endpoint, name, timeout_s, chosen) for name in (PREPROCESSING, POSTPROCESSING)]
+        return served, streams, Tokenizer(*parts)
+
+    served, streams, tokenizer = await asyncio.to_thread(described)
     server = GrpcServer(endpoint) if chosen == "grpc" else HttpServer(endpoint)
     return TritonModel(server, served, tokenizer, can_stream=streams)
 
@@ -149,40 +159,26 @@ def look_at(address: Address, timeout_s: float) -> tuple[Protocol, Endpoint]:
 def usual_openai_model(endpoint: Endpoint, timeout_s: float) -> str:
     """Return the model that is asked over OpenAI's protocol unless another one is named.
 
-    Raises InvalidRequest if there is none, or more than one and none that is usual for Triton; RequestFailed
-    if the server does not list its models.
+    Raises InvalidRequest if the server lists no model, or several and none has a name that Triton
+    deployments usually use; RequestFailed if it does not list its models.
     """
     # The front of a disaggregated run lists none, but its run knows them.
     known = [] if endpoint.is_triton else endpoint.models
     models = known or openai_models(endpoint, timeout_s)
-    usual = [name for name in TEXT_MODELS if name in models]
-    if len(models) != 1 and not usual:
-        raise InvalidRequest(
-            f"{endpoint.openai_url} serves {len(models)} models.",
-            hint=f"--model NAME, one of: {', '.join(models)}",
-        )
-    return models[0] if len(models) == 1 else usual[0]
+    if len(models) == 1:
+        return models[0]
+    for name in TEXT_MODELS:
+        if name in models:
+            return name
+    raise InvalidRequest(
+        f"{endpoint.openai_url} serves {len(models)} models.",
+        hint=f"--model NAME, one of: {', '.join(models)}",
+    )
 
 
 def usual_model(endpoint: Endpoint) -> str:
     """Return the model of a Triton server that is asked unless another one is named."""
     return next((name for name in TEXT_MODELS if name in endpoint.models), TEXT_MODELS[0])
-
-
-def _described(
-    endpoint: Endpoint, name: str, protocol: Protocol, timeout_s: float
-) -> tuple[ServedModel, bool, Tokenizer | None]:
-    model = describe(endpoint, name, timeout_s, protocol)
-    streams = model.decoupled and model.takes_text
-    if model.ensemble:
-        streams = CORE_MODEL in endpoint.models and (
-            describe(endpoint, CORE_MODEL, timeout_s, protocol).decoupled
-        )
-    tokenizer = None
-    names = (PREPROCESSING, POSTPROCESSING)
-    if set(names) <= set(endpoint.models):
-        tokenizer = Tokenizer(*(describe(endpoint, each, timeout_s, protocol) for each in names))
-    return model, streams, tokenizer
 
 
 def describe(endpoint: Endpoint, model: str, timeout_s: float, protocol: str = "grpc") -> ServedModel:

@@ -20,6 +20,7 @@ from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire.served_model import CORE_MODEL, TEXT_MODELS
 
 _SAMPLING = {"temperature", "top_k", "top_p", "min_p"}
+_PROTOCOLS: tuple[Protocol, ...] = ("grpc", "http")
 BY_HAND = f"preprocessing, {CORE_MODEL}, postprocessing"
 
 
@@ -60,11 +61,42 @@ class _Way:
     client: AsyncClient
     stream: bool = False
 
+    async def text(self, request: Request, prompt: str) -> tuple[str, str | None] | InvalidRequest:
+        """Return the answer without the prompt, or why there is none."""
+        asked = replace(request, stream=self.stream, request_id=Request(()).request_id)
+        if self.client.is_openai and not _SAMPLING & set(request.options):
+            # OpenAI's default is to sample, Triton's is not.
+            asked = replace(asked, options={**request.options, "temperature": 0.0})
+        try:
+            [answer] = await self.client.ask(asked)
+        except InvalidRequest as error:
+            return error
+        except RequestFailed as error:
+            return "", error.message
+        return answer.text.removeprefix(prompt), None
+
 
 async def check(endpoint: Endpoint, requests: Sequence[Request], timeout_s: float) -> Check:
     """Ask every prompt every way; raises RequestFailed, also if there are not two ways."""
     async with AsyncExitStack() as clients:
-        ways = await _ways(clients, endpoint, timeout_s)
+
+        async def opened(model: str | None, protocol: Protocol) -> AsyncClient:
+            client = AsyncClient(endpoint, model, protocol=protocol, timeout_s=timeout_s)
+            return await clients.enter_async_context(client)
+
+        ways: list[_Way] = []
+        served = endpoint.models if endpoint.is_triton else []
+        # The models called by hand are the first way.
+        for model in sorted(set(TEXT_MODELS) & set(served), key=[CORE_MODEL, *TEXT_MODELS].index):
+            for protocol in _PROTOCOLS:
+                client = await opened(model, protocol)
+                if client.model.takes_text or (protocol == "grpc" and client.can_tokenize):
+                    name = model if client.model.takes_text else BY_HAND
+                    ways.append(_Way(f"{name} ({protocol})", client))
+        if endpoint.openai_url is not None:
+            client = await opened(None, "openai")
+            name = client.model.name
+            ways += [_Way(f"{name} (openai)", client), _Way(f"{name} (openai, streamed)", client, True)]
         if len(ways) < 2:
             raise InvalidRequest(f"The server has one way to ask only ({ways[0].name}): nothing to compare.")
         answers: list[CheckedAnswer] = []
@@ -76,36 +108,12 @@ async def check(endpoint: Endpoint, requests: Sequence[Request], timeout_s: floa
         return Check(tuple(answers), tuple(left_out))
 
 
-async def _ways(clients: AsyncExitStack, endpoint: Endpoint, timeout_s: float) -> list[_Way]:
-    """Open a client for each way; the models called by hand are the first."""
-
-    async def opened(model: str | None, protocol: Protocol) -> AsyncClient:
-        client = AsyncClient(endpoint, model, protocol=protocol, timeout_s=timeout_s)
-        return await clients.enter_async_context(client)
-
-    found: list[_Way] = []
-    for model in (CORE_MODEL, *(name for name in TEXT_MODELS if name != CORE_MODEL)):
-        if not endpoint.is_triton or model not in endpoint.models:
-            continue
-        protocols: tuple[Protocol, ...] = ("grpc", "http")
-        for protocol in protocols:
-            client = await opened(model, protocol)
-            if client.model.takes_text or (protocol == "grpc" and client.can_tokenize):
-                name = model if client.model.takes_text else BY_HAND
-                found.append(_Way(f"{name} ({protocol})", client))
-    if endpoint.openai_url is not None:
-        for stream in (False, True):
-            client = await opened(None, "openai")
-            name = f"{client.model.name} (openai{', streamed' if stream else ''})"
-            found.append(_Way(name, client, stream))
-    return found
-
-
 async def _compared(request: Request, ways: Sequence[_Way]) -> tuple[list[CheckedAnswer], list[str]]:
+    """Return the answers to one prompt, and the ways that do not have what it asks for."""
     [prompt] = request.prompts
     if not isinstance(prompt, str):
         raise InvalidRequest("The check asks texts, not token ids.")
-    outcomes = await asyncio.gather(*(_text(way, request, prompt) for way in ways))
+    outcomes = await asyncio.gather(*(way.text(request, prompt) for way in ways))
     answered: list[CheckedAnswer] = []
     lacking: dict[str, InvalidRequest] = {}
     for way, outcome in zip(ways, outcomes, strict=True):
@@ -119,17 +127,3 @@ async def _compared(request: Request, ways: Sequence[_Way]) -> tuple[list[Checke
     if len(answered) < 2:
         raise next(iter(lacking.values()))
     return answered, [f"{name}: {error.message}" for name, error in lacking.items()]
-
-
-async def _text(way: _Way, request: Request, prompt: str) -> tuple[str, str | None] | InvalidRequest:
-    try:
-        asked = replace(request, stream=way.stream, request_id=Request(()).request_id)
-        if way.client.is_openai and not _SAMPLING & set(request.options):
-            # OpenAI's default is to sample, Triton's is not.
-            asked = replace(asked, options={**request.options, "temperature": 0.0})
-        [answer] = await way.client.ask(asked)
-    except InvalidRequest as error:
-        return error
-    except RequestFailed as error:
-        return "", error.message
-    return answer.text.removeprefix(prompt), None

@@ -34,12 +34,8 @@ _HINT = (
 )
 _ROW = 3
 """Values in a row of the configuration: module, layer and rank. New releases may write a fourth."""
-_UNKNOWN = (
-    # cpp/tensorrt_llm/batch_manager/peftCacheManager.cpp (addRequestPeft), with various words before it.
-    re.compile(r"LoRA task \d+ not found in cache"),
-    # The reference backend, trtllm_hpc/reference/lora.py.
-    re.compile(r"LoRA adapter \d+ \(lora_task_id\) is not loaded"),
-)
+_UNKNOWN = re.compile(r"LoRA task \d+ not found in cache")
+"""In cpp/tensorrt_llm/batch_manager/peftCacheManager.cpp (addRequestPeft), with various words before it."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ def is_unknown_adapter(error: str) -> bool:
 
     The same request with the adapter's weights then makes it known.
     """
-    return any(pattern.search(error) for pattern in _UNKNOWN)
+    return _UNKNOWN.search(error) is not None
 
 
 def read_adapter(folder: Path, task_id: int | None = None) -> Adapter:
@@ -84,35 +80,41 @@ def read_adapter(folder: Path, task_id: int | None = None) -> Adapter:
         )
     weights_file, config_file = _files(folder)
     weights = _load(weights_file, WEIGHTS_INPUT, np.float16, "[1, modules, values]")
-    config = _without_dora(config_file, _load(config_file, CONFIG_INPUT, np.int32, "[1, modules, 3]"))
-    _check_values(weights_file, weights, config_file, config)
+    config = _load(config_file, CONFIG_INPUT, np.int32, "[1, modules, 3]")
+    if config.shape[2] == _ROW + 1:
+        # The fourth column, which the input lacks, is 1 for a module with DoRA scales; without the column
+        # no module has them (TensorRT-LLM, docs/source/advanced/lora.md).
+        if config[..., _ROW].any():
+            raise RequestFailed(
+                f"{config_file} is of a DoRA adapter, which the input {CONFIG_INPUT} cannot describe.",
+                hint="use an adapter without DoRA (use_dora: false in its adapter_config.json)",
+            )
+        config = np.ascontiguousarray(config[..., :_ROW])
+    _check(weights_file, weights, config_file, config)
     if task_id is None:
-        task_id = zlib.crc32(
-            np.ascontiguousarray(config).data, zlib.crc32(np.ascontiguousarray(weights).data)
-        )
+        begun = zlib.crc32(np.ascontiguousarray(weights).data)
+        task_id = zlib.crc32(np.ascontiguousarray(config).data, begun)
     return Adapter(task_id, weights, config)
 
 
 def _files(folder: Path) -> tuple[Path, Path]:
     if not folder.is_dir():
         raise RequestFailed(
-            f"{folder} is no folder: there is no LoRA adapter.",
+            f"{folder} is not a folder: there is no LoRA adapter.",
             hint=f"name the folder that holds {WEIGHTS_FILE}",
         )
     weights = folder / WEIGHTS_FILE
     if not weights.is_file():
-        what = (
-            "it is a Hugging Face adapter that has not been converted"
-            if (folder / "adapter_config.json").is_file()
-            else f"it has no {WEIGHTS_FILE}"
-        )
+        what = f"it has no {WEIGHTS_FILE}"
+        if (folder / "adapter_config.json").is_file():
+            what = "it is a Hugging Face adapter that has not been converted"
         raise RequestFailed(f"{folder} holds no converted LoRA adapter: {what}.", hint=_HINT)
-    found = [folder / name for name in CONFIG_FILES if (folder / name).is_file()]
-    if not found:
-        raise RequestFailed(
-            f"{folder} holds {WEIGHTS_FILE}, but neither {' nor '.join(CONFIG_FILES)}.", hint=_HINT
-        )
-    return weights, found[0]
+    for name in CONFIG_FILES:
+        if (folder / name).is_file():
+            return weights, folder / name
+    raise RequestFailed(
+        f"{folder} holds {WEIGHTS_FILE}, but neither {' nor '.join(CONFIG_FILES)}.", hint=_HINT
+    )
 
 
 def _load(path: Path, name: str, kind: type[np.generic], shape: str) -> NDArray[Any]:
@@ -120,9 +122,8 @@ def _load(path: Path, name: str, kind: type[np.generic], shape: str) -> NDArray[
     try:
         array = np.load(path, allow_pickle=False)
     except OSError as error:
-        raise RequestFailed(
-            f"{path} cannot be read: {error.strerror or error}.", hint=f"ls -l {path}"
-        ) from None
+        message = f"{path} cannot be read: {error.strerror or error}."
+        raise RequestFailed(message, hint=f"ls -l {path}") from None
     except (ValueError, EOFError):
         raise RequestFailed(f"{path} is not a NumPy file, or is cut off.", hint=_HINT) from None
     if not isinstance(array, np.ndarray):
@@ -141,27 +142,12 @@ def _load(path: Path, name: str, kind: type[np.generic], shape: str) -> NDArray[
     return batch
 
 
-def _without_dora(path: Path, config: NDArray[Any]) -> NDArray[Any]:
-    """The configuration without the fourth column, which the input lacks: 1 for a module with DoRA scales.
-
-    Without the column no module has them (TensorRT-LLM, docs/source/advanced/lora.md).
-    """
-    if config.shape[2] == _ROW + 1:
-        if config[..., _ROW].any():
-            raise RequestFailed(
-                f"{path} is of a DoRA adapter, which the input {CONFIG_INPUT} cannot describe.",
-                hint="use an adapter without DoRA (use_dora: false in its adapter_config.json)",
-            )
-        config = np.ascontiguousarray(config[..., :_ROW])
+def _check(weights_file: Path, weights: NDArray[Any], config_file: Path, config: NDArray[Any]) -> None:
+    """Refuse what the server would refuse without a reason, or would crash of. Raises RequestFailed."""
     if config.shape[2] != _ROW:
-        raise RequestFailed(
-            f"{path} has {config.shape[2]} values for each module; it must have 3: module, layer and rank.",
-            hint=_HINT,
-        )
-    return config
-
-
-def _check_values(weights_file: Path, weights: NDArray[Any], config_file: Path, config: NDArray[Any]) -> None:
+        count = config.shape[2]
+        message = f"{config_file} has {count} values for each module; it must have 3: module, layer and rank."
+        raise RequestFailed(message, hint=_HINT)
     if weights.shape[1] != config.shape[1]:
         raise RequestFailed(
             f"{weights_file} holds {weights.shape[1]} modules and {config_file.name} {config.shape[1]}: "
@@ -170,9 +156,8 @@ def _check_values(weights_file: Path, weights: NDArray[Any], config_file: Path, 
         )
     module, layer, rank = config[0].min(axis=0).tolist()
     if module < 0 or layer < 0 or rank < 1:
-        raise RequestFailed(
-            f"{config_file} has a row with a negative module or layer, or a rank below 1.", hint=_HINT
-        )
+        message = f"{config_file} has a row with a negative module or layer, or a rank below 1."
+        raise RequestFailed(message, hint=_HINT)
     if not np.isfinite(weights).all():
         raise RequestFailed(
             f"{weights_file} holds a NaN or an infinite value.",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from trtllm_hpc.client.request import Answer, Request
@@ -15,17 +14,22 @@ from trtllm_hpc.wire.served_model import ServedModel
 Item = TypeVar("Item")
 
 
-@dataclass
-class Course:
-    """How a request is ended early, and whether it was."""
+class Ending:
+    """When an answer is to be ended early: once ``event`` is set, or after a time."""
 
-    ended: asyncio.Event | None = None
-    """Ends the request once set; ``None``: only its own time does."""
-    is_stopped: bool = field(default=False, init=False)
-    """Whether it was ended early."""
+    def __init__(self, event: asyncio.Event | None = None, after_s: float | None = None) -> None:
+        self.event = event or asyncio.Event()
+        self._after_s = after_s
+        self.has_come = False
+        """Whether the answer was ended early."""
+
+    async def wait(self) -> None:
+        """Wait until the answer is to be ended."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.event.wait(), self._after_s)
 
 
-class Model(ABC):
+class Model:
     """One model of a server, for any number of requests at once.
 
     ``can_stream`` is whether it answers token by token, ``can_tokenize`` whether a model that takes token
@@ -39,20 +43,19 @@ class Model(ABC):
         self.model = model
         self.can_stream = can_stream
 
-    @abstractmethod
     async def close(self) -> None:
         """End the connection, and with it all open requests."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def responses(self, request: Request, course: Course) -> AsyncGenerator[Response]:
+    def responses(self, request: Request, ending: Ending | None) -> AsyncGenerator[Response]:
         """Send a request and yield its responses; leaving the generator ends the request on the server.
 
         Raises InvalidRequest, RequestFailed.
         """
+        raise NotImplementedError
 
     async def stop(self, request_id: str) -> None:
         """End a request that another client has sent, if the protocol has such a call."""
-        return
 
     async def count(self, texts: list[str]) -> list[int] | None:
         """Return the tokens of texts as the server counts them; ``None`` if it has no such call."""
@@ -63,28 +66,24 @@ class Model(ABC):
         return answer
 
 
-async def until_ended(
-    items: AsyncGenerator[Item], course: Course, after_s: float | None
-) -> AsyncGenerator[Item]:
-    """Yield items until the last, until a time has passed or until the course is ended."""
-    event = course.ended or asyncio.Event()
-    stop: asyncio.Future[Any] = asyncio.ensure_future(asyncio.wait_for(event.wait(), after_s))
-    following: asyncio.Future[Any] | None = None
+async def until_ended(items: AsyncGenerator[Item], ending: Ending | None) -> AsyncGenerator[Item]:
+    """Yield items until the last, or until the answer is to be ended; close their generator then."""
+    ended: asyncio.Future[Any] = asyncio.ensure_future((ending or Ending()).wait())
+    following: asyncio.Future[Any] = ended
     try:
         while True:
             following = asyncio.ensure_future(anext(items, None))
-            await asyncio.wait({following, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                course.is_stopped = True
+            await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done() and ending is not None:
+                ending.has_come = True
                 return
             if (item := following.result()) is None:
                 return
             yield item
     finally:
-        tasks = {stop} if following is None else {stop, following}
-        for task in tasks:
+        for task in (following, ended):
             task.cancel()
-        await asyncio.wait(tasks)
+        await asyncio.wait({following, ended})
         await items.aclose()
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
-from trtllm_hpc.client.model import Course, Model, until_ended
+from trtllm_hpc.client.model import Ending, Model, until_ended
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.request import Request
@@ -32,34 +33,21 @@ class OpenAIModel(Model):
         """End the connections."""
         await self._server.close()
 
-    async def responses(self, request: Request, course: Course) -> AsyncGenerator[Response]:
+    async def responses(self, request: Request, ending: Ending | None) -> AsyncGenerator[Response]:
         """Yield each response; see :meth:`Model.responses`."""
         url = f"{self._url}/{openai.CHAT_PATH if request.messages else openai.COMPLETIONS_PATH}"
         body, headers = self._body(request), {"X-Request-Id": request.request_id}
         events = self._server.events(url, body, request, stream=request.stream, headers=headers)
-        several = request.options.get("return_sequences", 1)
-        log_probs: dict[int, tuple[float, ...]] = {}
         is_complete = not request.stream
-        async with aclosing(until_ended(events, course, request.stop_after_s)) as bounded:
+        async with aclosing(until_ended(events, ending)) as bounded:
             async for event in bounded:
                 if event.data == openai.DONE:
                     is_complete = True
                     continue
                 response = _parsed(url, event)
-                parts = []
-                for part in response.parts:
-                    log_probs[part.sequence_index] = (
-                        *log_probs.get(part.sequence_index, ()),
-                        *part.log_probs,
-                    )
-                    prompt, sequence = divmod(part.sequence_index, several)
-                    so_far = log_probs[part.sequence_index]
-                    parts.append(
-                        Part(part.text, log_probs=so_far, prompt_index=prompt, sequence_index=sequence)
-                    )
                 is_complete = is_complete or response.is_last
-                yield Response(parts, response.usage)
-        if not (is_complete or course.is_stopped):
+                yield replace(response, parts=[_placed(part, request) for part in response.parts])
+        if not (is_complete or (ending is not None and ending.has_come)):
             raise RequestFailed(f"{url}: {openai.INCOMPLETE}.")
 
     def _body(self, request: Request) -> bytes:
@@ -74,9 +62,8 @@ class OpenAIModel(Model):
             if name == "exclude_input":
                 continue  # its answers never repeat the prompt
             if not key:
-                raise InvalidRequest(
-                    f"OpenAI's protocol has no key for {BY_NAME[name].flag}.", hint="leave it out"
-                )
+                message = f"OpenAI's protocol has no key for {BY_NAME[name].flag}."
+                raise InvalidRequest(message, hint="leave it out")
             options[key] = int(value) if key == "logprobs" else value
         prompts = [prompt if isinstance(prompt, str) else list(prompt) for prompt in request.prompts]
         return openai.encode_request(
@@ -86,6 +73,12 @@ class OpenAIModel(Model):
             stream=request.stream,
             options=options,
         )
+
+
+def _placed(part: Part, request: Request) -> Part:
+    """Return a choice with the indices of its prompt, and of its sequence among the prompt's."""
+    prompt, sequence = divmod(part.sequence_index, request.options.get("return_sequences", 1))
+    return part._replace(prompt_index=prompt, sequence_index=sequence)
 
 
 def _parsed(url: str, event: Event) -> Response:

@@ -16,11 +16,6 @@ from trtllm_hpc.wire.served_model import IDS_OUTPUT, TEXT_OUTPUT, ServedModel
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_FIRST = (0, 0, 0)
-"""Prompt, sequence and beam of the text that is shown as it comes."""
-
-_OUTPUTS = {"grpc": "over gRPC", "http": "over HTTP"}
-
 
 @dataclass
 class Text:
@@ -32,7 +27,7 @@ class Text:
     ids: list[int] = field(default_factory=list)
     tokens: int | None = None
     """As the server counts them."""
-    log_probs: Sequence[float] = ()
+    log_probs: list[float] = field(default_factory=list)
     """Of each token, if asked for."""
     decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -46,21 +41,17 @@ class Text:
             self.text = value if isinstance(value, str) else value.decode("utf-8", errors="replace")
         else:
             self.text += value if isinstance(value, str) else self.decoder.decode(value)
-        if part.log_probs:
-            self.log_probs = part.log_probs
         if part.ids is not None:
             self.ids.extend(part.ids)
             self.tokens = len(self.ids)
         elif part.length is not None:
             self.tokens = part.length
 
-    def end(self) -> None:
-        """Take what is left of a broken letter."""
-        self.text += self.decoder.decode(b"", True)
-
-    def new(self, *, repeats: bool) -> str:
+    def new(self, *, repeats: bool, is_end: bool = False) -> str:
         """Return what has come since the last call; a letter that may yet become another one is held back."""
-        end = len(self.text.rstrip("\N{REPLACEMENT CHARACTER}")) if repeats else len(self.text)
+        self.text += self.decoder.decode(b"", is_end)
+        is_certain = is_end or not repeats
+        end = len(self.text if is_certain else self.text.rstrip("\N{REPLACEMENT CHARACTER}"))
         text = self.text[self.shown : end]
         self.shown = max(self.shown, end)
         return text
@@ -73,11 +64,10 @@ class Reply:
     """
 
     def __init__(self, model: ServedModel, request: Request, protocol: str) -> None:
-        self._model = model
-        self._request = request
-        self._protocol = protocol
+        self._model, self._request, self._protocol = model, request, protocol
         self._repeats = model.accumulates and request.stream
         self._texts: dict[tuple[int, int, int], Text] = {}
+        """By the indices of prompt, sequence and beam."""
         self._logits: dict[int, dict[str, NDArray[Any]]] = {}
         self._usage: Usage | None = None
         self._started = time.monotonic()
@@ -85,46 +75,43 @@ class Reply:
         self.responses = 0
         self.new = ""
 
+    @property
+    def first(self) -> Text | None:
+        """The first text; ``None`` before it has begun."""
+        return self._texts.get((0, 0, 0))
+
     def add(self, response: Response) -> None:
         """Take in a response."""
         for prompt, logits in response.logits.items():
             self._logits.setdefault(prompt, {}).update(logits)
         for part in response.parts:
             key = (part.prompt_index, part.sequence_index, part.beam_index)
-            self._texts.setdefault(key, Text()).add(part, repeats=self._repeats)
+            text = self._texts.setdefault(key, Text())
+            text.add(part, repeats=self._repeats)
+            if part.log_probs:
+                # Triton repeats those of the tokens before.
+                before = text.log_probs if self._protocol == "openai" else []
+                text.log_probs = [*before, *part.log_probs]
         self._usage = response.usage or self._usage
         self.responses += bool(response.parts)
         if self._request.stream and self._first_text_s is None and self.responses:
-            self._first_text_s = self.elapsed_s
-        first = self._texts.get(_FIRST)
-        self.new = first.new(repeats=self._repeats) if first is not None else ""
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the call."""
-        return time.monotonic() - self._started
-
-    @property
-    def beams(self) -> list[Text]:
-        """The beams of the first prompt's first sequence; only one unless the request is a beam search."""
-        return [self._texts[key] for key in sorted(self._texts) if key[:2] == _FIRST[:2]]
+            self._first_text_s = time.monotonic() - self._started
+        self.new = "" if self.first is None else self.first.new(repeats=self._repeats)
 
     def end(self) -> None:
         """Put what was held back of the first text into ``new``, after the last response."""
-        for text in self._texts.values():
-            text.end()
-        first = self._texts.get(_FIRST)
-        self.new = first.new(repeats=False) if first is not None else ""
+        ends = {key: text.new(repeats=self._repeats, is_end=True) for key, text in self._texts.items()}
+        self.new = ends.get((0, 0, 0), "")
 
     def answers(self, *, is_stopped: bool) -> tuple[Answer, ...]:
         """Return the answer to each prompt. Raises RequestFailed if one has none, or logits are missing."""
-        latency_s = self.elapsed_s
+        latency_s = time.monotonic() - self._started
         return tuple(
             self._answer(prompt, latency_s, is_stopped) for prompt in range(len(self._request.prompts))
         )
 
     def _answer(self, prompt: int, latency_s: float, is_stopped: bool) -> Answer:
-        texts = [self._texts[key] for key in sorted(key for key in self._texts if key[0] == prompt)]
+        texts = [self._texts[key] for key in sorted(self._texts) if key[0] == prompt]
         logits = self._logits.get(prompt, {})
         if not is_stopped:
             self._refuse_missing(prompt, texts, logits)
@@ -148,8 +135,8 @@ class Reply:
         )
 
     def _counted(self, texts: Sequence[Text]) -> tuple[int | None, Counted | None]:
-        if texts and (tokens := texts[0].tokens) is not None:
-            return tokens, "server"
+        if texts and texts[0].tokens is not None:
+            return texts[0].tokens, "server"
         # The tokens of several texts are only known together.
         if self._usage is not None and len(self._texts) == 1 and self._usage.output_tokens is not None:
             return self._usage.output_tokens, "server"
@@ -160,14 +147,13 @@ class Reply:
         return None, None
 
     def _refuse_missing(self, prompt: int, texts: Sequence[Text], logits: Mapping[str, Any]) -> None:
-        needed = [] if texts else [TEXT_OUTPUT if self._model.takes_text else IDS_OUTPUT]
-        needed += [name for name in self._request.logits if name not in logits]
-        if not needed:
+        missing = [] if texts else [TEXT_OUTPUT if self._model.takes_text else IDS_OUTPUT]
+        missing += [name for name in self._request.logits if name not in logits]
+        if not missing:
             return
         which = f" to prompt {prompt + 1}" if len(self._request.prompts) > 1 else ""
-        if self._protocol == "openai":
-            raise RequestFailed(f"Model {self._model.name!r} answered{which} without a text.")
-        raise RequestFailed(
-            f"Model {self._model.name!r} answered{which} {_OUTPUTS[self._protocol]} "
-            f"without a {needed[0]!r} output."
-        )
+        what = "without a text"
+        if self._protocol != "openai":
+            over = {"grpc": "gRPC", "http": "HTTP"}[self._protocol]
+            what = f"over {over} without a {missing[0]!r} output"
+        raise RequestFailed(f"Model {self._model.name!r} answered{which} {what}.")

@@ -17,10 +17,12 @@ from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire.response import error_message
 
 
-def _open(endpoint: Endpoint, request: urllib.request.Request, timeout_s: float) -> Any:
+def _open(endpoint: Endpoint, url: str, timeout_s: float, data: bytes | None = None) -> Any:
     # Clusters often set http_proxy for the outside world; such a proxy cannot reach compute nodes.
     direct = urllib.request.ProxyHandler({})
     secure = urllib.request.HTTPSHandler(context=endpoint.tls())
+    headers = {"Content-Type": "application/json", **endpoint.authorization}
+    request = urllib.request.Request(url, data=data, headers=headers)
     return urllib.request.build_opener(direct, secure).open(request, timeout=timeout_s)
 
 
@@ -36,8 +38,7 @@ def not_ready(endpoint: Endpoint, timeout_s: float) -> str | None:
             url = f"{endpoint.scheme}://{endpoint.http}/v2/health/ready"
         else:
             url = f"{endpoint.openai_root}/health"
-        request = urllib.request.Request(url, headers=endpoint.authorization)
-        with _open(endpoint, request, timeout_s) as reply:
+        with _open(endpoint, url, timeout_s) as reply:
             return None if reply.status == 200 else "did not answer as ready"
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
@@ -56,9 +57,10 @@ def openai_models(endpoint: Endpoint, timeout_s: float) -> list[str]:
     Raises RequestFailed if it has no such list, or does not answer.
     """
     url = f"{endpoint.openai_url}/models"
-    listed = _call_url(endpoint, url, timeout_s)
-    data = listed.get("data") if isinstance(listed, dict) else None
-    names = [item.get("id") for item in data if isinstance(item, dict)] if isinstance(data, list) else [None]
+    try:
+        names = [model["id"] for model in _call_url(endpoint, url, timeout_s)["data"]]
+    except (TypeError, KeyError):
+        names = [None]
     if not all(isinstance(name, str) for name in names):
         raise RequestFailed(f"{url} did not return a list of models.")
     return [str(name) for name in names]
@@ -71,10 +73,8 @@ def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None)
 
 def _call_url(endpoint: Endpoint, url: str, timeout_s: float, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", **endpoint.authorization}
-    request = urllib.request.Request(url, data=data, headers=headers)
     try:
-        with _open(endpoint, request, timeout_s) as reply:
+        with _open(endpoint, url, timeout_s, data) as reply:
             return json.loads(reply.read().decode("utf-8", errors="replace"))
     except urllib.error.HTTPError as error:
         with error:
@@ -144,11 +144,10 @@ def call_failure(
     subject = where if model is None else f"Model {model!r} at {where}"
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return AnswerTimedOut(
-            f"{subject} did not answer within {timeout_s:g} s.", hint="give it longer: --timeout-seconds"
-        )
-    if code == grpc.StatusCode.UNAVAILABLE and not responses:
-        return ServerUnreachable(f"{where} cannot be reached: {details}")
-    if code == grpc.StatusCode.UNAVAILABLE:
+        message = f"{subject} did not answer within {timeout_s:g} s."
+        return AnswerTimedOut(message, hint="give it longer: --timeout-seconds")
+    if code == grpc.StatusCode.UNAVAILABLE and responses:
         return RequestFailed(f"{where} was lost after {responses} responses: {details}")
+    if code == grpc.StatusCode.UNAVAILABLE:
+        return ServerUnreachable(f"{where} cannot be reached: {details}")
     return RequestFailed(f"{subject} failed: {details or code.name}")

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_hpc.client.lora import Adapter, is_unknown_adapter
-from trtllm_hpc.client.model import Course, Model, until_ended
+from trtllm_hpc.client.lora import is_unknown_adapter
+from trtllm_hpc.client.model import Ending, Model, until_ended
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_http import HttpServer
@@ -84,74 +84,56 @@ class TritonModel(Model):
         if isinstance(self.server, GrpcServer):
             await self.server.stop(self.model, request_id)
 
-    async def count(self, texts: list[str]) -> list[int] | None:
-        """Return the tokens of texts, counted by ``preprocessing``; ``None`` if that is not served."""
-        if self._tokenizer is None or not isinstance(self.server, GrpcServer):
-            return None
-        asked = Request(tuple(texts), {"max_tokens": 1}, timeout_s=10.0)
-        try:
-            outputs = [await self._preprocess(self.server, replace(asked, prompts=(text,))) for text in texts]
-            return [int(each["REQUEST_INPUT_LEN"].reshape(-1)[0]) for each in outputs]
-        except (RequestFailed, KeyError, IndexError):
-            return None
-
-    async def responses(self, request: Request, course: Course) -> AsyncGenerator[Response]:
+    async def responses(self, request: Request, ending: Ending | None) -> AsyncGenerator[Response]:
         """Yield each response; the weights of an adapter are sent if the server has not got them yet."""
-        adapter = request.adapter
-        if adapter is None:
-            sent = [request]
-        else:
-            whole = _with_adapter(self.model, request, adapter, whole=True)
-            known = _with_adapter(self.model, request, adapter, whole=False)
-            sent = [known, whole] if adapter.task_id in self._sent_adapters else [whole]
-        for last in sent:
+        attempts, adapter = self._attempts(request), request.adapter
+        for attempt in attempts:
             try:
-                async with aclosing(self._responses(last, course)) as responses:
-                    async for response in responses:
-                        yield response
+                async with aclosing(self._outputs(attempt, ending)) as received:
+                    async for outputs in received:
+                        yield to_response(
+                            outputs,
+                            takes_text=self.model.takes_text,
+                            prompts=len(request.prompts),
+                            logits=request.logits,
+                        )
                 break
+            except WrongResponse as error:
+                raise RequestFailed(f"Model {self.model.name!r} answered with {error}.") from None
             except RequestFailed as error:
                 # It was evicted, or another server has taken the request.
-                if last is sent[-1] or not is_unknown_adapter(str(error)):
+                if attempt is attempts[-1] or not is_unknown_adapter(str(error)):
                     raise
         if adapter is not None:
             self._sent_adapters.add(adapter.task_id)
 
-    async def _responses(self, request: Request, course: Course) -> AsyncGenerator[Response]:
-        async with aclosing(self._outputs(request, course)) as received:
-            async for outputs in received:
-                try:
-                    yield to_response(
-                        outputs,
-                        takes_text=self.model.takes_text,
-                        prompts=len(request.prompts),
-                        logits=request.logits,
-                    )
-                except WrongResponse as error:
-                    raise RequestFailed(f"Model {self.model.name!r} answered with {error}.") from None
+    def _attempts(self, request: Request) -> list[Request]:
+        """Return the request as it is sent first, and as it is sent if the server lacks its adapter."""
+        adapter, inputs = request.adapter, self.model.inputs
+        if adapter is None:
+            return [request]
+        has_number = TASK_ID_INPUT in inputs  # before 0.9 they had no number
+        if not has_number and WEIGHTS_INPUT not in inputs:
+            message = f"Model {self.model.name!r} has no inputs for LoRA adapters."
+            raise InvalidRequest(message, hint="leave out --lora-dir")
+        named = {**request.inputs, **({TASK_ID_INPUT: adapter.task_id} if has_number else {})}
+        weights = {name: batch[0] for name, batch in adapter.inputs.items()}
+        whole = replace(request, inputs={**named, **weights})
+        is_known = has_number and adapter.task_id in self._sent_adapters
+        return [replace(request, inputs=named), whole] if is_known else [whole]
 
-    async def _outputs(self, request: Request, course: Course) -> AsyncGenerator[Outputs]:
-        if isinstance(self.server, HttpServer):
-            async with aclosing(self._http_outputs(self.server, request, course)) as received:
+    async def _outputs(self, request: Request, ending: Ending | None) -> AsyncGenerator[Outputs]:
+        if isinstance(self.server, GrpcServer):
+            sent = await self._tensors(self.server, request)
+            async with aclosing(self.server.outputs(self.model, sent, request, ending)) as received:
                 async for outputs in received:
                     yield outputs
             return
-        sent = await self._tensors(self.server, request)
-        async with (
-            self.server.call(self.model, sent, request, course) as call,
-            aclosing(call.responses()) as received,
-        ):
-            async for outputs in received:
-                yield outputs
-
-    async def _http_outputs(
-        self, server: HttpServer, request: Request, course: Course
-    ) -> AsyncGenerator[Outputs]:
         # "generate" takes one response only.
         stream = request.stream or request.options.get("return_sequences", 1) > 1
-        url = generate_url(server.endpoint, self.model.name, stream=stream)
-        events = server.events(url, self._body(request), request, stream=stream)
-        async with aclosing(until_ended(events, course, request.stop_after_s)) as bounded:
+        url = generate_url(self.server.endpoint, self.model.name, stream=stream)
+        events = self.server.events(url, self._body(request), request, stream=stream)
+        async with aclosing(until_ended(events, ending)) as bounded:
             async for event in bounded:
                 try:
                     outputs = generate_outputs(event.data)
@@ -166,29 +148,26 @@ class TritonModel(Model):
 
         Raises InvalidRequest if JSON cannot hold the request, or a number does not fit: Triton would cut it.
         """
+        model, leave_out = self.model, "leave out --protocol http"
         if len(request.prompts) != 1:
-            raise InvalidRequest("A batch goes over gRPC only.", hint="leave out --protocol http")
+            raise InvalidRequest("A batch goes over gRPC only.", hint=leave_out)
         if request.logits:
-            raise InvalidRequest("Logits come over gRPC only.", hint="leave out --protocol http")
-        if self.model.ensemble and request.stop_after_s is not None:
-            raise InvalidRequest(
-                f"Over HTTP, Triton cannot end an answer of {self.model.name!r} early.",
-                hint="leave out --protocol http",
-            )
+            raise InvalidRequest("Logits come over gRPC only.", hint=leave_out)
+        if model.ensemble and request.stop_after_s is not None:
+            message = f"Over HTTP, Triton cannot end an answer of {model.name!r} early."
+            raise InvalidRequest(message, hint=leave_out)
         [prompt] = request.prompts
-        if isinstance(prompt, str) and not self.model.takes_text:
+        if isinstance(prompt, str) and not model.takes_text:
             raise InvalidRequest(
-                f"Model {self.model.name!r} takes token ids; over gRPC the client makes them of a text.",
-                hint="leave out --protocol http, or send ids: --token-ids 1,2,3",
+                f"Model {model.name!r} takes token ids; over gRPC the client makes them of a text.",
+                hint=f"{leave_out}, or send ids: --token-ids 1,2,3",
             )
-        values = _request_values(self.model, request)
-        body = {**self.model.prompt_values(prompt), **values}
+        values = _request_values(model, request)
+        body = {**model.prompt_values(prompt), **values}
         for name, value in body.items():
             if isinstance(value, np.ndarray):
-                raise InvalidRequest(
-                    f"The array for {name!r} goes over gRPC only.", hint="leave out --protocol http"
-                )
-        tensors(self.model, body)
+                raise InvalidRequest(f"The array for {name!r} goes over gRPC only.", hint=leave_out)
+        tensors(model, body)
         return generate_body(body)
 
     async def _tensors(self, server: GrpcServer, request: Request) -> Tensors:
@@ -215,20 +194,28 @@ class TritonModel(Model):
         if not all(isinstance(prompt, str) for prompt in request.prompts):
             raise InvalidRequest("A batch holds texts or token ids, not both.")
         model = self._tokenizer.preprocessing
-        inputs: dict[str, Any] = {}
+        inputs: dict[str, Any] = {"BAD_WORDS_DICT": "", "STOP_WORDS_DICT": ""}
         for option, name in TO_PREPROCESSING.items():
-            value = request.options.get(option)
-            if value is not None and name not in model.inputs:
-                raise InvalidRequest(
-                    f"Model {model.name!r} has no input for {BY_NAME[option].flag} ({name})."
-                )
-            if value is not None:
-                inputs[name] = value
-        for name in ("BAD_WORDS_DICT", "STOP_WORDS_DICT"):
-            inputs.setdefault(name, "")
+            if (value := request.options.get(option)) is None:
+                continue
+            if name not in model.inputs:
+                message = f"Model {model.name!r} has no input for {BY_NAME[option].flag} ({name})."
+                raise InvalidRequest(message)
+            inputs[name] = value
         texts = {"QUERY": texts_tensor(model, [str(prompt) for prompt in request.prompts])}
         plain = Request((), timeout_s=request.timeout_s)
         return await server.infer(model, texts | tensors(model, inputs, len(request.prompts)), plain)
+
+    async def count(self, texts: list[str]) -> list[int] | None:
+        """Return the tokens of texts, counted by ``preprocessing``; ``None`` if that is not served."""
+        if self._tokenizer is None or not isinstance(self.server, GrpcServer):
+            return None
+        asked = Request((), {"max_tokens": 1}, timeout_s=10.0)
+        try:
+            outputs = [await self._preprocess(self.server, replace(asked, prompts=(text,))) for text in texts]
+            return [int(each["REQUEST_INPUT_LEN"].reshape(-1)[0]) for each in outputs]
+        except (RequestFailed, KeyError, IndexError):
+            return None
 
     async def decoded(self, answer: Answer) -> Answer:
         """Have ``postprocessing`` turn an answer's ids into texts."""
@@ -249,37 +236,30 @@ class TritonModel(Model):
         return replace(answer, text=texts[0] if texts else "", texts=tuple(texts), latency_s=latency_s)
 
 
-def _with_adapter(model: ServedModel, request: Request, adapter: Adapter, *, whole: bool) -> Request:
-    """Return a request that names its adapter, with ``whole`` its weights, too; raises InvalidRequest."""
-    has_number = TASK_ID_INPUT in model.inputs  # before 0.9 they had no number
-    if not has_number and WEIGHTS_INPUT not in model.inputs:
-        raise InvalidRequest(
-            f"Model {model.name!r} has no inputs for LoRA adapters.", hint="leave out --lora-dir"
-        )
-    inputs: dict[str, Any] = {TASK_ID_INPUT: adapter.task_id} if has_number else {}
-    if whole or not has_number:
-        inputs |= {name: batch[0] for name, batch in adapter.inputs.items()}
-    return replace(request, inputs={**request.inputs, **inputs})
-
-
 def _request_values(model: ServedModel, request: Request, prepared: Iterable[str] = ()) -> dict[str, Any]:
     """Return the inputs of a request by name, without those of its prompts.
 
     ``prepared`` are options that ``preprocessing`` has read. Raises InvalidRequest if the model lacks the
     input of an option or output.
     """
-    left = {name: value for name, value in request.options.items() if name not in set(prepared)}
-    values: dict[str, Any] = {}
     if model.takes_text and not all(isinstance(prompt, str) for prompt in request.prompts):
         raise InvalidRequest(f"Model {model.name!r} takes text, not token ids.", hint="--model tensorrt_llm")
-    for name in () if model.takes_text else left:
-        if BY_NAME[name].kind in _TEXT_KINDS:
+    values: dict[str, Any] = {}
+    for name, value in request.options.items():
+        option = BY_NAME[name]
+        if name in prepared:
+            continue
+        if not model.takes_text and option.kind in _TEXT_KINDS:
             raise InvalidRequest(
-                f"Model {model.name!r} takes {BY_NAME[name].flag} as token ids, which 'preprocessing' makes.",
+                f"Model {model.name!r} takes {option.flag} as token ids, which 'preprocessing' makes.",
                 hint="ask a text instead of token ids, or choose another model with --model",
             )
-    for name, value in left.items():
-        values[_input_of(model, name)] = value
+        if not (found := option.input_of(model)):
+            raise InvalidRequest(
+                f"Model {model.name!r} has no input for {option.flag} ({option.text or option.core}).",
+                hint="leave it out, or choose another model with --model",
+            )
+        values[found] = value
         if name == "prompt_embedding_table":
             values["prompt_vocab_size"] = len(value)
     for name, value in request.inputs.items():
@@ -290,21 +270,9 @@ def _request_values(model: ServedModel, request: Request, prepared: Iterable[str
         values[name] = value
     for output in request.logits:
         if f"return_{output}" not in model.inputs:
-            raise InvalidRequest(
-                f"Model {model.name!r} cannot be asked for {output}.",
-                hint="choose another model with --model",
-            )
+            message = f"Model {model.name!r} cannot be asked for {output}."
+            raise InvalidRequest(message, hint="choose another model with --model")
         values[f"return_{output}"] = True
     if request.stream:
         values |= {name: True for name in STREAM_INPUTS if name in model.inputs}
     return values
-
-
-def _input_of(model: ServedModel, name: str) -> str:
-    option = BY_NAME[name]
-    if found := option.input_of(model):
-        return found
-    raise InvalidRequest(
-        f"Model {model.name!r} has no input for {option.flag} ({option.text or option.core}).",
-        hint="leave it out, or choose another model with --model",
-    )

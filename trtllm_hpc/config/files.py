@@ -15,16 +15,13 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.config.job import JobDocument, JobFile
 from trtllm_hpc.config.layers import with_absolute_paths
-from trtllm_hpc.config.tree import Node, Source, parse
+from trtllm_hpc.config.tree import Place, Tree, parse
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.config.validate import validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.paths import RunPaths, site_config_folder, user_config_folder
 
 Model = TypeVar("Model", bound=Section)
-
-_OTHER_VERSION = "another version of trtllm-hpc may have written the run; submit its job file again"
-MAX_BYTES = 1024 * 1024
 
 
 def _profile_folders() -> dict[str, Path]:
@@ -105,73 +102,41 @@ def find_job(job_file: Path) -> Path:
     return job_file
 
 
-def read_tree(path: Path, what: str) -> tuple[Node | None, list[Diagnostic]]:
+def read_tree(path: Path, what: str) -> tuple[Tree | None, list[Diagnostic]]:
     """Read and parse one file, as ``tree.parse``; the root is a mapping. Messages call it ``what``."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        message = f"the {what} is not UTF-8 text (byte {error.start})"
+        return None, [Diagnostic("bad-yaml", message, str(path), line=line)]
+    except FileNotFoundError:
+        message, hint = f"there is no such {what}", _where_else(path, what)
+        return None, [Diagnostic("not-found", message, str(path), hint=hint)]
+    except OSError as error:
+        message = f"the {what} cannot be read: {error.strerror}"
+        return None, [Diagnostic("unreadable", message, str(path))]
+    except ValueError as error:
+        return None, [Diagnostic("not-found", f"no file can have this name: {error}", str(path))]
     # Not Path.absolute(), which keeps '..' in messages and in the paths derived from this one.
     folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
-    source = Source(str(path), folder=folder)
-    text = _read(path, what)
-    if isinstance(text, Diagnostic):
-        return None, [text]
-    root, wrong = parse(text, source)
-    if root is None:
-        return None, wrong
-    if root.value is None:
-        return Node({}, source, 1), wrong
-    if not isinstance(root.value, dict):
-        message = f"the {what} must be a mapping of keys to values"
-        return None, [
-            *wrong,
-            Diagnostic("wrong-type", message, str(path), line=root.line, value=root.plain()),
-        ]
-    return Node(root.value, source, root.line), wrong
-
-
-def _read(path: Path, what: str) -> str | Diagnostic:
-    def diagnostic(code: str, message: str, hint: str | None = None) -> Diagnostic:
-        return Diagnostic(code, message, str(path), hint=hint)
-
-    try:
-        raw = _read_bytes(path)
-    except FileNotFoundError:
-        return diagnostic("not-found", f"there is no such {what}", _where_else(path, what))
-    except OSError as error:
-        return diagnostic("unreadable", f"the {what} cannot be read: {error.strerror}")
-    except ValueError as error:
-        return diagnostic("not-found", f"no file can have this name: {error}")
-    if len(raw) > MAX_BYTES:
-        return diagnostic("too-large", f"the {what} is larger than {MAX_BYTES // 1024} KiB")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        return Diagnostic(
-            "bad-yaml", f"the {what} is not UTF-8 text (byte {error.start})", str(path), line=line
-        )
+    tree, wrong = parse(text, Place(str(path), folder=folder))
+    if tree is None or isinstance(tree.data, dict):
+        return tree, wrong
+    if tree.data is None:
+        return Tree({}, tree.places), wrong
+    message = f"the {what} must be a mapping of keys to values"
+    return None, [*wrong, tree.diagnostic("wrong-type", (), message, value=tree.data)]
 
 
 def _where_else(path: Path, what: str) -> str:
     if what != "job file":
         return "trtllm-hpc init cluster writes one"
-    name = str(path)
-    near = nearest(path.stem, jobs()) if "/" not in name else None
+    near = nearest(path.stem, jobs()) if "/" not in str(path) else None
     guess = f"did you mean {near}, which comes with trtllm-hpc? " if near else ""
     return f"{guess}trtllm-hpc init job writes one"
-
-
-def _read_bytes(path: Path) -> bytes:
-    """Read at most one byte more than allowed, and only from a regular file, so that nothing blocks."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        mode = os.fstat(handle).st_mode
-        if stat.S_ISDIR(mode):
-            raise OSError(errno.EISDIR, "it is a folder")
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is not a regular file but a pipe, a socket or a device")
-        with open(handle, "rb", closefd=False) as stream:
-            return stream.read(MAX_BYTES + 1)
-    finally:
-        os.close(handle)
 
 
 def read_spec(path: Path) -> JobFile:
@@ -179,41 +144,41 @@ def read_spec(path: Path) -> JobFile:
 
     Raises ConfigError if it cannot be read, or another version of this package wrote it.
     """
-    return read_whole(JobFile, path, "job file of the run", _OTHER_VERSION)
+    return _of_run(JobFile, path, "job file of the run")
 
 
 def read_cluster(path: Path) -> ClusterProfile:
     """Read the cluster profile in a run folder. Raises ConfigError as :func:`read_spec`."""
-    return read_whole(ClusterProfile, path, "cluster profile of the run", _OTHER_VERSION)
+    return _of_run(ClusterProfile, path, "cluster profile of the run")
 
 
-def read_whole(model: type[Model], path: Path, what: str, hint: str | None = None) -> Model:
-    """Read a file that needs no others; raises ConfigError with everything that is wrong."""
+def _of_run(model: type[Model], path: Path, what: str) -> Model:
     tree, wrong = read_tree(path, what)
     value = None
     if tree is not None:
         value, more = validate(model, with_absolute_paths(tree))
         wrong += more
     if value is None or wrong:
+        hint = "another version of trtllm-hpc may have written the run; submit its job file again"
         raise ConfigError(wrong, hint=hint)
     return value
 
 
-def swapped(job: Node | None, cluster: Node | None) -> list[Diagnostic]:
+def swapped(job: Tree | None, cluster: Tree | None) -> list[Diagnostic]:
     """Report a job file given as the profile, or the other way round, once instead of for each key."""
-    profile = job if job is not None and _is(ClusterProfile, JobDocument, job) else None
-    other = cluster if cluster is not None and _is(JobDocument, ClusterProfile, cluster) else None
-    wrong = profile or other
-    if wrong is None:
+    profile = job.places[()].file if job is not None and _is(ClusterProfile, JobDocument, job) else None
+    other = (
+        cluster.places[()].file if cluster is not None and _is(JobDocument, ClusterProfile, cluster) else None
+    )
+    if profile is None and other is None:
         return []
-    message = "this is a job file, not a cluster profile"
-    if profile is not None:
-        message = "this is a cluster profile, not a job file"
-        message += f"; {other.source.file} is the job file" if other is not None else ""
-    job_word = as_argument(other.source.file) if other is not None else "job.yaml"
-    cluster_word = as_argument(profile.source.file) if profile is not None else "cluster.yaml"
-    hint = f"trtllm-hpc render {job_word} --cluster {cluster_word}"
-    return [Diagnostic("swapped", message, wrong.source.file, hint=hint)]
+    words = [as_argument(other or "job.yaml"), "--cluster", as_argument(profile or "cluster.yaml")]
+    hint = f"trtllm-hpc render {' '.join(words)}"
+    if profile is None:
+        return [Diagnostic("swapped", "this is a job file, not a cluster profile", other or "", hint=hint)]
+    message = "this is a cluster profile, not a job file"
+    message += f"; {other} is the job file" if other is not None else ""
+    return [Diagnostic("swapped", message, profile, hint=hint)]
 
 
 def as_argument(file: str) -> str:
@@ -221,8 +186,7 @@ def as_argument(file: str) -> str:
     return shlex.quote(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")
 
 
-def _is(kind: type[Section], other: type[Section], tree: Node) -> bool:
+def _is(kind: type[Section], other: type[Section], tree: Tree) -> bool:
     """Whether most top-level keys are of ``kind``, and none is of ``other`` alone."""
-    keys = set(tree.value) if isinstance(tree.value, dict) else set()
-    mine, others = set(kind.model_fields), set(other.model_fields)
+    keys, mine, others = set(tree.data), set(kind.model_fields), set(other.model_fields)
     return not keys & (others - mine) and len(keys & (mine - others)) > len(keys - mine - others)

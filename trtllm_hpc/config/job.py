@@ -46,10 +46,9 @@ class Model(Section):
     stage: Literal["node"] | None = None
     """``node``: each node copies the weights to its own disk, in the profile's ``node_models_folder``, before
     the server starts, and keeps them for later runs. For servers that load ``path`` or ``hub`` as it is."""
-    synthetic: Literal["tiny-llama", "llama-170m", "llama-1b", "stand-in"] | None = None
-    """A random model instead of ``path``, ``tiny-llama`` where neither is named; nothing is downloaded. The
-    larger ones are for benchmarks; ``stand-in`` computes nothing and needs no PyTorch: for trying how a
-    server starts, fails and ends."""
+    synthetic: Literal["tiny-llama", "stand-in"] | None = None
+    """A random model instead of ``path``, ``tiny-llama`` where neither is named; nothing is downloaded.
+    ``stand-in`` computes nothing and needs no PyTorch: for trying how a server starts, fails and ends."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of the synthetic model's weights."""
     tokenizer: AbsolutePath | None = None

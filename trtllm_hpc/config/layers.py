@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from trtllm_hpc.config.benchmark import excluded
-from trtllm_hpc.config.diagnostics import dotted, shown
-from trtllm_hpc.config.tree import Node, Source, parse
+from trtllm_hpc.config.diagnostics import Path, shown
+from trtllm_hpc.config.tree import Place, Tree, parse
 from trtllm_hpc.errors import Diagnostic
 
 CLUSTER_PREFIX = "cluster"
@@ -30,72 +31,72 @@ _KINDS = {"path", "hub", "synthetic"}
 """The keys of ``model`` of which a job has one; once the model is found, ``hub`` has a ``path`` as well."""
 
 
-def merge(lower: Node, upper: Node) -> Node:
+def merge(lower: Tree, upper: Tree) -> Tree:
     """Put ``upper`` over ``lower``; every value keeps its place.
 
     The place of a section is the upper file's; but a ``--set`` has no line, so there it is the lower file's.
     """
-    if not isinstance(lower.value, dict) or not isinstance(upper.value, dict):
-        return upper
-    merged = dict(lower.value)
-    for key, node in upper.value.items():
-        merged[key] = merge(merged[key], node) if key in merged else node
-    place = lower if upper.line is None else upper
-    return replace(place, value=merged)
+    places = {**lower.places, **upper.places}
+
+    def merged(below: Any, above: Any, path: Path) -> Any:
+        if not isinstance(below, dict) or not isinstance(above, dict):
+            for inner in lower.places:  # what was below the value that is replaced
+                if inner[: len(path)] == path and inner not in upper.places:
+                    del places[inner]
+            return above
+        if upper.places[path].line is None:
+            places[path] = lower.places[path]
+        both = {key: merged(below[key], above[key], (*path, key)) for key in above if key in below}
+        return {**below, **above, **both}
+
+    return Tree(merged(lower.data, upper.data, ()), places)
 
 
-def merge_jobs(lower: Node, upper: Node) -> Node:
+def merge_jobs(lower: Tree, upper: Tree) -> Tree:
     """Merge as above, but a model of one kind in ``upper`` drops the other kinds from ``lower``, and a
     benchmark's key those that it excludes.
 
     Without this, a profile with ``model.synthetic`` could not be used with a job file that has
     ``model.path``, nor the other way round.
     """
-    given = {kind for kind in _KINDS if _given(upper, kind)}
+    dropped = set[Path]()
+    given = {kind for kind in _KINDS if upper.at("model", kind) is not None}
     if given and given != {"path", "synthetic"}:
-        dropped = _KINDS - given | ({"revision"} if _given(lower, "hub") else set())
-        lower = lower.changed(("model",), lambda section: section.without(*dropped))
-    plain = upper.plain()
-    companion = plain.get("companion") if isinstance(plain, dict) else None
-    if isinstance(companion, dict) and isinstance(benchmark := companion.get("benchmark"), dict):
-        keys = excluded(benchmark)
-        lower = lower.changed(("companion", "benchmark"), lambda section: section.without(*keys))
-    return merge(lower, upper)
+        dropped |= {("model", kind) for kind in _KINDS - given}
+        if lower.at("model", "hub") is not None:
+            dropped.add(("model", "revision"))
+    benchmark = upper.at("companion", "benchmark")
+    if isinstance(benchmark, dict):
+        dropped |= {("companion", "benchmark", key) for key in excluded(benchmark)}
+    return merge(lower.without(*dropped), upper)
 
 
-def _given(tree: Node, key: str) -> bool:
-    model = tree.child("model")
-    node = model.child(key) if model is not None else None
-    return node is not None and node.value is not None
-
-
-def with_absolute_paths(tree: Node) -> Node:
+def with_absolute_paths(tree: Tree) -> Tree:
     """Make relative paths absolute: they start at the folder of their file; ``~`` is the home folder."""
     for path in RELATIVE_PATHS:
-        tree = tree.changed(path, _absolute)
+        if path not in tree.places:
+            continue
+        place = tree.places[path]
+        value = place.typed or tree.at(*path)
+        if isinstance(value, str) and value and "\0" not in value:  # else the rules refuse it
+            # os.path and not pathlib: this removes ".." without a look at the file system.
+            whole = os.path.join(place.folder, os.path.expanduser(value))  # noqa: PTH111, PTH118
+            tree = tree.changed(path, os.path.normpath(whole))
     return tree
 
 
-def _absolute(node: Node) -> Node:
-    node = node.as_typed()
-    if not isinstance(node.value, str) or not node.value or "\0" in node.value:
-        return node  # the rules refuse it
-    # os.path and not pathlib: this removes ".." without a look at the file system.
-    path = os.path.join(node.source.folder, os.path.expanduser(node.value))  # noqa: PTH111, PTH118
-    return replace(node, value=os.path.normpath(path))
-
-
-def job_defaults(profile: Node) -> Node | None:
+def job_defaults(profile: Tree) -> Tree | None:
     """Return the profile's ``job_defaults`` as a job tree; ``None`` if there are none (or no mapping)."""
-    node = profile.child("job_defaults")
-    if node is None or not isinstance(node.value, dict):
+    if not isinstance(profile.at("job_defaults"), dict):
         return None
-    return node.mapped(
-        lambda it: Node(it.value, replace(it.source, prefix=f"{it.source.prefix}job_defaults."), it.line)
-    )
+    tree = profile.section("job_defaults")
+    prefixed = {
+        path: place._replace(prefix=f"{place.prefix}job_defaults.") for path, place in tree.places.items()
+    }
+    return Tree(tree.data, prefixed)
 
 
-def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Diagnostic]]:
+def read_settings(settings: Sequence[str]) -> tuple[Tree, Tree, list[Diagnostic]]:
     """Read ``a.b=c`` settings, values in YAML; later ones win.
 
     A shell removes quotes, so ``a.b=0.16`` may be meant as text: the typed text is kept, and used if the key
@@ -104,35 +105,23 @@ def read_settings(settings: Sequence[str]) -> tuple[Node, Node, list[Diagnostic]
     Returns:
         The tree for the job file, the tree for the profile, and what is wrong.
     """
-    here = Source("--set", folder=os.getcwd(), from_shell=True)  # noqa: PTH109
-    job, cluster = Node({}, here), Node({}, replace(here, prefix=f"{CLUSTER_PREFIX}."))
+    here = Place("--set", folder=os.getcwd())  # noqa: PTH109
+    in_profile = here._replace(prefix=f"{CLUSTER_PREFIX}.")
+    job, cluster = Tree.of({}, here), Tree.of({}, in_profile)
     wrong: list[Diagnostic] = []
     for setting in settings:
         name, equals, text = setting.partition("=")
-        parts = name.split(".")
-        if not equals or not all(part.strip() == part and part for part in parts):
-            wrong.append(
-                Diagnostic("bad-setting", f"{shown(setting)} is not KEY=VALUE", "--set", "", value=setting,
-                        hint="write it like --set engine.tensor_parallel=2 or --set cluster.partition=gpu")
-            )  # fmt: skip
-            continue
-        for_cluster = parts[0] == CLUSTER_PREFIX and len(parts) > 1
-        source = cluster.source if for_cluster else here
-        value, found = parse(text, replace(source, prefix=f"{dotted(tuple(parts))}."))
-        wrong += [replace(it, line=None, value=text) for it in found]
-        if value is None:
-            continue
-        tree = _at_set(parts[for_cluster:], value, source)
-        if for_cluster:
-            cluster = merge(cluster, tree)
+        keys = name.split(".")
+        if not equals or not all(key.strip() == key and key for key in keys):
+            hint = "write it like --set engine.tensor_parallel=2 or --set cluster.partition=gpu"
+            message = f"{shown(setting)} is not KEY=VALUE"
+            wrong.append(Diagnostic("bad-setting", message, "--set", "", value=setting, hint=hint))
+        elif keys[0] == CLUSTER_PREFIX and len(keys) > 1:
+            tree, found = parse(text, in_profile, option=keys[1:])
+            wrong += [replace(problem, value=text) for problem in found]
+            cluster = merge(cluster, tree) if tree is not None else cluster
         else:
-            job = merge_jobs(job, tree)
+            tree, found = parse(text, here, option=keys)
+            wrong += [replace(problem, value=text) for problem in found]
+            job = merge_jobs(job, tree) if tree is not None else job
     return job, cluster, wrong
-
-
-def _at_set(keys: Sequence[str], value: Node, source: Source) -> Node:
-    """Return the tree of one setting, with ``--set`` as the place of every value."""
-    node = value.mapped(lambda it: Node(it.value, source, typed=it.typed))
-    for key in reversed(keys):
-        node = Node({key: node}, source)
-    return node

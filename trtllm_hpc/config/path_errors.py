@@ -38,18 +38,19 @@ def path_diagnostic(
     if error.filename is None:
         return None
     path = os.fsdecode(error.filename)
-    named = [("the job file", *item) for item in _paths(job.model_dump() if job is not None else {})]
-    # The node-local folders are not read, and every path in /tmp would be theirs.
-    named += [
-        ("the cluster profile", *item) for item in _paths(cluster.model_dump(exclude={"node_local_folders"}))
-    ]
-    named += [("the command line", *item) for item in (options or {}).items()]
-    fitting = [item for item in named if PurePath(path).is_relative_to(item[2])]
+    files = {
+        "the job file": job.model_dump() if job is not None else {},
+        # The node-local folders are not read, and every path in /tmp would be theirs.
+        "the cluster profile": cluster.model_dump(exclude={"node_local_folders"}),
+    }
+    named = [(value, file, key) for file, plain in files.items() for key, value in _paths(plain)]
+    named += [(value, "the command line", key) for key, value in (options or {}).items()]
+    fitting = [entry for entry in named if PurePath(path).is_relative_to(entry[0])]
     # When a folder is to be made, the error may be about one of its parents.
-    fitting = fitting or [item for item in named if PurePath(item[2]).is_relative_to(path)]
+    fitting = fitting or [entry for entry in named if PurePath(entry[0]).is_relative_to(path)]
     if not fitting:
         return None
-    file, key, value = max(fitting, key=lambda item: len(item[2]))
+    value, file, key = max(fitting, key=lambda entry: len(entry[0]))
     message = f"{path}: {error.strerror or error}"
     hint = f"check its permissions (namei -l {shlex.quote(path)}), or set {key} to another path"
     return Diagnostic("unreadable", message, file, key, value=value, hint=hint)
@@ -58,9 +59,6 @@ def path_diagnostic(
 def _paths(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Each dotted key whose value is a path, and the path."""
     for name, value in plain.items():
-        if isinstance(value, Mapping):
-            yield from _paths(value, f"{prefix}{name}.")
-            continue
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, Mapping):
                 yield from _paths(item, f"{prefix}{name}.")

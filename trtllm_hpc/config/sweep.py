@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import product
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from pydantic import Field
 
 from trtllm_hpc.config.diagnostics import shown
 from trtllm_hpc.config.layers import merge
-from trtllm_hpc.config.tree import Node, Source, parse
+from trtllm_hpc.config.tree import Place, Tree, parse
 from trtllm_hpc.config.types import Count, JobName, Minutes, OneLine, Section
 from trtllm_hpc.errors import Diagnostic
 
@@ -62,32 +63,33 @@ class Sweep(Section):
 
 @dataclass(frozen=True)
 class Override:
-    """A variant before it is checked."""
+    """A variant before it is checked, or its part along one axis of the sweep."""
 
     name: str
     values: Mapping[str, Any]
     """The value of each key that the variant sets."""
-    tree: Node
+    tree: Tree
     """What it changes in the job file."""
 
 
-def read_sweep_options(options: Sequence[str]) -> tuple[Node | None, list[Diagnostic]]:
+def read_sweep_options(options: Sequence[str]) -> tuple[Tree | None, list[Diagnostic]]:
     """Read ``--sweep KEY=A,B,C`` options, values in YAML, as a section ``sweep`` with a grid."""
-    here, grid, wrong = Source("--sweep", from_shell=True), dict[str, Node](), list[Diagnostic]()
+    here = Place("--sweep")
+    section, wrong = Tree.of({}, here), list[Diagnostic]()
     for option in options:
         key, equals, text = option.partition("=")
-        values, found = parse(f"[{text}]", here) if equals and key.strip() == key != "" else (None, [])
-        wrong += [replace(it, line=None, field=key) for it in found]
-        if values is None or not values.value:
+        is_key = equals and key.strip() == key != ""
+        values, found = parse(f"[{text}]", here, ("grid", key)) if is_key else (None, [])
+        wrong += [replace(problem, field=key) for problem in found]
+        if values is not None and values.at("grid", key):
+            section = merge(section, values)
+        elif not found:
             hint = "write it like --sweep engine.tensor_parallel=2,4"
-            problem = Diagnostic("bad-setting", f"{shown(option)} is not KEY=A,B", "--sweep", hint=hint)
-            wrong += [] if found else [problem]
-            continue
-        grid[key] = values.mapped(lambda it: replace(it, line=None))
-    return Node({"grid": Node(grid, here)}, here) if grid else None, wrong
+            wrong.append(Diagnostic("bad-setting", f"{shown(option)} is not KEY=A,B", "--sweep", hint=hint))
+    return section if section.data else None, wrong
 
 
-def expand(sweep: Sweep, tree: Node, job: Node) -> tuple[list[Override], list[Diagnostic]]:
+def expand(sweep: Sweep, tree: Tree, job: Tree) -> tuple[list[Override], list[Diagnostic]]:
     """Return the variants of a sweep in order, without those that are excluded; or what is wrong.
 
     Args:
@@ -97,15 +99,19 @@ def expand(sweep: Sweep, tree: Node, job: Node) -> tuple[list[Override], list[Di
     wrong = list(_problems(sweep, tree))
     if wrong:
         return [], wrong
-    labels = _Labels([*sweep.grid, *sweep.zip])
-    overrides = [_combined(options, labels) for options in product(*_axes(sweep, tree))]
-    kept = [it for it in overrides if not _excluded(sweep, it, job)]
+    overrides = [_combined(parts) for parts in product(*_axes(sweep, tree))]
+    kept = [variant for variant in overrides if not _excluded(sweep, merge(job, variant.tree))]
     if not kept:
         return [], [tree.diagnostic("no-variants", ("exclude",), "leaves no variant", hint="remove an item")]
-    return _with_unique_names(kept), []
+    used = Counter(variant.name for variant in kept)
+    for place, variant in enumerate(kept):
+        name = variant.name
+        if used[name] > 1 or len(name) > _LONGEST_NAME or not re.match("[A-Za-z0-9]", name):
+            kept[place] = replace(variant, name=f"variant-{place + 1}")
+    return kept, []
 
 
-def _problems(sweep: Sweep, tree: Node) -> Iterator[Diagnostic]:
+def _problems(sweep: Sweep, tree: Tree) -> Iterator[Diagnostic]:
     if not (sweep.grid or sweep.zip or sweep.variants):
         hint = "name keys and their values: grid: {engine.max_batch_size: [64, 256]}"
         yield tree.diagnostic("no-variants", (), "has no grid, zip or variants", hint=hint)
@@ -122,142 +128,88 @@ def _problems(sweep: Sweep, tree: Node) -> Iterator[Diagnostic]:
         yield tree.diagnostic("bad-value", ("zip",), f"needs lists of one length: {counts}", hint=hint)
 
 
-class _Option:
-    """One choice along one axis: a value for some keys, or a named variant."""
+def _axes(sweep: Sweep, tree: Tree) -> Iterator[list[Override]]:
+    words = _words([*sweep.grid, *sweep.zip])
 
-    def __init__(
-        self, tree: Node, values: Mapping[str, Any], name: str | None = None, place: int = 0
-    ) -> None:
-        self.tree, self.values, self.name, self.place = tree, values, name, place
+    def choice(kind: str, keys: Iterable[str], place: int) -> Override:
+        parts = {key: tree.section(kind, key, place) for key in keys}
+        name = "-".join(_label(words[key], part.data, place) for key, part in parts.items())
+        return Override(name, {key: part.data for key, part in parts.items()}, _undotted(parts))
 
-
-def _axes(sweep: Sweep, tree: Node) -> Iterator[list[_Option]]:
     if sweep.variants:
-        named = tree.value["variants"]  # type: ignore[index, call-overload]
-        assert isinstance(named, Node)
-        yield [
-            _Option(_undotted(node), dict(_leaves(_undotted(node))), name)
-            for name in sweep.variants
-            if (node := named.child(name)) is not None
-        ]
+        named = {name: tree.section("variants", name) for name in sweep.variants}
+        whole = {
+            name: _undotted({key: variant.section(key) for key in variant.data})
+            for name, variant in named.items()
+        }
+        yield [Override(name, dict(_leaves(variant.data)), variant) for name, variant in whole.items()]
     if sweep.zip:
-        rows = range(len(next(iter(sweep.zip.values()))))
-        yield [_set({key: _value(tree, "zip", key, row) for key in sweep.zip}, row) for row in rows]
+        yield [choice("zip", sweep.zip, row) for row in range(len(next(iter(sweep.zip.values()))))]
     for key, values in sweep.grid.items():
-        yield [_set({key: _value(tree, "grid", key, place)}, place) for place in range(len(values))]
+        yield [choice("grid", [key], place) for place in range(len(values))]
 
 
-def _value(tree: Node, kind: str, key: str, place: int) -> Node:
-    node: Node | None = tree
-    for part in (kind, key, place):
-        node = node.child(part) if node is not None else None
-    assert node is not None, "the sweep was made of this tree"
-    return node
+def _undotted(parts: Mapping[str, Tree]) -> Tree:
+    """Return a tree in which every dotted key is a section of sections."""
+    return reduce(merge, (part.under(*key.split(".")) for key, part in parts.items()), Tree.of({}, Place("")))
 
 
-def _set(nodes: Mapping[str, Node], place: int) -> _Option:
-    tree = _undotted(Node(dict(nodes), next(iter(nodes.values())).source))
-    return _Option(tree, {key: node.plain() for key, node in nodes.items()}, place=place)
-
-
-def _undotted(section: Node) -> Node:
-    """Return a section with every dotted key as a section of sections."""
-    made = replace(section, value={})
-    for key, node in section.value.items() if isinstance(section.value, dict) else ():
-        for part in reversed(key.split(".")):
-            node = Node({part: node}, node.source, node.line)
-        made = merge(made, node)
-    return made
-
-
-def _leaves(node: Node, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, child in node.value.items() if isinstance(node.value, dict) else ():
-        if isinstance(child.value, dict) and child.value:
-            yield from _leaves(child, f"{prefix}{key}.")
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", child.plain()
+            yield f"{prefix}{key}", value
 
 
-def _combined(options: Sequence[_Option], labels: _Labels) -> Override:
-    tree, values, words = options[0].tree, dict(options[0].values), list[str]()
-    for option in options[1:]:
-        tree, values = merge(tree, option.tree), {**values, **option.values}
-    for option in options:
-        words += (
-            [option.name] if option.name else [labels.of(*it, option.place) for it in option.values.items()]
-        )
-    name = "-".join(words)
-    return Override(name, values, tree)
+def _combined(parts: Sequence[Override]) -> Override:
+    name = "-".join(part.name for part in parts)
+    values = {key: value for part in parts for key, value in part.values.items()}
+    return Override(name, values, reduce(merge, (part.tree for part in parts)))
 
 
-class _Labels:
-    """Words for the names of variants."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._words = {key: _short(key) for key in keys}
-        used = Counter(self._words.values())
-        for key, word in self._words.items():
-            if used[word] > 1:  # the same key of two sections
-                self._words[key] = f"{key.split('.')[-2:][0].replace('_', '-')}-{word}"
-
-    def of(self, key: str, value: Any, place: int) -> str:
-        """Return ``tp4`` for a number, ``fp8kv`` or ``dtype-bfloat16`` for text, ``no-door`` for nothing."""
-        word = self._words[key]
-        if value is None or isinstance(value, bool):
-            return word if value else f"no-{word}"
-        if isinstance(value, list) and value and not any(isinstance(it, (dict, list)) for it in value):
-            value = "_".join(map(str, value))
-        elif isinstance(value, (dict, list)):
-            value = place + 1
-        elif isinstance(value, str):
-            return _safe(f"{value}{word}" if word in _SHORT.values() else f"{word}-{value}")
-        return _safe(f"{word}{value}")
+def _words(keys: Sequence[str]) -> dict[str, str]:
+    """Return the word that stands for each key in the names of variants."""
+    words = {}
+    for key in keys:
+        parts = key.split(".")
+        short = _SHORT.get(".".join(parts[-2:])) or _SHORT.get(parts[-1])
+        words[key] = short or parts[-1].replace("_", "-")
+    used = Counter(words.values())
+    return {
+        key: word if used[word] == 1 else f"{key.split('.')[-2:][0].replace('_', '-')}-{word}"
+        for key, word in words.items()  # the same key of two sections
+    }
 
 
-def _short(key: str) -> str:
-    parts = key.split(".")
-    found = _SHORT.get(".".join(parts[-2:])) or _SHORT.get(parts[-1])
-    return found or parts[-1].replace("_", "-")
-
-
-def _safe(text: str) -> str:
+def _label(word: str, value: Any, place: int) -> str:
+    """Return ``tp4`` for a number, ``fp8kv`` or ``dtype-bfloat16`` for text, ``no-door`` for nothing."""
+    if value is None or isinstance(value, bool):
+        return word if value else f"no-{word}"
+    if isinstance(value, str):
+        text = f"{value}{word}" if word in _SHORT.values() else f"{word}-{value}"
+    elif isinstance(value, list) and value and not any(isinstance(item, (dict, list)) for item in value):
+        text = f"{word}{'_'.join(map(str, value))}"
+    else:
+        text = f"{word}{place + 1 if isinstance(value, (dict, list)) else value}"
     return re.sub(r"[^A-Za-z0-9._]+", "-", text)
 
 
-def _with_unique_names(overrides: list[Override]) -> list[Override]:
-    """Number the variants whose names are too long, or the same."""
-    used = Counter(it.name for it in overrides)
-    return [
-        replace(it, name=f"variant-{number}")
-        if used[it.name] > 1 or len(it.name) > _LONGEST_NAME or not re.match("[A-Za-z0-9]", it.name)
-        else it
-        for number, it in enumerate(overrides, 1)
-    ]
-
-
-def _excluded(sweep: Sweep, override: Override, job: Node) -> bool:
-    whole = merge(job, override.tree)
+def _excluded(sweep: Sweep, job: Tree) -> bool:
     return any(
-        all(_holds(condition, _plain_at(whole, key)) for key, condition in item.items())
+        all(_holds(condition, job.at(*key.split("."))) for key, condition in item.items())
         for item in sweep.exclude
     )
 
 
-def _plain_at(tree: Node, key: str) -> Any:
-    node: Node | None = tree
-    for part in key.split("."):
-        node = node.child(part) if node is not None else None
-    return None if node is None else node.plain()
-
-
 def _holds(condition: Any, value: Any) -> bool:
     if isinstance(condition, list):
-        return any(_holds(it, value) for it in condition)
+        return any(_holds(choice, value) for choice in condition)
     comparison = _CONDITION.fullmatch(condition) if isinstance(condition, str) else None
     if comparison is None:
         return bool(condition == value)
-    sign, bound = comparison[1], parse(comparison[2], Source(""))[0]
-    limit = None if bound is None else bound.value
+    sign, bound = comparison[1], parse(comparison[2], Place(""))[0]
+    limit = None if bound is None else bound.data
     if sign == "!=":
         return bool(limit != value)
     if not isinstance(limit, (int, float)) or not isinstance(value, (int, float)):

@@ -1,29 +1,29 @@
-"""YAML as a tree in which every value has its file and line.
+"""YAML files as plain Python data, with the file and the line of every value.
 
-A file is plain YAML 1.2 (core schema): mappings with text keys, lists and scalars. Tags, aliases, directives,
-several documents and duplicate keys are refused, so nothing in a file can run code or expand when it is read.
-ruamel's round-trip loader knows lines too, but resolves aliases and tags first and stops at the first fault.
+A file is plain YAML 1.2 (core schema): mappings with text keys, lists and scalars. Tags, aliases, directives
+and several documents are refused; duplicate keys are reported.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Union
+from typing import Any, NamedTuple
 
-from ruamel.yaml import YAML, events
+from ruamel.yaml import YAML
+from ruamel.yaml.composer import MaxDepthExceededError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scanner import Scanner
 
 from trtllm_hpc.config.diagnostics import Path, dotted
 from trtllm_hpc.errors import Diagnostic
 
-MAX_DEPTH = 16
-MAX_VALUES = 20_000
-MAX_DIGITS = 40
-"""Far beyond the range of every field, and short enough to be converted quickly."""
+_MAX_DEPTH, _MAX_DIGITS = 16, 40
+"""Far beyond every field, and little enough for Python's recursion and its floats."""
 
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(
@@ -37,117 +37,101 @@ _WORDS = {
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-@dataclass(frozen=True)
-class Source:
-    """The file (or ``--set``) that a value comes from."""
+class Place(NamedTuple):
+    """Where a value was written."""
 
     file: str
+    """A path, or an option such as ``--set``."""
+    line: int | None = None
+    """``None`` in an option."""
     prefix: str = ""
-    """Prefix of the fields there, e.g. ``job_defaults.``."""
+    """Comes before the fields there, e.g. ``job_defaults.``."""
     folder: str = "."
-    """Folder of the relative paths in this source."""
-    from_shell: bool = False
-    """Whether a shell may have removed quotes; the text of unquoted scalars is then kept, too."""
-
-
-# A name in quotes cannot stand in "X | Y" at run time before Python 3.14.
-Value = Union[dict[str, "Node"], list["Node"], str, int, float, bool, None]  # noqa: UP007
+    """Relative paths start here."""
+    typed: str | None = None
+    """In an option, the text of a number or a bool: a shell may have removed the quotes around it."""
 
 
 @dataclass(frozen=True)
-class Node:
-    """A value with its place."""
+class Tree:
+    """Plain data, and the place of each value by its path."""
 
-    value: Value
-    source: Source
-    line: int | None = None
-    typed: str | None = None
-    """The text of an unquoted bool or number that comes from a shell."""
+    data: Any
+    places: dict[Path, Place]
 
-    def child(self, part: str | int) -> Node | None:
-        """Return the value at a key or an index; ``None`` if there is none."""
-        if isinstance(self.value, dict) and isinstance(part, str):
-            return self.value.get(part)
-        if isinstance(self.value, list) and isinstance(part, int) and part < len(self.value):
-            return self.value[part]
-        return None
+    @classmethod
+    def of(cls, data: Any, place: Place) -> Tree:
+        """Return data with one place for every value."""
+        return cls(data, dict.fromkeys(_paths(data), place))
 
-    def plain(self) -> Any:
-        """Return the value without places, as plain Python types."""
-        if isinstance(self.value, dict):
-            return {key: child.plain() for key, child in self.value.items()}
-        if isinstance(self.value, list):
-            return [child.plain() for child in self.value]
-        return self.value
+    def at(self, *path: str | int) -> Any:
+        """Return the value at a path; ``None`` if there is none."""
+        return _value_at(self.data, path)
 
-    def as_typed(self) -> Node:
-        """Return the node with the text that was typed, if that is known."""
-        return self if self.typed is None else replace(self, value=self.typed, typed=None)
+    def section(self, *path: str | int) -> Tree:
+        """Return the part at a path as a tree of its own."""
+        depth = len(path)
+        places = {inner[depth:]: place for inner, place in self.places.items() if inner[:depth] == path}
+        return Tree(self.at(*path), places)
 
-    def changed(self, path: Path, change: Callable[[Node], Node]) -> Node:
-        """Return the tree with ``change`` of the value at ``path``; the tree itself without such a value."""
-        if not path:
-            return change(self)
-        child = self.child(path[0])
-        new = None if child is None else child.changed(path[1:], change)
-        if new is child:
-            return self
-        assert isinstance(self.value, (dict, list))
-        value: Any = self.value.copy()
-        value[path[0]] = new
-        return replace(self, value=value)
+    def under(self, *keys: str) -> Tree:
+        """Return a tree with sections of these keys around this one."""
+        data, above = self.data, self.places[()]._replace(typed=None)
+        for key in reversed(keys):
+            data = {key: data}
+        places = {keys[:depth]: above for depth in range(len(keys))}
+        return Tree(data, places | {(*keys, *path): place for path, place in self.places.items()})
 
-    def without(self, *keys: str) -> Node:
-        """Return a mapping without some keys; anything else as it is."""
-        if not isinstance(self.value, dict):
-            return self
-        return replace(self, value={key: node for key, node in self.value.items() if key not in keys})
+    def changed(self, path: Path, value: Any) -> Tree:
+        """Return the tree with another value at a path that exists."""
+        data = deepcopy(self.data)
+        _value_at(data, path[:-1])[path[-1]] = value
+        return Tree(data, self.places)
 
-    def mapped(self, change: Callable[[Node], Node]) -> Node:
-        """Return the tree with ``change`` of each value, the innermost first."""
-        value = self.value
-        if isinstance(value, dict):
-            value = {key: child.mapped(change) for key, child in value.items()}
-        elif isinstance(value, list):
-            value = [child.mapped(change) for child in value]
-        return change(replace(self, value=value))
+    def without(self, *paths: Path) -> Tree:
+        """Return the tree without the keys at these paths; they need not exist."""
+        data, places = deepcopy(self.data), self.places
+        for path in paths:
+            section = _value_at(data, path[:-1])
+            if isinstance(section, dict):
+                section.pop(path[-1], None)
+            places = {other: places[other] for other in places if other[: len(path)] != path}
+        return Tree(data, places)
 
-    def nearest(self, path: Path) -> Node:
-        """Return the value at ``path``, or the innermost section that should contain it."""
-        node = self
-        for part in path:
-            child = node.child(part)
-            if child is None:
-                break
-            node = child
-        return node
+    def nearest(self, path: Path) -> Path:
+        """Return the path, or that of the innermost section that should contain it."""
+        while path not in self.places:
+            path = path[:-1]
+        return path
+
+    def diagnostic(self, code: str, path: Path, message: str, **more: Any) -> Diagnostic:
+        """Return a diagnostic about the value at a path, with its file and line."""
+        place = self.places[self.nearest(path)]
+        return Diagnostic(code, message, place.file, place.prefix + dotted(path), place.line, **more)
 
     def placed(self, found: Diagnostic) -> Diagnostic:
         """Return the diagnostic with the file and the line of its field."""
-        node = self._at_field(found.field)
-        return replace(found, file=node.source.file, field=node.source.prefix + found.field, line=node.line)
+        fields, field = {dotted(path): path for path in self.places}, found.field
+        while field not in fields:  # up to the innermost section that should contain it
+            field = field[: max(field.rfind("."), field.rfind("["), 0)]
+        place = self.places[fields[field]]
+        return replace(found, file=place.file, field=place.prefix + found.field, line=place.line)
 
-    def _at_field(self, field: str, path: Path = ()) -> Node:
-        """Return the value that a dotted field names, or the innermost section that should contain it."""
-        parts = range(len(self.value)) if isinstance(self.value, list) else self.value
-        for part in parts if isinstance(parts, (dict, range)) else ():
-            inner = (*path, part)
-            section, child = dotted(inner), self.child(part)
-            if child is not None and (field == section or field.startswith((f"{section}.", f"{section}["))):
-                return child._at_field(field, inner)
-        return self
 
-    def diagnostic(self, code: str, path: Path, message: str, **more: Any) -> Diagnostic:
-        """Return a diagnostic about the value at ``path`` below this node, with its place."""
-        node = self.nearest(path)
-        return Diagnostic(
-            code=code,
-            message=message,
-            file=node.source.file,
-            field=node.source.prefix + dotted(path),
-            line=node.line,
-            **more,
-        )
+def _value_at(data: Any, path: Path) -> Any:
+    for part in path:
+        try:
+            data = data[part]
+        except (LookupError, TypeError):
+            return None
+    return data
+
+
+def _paths(data: Any, path: Path = ()) -> Iterator[Path]:
+    yield path
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        yield from _paths(value, (*path, key))
 
 
 class _Unusable(Exception):
@@ -158,27 +142,27 @@ class _Unusable(Exception):
         self.code, self.message, self.line, self.hint = code, message, line, hint
 
 
-def parse(text: str, source: Source) -> tuple[Node | None, list[Diagnostic]]:
-    """Parse one YAML document.
+def parse(text: str, place: Place, option: Sequence[str] = ()) -> tuple[Tree | None, list[Diagnostic]]:
+    """Parse one YAML document: a file, or the value of an ``option`` such as ``--set``, by its keys.
 
     Returns:
         The tree and the diagnostics. Without a tree there is at least one; with a tree there may be some,
         too (duplicate keys).
     """
-    reader = _Reader(text, source)
+    reader = _Reader(place, tuple(option))
     try:
-        return reader.document(), reader.diagnostics
+        root = _compose(text)
+        data = reader.value(root, ()) if root is not None else None
     except _Unusable as error:
-        field = source.prefix.rstrip(".")
-        fatal = Diagnostic(error.code, error.message, source.file, field, error.line, hint=error.hint)
-        return None, [*reader.diagnostics, fatal]
+        line = None if option else error.line
+        field = (place.prefix + dotted(tuple(option))).rstrip(".")
+        fatal = Diagnostic(error.code, error.message, place.file, field, line, hint=error.hint)
+        return None, [*reader.wrong, fatal]
+    return Tree(data, reader.places).under(*option), reader.wrong
 
 
 class _PlainScanner(Scanner):
-    """Refuses tags, aliases and directives at their first character.
-
-    ruamel reads a tag in time quadratic in its length: a megabyte of '!' would block a command for seconds.
-    """
+    """Refuses tags, aliases and directives, which ruamel would resolve."""
 
     def fetch_tag(self) -> None:
         self._refuse("a tag ('!...')", "remove it; plain values are read")
@@ -193,12 +177,16 @@ class _PlainScanner(Scanner):
         raise _Unusable("bad-yaml", f"contains {what}", self.reader.line + 1, hint)
 
 
-def _events(text: str) -> Iterator[events.Event]:
-    """Yield ruamel's events, with its errors as ``_Unusable``."""
-    yaml = YAML(typ="safe", pure=True, plug_ins=[])
-    yaml.Scanner = _PlainScanner
+def _compose(text: str) -> Node | None:
+    """Return ruamel's tree, in which every key and value has its line.
+
+    Its constructors would stop at the first duplicate key, and take ``1_000``, ``2001-01-01`` and ``<<`` for
+    other things than text.
+    """
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Scanner, yaml.max_depth = _PlainScanner, _MAX_DEPTH
     try:
-        yield from yaml.parse(text)
+        root: Node | None = yaml.compose(text)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         message = f"is not YAML: the character {chr(error.character)!r} is allowed there only as an escape"
@@ -207,117 +195,82 @@ def _events(text: str) -> Iterator[events.Event]:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
+        if isinstance(error, MaxDepthExceededError):
+            message = f"is nested more than {_MAX_DEPTH} levels deep"
+            raise _Unusable("too-large", message, line) from None
         problem = " ".join(str(part) for part in (error.context, error.problem) if part)
-        hint = "indent with spaces, not with tabs" if r"\t" in problem else "see https://yaml.org/spec/1.2.2"
+        hint = "see https://yaml.org/spec/1.2.2"
+        if r"\t" in problem:
+            hint = "indent with spaces, not with tabs"
+        elif "another document" in problem:
+            hint = "keep one document in a file"
         raise _Unusable("bad-yaml", f"is not YAML: {problem}", line, hint) from None
     except (YAMLError, ValueError, OverflowError) as error:
         # chr() inside ruamel refuses "\UFFFFFFFF" on its own.
         raise _Unusable("bad-yaml", f"is not YAML: {error}", 1) from None
+    return root
 
 
 class _Reader:
-    """Builds the tree from events, within the limits above."""
+    """Turns ruamel's tree into plain data and places."""
 
-    def __init__(self, text: str, source: Source) -> None:
-        self.source = source
-        self.diagnostics: list[Diagnostic] = []
-        self._stream = _events(text)
-        self._values = 0
+    def __init__(self, place: Place, option: Path) -> None:
+        self.wrong: list[Diagnostic] = []
+        self.places: dict[Path, Place] = {(): place if option else place._replace(line=1)}
+        self._place, self._option = place, option
 
-    def document(self) -> Node | None:
-        root: Node | None = None
-        documents = 0
-        for event in self._stream:
-            if isinstance(event, (events.StreamStartEvent, events.StreamEndEvent, events.DocumentEndEvent)):
-                continue
-            if isinstance(event, events.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    line = event.start_mark.line + 1
-                    message = "contains several documents ('---')"
-                    raise _Unusable("bad-yaml", message, line, "keep one document in a file")
+    def value(self, node: Node, path: Path, line: int | None = None) -> Any:
+        """Return the plain value of a node; ``line`` is that of its key."""
+        place = self._place
+        if not self._option:
+            place = place._replace(line=line or node.start_mark.line + 1)
+        self.places[path] = place
+        if isinstance(node, MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, SequenceNode):
+            return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
+        assert isinstance(node, ScalarNode)
+        value = _scalar(node)
+        if self._option and value is not None and not isinstance(value, str):
+            self.places[path] = place._replace(typed=node.value)
+        return value
+
+    def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, ScalarNode):
+                raise _Unusable("wrong-type", "a key must be text, not a list or a mapping", line)
+            key = _scalar(key_node)
+            if not isinstance(key, str):
+                message = f"the key {key_node.value!r} must be text"
+                raise _Unusable("wrong-type", message, line, "write it in quotes")
+            if key not in found:
+                found[key] = self.value(value_node, (*path, key), line)
             else:
-                root = self._node(event, ())
-        return root if root is not None else Node(None, self.source, 1)
-
-    def _node(self, event: events.Event, path: Path, line: int | None = None) -> Node:
-        here: int = event.start_mark.line + 1
-        line = here if line is None else line
-        self._count(path, here)
-        if isinstance(event, events.MappingStartEvent):
-            return Node(self._mapping(path), self.source, line)
-        if isinstance(event, events.SequenceStartEvent):
-            return Node(self._sequence(path), self.source, line)
-        assert isinstance(event, events.ScalarEvent)
-        value = self._scalar(event, here)
-        typed = None
-        if self.source.from_shell and value is not None and not isinstance(value, str):
-            typed = event.value
-        return Node(value, self.source, line, typed)
-
-    def _count(self, path: Path, line: int) -> None:
-        self._values += 1
-        if self._values > MAX_VALUES:
-            raise _Unusable("too-large", f"contains more than {MAX_VALUES} values", line)
-        if len(path) > MAX_DEPTH:
-            raise _Unusable("too-large", f"is nested more than {MAX_DEPTH} levels deep", line)
-
-    def _mapping(self, path: Path) -> dict[str, Node]:
-        found: dict[str, Node] = {}
-        for event in self._stream:
-            if isinstance(event, events.MappingEndEvent):
-                break
-            line = event.start_mark.line + 1
-            self._count(path, line)
-            key = self._key(event, line)
-            child = self._node(next(self._stream), (*path, key), line)
-            if key in found:
-                self._duplicate((*path, key), found[key].line, line)
-            else:
-                found[key] = child
+                self._duplicate((*path, key), line)
         return found
 
-    def _key(self, event: events.Event, line: int) -> str:
-        if not isinstance(event, events.ScalarEvent):
-            raise _Unusable("wrong-type", "a key must be text, not a list or a mapping", line)
-        key = self._scalar(event, line)
-        if not isinstance(key, str):
-            raise _Unusable("wrong-type", f"the key {event.value!r} must be text", line, "write it in quotes")
-        return key
-
-    def _duplicate(self, path: Path, first: int | None, line: int) -> None:
-        self.diagnostics.append(
-            Diagnostic(
-                "duplicate-key",
-                f"is set twice, first on line {first}",
-                self.source.file,
-                self.source.prefix + dotted(path),
-                line,
-                hint="keep one of the two",
-            )
-        )
-
-    def _sequence(self, path: Path) -> list[Node]:
-        found: list[Node] = []
-        for event in self._stream:
-            if isinstance(event, events.SequenceEndEvent):
-                break
-            found.append(self._node(event, (*path, len(found))))
-        return found
-
-    def _scalar(self, event: events.ScalarEvent, line: int) -> str | int | float | bool | None:
-        text: str = event.value
-        if _SURROGATE.search(text):
-            raise _Unusable("bad-yaml", "contains a lone surrogate, which UTF-8 cannot encode", line)
-        return resolve(text, line) if event.style is None else text
+    def _duplicate(self, path: Path, line: int) -> None:
+        first = self.places[path]
+        message = "is set twice" + (f", first on line {first.line}" if first.line else "")
+        found = Diagnostic("duplicate-key", message, hint="keep one of the two")
+        field = first.prefix + dotted((*self._option, *path))
+        self.wrong.append(replace(found, file=first.file, field=field, line=line if first.line else None))
 
 
-def resolve(text: str, line: int = 1) -> str | int | float | bool | None:
+def _scalar(node: ScalarNode) -> str | int | float | bool | None:
     """Convert an unquoted scalar by YAML 1.2's core schema: ``on`` and ``08:00`` stay text."""
+    text: str = node.value
+    line = node.start_mark.line + 1
+    if _SURROGATE.search(text):
+        raise _Unusable("bad-yaml", "contains a lone surrogate, which UTF-8 cannot encode", line)
+    if node.style is not None:
+        return text
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):
-        if len(text) > MAX_DIGITS:
+        if len(text) > _MAX_DIGITS:
             raise _Unusable("out-of-range", f"a number of {len(text)} digits is beyond every field", line)
         return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
     if _FLOAT.fullmatch(text):

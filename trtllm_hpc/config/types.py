@@ -106,12 +106,16 @@ class Time:
 
     unit_s: int
 
+    def number(self, text: str) -> float:
+        """Return a time in the unit. Raises ValueError: not a time."""
+        return seconds_in(text, self.unit_s) / self.unit_s
+
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         def number(value: Any) -> Any:
             # A number in quotes stays text, which the type refuses.
             if not isinstance(value, str) or re.fullmatch(r"\s*[-+]?[\d.]+\s*", value):
                 return value
-            amount = seconds_in(value, self.unit_s) / self.unit_s
+            amount = self.number(value)
             if source is int and not amount.is_integer():
                 unit = "minutes" if self.unit_s == 60 else "seconds"
                 raise ValueError(f"{value} is {amount:g} {unit}, and must be a whole number of {unit}")

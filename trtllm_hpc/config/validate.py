@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from trtllm_hpc.config.diagnostics import Path, nearest, shown
-from trtllm_hpc.config.schemas import RENAMED
-from trtllm_hpc.config.tree import Node
-from trtllm_hpc.config.types import PATTERNS, Section
+from trtllm_hpc.config.tree import Tree
+from trtllm_hpc.config.types import PATTERNS, Section, Time
 from trtllm_hpc.errors import Diagnostic
 
 Model = TypeVar("Model", bound=Section)
@@ -50,11 +49,11 @@ _SYNONYMS = {
     "env": "environment",
 }
 """Names in other tools that are too different from the key for a match by spelling."""
-_FORMER = {"llmapi": "write pytorch, and serve.frontend: triton to serve it with Triton"}
-"""Values of former versions that have another name now."""
+_VALUE_HINTS = {"llmapi": "write pytorch, and serve.frontend: triton to serve it with Triton"}
+"""What to write for values of other tools."""
 
 
-def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Diagnostic]]:
+def validate(model: type[Model], tree: Tree) -> tuple[Model | None, list[Diagnostic]]:
     """Build ``model`` from a tree, with everything that is wrong in it.
 
     Returns:
@@ -62,58 +61,46 @@ def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Diagnos
         a wrong field raises UnknownValueError. Without a mapping at the root there is no model.
     """
     try:
-        return model.model_validate(tree.plain()), []
+        return model.model_validate(tree.data), []
     except ValidationError as error:
-        for it in error.errors():
-            if it["type"] == "string_type":
-                tree = tree.changed(it["loc"], Node.as_typed)
-    plain = tree.plain()
+        for path in (detail["loc"] for detail in error.errors() if detail["type"] == "string_type"):
+            if path in tree.places and (typed := tree.places[path].typed) is not None:
+                tree = tree.changed(path, typed)
     try:
-        return model.model_validate(plain), []
+        return model.model_validate(tree.data), []
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
         wrong = [_diagnose(model, tree, dict(detail)) for detail in details]
-        if not isinstance(plain, dict):
+        if not isinstance(tree.data, dict):
             return None, wrong
-        return _partial(model, plain, [detail["loc"] for detail in details]), wrong
+        return _partial(model, tree.data, [detail["loc"] for detail in details]), wrong
 
 
-def _diagnose(model: type[Section], tree: Node, detail: dict[str, Any]) -> Diagnostic:
-    kind, context = detail["type"], detail.get("ctx", {})
-    path: Path = detail["loc"]
+def _diagnose(model: type[Section], tree: Tree, detail: dict[str, Any]) -> Diagnostic:
+    kind, path, context = detail["type"], detail["loc"], detail.get("ctx", {})
+    if kind == "missing":
+        line = f"add the line '{path[-1]}: ...'"
+        return tree.diagnostic("missing", path, "is missing and has no default", hint=line)
     if path[-1:] == ("[key]",) and kind != "extra_forbidden":
         path = path[:-1]  # pydantic's mark for a wrong key of a mapping
-    node = tree.nearest(path)
-    value = node.plain()
+    value = tree.at(*tree.nearest(path))
+    code, choices = "bad-value", tuple[str, ...]()
+    hint: str | None = None
     if kind == "extra_forbidden":
-        return _unknown_key(model, tree, path)
-    if kind == "missing":
-        line = f"{path[-1]}: ..."
-        message = "is missing and has no default"
-        return tree.diagnostic("missing", path, message, hint=f"add the line '{line}'")
-    if kind in _EXPECTED:
+        code, message, hint, choices = _unknown_key(model, path)
+    elif kind in _EXPECTED:
+        code, hint = "wrong-type", _retyped(kind, value)
         message = f"must be {_EXPECTED[kind]}, not {_described(value)}"
-        return tree.diagnostic("wrong-type", path, message, value=value, hint=_retyped(kind, value))
-    if kind == "literal_error":
+    elif kind == "literal_error":
+        code, message = "not-a-choice", f"{shown(value)} is not one of the choices"
         choices = _choices(model, path)
         near = nearest(str(value), choices)
-        hint = _FORMER.get(value) if isinstance(value, str) else None
-        hint = hint or (f"write {near}" if near else None)
-        message = f"{shown(value)} is not one of the choices"
-        return tree.diagnostic("not-a-choice", path, message, value=value, choices=choices, hint=hint)
-    if kind in _RANGE or kind == "finite_number":
+        hint = _VALUE_HINTS.get(str(value)) or (f"write {near}" if near else None)
+    elif kind in _RANGE or kind == "finite_number":
         bound, words = _RANGE.get(kind, ("", "a finite number"))
         limit = f"{words} {context[bound]}" if bound else words
-        return tree.diagnostic("out-of-range", path, f"must be {limit}, not {shown(value)}", value=value)
-    return _bad_text(tree, path, kind, context, detail["msg"], value)
-
-
-def _bad_text(
-    tree: Node, path: Path, kind: str, context: dict[str, Any], words: str, value: Any
-) -> Diagnostic:
-    code = "bad-value"
-    hint: str | None = None
-    if kind == "string_too_long":
+        code, message = "out-of-range", f"must be {limit}, not {shown(value)}"
+    elif kind == "string_too_long":
         code, message = "too-large", f"must be at most {context['max_length']} characters long"
     elif kind == "string_too_short":
         message, hint = "must not be empty", "write null, or leave the key out, for the default"
@@ -123,42 +110,28 @@ def _bad_text(
         message, hint = PATTERNS.get(context["pattern"], (f"must match {context['pattern']}", None))
         message += f", not {shown(value)}"
     else:
-        message = words.removeprefix("Value error, ")
-    return tree.diagnostic(code, path, message, value=value, hint=hint)
+        message = detail["msg"].removeprefix("Value error, ")
+    return tree.diagnostic(code, path, message, value=value, hint=hint, choices=choices)
 
 
-def _unknown_key(model: type[Section], tree: Node, path: Path) -> Diagnostic:
-    new_name = RENAMED.get(".".join(map(str, path)))
-    if new_name is not None:
-        hint = f"write {new_name}; trtllm-hpc schema --renamed lists all new names"
-        value = tree.nearest(path).plain()
-        return tree.diagnostic("renamed-key", path, f"is now {new_name}", value=value, hint=hint)
+def _unknown_key(model: type[Section], path: Path) -> tuple[str, str, str, tuple[str, ...]]:
+    """Return code, message, hint and choices for a key that the section does not have."""
     section, key = section_at(model, path[:-1]), str(path[-1])
     known = tuple(section.model_fields) if section is not None else ()
-    guess = _guess(model, section, key)
-    value = tree.nearest(path).plain()
-    hint = f"did you mean '{guess}'?" if guess else "remove it, or take one of the keys of this section"
-    return tree.diagnostic("unknown-key", path, "is not a known key", value=value, choices=known, hint=hint)
-
-
-def _guess(model: type[Section], section: type[Section] | None, key: str) -> str | None:
-    """Return the key that was most likely meant: in this section, or with its full path in another."""
-    known = tuple(section.model_fields) if section is not None else ()
     wanted = _SYNONYMS.get(key, key)
-    here = wanted if wanted in known else nearest(key, known)
-    if here is not None:
-        return here
-    # Of several keys of that name the one that is least deep.
-    paths = sorted(all_keys(model), key=lambda path: path.count("."), reverse=True)
-    elsewhere = {path.rpartition(".")[2]: path for path in paths}
-    word = wanted if wanted in elsewhere else nearest(key, elsewhere, cutoff=0.85)
-    return elsewhere[word] if word is not None else None
+    guess = wanted if wanted in known else nearest(key, known)
+    if guess is None:  # the full path of a key in another section; of several, of the least deep one
+        paths = sorted(all_keys(model), key=lambda path: path.count("."), reverse=True)
+        elsewhere = {path.rpartition(".")[2]: path for path in paths}
+        guess = elsewhere.get(wanted if wanted in elsewhere else nearest(key, elsewhere, cutoff=0.85) or "")
+    hint = f"did you mean '{guess}'?" if guess else "remove it, or take one of the keys of this section"
+    return "unknown-key", "is not a known key", hint, known
 
 
 def section_at(model: type[Section], path: Path) -> type[Section] | None:
     """Return the model of the section at ``path``; ``None`` if there is no such section."""
     for part in path:
-        field = model.model_fields.get(part) if isinstance(part, str) else None
+        field = model.model_fields.get(str(part))
         inner = next(_sections(field.annotation), None) if field is not None else None
         if inner is None:
             return None
@@ -174,13 +147,17 @@ def all_keys(model: type[Section], prefix: str = "") -> Iterator[str]:
             yield from all_keys(inner, f"{prefix}{name}.")
 
 
-def _sections(annotation: Any) -> Iterator[type[Section]]:
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Yield the types in a union, and what they are annotated with."""
     if get_origin(annotation) in (Union, types.UnionType, Annotated):
         for part in get_args(annotation):
-            yield from _sections(part)
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        assert issubclass(annotation, Section)
+            yield from _parts(part)
+    else:
         yield annotation
+
+
+def _sections(annotation: Any) -> Iterator[type[Section]]:
+    yield from (part for part in _parts(annotation) if isinstance(part, type) and issubclass(part, Section))
 
 
 def _choices(model: type[Section], path: Path) -> tuple[str, ...]:
@@ -247,29 +224,31 @@ class _Unknown:
     __str__ = __repr__ = __format__ = __int__ = __float__ = __index__ = _refuse
 
 
-def _partial(model: type[Model], plain: dict[str, Any], wrong: Collection[Path]) -> Model:
+def _partial(model: type[Model], data: dict[str, Any], wrong: Collection[Path]) -> Model:
     """Build the model of the values as written, with a stand-in for each at one of the ``wrong`` places."""
-    plain = model.with_defaults(plain)
-    values = {
-        name: _field(field.annotation, plain[name], [path[1:] for path in wrong if path[:1] == (name,)])
-        for name, field in model.model_fields.items()
-        if name in plain
-    }
-    missing = {path[0] for path in wrong if len(path) == 1 and path[0] not in plain}
-    values.update({name: _Unknown() for name in missing if name in model.model_fields})
+    data, values = model.with_defaults(data), dict[str, Any]()
+    for name, field in model.model_fields.items():
+        inside = [path[1:] for path in wrong if path[:1] == (name,)]
+        if name in data:
+            values[name] = _value([*field.metadata, *_parts(field.annotation)], data[name], inside)
+        elif () in inside:
+            values[name] = _Unknown()
     return model.model_construct(**values)
 
 
-def _field(annotation: Any, value: Any, wrong: list[Path]) -> Any:
-    section = next(_sections(annotation), None)
+def _value(annotations: Iterable[Any], value: Any, wrong: Collection[Path]) -> Any:
     if () in wrong:
         return _Unknown()
-    if section is not None and isinstance(value, dict):
-        return _partial(section, value, wrong)
-    item = get_args(annotation)[0] if get_origin(annotation) is list else None
-    if isinstance(value, list) and next(_sections(item), None) is not None:
-        return [
-            _field(item, one, [path[1:] for path in wrong if path[:1] == (index,)])
-            for index, one in enumerate(value)
-        ]
+    for annotation in annotations:
+        if isinstance(value, str) and isinstance(annotation, Time):
+            return annotation.number(value)
+        if isinstance(value, dict) and isinstance(annotation, type) and issubclass(annotation, Section):
+            return _partial(annotation, value, wrong)
+        if isinstance(value, list) and get_origin(annotation) is list:
+            [inner] = get_args(annotation)
+            if any(_sections(inner)):
+                return [
+                    _value(_parts(inner), item, [path[1:] for path in wrong if path[:1] == (index,)])
+                    for index, item in enumerate(value)
+                ]
     return _Unknown() if wrong else value

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -17,25 +17,18 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from trtllm_hpc import __version__
-from trtllm_hpc.client.model import gathered
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.gateway.body import read_body
-from trtllm_hpc.gateway.errors import ApiError, as_api_error
-from trtllm_hpc.gateway.generation import Generation, Prompt
+from trtllm_hpc.gateway.answers import AnswerWriter, ApiError, Json, Part, as_api_error, usage
+from trtllm_hpc.gateway.generation import Generation, merged
 from trtllm_hpc.gateway.metrics import Metrics
 from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, parse
-from trtllm_hpc.gateway.service import Service, merged
+from trtllm_hpc.gateway.service import Service
 from trtllm_hpc.runtime.records import SESSION_HEADER
-from trtllm_hpc.wire.events import write_event
-from trtllm_hpc.wire.openai import DONE
-from trtllm_hpc.wire.openai_answer import AnswerWriter, Json, model_card, usage
 
 Result = TypeVar("Result")
 
 _GONE = 499
 """Status for a client that went away, which nobody reads; nginx's number."""
-
-
 _PASSED_ON = (SESSION_HEADER, "traceparent", "tracestate")
 """Headers for Triton: the conversation, and the trace that the request belongs to (W3C Trace Context)."""
 
@@ -64,12 +57,8 @@ def make_app(service: Service) -> Starlette:
             Route("/v1/chat/completions", routes.chat_completions, methods=["POST"]),
         ],
         exception_handlers={
-            ApiError: _failure,
-            RequestFailed: _failure,
-            HTTPException: _http_error,
-            _ClientGone: _gone,
-            ClientDisconnect: _gone,
-            Exception: _internal_error,
+            kind: _failure
+            for kind in (ApiError, RequestFailed, HTTPException, _ClientGone, ClientDisconnect, Exception)
         },
         middleware=[Middleware(metrics.counting)],
         lifespan=lifespan,
@@ -95,6 +84,11 @@ class _Routes:
         self._service.check_model(request.path_params["name"])
         return JSONResponse(self._card())
 
+    def _card(self) -> Json:
+        facts = self._service.facts
+        card = {"id": facts.name, "created": self._created, "object": "model", "owned_by": "trtllm-hpc"}
+        return {**card, "max_model_len": facts.max_seq_len}  # vLLM's key
+
     async def completions(self, request: Request) -> Response:
         return await self._answered(request, parse(CompletionRequest, await self._body(request)))
 
@@ -102,63 +96,71 @@ class _Routes:
         return await self._answered(request, parse(ChatRequest, await self._body(request)))
 
     async def _body(self, request: Request) -> bytes:
-        return await read_body(request, self._service.facts.max_request_mib)
+        """Return the body, bounded while it is read. Raises ApiError if it is too large, or compressed."""
+        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity":
+            raise ApiError(f"Content-Encoding {coding!r} is not supported by this server.", 415)
+        most, body = self._service.facts.max_request_mib, bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > most << 20:
+                raise ApiError(f"The body is larger than serve.max_request_mib, {most} MiB.", 413)
+        return bytes(body)
 
     async def _answered(self, request: Request, asked: CompletionRequest | ChatRequest) -> Response:
         self._service.check_model(asked.model)
         prompts = await asyncio.to_thread(self._service.prompts, asked)
+        lengths = [len(prompt.ids) for prompt in prompts]
         headers = {name: value for name in _PASSED_ON if (value := request.headers.get(name)) is not None}
-        generation = await _unless_gone(request, self._service.generation(asked, headers))
-        is_chat = isinstance(asked, ChatRequest)
-        writer = AnswerWriter(asked.model, is_chat=is_chat, usage_follows=asked.wants_usage)
-        if asked.stream:
-            events = _events(asked, prompts, writer, generation)
-            # Before the first part an error has a status of its own.
-            first = await _unless_gone(request, anext(events))
-            return StreamingResponse(_from_first(first, events), media_type="text/event-stream")
-        answers = await _unless_gone(request, gathered([generation.answers(prompt) for prompt in prompts]))
-        flat = [part for parts in answers for part in parts]
-        choices = [
-            writer.choice(index, part.text, generation.tokens(part), part.finish or "stop")
-            for index, part in enumerate(flat)
-        ]
-        used = usage(_tokens(prompts), sum(len(part.ids) for part in flat))
-        return JSONResponse(writer.whole(choices, used))
+        client = await _unless_gone(request, self._service.client())
+        generation = Generation(client, self._service, asked, headers)
+        parts = merged([generation.parts(prompt, choice) for prompt in prompts for choice in range(asked.n)])
+        writer = AnswerWriter(asked.model, is_chat=isinstance(asked, ChatRequest))
+        if not asked.stream:
+            answers = await _unless_gone(request, _joined(parts, len(prompts) * asked.n))
+            used = usage(sum(lengths), sum(answer.count for answer in answers))
+            return JSONResponse(writer.whole(answers, used))
+        events = _events(asked, parts, writer, lengths)
+        # Before the first part an error has a status of its own.
+        first = await _unless_gone(request, anext(events))
+        return StreamingResponse(_from_first(first, events), media_type="text/event-stream")
 
-    def _card(self) -> Json:
-        facts = self._service.facts
-        return model_card(facts.name, self._created, facts.max_seq_len)
+
+async def _joined(parts: AsyncGenerator[tuple[int, Part]], count: int) -> list[Part]:
+    """Return so many whole answers."""
+    answers = [Part()] * count
+    async with aclosing(parts) as received:
+        async for index, part in received:
+            answers[index] += part
+    return answers
 
 
 async def _events(
     asked: CompletionRequest | ChatRequest,
-    prompts: list[Prompt],
+    parts: AsyncGenerator[tuple[int, Part]],
     writer: AnswerWriter,
-    generation: Generation,
+    lengths: list[int],
 ) -> AsyncGenerator[str]:
-    """Yield the events of a stream; those that come before the first token together with it."""
-    streams = [generation.parts(prompt, choice) for prompt in prompts for choice in range(asked.n)]
-    tokens: dict[int, int] = {}
-    async with aclosing(merged(streams)) as parts:
-        async for index, part in parts:
-            chunks: list[Json] = []
-            if index not in tokens:
-                chunks += writer.begin(index)
-            tokens[index] = tokens.get(index, 0) + len(part.ids)
-            if part.finish or part.text or asked.wants_log_probs:
-                chunks.append(writer.chunk(index, part.text, generation.tokens(part), part.finish))
-            if chunks:
-                if asked.wants_usage_so_far:
-                    so_far = usage(len(prompts[index // asked.n].ids), tokens[index])
-                    chunks = [{**chunk, "usage": so_far} for chunk in chunks]
-                yield "".join(map(_event, chunks))
-    if asked.wants_usage:
-        yield _event(writer.last(usage(_tokens(prompts), sum(tokens.values()))))
-    yield write_event(DONE.decode())
+    """Yield the events of a stream; ``lengths`` are the numbers of tokens of the prompts."""
+    options = asked.stream_options
+    tokens = [0] * len(lengths) * asked.n
+    async with aclosing(parts) as received:
+        async for index, part in received:
+            tokens[index] += part.count
+            if not (part.text or part.tokens or part.finish):
+                continue  # the beginning of a letter
+            chunk = writer.chunk(index, part)
+            if options is not None and options.include_usage:
+                so_far = usage(lengths[index // asked.n], tokens[index])
+                chunk["usage"] = so_far if options.continuous_usage_stats else None
+            yield _event(chunk)
+    if options is not None and options.include_usage:
+        yield _event(writer.last(usage(sum(lengths), sum(tokens))))
+    yield "data: [DONE]\n\n"
 
 
-def _event(chunk: Json) -> str:
-    return write_event(json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
+def _event(body: Json) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
 async def _from_first(first: str, events: AsyncGenerator[str]) -> AsyncGenerator[str]:
@@ -173,9 +175,13 @@ async def _from_first(first: str, events: AsyncGenerator[str]) -> AsyncGenerator
 
 
 async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """Await something; cancel it at once when the client goes away. Raises _ClientGone if it has."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request.receive))
+    """Await work; cancel it at once when the client goes away. Raises _ClientGone if it has."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -187,32 +193,15 @@ async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _left(receive: Callable[[], Awaitable[Any]]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _tokens(prompts: list[Prompt]) -> int:
-    return sum(len(prompt.ids) for prompt in prompts)
-
-
 async def _failure(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError | RequestFailed)
-    found = as_api_error(error)
-    return JSONResponse(found.body(), found.status)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path}: {error.detail}."
-    answer = await _failure(request, ApiError(message, error.status_code))
-    answer.headers.update(error.headers or {})
-    return answer
-
-
-async def _gone(request: Request, error: Exception) -> Response:
-    return Response(status_code=_GONE)
-
-
-async def _internal_error(request: Request, error: Exception) -> Response:
-    return await _failure(request, ApiError("The gateway failed; its log says why.", 500))
+    if isinstance(error, _ClientGone | ClientDisconnect):
+        return Response(status_code=_GONE)
+    headers = None
+    if isinstance(error, ApiError | RequestFailed):
+        found = as_api_error(error)
+    elif isinstance(error, HTTPException):
+        found = ApiError(f"{request.method} {request.url.path}: {error.detail}.", error.status_code)
+        headers = error.headers
+    else:
+        found = ApiError("The gateway failed; its log says why.", 500)
+    return JSONResponse(found.body(), found.status, headers)

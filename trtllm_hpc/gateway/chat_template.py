@@ -17,7 +17,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from trtllm_hpc.gateway.errors import ApiError
+from trtllm_hpc.gateway.answers import ApiError
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 
 _FILE = "chat_template.jinja"

@@ -8,10 +8,18 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from trtllm_hpc.client.request import MAX_TOKENS
-from trtllm_hpc.gateway.errors import ApiError
+from trtllm_hpc.gateway.answers import ApiError
 
 MOST_CHOICES = 128
 """Most answers to one request: those to each of its prompts, together."""
@@ -37,7 +45,7 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "best_of": (1,),
     "beam_width": (1,),
 }
-"""Keys that the gateway does not have, and values with which they ask for nothing."""
+"""Keys that the gateway does not have, each with the values that ask for nothing."""
 
 _TOOLS = {"tools": "tool_choice", "functions": "function_call"}
 """Lists of tools, each with the key that forbids their use with the value ``none``."""
@@ -75,6 +83,7 @@ class GenerationRequest(_Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     logprobs: int | bool | None = None
+    """The served models report the probability of each chosen token only."""
 
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = 0
     """0 and -1 are all tokens."""
@@ -87,6 +96,11 @@ class GenerationRequest(_Body):
     add_special_tokens: bool | None = None
     """To the prompt; ``None``: as the served model's configuration says, and never to a chat."""
 
+    @property
+    def wants_log_probs(self) -> bool:
+        """Whether the answer has the logarithm of each token's probability."""
+        return self.logprobs is not None and self.logprobs is not False
+
     @field_validator("stop", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
@@ -95,25 +109,12 @@ class GenerationRequest(_Body):
             raise ValueError("a text to stop at is empty")
         return stops
 
-    @property
-    def wants_usage(self) -> bool:
-        """Whether the last chunk of a stream has the number of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def wants_log_probs(self) -> bool:
-        """Whether the answer has the logarithm of each token's probability."""
-        return self.logprobs is not None and self.logprobs is not False
-
-    @property
-    def wants_usage_so_far(self) -> bool:
-        """Whether each chunk of a stream has the number of tokens so far."""
-        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
-
-    def check(self) -> None:
-        """Refuse keys that contradict each other. Raises ApiError naming one of them."""
-        if self.stream_options is not None and not self.stream:
-            raise ApiError("stream_options goes with stream: true.", param="stream_options")
+    @field_validator("stream_options")
+    @classmethod
+    def _goes_with_a_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            raise ValueError("it goes with stream: true")
+        return value
 
 
 class CompletionRequest(GenerationRequest):
@@ -121,11 +122,11 @@ class CompletionRequest(GenerationRequest):
 
     prompt: list[str] | list[list[NotNegative]]
     max_tokens: Positive | None = MAX_TOKENS
-    logprobs: NotNegative | None = None
+    logprobs: Literal[0, 1] | None = None
 
     @field_validator("prompt", mode="before")
     @classmethod
-    def _prompts(cls, value: Any) -> Any:
+    def _prompts(cls, value: Any, info: ValidationInfo) -> Any:
         """Take one prompt for a list of one; say in one sentence what else it must be."""
         if isinstance(value, str) or (_is_list(value, int) and value):
             value = [value]
@@ -134,41 +135,10 @@ class CompletionRequest(GenerationRequest):
             raise ValueError(
                 "it must be a text, a list of texts, a list of token ids, or a list of such lists"
             )
+        answers = info.data.get("n", 1)
+        if len(value) * answers > MOST_CHOICES:
+            raise ValueError(f"{len(value)} prompts with n {answers} are more than {MOST_CHOICES} answers")
         return value
-
-    def check(self) -> None:
-        """See :meth:`GenerationRequest.check`."""
-        super().check()
-        if len(self.prompt) * self.n > MOST_CHOICES:
-            message = f"{len(self.prompt)} prompts with n {self.n} are more than {MOST_CHOICES} answers."
-            raise ApiError(message, param="n" if self.n > 1 else "prompt")
-        if self.logprobs is not None and self.logprobs > 1:
-            raise ApiError(
-                "The served model reports the probability of each chosen token only: logprobs may be 0 or 1.",
-                param="logprobs",
-            )
-
-
-class TextPart(_Body):
-    """One part of a message's content."""
-
-    type: str
-    text: str = ""
-
-
-class ToolFunction(_Body):
-    """The function that an earlier answer has called."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(_Body):
-    """A call of a tool in an earlier answer."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: ToolFunction
 
 
 class Message(_Body):
@@ -177,27 +147,13 @@ class Message(_Body):
     role: str
     content: str | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     """With the role ``tool``: the call that this message answers."""
     annotations: list[Any] | None = Field(default=None, max_length=0)
     refusal: None = None
     audio: None = None
     function_call: None = None
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Message:
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content is missing: only a message with tool_calls may be without it")
-        return self
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the message as templates expect it: a call's arguments are an object where they are JSON."""
-        plain = self.model_dump(exclude_none=True, exclude={"annotations"}) | {"content": self.content}
-        for call in plain.get("tool_calls", ()):
-            with suppress(ValueError):
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        return plain
 
     @field_validator("content", mode="before")
     @classmethod
@@ -209,7 +165,23 @@ class Message(_Body):
             kind = part.get("type") if isinstance(part, dict) else None
             if kind != "text":
                 raise ValueError(f"parts of the type {kind!r} are not supported, only text")
-        return "\n".join(TextPart.model_validate(part).text for part in value)
+            if not isinstance(part.get("text"), str):
+                raise ValueError("a part of the type 'text' has no text")
+        return "\n".join(part["text"] for part in value)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is missing: only a message with tool_calls may be without it")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as templates expect it: a call's arguments are an object where they are JSON."""
+        plain = self.model_dump(exclude_none=True, exclude={"annotations"}) | {"content": self.content}
+        for call in plain.get("tool_calls", ()):
+            with suppress(ValueError, KeyError, TypeError):
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        return plain
 
 
 class ChatRequest(GenerationRequest):
@@ -218,18 +190,9 @@ class ChatRequest(GenerationRequest):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Positive | None = None
     logprobs: bool = False
-    top_logprobs: NotNegative | None = None
+    top_logprobs: Literal[0] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-
-    def check(self) -> None:
-        """See :meth:`GenerationRequest.check`."""
-        super().check()
-        if self.top_logprobs:
-            raise ApiError(
-                "The served model reports the probability of each chosen token only: leave top_logprobs out.",
-                param="top_logprobs",
-            )
 
 
 Kind = TypeVar("Kind", bound=GenerationRequest)
@@ -245,15 +208,12 @@ def parse(kind: type[Kind], body: bytes) -> Kind:
             given.pop(tools, None)
     keys = {name: value for name, value in given.items() if value is not None and name not in _IGNORED}
     for name in [each for each in keys if each not in kind.model_fields]:
-        if keys[name] not in _NEUTRAL.get(name, ()):
+        if keys.pop(name) not in _NEUTRAL.get(name, ()):
             raise _unknown(name, kind)
-        del keys[name]
     try:
-        request = kind.model_validate(keys)
+        return kind.model_validate(keys)
     except ValidationError as error:
         raise _wrong(error) from None
-    request.check()
-    return request
 
 
 def _json(body: bytes) -> Any:
@@ -279,7 +239,7 @@ def _unknown(name: str, kind: type[GenerationRequest]) -> ApiError:
 
 def _wrong(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False)[0]
-    # A union's members have names of their own, which are no keys.
+    # A union's members have names of their own, which are not keys.
     place = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
     what = first["msg"].removeprefix("Value error, ")
     return ApiError(f"{place}: {what[:1].lower()}{what[1:]}.", param=str(first["loc"][0]))

@@ -1,4 +1,4 @@
-"""The gateway's process: its sockets, and uvicorn on them."""
+"""The gateway's process: what it knows of its run, its sockets, and uvicorn on them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,38 @@ from pathlib import Path
 
 import uvicorn
 
+from trtllm_hpc.backends import backend_of
 from trtllm_hpc.client.connect import Target
+from trtllm_hpc.config.files import read_spec
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.gateway.app import make_app
-from trtllm_hpc.gateway.facts import Facts
-from trtllm_hpc.gateway.service import Service
+from trtllm_hpc.gateway.service import Facts, Service
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
 
 _BACKLOG = 2048
 _GRACE_S = 5
 """For open answers once the gateway is asked to end."""
 _KEEP_ALIVE_S = 120
 """Longer than clients keep a connection (OpenAI's: 5 s; aiohttp's: 15 s): else requests get lost."""
+
+
+def facts_of(run: RunPaths) -> Facts:
+    """Return the facts of a run with an engine. Raises ConfigError if its ``spec.yaml`` cannot be read."""
+    job = read_spec(run.spec)
+    folder = Path(job.engine.directory) if job.engine.directory else run.engine
+    named = backend_of(job).tokenizer(job)
+    max_seq_len = job.engine.max_seq_len
+    with suppress(NotAnEngine):
+        max_seq_len = read_engines(folder)[0].max_seq_len or max_seq_len
+    return Facts(
+        name=Path(job.model.path).name if job.model.path else job.model.synthetic or job.name,
+        tokenizer=folder / "tokenizer" if named is None else Path(named),
+        max_seq_len=max_seq_len,
+        add_special_tokens=job.repository.add_special_tokens is not False,
+        skip_special_tokens=job.repository.skip_special_tokens is not False,
+        max_request_mib=job.serve.max_request_mib,
+    )
 
 
 class _Server(uvicorn.Server):
@@ -57,7 +78,7 @@ def serve(sockets: list[socket.socket], target: Target, facts: Facts) -> None:
 
 
 def inherited(descriptor: int) -> socket.socket:
-    """Return the listening socket of an open file descriptor. Raises StartFailed if it is none."""
+    """Return the socket of an open file descriptor. Raises StartFailed unless it listens."""
     try:
         found = socket.socket(fileno=descriptor)
         is_listening = bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
@@ -84,18 +105,17 @@ def listen(host: str, port: int) -> socket.socket:
 @contextmanager
 def listening(path: Path) -> Iterator[socket.socket]:
     """Yield a Unix socket of this user, removed at the end; raises StartFailed, also if the file exists."""
-    made = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
-    try:
-        made.bind(str(path))
-    except OSError as error:
-        made.close()
-        raise StartFailed(f"{path} cannot be listened on: {error.strerror or error}.") from None
-    finally:
-        os.umask(before)
-    made.listen(_BACKLOG)
-    try:
-        yield made
-    finally:
-        with suppress(OSError):
-            path.unlink()
+    with socket.socket(socket.AF_UNIX) as made:
+        before = os.umask(0o177)
+        try:
+            made.bind(str(path))
+        except OSError as error:
+            raise StartFailed(f"{path} cannot be listened on: {error.strerror or error}.") from None
+        finally:
+            os.umask(before)
+        made.listen(_BACKLOG)
+        try:
+            yield made
+        finally:
+            with suppress(OSError):
+                path.unlink()

@@ -52,32 +52,25 @@ class ModelTokenizer:
     @cached_property
     def end_id(self) -> int | None:
         """Id of the end token, as upstream's ``preprocessing`` finds it."""
-        token = self.special_tokens.get("eos_token")
-        return None if token is None else self._library.token_to_id(token)
+        return self._id("eos_token")
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """All tokens that end an answer: a chat model's ``generation_config.json`` may name several."""
+        ids = self._object("generation_config.json").get("eos_token_id")
+        named = [self.end_id, *(ids if isinstance(ids, list) else [])]
+        return frozenset(token for token in named if isinstance(token, int))
 
     @cached_property
     def pad_id(self) -> int | None:
         """Id of the token that fills up; that of the end token without one, as in ``preprocessing``."""
-        token = self.special_tokens.get("pad_token")
-        found = None if token is None else self._library.token_to_id(token)
+        found = self._id("pad_token")
         return self.end_id if found is None else found
-
-    @cached_property
-    def further_end_ids(self) -> tuple[int, ...]:
-        """Other tokens that end an answer: a chat model's ``generation_config.json`` may name several."""
-        ids = self._object("generation_config.json").get("eos_token_id")
-        listed = ids if isinstance(ids, list) else []
-        return tuple(each for each in listed if isinstance(each, int) and each != self.end_id)
 
     @cached_property
     def longest_token(self) -> int:
         """Most letters of a text that one token can stand for."""
         return max(map(len, self._library.get_vocab(with_added_tokens=True)), default=1)
-
-    @cached_property
-    def vocab_size(self) -> int:
-        """Number of tokens, with special ones."""
-        return int(self._library.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, by default with the tokenizer's special tokens."""
@@ -86,6 +79,11 @@ class ModelTokenizer:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids; bytes of incomplete letters become U+FFFD."""
         return str(self._library.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def _id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        found: int | None = None if token is None else self._library.token_to_id(token)
+        return found
 
     def _object(self, name: str) -> Mapping[str, Any]:
         try:
@@ -100,7 +98,7 @@ class TextStream:
 
     A letter whose bytes are in several tokens is held back until it is whole, and so is text that may become
     one of the texts to stop at. All parts together are the text of all tokens together, unless these hold
-    bytes that are no letter: some tokenizers decode those by what follows.
+    bytes that are not a letter: some tokenizers decode those by what follows.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, stops: Sequence[str], *, skip_special_tokens: bool) -> None:
@@ -109,43 +107,42 @@ class TextStream:
         self._begin = self._read = 0
         """A token's text may depend on the one before, so decoding begins at the last part's first token."""
         self._text = ""
-        self._returned = 0
+        """Text that is decoded, but not returned yet."""
         self.is_stopped = False
         """Whether a text to stop at was found."""
 
     def add(self, ids: Sequence[int]) -> str:
         """Take in tokens, and return the text that is certain now."""
         self._ids.extend(ids)
-        known = self._decoded(self._begin, self._read)
-        text = self._decoded(self._begin, len(self._ids))
-        if len(text) > len(known) and not text.endswith(_BROKEN):
-            self._text += text[len(known) :]
+        new = self._decoded()
+        if new and not new.endswith(_BROKEN):
+            self._text += new
             self._begin, self._read = self._read, len(self._ids)
-        return self._certain(held_back=True)
+        return self._certain()
 
     def end(self) -> str:
         """Return what was held back, after the last token."""
-        if not self.is_stopped:
-            known = self._decoded(self._begin, self._read)
-            self._text += self._decoded(self._begin, len(self._ids))[len(known) :]
-        return self._certain(held_back=False)
+        if self.is_stopped:
+            return ""
+        self._text += self._decoded()
+        return self._certain() + self._text
 
-    def _decoded(self, begin: int, end: int) -> str:
-        return self._tokenizer.decode(self._ids[begin:end], skip_special_tokens=self._skip)
+    def _decoded(self) -> str:
+        """Return the text of the tokens that were not read yet."""
+        begin, skip = self._begin, self._skip
+        known = self._tokenizer.decode(self._ids[begin : self._read], skip_special_tokens=skip)
+        return self._tokenizer.decode(self._ids[begin:], skip_special_tokens=skip)[len(known) :]
 
-    def _certain(self, *, held_back: bool) -> str:
-        """Return the text up to a text to stop at, or to what may become one."""
-        if not self.is_stopped:
-            # Text that was returned cannot belong to one: it would have been held back.
-            found = [at for stop in self._stops if (at := self._text.find(stop, self._returned)) >= 0]
-            if found:
-                self.is_stopped = True
-                self._text = self._text[: min(found)]
-        end = len(self._text)
-        if held_back and not self.is_stopped:
-            end -= max((_overlap(self._text, stop) for stop in self._stops), default=0)
-        part = self._text[self._returned : end]
-        self._returned = max(self._returned, end)
+    def _certain(self) -> str:
+        """Take out the text up to one to stop at, or to what may become one."""
+        found = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
+        if found:
+            self.is_stopped = True
+            part, self._text = self._text[: min(found)], ""
+            return part
+        held_back = max((_overlap(self._text, stop) for stop in self._stops), default=0)
+        end = len(self._text) - held_back
+        part, self._text = self._text[:end], self._text[end:]
         return part
 
 

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc import __version__
-from trtllm_hpc.config.synthetic_models import SHAPES, STAND_IN, shape_of
+from trtllm_hpc.config.synthetic_models import SHAPE, STAND_IN, TINY
 from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.reference import synthetic
-from trtllm_hpc.reference.engine_config import BUILD_LIMITS, EngineFolder
+from trtllm_hpc.reference.engine_config import BUILD_LIMITS, CONFIG, MODEL, TOKENIZER
 from trtllm_hpc.reference.shutdown import first_sentence
 from trtllm_hpc.runtime.records import add_event
 
 STEPS = 5
-_SHAPE = (
+_SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "max_position_embeddings"),
 )
@@ -39,24 +39,29 @@ def build(settings: argparse.Namespace, progress: Progress) -> None:
     Raises BuildFailed if the model cannot be read or cannot be split over the ranks; OSError if the folder
     exists or cannot be written.
     """
-    engine = EngineFolder(settings.output)
-    engine.folder.mkdir(parents=True)
+    engine = settings.output.absolute()
+    engine.mkdir(parents=True)
     try:
-        write = _write_stand_in if settings.synthetic == STAND_IN else _write_model
-        architecture, shape = write(settings, engine, progress)
+        if settings.synthetic == STAND_IN:
+            (engine / MODEL).mkdir()
+            (engine / MODEL / "model.safetensors").write_bytes(_NO_TENSORS)
+            model = {"architecture": STAND_IN, **{name: SHAPE[name] for name in _SIZES if name in SHAPE}}
+        else:
+            model = _write_model(settings, engine, progress)
         progress(4, "writing the tokenizer")
-        _write_tokenizer(settings, engine, shape["vocab_size"])
-        write_json(engine.config, _engine_config(settings, {"architecture": architecture, **shape}))
+        if settings.model is None:
+            synthetic.make_tokenizer(engine / TOKENIZER)
+        else:
+            _copy_tokenizer(settings.model, engine / TOKENIZER)
+        write_json(engine / CONFIG, _engine_config(settings, model))
     except BaseException:  # Ctrl-C must leave nothing behind either
-        shutil.rmtree(engine.folder)
+        shutil.rmtree(engine)
         raise
-    progress(STEPS, f"engine ready in {engine.folder}")
+    progress(STEPS, f"engine ready in {engine}")
 
 
-def _write_model(
-    settings: argparse.Namespace, engine: EngineFolder, progress: Progress
-) -> tuple[str, dict[str, Any]]:
-    """Write each rank's weights; return the name and the sizes of the model."""
+def _write_model(settings: argparse.Namespace, engine: Path, progress: Progress) -> dict[str, Any]:
+    """Write the weights; return the architecture and the sizes of the model."""
     progress(1, "importing torch and transformers")
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
@@ -65,7 +70,7 @@ def _write_model(
     if settings.model is None:
         progress(2, "initialising weights")
         model = synthetic.make_model(
-            settings.synthetic, seed=settings.seed, dtype=settings.dtype, max_seq_len=settings.max_seq_len
+            seed=settings.seed, dtype=settings.dtype, max_seq_len=settings.max_seq_len
         )
     else:
         progress(2, "loading weights")
@@ -74,8 +79,9 @@ def _write_model(
     _check(model, config, settings)
     progress(3, "writing weights")
     # One file, of which each rank reads its part.
-    model.save_pretrained(engine.model, max_shard_size="1000TB")
-    return type(model).__name__, {name: getattr(config, name) for name in _SHAPE if hasattr(config, name)}
+    model.save_pretrained(engine / MODEL, max_shard_size="1000TB")
+    sizes = {name: getattr(config, name) for name in _SIZES if hasattr(config, name)}
+    return {"architecture": type(model).__name__, **sizes}
 
 
 def _check(model: Any, config: Any, settings: argparse.Namespace) -> None:
@@ -100,23 +106,12 @@ def _check(model: Any, config: Any, settings: argparse.Namespace) -> None:
         )
 
 
-def _write_stand_in(
-    settings: argparse.Namespace, engine: EngineFolder, _progress: Progress
-) -> tuple[str, dict[str, Any]]:
-    engine.model.mkdir()
-    engine.weights.write_bytes(_NO_TENSORS)
-    return STAND_IN, {name: value for name, value in shape_of(STAND_IN).items() if name in _SHAPE}
-
-
-def _write_tokenizer(settings: argparse.Namespace, engine: EngineFolder, vocab_size: int) -> None:
-    if settings.model is None:
-        synthetic.make_tokenizer(engine.tokenizer, vocab_size)
-        return
+def _copy_tokenizer(source: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    _readable(AutoTokenizer, settings.model).save_pretrained(engine.tokenizer)
-    if not (engine.tokenizer / "tokenizer.json").is_file():
-        raise BuildFailed(f"The tokenizer in {settings.model} cannot be written as tokenizer.json.")
+    _readable(AutoTokenizer, source).save_pretrained(folder)
+    if not (folder / "tokenizer.json").is_file():
+        raise BuildFailed(f"The tokenizer in {source} cannot be written as tokenizer.json.")
 
 
 def _readable(kind: Any, source: Path, **arguments: Any) -> Any:
@@ -172,7 +167,7 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the engine folder to make")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", type=Path, metavar="PATH", help="local folder in transformers' format")
-    source.add_argument("--synthetic", choices=(*SHAPES, STAND_IN), help="a small random model")
+    source.add_argument("--synthetic", choices=(TINY, STAND_IN), help="a small random model")
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
     for option, (default, text) in _NUMBERS.items():
         parser.add_argument(
@@ -187,20 +182,17 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
     return settings
 
 
-def _progress(run: Path | None) -> Progress:
-    def progress(step: int, message: str) -> None:
-        print(f"[{step}/{STEPS}] {message}", flush=True)
-        if run is not None:
-            add_event(RunPaths(run), "build", "progress", step=step, of=STEPS, message=message)
-
-    return progress
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
+    settings = _settings(argv)
+
+    def progress(step: int, message: str) -> None:
+        print(f"[{step}/{STEPS}] {message}", flush=True)
+        if settings.run is not None:
+            add_event(RunPaths(settings.run), "build", "progress", step=step, of=STEPS, message=message)
+
     try:
-        settings = _settings(argv)
-        build(settings, _progress(settings.run))
+        build(settings, progress)
     except TrtllmHpcError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

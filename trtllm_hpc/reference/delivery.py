@@ -22,8 +22,6 @@ from trtllm_hpc.reference.requests import Array, Part, check_parameters
 
 CHECK_S = 0.1
 """Time between two questions to Triton (100 µs each) whether clients are still there."""
-_PAUSE_OF_EACH_S = 0.002
-"""The same for each open request, if that is longer."""
 
 _log = logging.getLogger(__name__)
 
@@ -194,11 +192,8 @@ class Delivery:
         self._open.pop(number, None)
 
     def _watch(self) -> None:
-        asked = 0
-        while not self._closing.wait(max(CHECK_S, asked * _PAUSE_OF_EACH_S)):
-            requests = self._requests()
-            asked = len(requests)
-            for opened in requests:
+        while not self._closing.wait(CHECK_S):
+            for opened in self._requests():
                 try:
                     with opened.lock:
                         is_left = not opened.is_answered and opened.sender.is_cancelled()

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 )
 
 from trtllm_hpc.errors import RequestFailed, StartFailed
-from trtllm_hpc.reference.engine_config import REBUILD, EngineFolder, EngineInfo
+from trtllm_hpc.reference.engine_config import MODEL, REBUILD, EngineInfo
 from trtllm_hpc.reference.generation import Die, GenerationRequest, Hear, Load, Progress, check_room
 from trtllm_hpc.reference.shutdown import first_sentence
 from trtllm_hpc.reference.world import Channel, World
@@ -123,7 +124,7 @@ class ModelEngine:
     """One rank's part: see ``generation.Engine``. Raises StartFailed if it cannot be loaded."""
 
     def __init__(
-        self, folder: EngineFolder, info: EngineInfo, world: World, *, max_queue_size: int, max_tokens: int
+        self, folder: Path, info: EngineInfo, world: World, *, max_queue_size: int, max_tokens: int
     ) -> None:
         self._rank, self._max_queue_size = world.rank, max_queue_size
         self._channel = Channel(world)
@@ -240,13 +241,13 @@ class ModelEngine:
         threading.Thread(target=look, name="loop", daemon=True).start()
 
 
-def _load(folder: EngineFolder, dtype: str, world: World) -> Any:
+def _load(folder: Path, dtype: str, world: World) -> Any:
     """The model, of which each rank has a part; raises StartFailed if its files cannot be read."""
     transformers.utils.logging.disable_progress_bar()
     split = {"distributed_config": DistributedConfig(tp_plan="auto")} if world.size > 1 else {}
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            folder.model,
+            folder / MODEL,
             local_files_only=True,
             dtype=getattr(torch, dtype),
             attn_implementation="paged|sdpa",
@@ -254,4 +255,6 @@ def _load(folder: EngineFolder, dtype: str, world: World) -> Any:
         )
         return model.to("cuda" if torch.cuda.is_available() else "cpu")
     except Exception as error:
-        raise StartFailed(f"{folder.model} cannot be read: {first_sentence(error)}", hint=REBUILD) from error
+        raise StartFailed(
+            f"{folder / MODEL} cannot be read: {first_sentence(error)}", hint=REBUILD
+        ) from error

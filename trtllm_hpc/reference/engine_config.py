@@ -21,21 +21,9 @@ BUILD_LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_token
 """Limits that have the same name in an engine's ``build_config`` and here."""
 
 
-class EngineFolder:
-    """The files of one engine."""
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder).absolute()
-        self.config = self.folder / "config.json"
-        """Layout and limits, in TensorRT-LLM's format."""
-        self.model = self.folder / "model"
-        """Folder with the model as transformers stores it, of which each rank reads its part.
-
-        It is separate because transformers and TensorRT-LLM both call theirs ``config.json``.
-        """
-        self.weights = self.model / "model.safetensors"
-        self.tokenizer = self.folder / "tokenizer"
-        """The default of ``tokenizer_dir``."""
+CONFIG, MODEL, TOKENIZER = "config.json", "model", "tokenizer"
+"""In an engine's folder: layout and limits in TensorRT-LLM's format, the model as transformers stores it, and
+the default of ``tokenizer_dir``. The model has a folder because its configuration has the same name."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +43,10 @@ class EngineInfo:
     is_stand_in: bool = False
 
     @classmethod
-    def read(cls, engine: EngineFolder) -> EngineInfo:
-        """Read ``config.json``. Raises StartFailed if it is missing or not an engine's configuration."""
+    def read(cls, folder: Path) -> EngineInfo:
+        """Read an engine's configuration. Raises StartFailed if it is missing or not one."""
         try:
-            record: Any = read_json(engine.config)
+            record: Any = read_json(folder / CONFIG)
             pretrained, build = record["pretrained_config"], record["build_config"]
             return cls(
                 dtype=pretrained["dtype"],
@@ -69,7 +57,7 @@ class EngineInfo:
                 **{name: build[name] for name in BUILD_LIMITS},
             )
         except (ValueError, OSError, KeyError, TypeError) as error:
-            message = f"{engine.config} is not the configuration of an engine: {error}."
+            message = f"{folder / CONFIG} is not the configuration of an engine: {error}."
             raise StartFailed(message, hint=REBUILD) from error
 
 

@@ -14,9 +14,6 @@ from trtllm_hpc.errors import RequestFailed
 NO_END = -1
 """The ``end_id`` for no end token: generate ``max_new_tokens`` tokens."""
 
-Words = tuple[tuple[int, ...], ...]
-"""Words as sequences of token ids."""
-
 
 @dataclass(frozen=True)
 class GenerationRequest:
@@ -26,8 +23,8 @@ class GenerationRequest:
     max_new_tokens: int
     end_id: int = NO_END
     """Generation ends after this token; ``NO_END``: after none."""
-    stop_words: Words = ()
-    """Generation ends after any of these."""
+    stop_words: tuple[tuple[int, ...], ...] = ()
+    """Token ids of words, after any of which generation ends."""
     temperature: float = 1.0
     top_k: int = 1
     """Choose among the k likeliest tokens; 1 is greedy, 0 sets no limit."""

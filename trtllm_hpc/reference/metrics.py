@@ -20,21 +20,16 @@ from trtllm_hpc.reference.generation import Engine, Load
 PERIOD_S = 0.1
 """Time between two updates of the gauges."""
 
-REQUESTS = "nv_trt_llm_request_metrics"
-MEMORY = "nv_trt_llm_runtime_memory_metrics"
-KV_CACHE = "nv_trt_llm_kv_cache_block_metrics"
-BATCHER = "nv_trt_llm_inflight_batcher_metrics"
-GENERAL = "nv_trt_llm_general_metrics"
-LENGTHS = ("nv_llm_input_token_len", "nv_llm_output_token_len")
 LABELS = {
-    REQUESTS: "request_type",
-    MEMORY: "memory_type",
-    KV_CACHE: "kv_cache_block_type",
-    BATCHER: "inflight_batcher_specific_metric",
-    GENERAL: "general_type",
-    **dict.fromkeys(LENGTHS, "response_metric_type"),
+    "nv_trt_llm_request_metrics": "request_type",
+    "nv_trt_llm_runtime_memory_metrics": "memory_type",
+    "nv_trt_llm_kv_cache_block_metrics": "kv_cache_block_type",
+    "nv_trt_llm_inflight_batcher_metrics": "inflight_batcher_specific_metric",
+    "nv_trt_llm_general_metrics": "general_type",
+    "nv_llm_input_token_len": "response_metric_type",
+    "nv_llm_output_token_len": "response_metric_type",
 }
-"""The label in which the metrics of a family differ."""
+"""The families of metrics, each with the label in which its metrics differ."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,20 +38,20 @@ def gauges(load: Load, memory: Mapping[str, int], now: float) -> dict[str, Mappi
     """Values by family and label, at ``now``, in seconds since 1970; ``memory`` is in bytes, by kind."""
     used, most = load.blocks_used, load.blocks_max
     requests = ("active", "scheduled", "context", "waiting")
-    return {
-        REQUESTS: {"max": load.max_requests, **{name: getattr(load, name) for name in requests}},
-        MEMORY: memory,
-        KV_CACHE: {
+    values: list[Mapping[str, float]] = [
+        {"max": load.max_requests, **{name: getattr(load, name) for name in requests}},
+        memory,
+        {
             **{"max": most, "free": most - used, "used": used, "reused": 0},
             **{"tokens_per": load.tokens_per_block, "fraction": used / most if most else 0},
         },
-        BATCHER: {
-            "total_context_tokens": load.context_tokens,
-            "generation_requests": load.generation_requests,
-            **dict.fromkeys(("micro_batch_id", "paused_requests"), 0),
+        {
+            **{"total_context_tokens": load.context_tokens, "generation_requests": load.generation_requests},
+            **{"micro_batch_id": 0, "paused_requests": 0},
         },
-        GENERAL: {"timestamp": int(now * 1e6), "iteration_counter": load.iteration},
-    }
+        {"timestamp": int(now * 1e6), "iteration_counter": load.iteration},
+    ]
+    return dict(zip(LABELS, values, strict=False))
 
 
 def memory_used() -> dict[str, int]:
@@ -81,9 +76,11 @@ class Metrics:
         self._closing = threading.Event()
         self._using = threading.Lock()
         self._families: dict[str, Any] = {}
+        buckets = [10.0, 50.0, 100.0, 500.0, 1000.0]
+        kinds = ("input", "output")
         self._lengths = [
-            self._metric(family, f"total_{kind}_tokens", buckets=[10.0, 50.0, 100.0, 500.0, 1000.0])
-            for family, kind in zip(LENGTHS, ("input", "output"), strict=True)
+            self._metric(f"nv_llm_{kind}_token_len", f"total_{kind}_tokens", buckets=buckets)
+            for kind in kinds
         ]
         self._metrics: dict[tuple[str, str], Any] = {}
         self._sent: dict[tuple[str, str], float] = {}

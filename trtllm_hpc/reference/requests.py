@@ -20,7 +20,7 @@ import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
-from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Words
+from trtllm_hpc.reference.generation import NO_END, GenerationRequest
 
 Array = np.ndarray[Any, Any]
 Inputs = Mapping[str, Array]
@@ -41,17 +41,14 @@ _IMAGES = "images and videos"
 _LORA = "LoRA adapters"
 _BIAS = "a bias of tokens"
 
-_TENSORS = {
-    "encoder_input_features": _ENCODER,
-    "draft_input_ids": _DRAFT,
-    "draft_logits": _DRAFT,
-    "prompt_embedding_table": "prompt tuning",
-    "lora_weights": _LORA,
-    "lora_config": _LORA,
-    "lora_task_id": _LORA,
-}
-"""Refused inputs of ``tensorrt_llm`` in which zero is a value."""
-_TOKEN_INPUTS = {
+_TOKEN_INPUTS: Mapping[str, tuple[float | None, str]] = {
+    "encoder_input_features": (None, _ENCODER),
+    "draft_input_ids": (None, _DRAFT),
+    "draft_logits": (None, _DRAFT),
+    "prompt_embedding_table": (None, "prompt tuning"),
+    "lora_weights": (None, _LORA),
+    "lora_config": (None, _LORA),
+    "lora_task_id": (None, _LORA),
     "encoder_output_lengths": (0, _ENCODER),
     "cross_attention_mask": (0, _ENCODER),
     "skip_cross_attn_blocks": (0, _ENCODER),
@@ -66,7 +63,9 @@ _TOKEN_INPUTS = {
     "beam_width": (1, "beam search"),
     "num_return_sequences": (1, "several answers to a prompt"),
 }
-"""Others with the value that asks for nothing. What only qualifies one of them asks for nothing either."""
+"""Refused inputs of ``tensorrt_llm``, each with the value that asks for nothing, if there is one besides an
+empty tensor, and with what other values ask for. An input that only qualifies one of these is ignored.
+"""
 _TEXT_INPUTS = {
     "decoder_text_input": ("DECODER_QUERY", _ENCODER),
     "image_input": ("", _IMAGES),
@@ -157,25 +156,20 @@ class _Row:
 
     def integer(self, name: str, default: int = 0, *, least: int = -(2**63), most: int = 2**64) -> int:
         """An integer input, or a boolean one. Raises RequestFailed if it is not within bounds."""
-        array = self.array(name)
-        return _within(name, default if array is None else int(array.item()), least, most)
+        return int(self.number(name, default, least=least, most=most))
 
-    def number(self, name: str, default: float, *, least: float = 0.0, most: float = math.inf) -> float:
+    def number(self, name: str, default: _Number, *, least: float = 0, most: float = math.inf) -> _Number:
         """A finite number. Raises RequestFailed if it is not, or not within bounds."""
         array = self.array(name)
-        value = default if array is None else float(array.item())
-        if not math.isfinite(value):
-            raise RequestFailed(f"{name} is {value}; it must be a finite number.")
-        return _within(name, value, least, most)
-
-
-def _within(name: str, value: _Number, least: float, most: float) -> _Number:
-    if not least <= value <= most:
+        value: _Number = default if array is None else array.item()
         # A value as the client wrote it: 0.7 as a 32-bit float is 0.699999988.
         shown = value if isinstance(value, int) else f"{value:.6g}"
-        bounds = f"at least {least:g}" if most >= 2**64 else f"{least:g} to {most}"
-        raise RequestFailed(f"{name} is {shown}; it must be {bounds}.")
-    return value
+        if not math.isfinite(value):
+            raise RequestFailed(f"{name} is {shown}; it must be a finite number.")
+        if not least <= value <= most:
+            bounds = f"at least {least:g}" if most >= 2**64 else f"{least:g} to {most}"
+            raise RequestFailed(f"{name} is {shown}; it must be {bounds}.")
+        return value
 
 
 def _refusal(name: str, what: str) -> RequestFailed:
@@ -183,12 +177,9 @@ def _refusal(name: str, what: str) -> RequestFailed:
 
 
 def _refuse_unsupported(row: _Row) -> None:
-    for name, what in _TENSORS.items():
-        if row.array(name) is not None:
-            raise _refusal(name, what)
     for name, (nothing, what) in _TOKEN_INPUTS.items():
         array = row.array(name)
-        if array is not None and (array != nothing).any():
+        if array is not None and (nothing is None or (array != nothing).any()):
             raise _refusal(name, what)
     # Upstream's preprocessing always makes one token, which a model without an encoder does not read.
     decoder, bad_words = row.array("decoder_input_ids"), row.array("bad_words_list")
@@ -244,7 +235,7 @@ def _request(row: _Row, info: EngineInfo) -> GenerationRequest:
     )
 
 
-def _stop_words(row: _Row, info: EngineInfo) -> Words:
+def _stop_words(row: _Row, info: EngineInfo) -> tuple[tuple[int, ...], ...]:
     """Read words in upstream's layout: a row with all their tokens, and a row with their ends, then -1."""
     array = row.array("stop_words_list")
     if array is None:

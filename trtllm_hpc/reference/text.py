@@ -6,6 +6,7 @@ processes start in a fraction of a second and stay small.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,9 +14,15 @@ import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
-from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, plain_path
+from trtllm_hpc.reference.engine_config import plain_path
 from trtllm_hpc.reference.generation import NO_END
 from trtllm_hpc.reference.requests import Array
+
+
+def parameters_of(args: Mapping[str, str]) -> dict[str, str]:
+    """The parameters in the ``config.pbtxt`` of a model; ``args`` are those of its ``initialize``."""
+    found = json.loads(args["model_config"])["parameters"]
+    return {name: value["string_value"] for name, value in found.items()}
 
 
 def switch(parameters: Mapping[str, str], name: str, *, default: bool) -> bool:
@@ -58,27 +65,26 @@ def stop_words(tokenizer: ModelTokenizer, rows: Array | None, count: int) -> Arr
 class Preprocessor:
     """Tokenises prompts and words, and fills in the tokenizer's own end and pad ids.
 
-    Raises StartFailed if there is no tokenizer or no engine, or a parameter of the model is wrong.
+    ``parameters`` are those of the model.
     """
 
     def __init__(self, parameters: Mapping[str, str]) -> None:
         self.tokenizer = ModelTokenizer(Path(plain_path(parameters["tokenizer_dir"])))
         self._special = switch(parameters, "add_special_tokens", default=True)
-        engine = EngineFolder(plain_path(parameters["gpt_model_path"]))
-        self._max_input_len = EngineInfo.read(engine).max_input_len
 
     def process(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of ``preprocessing`` for its inputs, both by name.
 
         Raises:
-            RequestFailed: an input is missing, or a text is not UTF-8 or too long.
+            RequestFailed: an input is missing, or a text is not UTF-8.
         """
         for name, inner in (("text_input", "QUERY"), ("max_tokens", "REQUEST_OUTPUT_LEN")):
             if inner not in inputs:
                 # Triton counts the inputs that must be there, and takes another one for it.
                 raise RequestFailed(f"{name} ({inner}) is missing.")
         tokenizer = self.tokenizer
-        prompts = [self._prompt(text) for text in inputs["QUERY"].reshape(-1)]
+        texts = [text_of("text_input", value) for value in inputs["QUERY"].reshape(-1)]
+        prompts = [tokenizer.encode(text, add_special_tokens=self._special) for text in texts]
         count, longest = len(prompts), max(map(len, prompts))
         end_id = NO_END if tokenizer.end_id is None else tokenizer.end_id
         pad_id = 0 if tokenizer.pad_id is None else tokenizer.pad_id
@@ -96,16 +102,6 @@ class Preprocessor:
             "OUT_END_ID": inputs.get("END_ID", _column(end_id, count)),
             "OUT_PAD_ID": pad_ids,
         }
-
-    def _prompt(self, value: bytes) -> list[int]:
-        """Token ids of a prompt. One that is far too long is not tokenised: that takes time by the letter."""
-        text, most = text_of("text_input", value), self._max_input_len
-        if len(text) > most * self.tokenizer.longest_token:
-            raise RequestFailed(
-                f"The prompt has {len(text)} letters, more than {most} tokens can stand for; "
-                f"this engine was built for max_input_len {most}."
-            )
-        return self.tokenizer.encode(text, add_special_tokens=self._special)
 
 
 def _column(value: int, count: int) -> Array:

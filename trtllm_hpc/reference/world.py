@@ -37,9 +37,6 @@ RENDEZVOUS_TIMEOUT_S = 600.0
 GREETING_TIMEOUT_S = 10
 """Time limit for the other end of a connection to prove that it knows the secret."""
 
-_OPTIONS = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
-"""Of tcp(7): no step waits for another, and a host that vanished is noticed after 30 s."""
-
 _NO_GREETING = (EOFError, OSError, AuthenticationError, AssertionError, struct.error)
 """What a connection to somebody else leads to."""
 
@@ -197,18 +194,15 @@ def _greeted(
 ) -> Connection:
     """A connection whose ends have proved to each other that they know the secret."""
     opened.setblocking(True)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _OPTIONS.items():
-        opened.setsockopt(socket.IPPROTO_TCP, option, value)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", GREETING_TIMEOUT_S, 0))
-    connection = Connection(opened.detach())
+    limit, none = struct.pack("ll", GREETING_TIMEOUT_S, 0), struct.pack("ll", 0, 0)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connection = Connection(os.dup(opened.fileno()))
     try:
-        for step in steps:
-            step(connection, (world.meeting / "key").read_bytes())
+        with opened:
+            for step in steps:
+                step(connection, (world.meeting / "key").read_bytes())
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, none)
     except BaseException:
         connection.close()
         raise
-    # On the same socket: as long as it takes from now on.
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
     return connection

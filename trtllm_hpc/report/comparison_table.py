@@ -26,7 +26,6 @@ def comparison_table(comparison: Comparison) -> Table:
         right=numbers,
         one_line=("figure", _INTERVAL, "verdict"),
         optional=(_INTERVAL,),
-        gap=2,
     )
     level = None
     for row in comparison.rows:

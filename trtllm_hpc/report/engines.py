@@ -21,7 +21,7 @@ def engines_table(rows: Sequence[EngineRow]) -> Table:
     table = Table(
         *("name", "model", "backend", "version", "layout", "size", "built", "last used", "state"),
         right=("size",),
-        one_line=("name", "size"),
+        one_line=("name", "size", "built", "last used"),
         optional=("model", "last used", "layout", "version", "built", "backend"),
     )
     for row in rows:

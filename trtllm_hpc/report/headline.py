@@ -64,6 +64,14 @@ def headline_level(measurement: MeasurementSummary) -> int | None:
     return max(kept_up or usable, key=lambda place: finished_rate(levels[place]), default=None)
 
 
+def figure_of(result: LevelResult, key: str, statistic: str | None = None) -> Interval | None:
+    """Return a figure of a level, of a distribution one of its statistics; ``None`` if there is none."""
+    found = result.metrics.get(key)
+    if isinstance(found, dict):
+        return found.get(statistic or "")
+    return found
+
+
 def is_valid(result: LevelResult) -> bool:
     """Whether the figures of every pass over the level may be used."""
     return all(one.verdict.valid for one in result.passes)
@@ -73,14 +81,14 @@ def keeps_up(result: LevelResult) -> bool:
     """Whether latency did not grow, and nearly as many requests were finished each second as were sent."""
     if any(one.verdict.unsteady for one in result.passes):
         return False
-    sent = result.metrics.get("sent_rate_per_s")
-    return isinstance(sent, Interval) and finished_rate(result) >= KEPT_UP * sent.mean
+    sent = figure_of(result, "sent_rate_per_s")
+    return sent is not None and finished_rate(result) >= KEPT_UP * sent.mean
 
 
 def finished_rate(result: LevelResult) -> float:
     """Requests finished each second, over all passes; 0 if none was."""
-    rate = result.metrics.get("finished_rate_per_s")
-    return rate.mean if isinstance(rate, Interval) else 0.0
+    rate = figure_of(result, "finished_rate_per_s")
+    return 0.0 if rate is None else rate.mean
 
 
 def load_of(result: LevelResult) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -24,17 +23,13 @@ from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import NONE, format_bytes
 from trtllm_hpc.report.status import RankGroup, grouped
-from trtllm_hpc.report.tables import Table, shortened, terminal_width
+from trtllm_hpc.report.tables import Table, print_table, terminal_width
 from trtllm_hpc.runs.stages import StageStatus
 from trtllm_hpc.runs.status import run_status
 
 _WELL = "ended 0"
 _STOPPED = "stopped by "
 _ERROR = "first error"
-_HOST_WIDTH = 24
-"""Names of hosts often differ at their end only, so they are cut late."""
-_ERROR_WIDTH = 30
-"""Width that an error needs in the table; where there is less, errors are printed below."""
 
 
 @dataclass(frozen=True)
@@ -105,35 +100,33 @@ def _state_from_slurm(row: LogRow, stage: StageStatus | None) -> str:
 
 
 def print_logs(rows: Sequence[LogRow]) -> None:
-    """Print the rows as a table; errors are cut to the width of a terminal, but not in a pipe."""
-    sys.stdout.write(fitted(rows, terminal_width()))
+    """Print the rows as a table: in a pipe with whole errors, on a terminal with their beginnings below."""
+    width = terminal_width()
+    print_table(log_table(rows, with_errors=width is None))
+    errors = [f"{_name(group)}: {_error(group)}" for group in _groups(rows) if _error(group)]
+    if width is not None and errors:
+        print("\nfirst errors:")
+        for error in errors:
+            print(error if len(error) <= width else f"{error[: width - 1]}…")
 
 
-def fitted(rows: Sequence[LogRow], width: int | None) -> str:
-    """Return the table for a terminal of ``width`` columns; errors without room in it stand below."""
-    lines, left_out = log_table(rows).fitted(width)
-    if left_out and width is not None:
-        lines += _error_lines(rows, width)
-    return "".join(f"{line}\n" for line in lines)
-
-
-def log_table(rows: Sequence[LogRow]) -> Table:
+def log_table(rows: Sequence[LogRow], *, with_errors: bool) -> Table:
     """Return the rows as a table; many ranks in the same state are one row of it."""
-    groups = list(_groups(rows))
-    longest = max((len(_error(group)) for group in groups), default=0)
     table = Table(
-        *("step", "rank", "host", "state", "size", _ERROR),
+        "step",
+        "rank",
+        "host",
+        "state",
+        "size",
+        *([_ERROR] * with_errors),
         right=("rank", "size"),
         one_line=("size",),
-        least={"host": _HOST_WIDTH, _ERROR: min(_ERROR_WIDTH, longest)},
-        cut=("host", _ERROR),
-        optional=(_ERROR,),
     )
-    for group in groups:
+    for group in _groups(rows):
         sizes = [row.size_bytes for row in group.members if row.size_bytes is not None]
         size = format_bytes(sum(sizes)) if sizes else NONE
-        where = (group.ranks or NONE, group.host or NONE)
-        table.add_row(_step(group), *where, group.state, size, _error(group))
+        cells = (_step(group), group.ranks or NONE, group.host or NONE, group.state, size)
+        table.add_row(*cells, *([_error(group)] * with_errors))
     return table
 
 
@@ -149,13 +142,8 @@ def _step(group: RankGroup[LogRow]) -> str:
     return f"{kind}.{group.instances}" if group.instances else kind
 
 
-def _error_lines(rows: Sequence[LogRow], width: int) -> list[str]:
-    lines = []
-    for group in _groups(rows):
-        if error := _error(group):
-            name = f"{_step(group)}[{group.ranks}]" if group.ranks else _step(group)
-            lines.append(shortened(f"{name}: {error}", width))
-    return ["", "first errors:", *lines] if lines else []
+def _name(group: RankGroup[LogRow]) -> str:
+    return f"{_step(group)}[{group.ranks}]" if group.ranks else _step(group)
 
 
 def _error(group: RankGroup[LogRow]) -> str:

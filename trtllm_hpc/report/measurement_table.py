@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -13,11 +12,12 @@ from trtllm_hpc.bench.analysis.slo import BadSlo, Slo, parse_slo
 from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.metrics import LATENCY, TPOT, TTFT, figures
 from trtllm_hpc.bench.records import RequestRecord, Sample
-from trtllm_hpc.bench.results import Figure, Interval, LevelResult, MeasurementSummary, Pass, Tried, Window
+from trtllm_hpc.bench.results import Figure, LevelResult, MeasurementSummary, Pass, Tried, Window
 from trtllm_hpc.bench.workload.request import BY_TOKENIZER
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity, search_sentence
 from trtllm_hpc.report.headline import (
     ascending_levels,
+    figure_of,
     headline_level,
     is_valid,
     level_labels,
@@ -62,25 +62,21 @@ def measurement_text(
 
     ``records`` are needed only for the rows of each LoRA adapter. Figures without room are left out.
     """
-    tables = [_levels(measurement)]
     header, rows = energy(measurement)
-    if rows:
-        tables.append(Table(*header, right=header[1:], rows=rows))
+    tables = [_levels(measurement), Table(*header, right=header[1:], rows=rows)]
     level = headline_level(measurement)
     if level is not None:
-        tables.append(_latencies(measurement, level))
-        rows = adapter_rows(measurement, records, level)
-        if rows and width >= NARROW:
-            tables.append(Table(*HEADER, right=HEADER[1:], rows=rows))
-        if turns := turn_rows(measurement, level):
-            tables.append(Table(*TURN_HEADER, right=TURN_HEADER[1:], optional=_PROMPT, rows=turns))
-    lines = [textwrap.fill(sentence, width, break_on_hyphens=False) for sentence in sentences(measurement)]
-    parts = (
-        wrap(title(measurement), width),
-        *(as_text(table, width).rstrip("\n") for table in tables),
-        "\n".join(lines),
-    )
-    return "\n\n".join(parts) + "\n"
+        adapters = adapter_rows(measurement, records, level) if width >= NARROW else []
+        turns = turn_rows(measurement, level)
+        tables += [
+            _latencies(measurement, level),
+            Table(*HEADER, right=HEADER[1:], rows=adapters),
+            Table(*TURN_HEADER, right=TURN_HEADER[1:], optional=_PROMPT, rows=turns),
+        ]
+    # The table of the levels stands there even without any.
+    texts = [as_text(table, width) for table in tables if table.rows or table is tables[0]]
+    texts = [f"{wrap(title(measurement), width)}\n", *texts, wrap("\n".join(sentences(measurement)), width)]
+    return "\n".join(texts) + "\n"
 
 
 def _levels(measurement: MeasurementSummary) -> Table:
@@ -92,23 +88,21 @@ def _levels(measurement: MeasurementSummary) -> Table:
     ]
     fixed = ("level", "failed")
     right = ("failed", *figures)
-    table = Table(*fixed, *figures, right=right, one_line=fixed, optional=_OPTIONAL, gap=2)
+    table = Table(*fixed, *figures, right=right, one_line=fixed, optional=_OPTIONAL)
     labels = level_labels(measurement)
     for place in ascending_levels(measurement):
         label, result = labels[place], measurement.levels[place]
-        failed, measured = (sum(getattr(one, key) for one in result.passes) for key in ("failed", "measured"))
         table.add_row(
             label if is_valid(result) else f"{label} !",
-            f"{failed:,} of {measured:,}",
+            f"{result.failed:,} of {result.measured:,}",
             *(_figure(result, *_LEVEL_FIGURES[header]) for header in figures),
         )
     return table
 
 
-def _figure(result: LevelResult, key: str, statistic: str | None) -> str:
-    found = result.metrics.get(key)
-    figure = found.get(statistic) if isinstance(found, dict) and statistic else found
-    return quantity(figure.mean) if isinstance(figure, Interval) else NONE
+def _figure(result: LevelResult, key: str, statistic: str | None = None) -> str:
+    figure = figure_of(result, key, statistic)
+    return NONE if figure is None else quantity(figure.mean)
 
 
 _ENERGY = {
@@ -123,35 +117,27 @@ _ENERGY = {
 def energy(measurement: MeasurementSummary) -> tuple[list[str], list[list[str]]]:
     """Return header and rows: one for each level whose energy is known."""
     labels, levels = level_labels(measurement), measurement.levels
-    known = [it for it in ascending_levels(measurement) if "power_mean_w" in levels[it].metrics]
-    rows = [[labels[it], *(_figure(levels[it], key, None) for key in _ENERGY.values())] for it in known]
+    rows = [
+        [labels[place], *(_figure(levels[place], key) for key in _ENERGY.values())]
+        for place in ascending_levels(measurement)
+        if "power_mean_w" in levels[place].metrics
+    ]
     return ["energy at", *_ENERGY], rows
 
 
 def _latencies(measurement: MeasurementSummary, level: int) -> Table:
     result = measurement.levels[level]
-    statistics = ("mean", "p50", "p90", "p95", "p99", "max")
-    margin = "± of p99"
-    headers = list(statistics)
-    if len(result.passes) > 1:
-        headers.insert(headers.index("p99") + 1, margin)
-    table = Table(
-        *(f"at {level_labels(measurement)[level]}", *headers),
-        right=headers,
-        least=dict.fromkeys(statistics, 6),
-        optional=("p95", "mean", "p90", margin),
-    )
-    for key, name in _LATENCIES.items():
-        figures = result.metrics.get(key)
-        if figures is None and result.metrics:
+    margin = ["± of p99"] * (len(result.passes) > 1)
+    headers = ["mean", "p50", "p90", "p95", "p99", *margin, "max"]
+    name = f"at {level_labels(measurement)[level]}"
+    table = Table(name, *headers, right=headers, optional=("p95", "mean", "p90", *margin))
+    for key, latency in _LATENCIES.items():
+        if key not in result.metrics and result.metrics:
             continue  # of answers that were not streamed there are no times of tokens
-        known = figures if isinstance(figures, dict) else {}
-        cells = {
-            statistic: quantity(known[statistic].mean) if statistic in known else NONE
-            for statistic in statistics
-        }
-        cells[margin] = plus_minus(known["p99"]) if "p99" in known else ""
-        table.add_row(name, *(cells[header] for header in headers))
+        p99 = figure_of(result, key, "p99")
+        cells = {header: _figure(result, key, header) for header in headers}
+        cells |= dict.fromkeys(margin, "" if p99 is None else plus_minus(p99))
+        table.add_row(latency, *cells.values())
     return table
 
 
@@ -281,64 +267,59 @@ def _certainty(tokens: Mapping[str, Any]) -> Iterator[str]:
             yield f"the server's metrics have {tokens['output_by_server']:,}, warm-up included"
 
 
-MAX_FAILED_SHARE = 0.01
+_MAX_FAILED_SHARE = 0.01
 """With a larger share of failed requests a level keeps no SLO, whatever the answered ones took."""
 
 
 def _slo_sentences(measurement: MeasurementSummary) -> Iterator[str]:
     search = measurement.search
     slo = measurement.settings.get("slo") if search is None else search.slo
-    if not slo:
-        return
+    limits = _parsed(slo) if slo else None
+    tried = _judged(measurement, limits) if search is None else search.tried
     labels = level_labels(measurement)
-    tried = _judged(measurement, slo) if search is None else search.tried
     levels = [
-        (labels[one.level] if one.level < len(labels) else f"{one.rate_per_s:g}/s", one)
-        for one in sorted(tried, key=lambda one: one.rate_per_s)
+        (labels[rate.level] if rate.level < len(labels) else f"{rate.rate_per_s:g}/s", rate)
+        for rate in sorted(tried, key=lambda rate: rate.rate_per_s)
     ]
-    holding = [label for label, one in levels if one.holds]
+    holding = [label for label, rate in levels if rate.holds]
     if holding:
-        failed = sum(one.failed for level in measurement.levels for one in level.passes)
+        failed = sum(level.failed for level in measurement.levels)
         limit = f" (for the requests that were answered; {failed} failed)" if failed else ""
         yield f"slo {slo} holds at {', '.join(holding)}{limit}"
-    for label, one in levels:
-        if not one.holds:
-            passes = f", in {one.passes - one.passes_held} of {one.passes} passes" if one.passes > 1 else ""
-            broken = " ".join(reasons_not_held(measurement, one))
-            yield f"slo does not hold at {label}{passes}: {broken}"
+    for label, rate in levels:
+        if not rate.holds:
+            held = f", in {rate.passes - rate.passes_held} of {rate.passes} passes" if rate.passes > 1 else ""
+            yield f"slo does not hold at {label}{held}: {' '.join(_reasons(measurement, rate, limits))}"
 
 
-def _judged(measurement: MeasurementSummary, slo: str) -> Iterator[Tried]:
+def _judged(measurement: MeasurementSummary, limits: Slo | None) -> Iterator[Tried]:
     """Judge each level by its passes, as a search does: it holds if every one of them keeps the limits."""
-    limits = _parsed(slo)
     if limits is None:
         return
     for place, result in enumerate(measurement.levels):
         passes = result.passes
-        held = sum(not limits.violations(one.metrics) and not fails_too_often(one) for one in passes)
-        failing = sum(one.failed for one in passes if fails_too_often(one))
-        broken = limits.violations(*(one.metrics for one in passes))
-        if failing:
-            measured = sum(one.measured for one in passes)
-            broken.insert(0, f"{failing} of {measured} requests failed, which keep no limit.")
+        failing = [one.failed for one in passes if _fails_too_often(one)]
+        held = sum(not limits.violations(one.metrics) and not _fails_too_often(one) for one in passes)
+        broken = [f"{sum(failing)} of {result.measured} requests failed, which keep no limit."] * bool(
+            failing
+        )
         yield Tried(load_of(result), held == len(passes), held, len(passes), broken, place)
 
 
-def fails_too_often(one: Pass) -> bool:
+def _fails_too_often(one: Pass) -> bool:
     """Return whether so many requests of a pass failed that no limit on its p99 can hold.
 
     A failed request has no latency; whoever waited for it has waited longer than any limit allows.
     """
-    return one.failed > MAX_FAILED_SHARE * one.measured
+    return one.failed > _MAX_FAILED_SHARE * one.measured
 
 
-def reasons_not_held(measurement: MeasurementSummary, tried: Tried) -> list[str]:
+def _reasons(measurement: MeasurementSummary, tried: Tried, limits: Slo | None) -> list[str]:
     """Return why the limits do not hold at a rate, with the figures that tables show.
 
     A search judged each pass by itself; tables show the means over passes.
     """
-    limits = None if measurement.search is None else _parsed(measurement.search.slo)
-    if tried.holds or limits is None or tried.level >= len(measurement.levels):
+    if limits is None or tried.level >= len(measurement.levels):
         return tried.broken
     metrics = [one.metrics for one in measurement.levels[tried.level].passes]
     violations = limits.violations(*metrics)

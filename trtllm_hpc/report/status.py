@@ -58,11 +58,11 @@ def use_sentence(status: RunStatus) -> str:
 def visitor_lines(visitors: Sequence[Visitor], now: float) -> list[str]:
     """Return a line for each guest and everybody who has asked."""
     lines = []
-    for it in visitors:
-        end = "" if it.expires_at is None else f" until {format_time(it.expires_at)}"
-        key = "" if it.key_file is None else f"{'' if it.admitted else 'not '}admitted{end}, "
-        last = "" if it.last_at is None else f", the last {_span(it.last_at, now)} ago"
-        lines.append(f"{it.name}: {key}{it.requests} request{'s' * (it.requests != 1)}{last}")
+    for guest in visitors:
+        end = "" if guest.expires_at is None else f" until {format_time(guest.expires_at)}"
+        key = "" if guest.key_file is None else f"{'' if guest.admitted else 'not '}admitted{end}, "
+        last = "" if guest.last_at is None else f", the last {_span(guest.last_at, now)} ago"
+        lines.append(f"{guest.name}: {key}{guest.requests} request{'s' * (guest.requests != 1)}{last}")
     return lines
 
 
@@ -93,7 +93,6 @@ def runs_table(runs: Sequence[ListedRun], now: float) -> Table:
         right=("age", "waited", "GPU-h", "saved"),
         one_line=headers,
         optional=("endpoint", "model", "saved", "GPU-h", "waited"),
-        gap=2,
     )
     for run in runs:
         cells = {
@@ -111,7 +110,7 @@ def runs_table(runs: Sequence[ListedRun], now: float) -> Table:
 
 
 LISTED = 8
-"""So many ranks are listed one by one, and so many failed ones of a larger server."""
+"""At most this many ranks are listed one by one; of a larger server, this many failed ones."""
 
 _MOST_RANGES = 8
 
@@ -153,17 +152,17 @@ class RankGroup(Generic[Ranked]):
     @property
     def ranks(self) -> str:
         """Their numbers, as ``0-4,6-1023``; of several instances those of each."""
-        return number_ranges(it.rank for it in self.members if it.rank is not None)
+        return number_ranges(rank.rank for rank in self.members if rank.rank is not None)
 
     @property
     def instances(self) -> str:
         """The numbers of their instances; empty where there is only one."""
-        return number_ranges(it.instance for it in self.members if it.instance is not None)
+        return number_ranges(rank.instance for rank in self.members if rank.instance is not None)
 
     @property
     def host(self) -> str | None:
         """Their host, or how many there are; ``None`` if none is known."""
-        hosts = {it.host for it in self.members if it.host is not None}
+        hosts = {rank.host for rank in self.members if rank.host is not None}
         return f"{len(hosts)} hosts" if len(hosts) > 1 else next(iter(hosts), None)
 
     @property
@@ -180,17 +179,18 @@ def grouped(items: Sequence[Ranked]) -> list[RankGroup[Ranked]]:
     ranks are in the same state are one group.
     """
     if len(items) <= LISTED:
-        return [RankGroup((it,)) for it in items]
-    alone = [it for it in items if it.state.startswith("failed")][:LISTED]
+        return [RankGroup((rank,)) for rank in items]
+    alone = [rank for rank in items if rank.state.startswith("failed")][:LISTED]
     named = set(map(id, alone))
     of_instance: dict[tuple[int | None, str], list[Ranked]] = {}
-    for it in items:
-        if id(it) not in named:
-            of_instance.setdefault((it.instance, it.state), []).append(it)
+    for rank in items:
+        if id(rank) not in named:
+            of_instance.setdefault((rank.instance, rank.state), []).append(rank)
     alike: dict[tuple[tuple[int | None, ...], str], list[Ranked]] = {}
     for (_, state), members in of_instance.items():
-        alike.setdefault((tuple(it.rank for it in members), state), []).extend(members)
-    groups = [RankGroup((it,)) for it in alone] + [RankGroup(tuple(members)) for members in alike.values()]
+        alike.setdefault((tuple(rank.rank for rank in members), state), []).extend(members)
+    groups = [RankGroup((rank,)) for rank in alone]
+    groups += [RankGroup(tuple(members)) for members in alike.values()]
     return sorted(groups, key=lambda group: (group.members[0].instance or 0, group.members[0].rank or 0))
 
 

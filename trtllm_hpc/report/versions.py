@@ -100,7 +100,7 @@ def print_release(release: Release) -> None:
         if value is not None:
             print(f"  {name}: {value}")
     print()
-    table = Table("program", "options", "list")
+    table = Table("program", "options", "list", right=("options",))
     for command in commands_of(release.version):
         table.add_row(command.name, str(len(command.options)), command.status)
     print_table(table)
@@ -139,9 +139,9 @@ def print_command(command: Command) -> None:
 def _takes(option: Option) -> str:
     if option.form == "flag":
         return "nothing"
-    value = "|".join(option.choices[:_MANY]) if option.choices else "a value"
+    value = " | ".join(option.choices[:_MANY]) if option.choices else "a value"
     more = len(option.choices) - _MANY
-    value += f"|… ({more} more)" if more > 0 else ""
+    value += f" | … ({more} more)" if more > 0 else ""
     return f"{value} …" if option.form == "list" else value
 
 

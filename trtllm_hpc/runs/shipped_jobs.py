@@ -9,7 +9,7 @@ from typing import Any
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.edit import EditedText
+from trtllm_hpc.config.dump import scalar
 from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.errors import ConfigError, Diagnostic
@@ -71,17 +71,18 @@ def shipped_jobs() -> list[ShippedJob]:
 def copy_of(name: str, own_name: str, model: str | None, key: str) -> str:
     """Return the text of a shipped job file with another name, and ``model.KEY``; raises ConfigError."""
     file = jobs()[name]
-    edited = EditedText(file.read_text(encoding="utf-8"))
-    edited.put(("name",), own_name)
+    # By lines, which are alike in every shipped file: ruamel's round trip would lose the comment that follows
+    # the line of model.path, and write lists and null in another way.
+    text, named = file.read_text(encoding="utf-8"), f"name: {scalar(own_name)}"
+    text = re.sub(r"(?m)^name: .*", lambda _: named, text)
     if model is None:
-        return edited.text
+        return text
     if read_job(file).model.path is None:
         message = f"{name} makes a model of its own, so there is no folder to set"
         raise ConfigError([Diagnostic("conflict", message, str(file), hint="leave --model out")])
-    edited.put(("model", key), model)
-    if key != "path":
-        edited.remove(("model", "path"))
-    return edited.text
+    line = f"  {key}: {scalar(model)}"
+    text, lines = re.subn(r"(?m)^  path: .*", lambda _: line, text)
+    return text if lines else f"{text}\nmodel:\n{line}\n"
 
 
 def described(name: str, path: Path) -> ShippedJob:

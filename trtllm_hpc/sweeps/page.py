@@ -9,8 +9,21 @@ from pathlib import Path
 from trtllm_hpc.config.dump import flow
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.report.formatting import quantity
-from trtllm_hpc.report.html import chart as vega
-from trtllm_hpc.report.html.chart import CATEGORIES, Chart, NoChart, Row, Section
+from trtllm_hpc.report.html.chart import (
+    ASIDE,
+    CATEGORIES,
+    QUIET,
+    Chart,
+    NoChart,
+    Row,
+    Section,
+    Spec,
+    axis,
+    layer,
+    layers_over,
+    number,
+    word,
+)
 from trtllm_hpc.report.html.page import rendered
 from trtllm_hpc.sweeps.points import Point
 from trtllm_hpc.sweeps.results import SweepResults
@@ -22,7 +35,7 @@ _GPU = "output tokens/s/GPU"
 
 
 def write_report(results: SweepResults, to: Path) -> None:
-    """Write the page; raises TrtllmHpcError without Altair."""
+    """Write the page; raises TrtllmHpcError without vl-convert."""
     measured = {point.variant for point in results.points}
     values = {
         "rows": [(point, point.row()) for point in results.points],
@@ -46,16 +59,16 @@ def sections_of(results: SweepResults) -> Iterator[Section]:
     gpu = ("output_tokens_per_s_per_gpu", _GPU)
     chart = partial(_chart, results)
     front = chart("frontier", "Throughput and interactivity", user, gpu, stream)
-    yield Section("frontier", "The frontier", "", [front], wide=True)
+    yield Section("frontier", "The frontier", [front], wide=True)
     if len(results.status.keys) == 2:
-        yield Section("map", "Two keys", "", [_heat_map(results)], wide=True)
+        yield Section("map", "Two keys", [_heat_map(results)], wide=True)
     charts = (
         chart("ttft", "TTFT p99 over load", load, ttft, stream),
         chart("itl", "Inter-token latency p99 over load", load, itl, stream),
         chart("goodput", "Goodput over load", load, good, no_slo),
         chart("cost", "Cost of a million output tokens", user, cost, no_price),
     )
-    yield Section("load", "Latency, goodput and cost", "", charts)
+    yield Section("load", "Latency, goodput and cost", charts)
 
 
 def _chart(
@@ -69,37 +82,36 @@ def _chart(
     rows = [_row(it, x, y, keys) for it, x, y in known if x is not None and y is not None]
     if not rows:
         return NoChart(title, missing)
-    alt = vega.altair()
-    base = alt.Chart(alt.NamedData("points"))
     xs, ys = ([row[name] for row in rows] for name in ("x", "y"))
-    x = alt.X("x:Q", title=along[1], scale=vega.scale(alt, xs), axis=vega.axis(alt, xs))
-    y = alt.Y("y:Q", title=up[1], scale=vega.scale(alt, ys), axis=vega.axis(alt, ys))
-    tooltip = [alt.Tooltip(f"{name}:N") for name in ("variant", "level", "figures", "valid")]
     colors, shapes = (list(dict.fromkeys(row[name] for row in rows)) for name in ("color", "shape"))
-    kind = "N" if len(colors) <= len(CATEGORIES) else "O"
     # So many names stand beside one another on a telephone.
-    legend = alt.Legend(columns=max(1, min(3, 36 // max(map(len, [*colors, *shapes])))))
-    looks = {"color": alt.Color(f"color:{kind}", scale=alt.Scale(domain=colors), legend=legend)}
-    on, valid, other = (base.transform_filter(f"datum.{it}") for it in ("frontier", "ok", "ok === false"))
-    layers = [valid.mark_line(strokeWidth=1).encode(x=x, y=y, detail="variant:N", order="load:Q", **looks)]
-    if len(shapes) <= len(CATEGORIES):
-        looks["shape"] = alt.Shape("shape:N", scale=alt.Scale(domain=shapes), legend=legend)
-    for held in sorted({row["held"] for row in rows if row["ok"]}, reverse=True):
-        of_kind = valid.transform_filter(f"datum.held === {str(held).lower()}")
-        point = of_kind.mark_point(size=60, filled=held, opacity=1)
-        layers.append(point.encode(x=x, y=y, tooltip=tooltip, **looks))
-    cross = other.mark_point(size=110, shape=_X, color=vega.ASIDE, filled=False)
-    oks = {row["ok"] for row in rows}
-    layers = layers if True in oks else []  # of layers without data Vega warns
-    layers += [cross.encode(x=x, y=y, tooltip=tooltip)] if False in oks else []
-    words = f"{title}: {len(rows)} levels of {len(names)} variants."
+    legend = {"columns": max(1, min(3, 36 // max(map(len, [*colors, *shapes]))))}
+    kind = "nominal" if len(colors) <= len(CATEGORIES) else "ordinal"
+    color = word("color", type=kind, scale={"domain": colors}, legend=legend)
+    tooltip = [word(name) for name in ("variant", "level", "figures", "valid")]
     best = [f"{row['variant']} ({row['level']})" for row in rows if row["frontier"]]
+    layers: list[Spec] = []  # of layers without data Vega warns
     if key == "frontier" and best:
-        step = on.mark_line(interpolate="step-before", style=vega.QUIET)
-        layers.insert(0, step.encode(x=x, y=y, order="x:Q"))
+        step = {"type": "line", "interpolate": "step-before", "style": QUIET}
+        layers.append(layer(step, "datum.frontier", order=number("x")))
+    if any(row["ok"] for row in rows):
+        line = {"type": "line", "strokeWidth": 1}
+        layers.append(layer(line, "datum.ok", color=color, detail=word("variant"), order=number("load")))
+    looks: Spec = {"color": color, "tooltip": tooltip}
+    if len(shapes) <= len(CATEGORIES):
+        looks["shape"] = word("shape", scale={"domain": shapes}, legend=legend)
+    for held in sorted({row["held"] for row in rows if row["ok"]}, reverse=True):
+        point = {"type": "point", "size": 60, "filled": held, "opacity": 1}
+        layers.append(layer(point, f"datum.ok && datum.held === {str(held).lower()}", **looks))
+    if not all(row["ok"] for row in rows):
+        cross = {"type": "point", "size": 110, "shape": _X, "color": ASIDE, "filled": False}
+        layers.append(layer(cross, "!datum.ok", tooltip=tooltip))
+    x, y = number("x", **axis(along[1], xs)), number("y", **axis(up[1], ys))
+    shared = layers_over("points", layers, x=x, y=y)
+    words = f"{title}: {len(rows)} levels of {len(names)} variants."
+    if key == "frontier" and best:
         words += f" On the frontier: {', '.join(best)}."
-    spec = vega.described(alt.layer(*layers), _HEIGHT)
-    return Chart(key, title, words, spec, {"points": rows})
+    return Chart(key, title, words, [shared], {"points": rows}, _HEIGHT)
 
 
 def _row(point: Point, x: float, y: float, keys: Sequence[str]) -> Row:
@@ -132,15 +144,18 @@ def _heat_map(results: SweepResults) -> Chart | NoChart:
     title = f"{_GPU} by {' and '.join(results.status.keys)}"
     if all(row["value"] is None for row in rows):
         return NoChart(title, "No variant has a valid level that holds the SLO.")
-    alt = vega.altair()
     of_x, of_y = (list(dict.fromkeys(row[name] for row in rows)) for name in ("x", "y"))
-    x = alt.X("x:O", title=results.status.keys[0], sort=of_x, axis=alt.Axis(labelAngle=0))
-    y = alt.Y("y:O", title=results.status.keys[1], sort=of_y, axis=alt.Axis(grid=False))
-    base = alt.Chart(alt.NamedData("cells")).encode(x=x, y=y, tooltip=["name:N", "shown:N"])
-    color = alt.Color("value:Q", scale=alt.Scale(range=["#e5f1fb", "#56b4e9"]), legend=None)
-    filled = base.transform_filter("datum.value !== null").mark_rect().encode(color=color)
-    ink = alt.condition("datum.value !== null", alt.value("#111"), alt.value("#76828f"))
-    words = base.mark_text(fontSize=12).encode(text="shown:N", color=ink)
-    spec = vega.described(alt.layer(filled, words), _CELL * (1 + len(of_y)))
+    color = number("value", scale={"range": ["#e5f1fb", "#56b4e9"]}, legend=None)
+    ink = {"condition": {"test": "datum.value !== null", "value": "#111"}, "value": "#76828f"}
+    shared = layers_over(
+        "cells",
+        [
+            layer({"type": "rect"}, "datum.value !== null", color=color),
+            layer({"type": "text", "fontSize": 12}, text=word("shown"), color=ink),
+        ],
+        x=word("x", title=results.status.keys[0], sort=of_x, axis={"labelAngle": 0}),
+        y=word("y", title=results.status.keys[1], sort=of_y, axis={"grid": False}),
+        tooltip=[word("name"), word("shown")],
+    )
     cells = "; ".join(f"{row['name']} {row['shown']}" for row in rows)
-    return Chart("map", title, f"{title}: {cells}.", spec, {"cells": rows})
+    return Chart("map", title, f"{title}: {cells}.", [shared], {"cells": rows}, _CELL * (1 + len(of_y)))

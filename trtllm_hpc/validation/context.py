@@ -90,9 +90,9 @@ class Context:
     def model_config(self) -> Mapping[str, Any] | None:
         """The model's ``config.json``, or a synthetic model's shape."""
         if self.job.model.synthetic is not None:
-            from trtllm_hpc.config.synthetic_models import shape_of
+            from trtllm_hpc.config.synthetic_models import SHAPE
 
-            return {"model_type": "llama", **shape_of(self.job.model.synthetic)}
+            return {"model_type": "llama", **SHAPE}
         if self.model_folder is None:
             return None
         if str(self.model_folder) == self.job.model.path:

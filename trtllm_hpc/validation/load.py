@@ -23,7 +23,7 @@ from trtllm_hpc.config.inheritance import override, read_job_tree
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import job_defaults, merge, merge_jobs, read_settings, with_absolute_paths
 from trtllm_hpc.config.sweep import Override, Sweep, expand, read_sweep_options
-from trtllm_hpc.config.tree import Node
+from trtllm_hpc.config.tree import Tree
 from trtllm_hpc.config.validate import UnknownValueError, validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.runtime.lock import Lock
@@ -167,18 +167,17 @@ def load_sweep(
         found, wrong = expand(sweep, tree, trees.job)
     if sweep is None or wrong:
         raise ConfigError([replace(it, field=f"sweep.{it.field}".rstrip(".")) for it in wrong])
-    scheduler = trees.cluster.child("scheduler")
-    if scheduler is not None and scheduler.value == "local":  # one machine serves one variant after another
+    if trees.cluster.at("scheduler") == "local":  # one machine serves one variant after another
         sweep = sweep.model_copy(update={"allocation": "one"})
     elif sweep.allocation == "one":
-        trees.cluster = merge(trees.cluster, Node({"companion": Node("overlap", tree.source)}, tree.source))
+        trees.cluster = merge(trees.cluster, Tree.of({"companion": "overlap"}, tree.places[()]))
     keys = dict.fromkeys(key for it in found for key in it.values)
     return LoadedSweep(sweep, tuple(keys), [trees.variant(it) for it in found])
 
 
 def _read_files(
     job_file: Path, cluster: str, lock: Lock | None
-) -> tuple[Node | None, Node | None, list[Diagnostic]]:
+) -> tuple[Tree | None, Tree | None, list[Diagnostic]]:
     if lock is not None:
         return *locked_trees(lock, job_file), []
     job_tree, wrong = read_job_tree(job_file)
@@ -194,10 +193,10 @@ class _Trees:
     """Both files with their layers, and what is wrong so far."""
 
     job_file: Path
-    job: Node | None
-    cluster: Node | None
+    job: Tree | None
+    cluster: Tree | None
     diagnostics: list[Diagnostic]
-    sweep: Node | None = None
+    sweep: Tree | None = None
     """The section ``sweep``, which is not in ``job``."""
     locate: Locate | None = None
 
@@ -219,17 +218,17 @@ class _Trees:
         if job_tree is not None:
             tree = merge_jobs(defaults, job_tree) if defaults is not None else job_tree
             tree = merge_jobs(tree, job_settings)
-            sweep, job_tree = tree.child("sweep"), with_absolute_paths(tree.without("sweep"))
+            sweep = tree.section("sweep") if "sweep" in tree.data else None
+            job_tree = with_absolute_paths(tree.without(("sweep",)))
         return cls(job_file, job_tree, cluster_tree, wrong, sweep)
 
     def variant(self, chosen: Override) -> LoadedVariant:
         """Return one variant of a sweep, judged as a job file of its own; its name is in the job's."""
         assert self.job is not None
         job = with_absolute_paths(override(self.job, chosen.tree))
-        name = job.child("name")
-        longer = f"{name.value}.{chosen.name}" if name is not None else ""
-        if name is not None and len(longer) <= 64:
-            job = job.changed(("name",), lambda node: replace(node, value=longer))
+        name = job.at("name")
+        if isinstance(name, (str, int, float)) and len(f"{name}.{chosen.name}") <= 64:
+            job = job.changed(("name",), f"{name}.{chosen.name}")
         trees = _Trees(self.job_file, job, self.cluster, [], locate=self.locate)
         return LoadedVariant(chosen, trees.facts(), trees.diagnostics)
 

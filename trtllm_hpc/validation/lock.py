@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from trtllm_hpc.config.files import find_job
 from trtllm_hpc.config.layers import CLUSTER_PREFIX
-from trtllm_hpc.config.tree import Node, Source, parse
+from trtllm_hpc.config.tree import Place, Tree
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.runtime.lock import Lock
 
@@ -22,15 +20,10 @@ def read_lock(path: Path) -> Lock | None:
     return Lock.read(path) if path.suffix == ".json" else None
 
 
-def locked_trees(lock: Lock, path: Path) -> tuple[Node, Node]:
+def locked_trees(lock: Lock, path: Path) -> tuple[Tree, Tree]:
     """Return the trees of job and profile, without lines."""
-    return _tree(lock.job, Source(str(path))), _tree(lock.cluster, Source(str(path), f"{CLUSTER_PREFIX}."))
-
-
-def _tree(plain: dict[str, Any], source: Source) -> Node:
-    tree, wrong = parse(json.dumps(plain), source)
-    assert tree is not None and not wrong, wrong
-    return tree.mapped(lambda node: replace(node, line=None))
+    place = Place(str(path))
+    return Tree.of(lock.job, place), Tree.of(lock.cluster, place._replace(prefix=f"{CLUSTER_PREFIX}."))
 
 
 def secret_settings(lock: Lock, path: Path, settings: Sequence[str]) -> tuple[list[str], list[Diagnostic]]:

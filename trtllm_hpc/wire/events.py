@@ -52,8 +52,3 @@ def last_events(stream: bytes) -> bytes:
     An error ends a stream, and a search of the whole stream would delay other requests that are timed.
     """
     return stream[stream.rfind(b"\n\n", 0, max(len(stream) - 4096, 0)) + 1 :]
-
-
-def write_event(data: str) -> str:
-    """Return an event with one line of data."""
-    return f"data: {data}\n\n"

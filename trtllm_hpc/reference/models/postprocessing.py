@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.reference.engine_config import plain_path
-from trtllm_hpc.reference.text import switch
+from trtllm_hpc.reference.text import parameters_of, switch
 
 
 class TritonPythonModel:
@@ -19,8 +18,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the tokenizer."""
-        found = json.loads(args["model_config"])["parameters"]
-        parameters = {key: value["string_value"] for key, value in found.items()}
+        parameters = parameters_of(args)
         self._skip_special = switch(parameters, "skip_special_tokens", default=True)
         self._tokenizer = ModelTokenizer(Path(plain_path(parameters["tokenizer_dir"])))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.requests import check_parameters, refuse_unsupported_text
-from trtllm_hpc.reference.text import Preprocessor
+from trtllm_hpc.reference.text import Preprocessor, parameters_of
 
 
 class TritonPythonModel:
@@ -17,8 +16,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the tokenizer, and how long the engine's prompts may be."""
-        found = json.loads(args["model_config"])["parameters"]
-        self._preprocessor = Preprocessor({key: value["string_value"] for key, value in found.items()})
+        self._preprocessor = Preprocessor(parameters_of(args))
 
     def execute(self, triton_requests: list[Any]) -> list[Any]:
         """Answer each request, or refuse it with a sentence."""

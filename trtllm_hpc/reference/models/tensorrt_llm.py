@@ -8,13 +8,14 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference.delivery import Delivery
-from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, plain_path
+from trtllm_hpc.reference.engine_config import EngineInfo, plain_path
 from trtllm_hpc.reference.generation import Engine
 from trtllm_hpc.reference.metrics import Metrics
 from trtllm_hpc.reference.requests import Part, parse
@@ -76,11 +77,11 @@ class TritonPythonModel:
 
 
 def _load(parameters: Mapping[str, str], world: World) -> tuple[Engine, EngineInfo]:
-    folder = EngineFolder(plain_path(parameters["gpt_model_path"]))
+    folder = Path(plain_path(parameters["gpt_model_path"]))
     info = EngineInfo.read(folder)
     if world.size != info.world_size:
         raise StartFailed(
-            f"The engine in {folder.folder} was built for {info.world_size} ranks; {world.size} were started."
+            f"The engine in {folder} was built for {info.world_size} ranks; {world.size} were started."
         )
     queue, tokens = (
         int(parameters.get(name) or 0) for name in ("max_queue_size", "max_tokens_in_paged_kv_cache")

@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.requests import TEXT_NAMES, check_parameters, refuse_unsupported_text
-from trtllm_hpc.reference.text import Preprocessor, switch
+from trtllm_hpc.reference.text import Preprocessor, parameters_of, switch
 from trtllm_hpc.wire.served_model import FROM_PREPROCESSING, TO_PREPROCESSING
 
 
@@ -25,8 +25,7 @@ class TritonPythonModel:
         """Read the parameters and the tokenizer."""
         # A crash of the stub then leaves a traceback in the rank's log.
         faulthandler.enable()
-        config = json.loads(args["model_config"])
-        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        config, parameters = json.loads(args["model_config"]), parameters_of(args)
         self._model = parameters["tensorrt_llm_model_name"]
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._preprocessor = Preprocessor(parameters)

@@ -1,16 +1,18 @@
-"""Charts as Vega-Lite descriptions: their data, axes and colours; drawn in the page or as a PNG."""
+"""Charts as Vega-Lite descriptions: their rows, axes and colours; drawn in the page or as a PNG."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, TypeAlias
 
 from trtllm_hpc.errors import TrtllmHpcError
 
 Row: TypeAlias = dict[str, Any]
+Spec: TypeAlias = dict[str, Any]
+"""A part of a Vega-Lite description."""
 
 PNG_WIDTH = 800
 """In points; a PNG has two pixels for each point."""
@@ -27,11 +29,28 @@ class Chart:
     title: str
     description: str
     """What the chart shows, for readers who cannot see it."""
-    spec: dict[str, Any]
-    """Vega-Lite without data; each ``data`` names one of ``datasets``."""
+    layers: Sequence[Spec]
+    """Vega-Lite without data, from back to front; each ``data`` names one of ``datasets``."""
     datasets: Mapping[str, Sequence[Row]]
-    note: str | None = None
-    """What the chart leaves out, or how to read it."""
+    height: int
+
+    @property
+    def spec(self) -> Spec:
+        """The chart in Vega-Lite, as wide as its container."""
+        fit = {"type": "fit-x", "contains": "padding"}
+        return {"width": "container", "height": self.height, "autosize": fit, "layer": list(self.layers)}
+
+    def for_page(self) -> Row:
+        """Return the chart in the form that the page's script reads."""
+        data = {name: _columns(rows) for name, rows in self.datasets.items()}
+        return {"key": self.key, "spec": {**self.spec, "description": self.description}, "data": data}
+
+    def as_png(self) -> bytes:
+        """Draw the chart as a PNG, from the same description and rows."""
+        datasets = {name: list(rows) for name, rows in self.datasets.items()}
+        spec = {**self.spec, "width": PNG_WIDTH, "title": self.title, "datasets": datasets}
+        png: bytes = drawing().vegalite_to_png(spec, config={**LIGHT, "background": "white"}, scale=2)
+        return png
 
 
 @dataclass(frozen=True)
@@ -48,95 +67,71 @@ class Section:
 
     key: str
     title: str
-    intro: str
     charts: Sequence[Chart | NoChart]
     wide: bool = False
     """Whether charts stand one below the other, instead of side by side."""
 
 
-def altair() -> Any:
-    """Import and return Altair. Raises TrtllmHpcError if it is not installed, or cannot be imported."""
+def drawing() -> ModuleType:
+    """Import and return what draws charts. Raises TrtllmHpcError if it is not installed."""
     try:
-        import altair
-        import vl_convert  # noqa: F401
+        import vl_convert
     except ImportError as error:
         raise TrtllmHpcError(
             f"The report needs the Python package {error.name!r}, which is not installed.",
             hint="pip install 'trtllm-hpc[report]'",
         ) from error
-    except Exception as error:  # with PYTHONOPTIMIZE=2 it misses its own docstrings
-        hint = "unset PYTHONOPTIMIZE" if sys.flags.optimize else "pip install --upgrade 'trtllm-hpc[report]'"
-        raise TrtllmHpcError(f"Altair cannot be imported: {error}.", hint=hint) from error
-    return altair
+    return vl_convert
 
 
-def described(chart: Any, height: int) -> dict[str, Any]:
-    """Return an Altair chart as plain Vega-Lite, as wide as its container, without Altair's configuration."""
-    sized = chart.properties(width="container", height=height)
-    # Not validated here: the shape is the same for every measurement, and the tests check it.
-    plain: dict[str, Any] = sized.to_dict(validate=False)
-    plain.pop("config", None)
-    plain["autosize"] = {"type": "fit-x", "contains": "padding"}
-    return plain
-
-
-def columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
+def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     """Return rows as columns with rounded numbers: half the size in JSON."""
-    names = list(rows[0]) if rows else []
-    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in names}
     return {
-        name: [round(value, _DECIMALS) if isinstance(value, float) else value for value in values]
-        for name, values in columns.items()
+        name: [round(row[name], _DECIMALS) if isinstance(row[name], float) else row[name] for row in rows]
+        for name in (rows[0] if rows else ())
     }
 
 
-def for_page(chart: Chart) -> dict[str, Any]:
-    """Return the chart in the form that the page's script reads."""
-    spec = {**chart.spec, "description": chart.description}
-    data = {name: columns(rows) for name, rows in chart.datasets.items()}
-    return {"key": chart.key, "spec": spec, "data": data}
+# Parts of a description -----------------------------------------------------------------
 
 
-def as_png(chart: Chart, config: dict[str, Any]) -> bytes:
-    """Draw the chart as a PNG, from the same description and rows."""
-    import vl_convert
-
-    spec = {
-        **chart.spec,
-        "width": PNG_WIDTH,
-        "title": chart.title,
-        "datasets": {name: list(rows) for name, rows in chart.datasets.items()},
-    }
-    return vl_convert.vegalite_to_png(spec, config=config, scale=2)
+def number(name: str, **others: Any) -> Spec:
+    """Return the encoding of a field with numbers."""
+    return {"field": name, "type": "quantitative", **others}
 
 
-# Axes -----------------------------------------------------------------------------------
+def word(name: str, **others: Any) -> Spec:
+    """Return the encoding of a field with names."""
+    return {"field": name, "type": "nominal", **others}
+
+
+def layer(mark: Spec, where: str | None = None, **encoding: Any) -> Spec:
+    """Return marks for the rows that fulfil a condition, for all without one."""
+    transform = {} if where is None else {"transform": [{"filter": where}]}
+    return {**transform, "mark": mark, "encoding": encoding}
+
+
+def layers_over(dataset: str, layers: Sequence[Spec], **encoding: Any) -> Spec:
+    """Return layers over one of the datasets, which share an encoding."""
+    return {"data": {"name": dataset}, "encoding": encoding, "layer": list(layers)}
 
 
 _DECADE = 10.0
 """Ratio of largest to smallest value above which an axis is logarithmic."""
 
 
-def is_wide(values: Sequence[float]) -> bool:
-    """Whether the values need a logarithmic axis."""
-    return min(values) > 0 and max(values) / min(values) > _DECADE
-
-
-def scale(alt: Any, values: Sequence[float], *, zero: bool = True) -> Any:
-    """Return the scale for the values: logarithmic if they span more than a decade."""
-    if is_wide(values):
-        marks = round_marks(min(values), max(values))
-        return alt.Scale(type="log", domain=[marks[0], marks[-1]], nice=False)
-    return alt.Scale(zero=zero, nice=True)
-
-
-def axis(alt: Any, values: Sequence[float], **others: Any) -> Any:
-    """Return the axis for :func:`scale`, with marks at round numbers."""
-    if not is_wide(values):
-        return alt.Axis(**others)
-    marks = round_marks(min(values), max(values))
-    # Without tickCount, Vega drops some of the marks.
-    return alt.Axis(values=marks, tickCount=len(marks), format=",~g", **others)
+def axis(title: str, values: Sequence[float], *, zero: bool = True) -> Spec:
+    """Return title, scale and marks of an axis: logarithmic if its values span more than a decade."""
+    low, high = min(values), max(values)
+    if low <= 0 or high / low <= _DECADE:
+        return {"title": title, "scale": {"zero": zero, "nice": True}}
+    marks = round_marks(low, high)
+    return {
+        "title": title,
+        "scale": {"type": "log", "domain": [marks[0], marks[-1]], "nice": False},
+        # Without tickCount, Vega drops some of the marks.
+        "axis": {"values": marks, "tickCount": len(marks), "format": ",~g"},
+    }
 
 
 def round_marks(low: float, high: float) -> list[float]:
@@ -154,7 +149,7 @@ def round_marks(low: float, high: float) -> list[float]:
 
 # Theme ----------------------------------------------------------------------------------
 
-FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
+_FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 # Hues of Okabe and Ito (2008), distinguishable with any colour vision, in shades that are visible on a
 # white and on a dark page.
 CATEGORIES = ["#2b8ac9", "#d98c00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"]
@@ -167,34 +162,21 @@ QUIET = "quiet"
 """Style of reference lines."""
 
 
-def _config(*, ink: str, soft: str, line: str, extent: tuple[float, float]) -> dict[str, Any]:
-    axis = {
-        "labelColor": soft,
-        "titleColor": soft,
-        "gridColor": line,
-        "domainColor": line,
-        "tickColor": line,
-        "labelFontSize": 11,
-        "titleFontSize": 11,
-        "titleFontWeight": "normal",
-        "labelOverlap": "greedy",
-    }
+def _config(*, ink: str, soft: str, line: str, extent: tuple[float, float]) -> Spec:
     return {
         "background": "transparent",
-        "font": FONT,
-        "axis": axis,
+        "font": _FONT,
+        "axis": {
+            **{"labelColor": soft, "titleColor": soft, "gridColor": line, "domainColor": line},
+            **{"tickColor": line, "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal"},
+            "labelOverlap": "greedy",
+        },
         "axisX": {"grid": False, "tickCount": 6},
         # All of one width, so that the time axes of charts line up.
         "axisY": {"ticks": False, "domain": False, "tickCount": 5, "minExtent": 40},
         "legend": {
-            "orient": "top",
-            "title": None,
-            "labelColor": ink,
-            "labelFontSize": 11,
-            "columns": 3,
-            "symbolStrokeWidth": 2,
-            "padding": 0,
-            "offset": 8,
+            **{"orient": "top", "title": None, "columns": 3, "padding": 0, "offset": 8},
+            **{"labelColor": ink, "labelFontSize": 11, "symbolStrokeWidth": 2},
         },
         "title": {"color": ink, "anchor": "start", "fontSize": 14, "offset": 12},
         "view": {"stroke": None},

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,21 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from trtllm_hpc import __version__
-from trtllm_hpc.bench.results import Interval, LevelResult
+from trtllm_hpc.bench.results import LevelResult
 from trtllm_hpc.paths import RunPaths, kept_in_cache, write_aside, write_text
 from trtllm_hpc.render.environment import packaged_templates
 from trtllm_hpc.report.formatting import plus_minus, quantity, share
-from trtllm_hpc.report.headline import finished_rate, is_valid, keeps_up, served
-from trtllm_hpc.report.html.chart import DARK, LIGHT, Chart, Section, altair, as_png, for_page
-from trtllm_hpc.report.html.curves import curve_section, distribution_section
+from trtllm_hpc.report.headline import figure_of, finished_rate, is_valid, keeps_up, served
+from trtllm_hpc.report.html.chart import DARK, LIGHT, Chart, Section, drawing
+from trtllm_hpc.report.html.charts import MOST, sections_of
 from trtllm_hpc.report.html.data import ReportData, read_report_data
 from trtllm_hpc.report.html.tables import tables_of
-from trtllm_hpc.report.html.timelines import server_section, timeline_section
 
 _FOLDER = "report"
 
 
 def write_report(paths: RunPaths, name: str, to: Path) -> None:
-    """Write a measurement's report as HTML; raises RunNotFound, or TrtllmHpcError without Altair."""
+    """Write a measurement's report as HTML; raises RunNotFound, or TrtllmHpcError without vl-convert."""
     write_text(to, report_page(read_report_data(paths, name)))
 
 
@@ -48,22 +47,16 @@ def write_charts(paths: RunPaths, name: str, folder: Path) -> list[Path]:
 def draw_charts(sections: Iterable[Section], folder: Path) -> list[Path]:
     """Draw the charts of sections as PNGs in ``folder``, and return the files in order."""
     folder.mkdir(exist_ok=True)
-    written = []
+    charts = {folder / f"{chart.key}.png": chart for chart in _drawable(sections)}
+    for file, chart in charts.items():
+        with write_aside(file) as aside:
+            aside.write_bytes(chart.as_png())
+    return [*charts]
+
+
+def _drawable(sections: Iterable[Section]) -> Iterator[Chart]:
     for section in sections:
-        for chart in section.charts:
-            if isinstance(chart, Chart):
-                with write_aside(folder / f"{chart.key}.png") as aside:
-                    aside.write_bytes(as_png(chart, {**LIGHT, "background": "white"}))
-                written.append(folder / f"{chart.key}.png")
-    return written
-
-
-def sections_of(data: ReportData) -> Iterator[Section]:
-    """Yield the sections of the page in order; each is made when it is needed."""
-    yield curve_section(data)
-    yield distribution_section(data)
-    yield timeline_section(data)
-    yield server_section(data)
+        yield from (chart for chart in section.charts if isinstance(chart, Chart))
 
 
 def report_page(data: ReportData) -> str:
@@ -76,9 +69,9 @@ def report_page(data: ReportData) -> str:
         measurement=data.measurement,
         evaluation=data.evaluation,
         facts=_facts(data),
-        verdict=verdict(data),
         headline=headline_words(data),
         cards=cards(data),
+        most=MOST,
         **tables_of(data),
     )
 
@@ -88,7 +81,7 @@ def rendered(template: str, sections: Sequence[Section], *scripts: str, **values
 
     The browser may run only the library, what draws the charts, and ``scripts``: names of templates.
     """
-    charts = [for_page(chart) for section in sections for chart in section.charts if isinstance(chart, Chart)]
+    charts = [chart.for_page() for chart in _drawable(sections)]
     texts = [drawing_library(), *(_source(f"{name}.js.j2") for name in ("charts", *scripts))]
     values |= {
         "sections": sections,
@@ -120,13 +113,7 @@ def _facts(data: ReportData) -> list[str]:
 @lru_cache(maxsize=1)
 def drawing_library() -> str:
     """Return Vega, Vega-Lite and vega-embed as one script that is safe inside HTML."""
-    altair()
-    import vl_convert
-
-    def pack() -> str:
-        bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-        return bundle
-
+    pack = partial(drawing().javascript_bundle, "window.vegaEmbed = vegaEmbed;")
     # Packing takes over a second: the script is kept in the user's cache folder.
     bundle = kept_in_cache(f"vega/{metadata.version('vl-convert-python')}.js", pack)
     # An HTML parser ends the script element at this text, even inside a string.
@@ -176,16 +163,6 @@ class Card:
     note: str = ""
 
 
-def verdict(data: ReportData) -> dict[str, str]:
-    """Return whether the figures may be used, in ``words`` and as a ``kind`` for the page's style."""
-    verdict = data.measurement.verdict
-    if not verdict.valid:
-        return {"kind": "invalid", "words": "Not valid: these figures must not be used."}
-    if verdict.warnings:
-        return {"kind": "noted", "words": "Valid, with notes."}
-    return {"kind": "valid", "words": "Valid: these figures may be used."}
-
-
 def headline_words(data: ReportData) -> str:
     """Say which level the cards show, and why."""
     if data.headline is None:
@@ -215,14 +192,13 @@ def cards(data: ReportData) -> list[Card]:
     if data.headline is None:
         return []
     result = data.measurement.levels[data.headline]
-    failed, measured = (sum(getattr(one, key) for one in result.passes) for key in ("failed", "measured"))
-    rate = share(failed / measured if measured else None)
-    return [*_measured(result), Card("Failed", rate, "", f"{failed:,} of {measured:,}")]
+    failed = share(result.failed / result.measured if result.measured else None)
+    return [*_measured(result), Card("Failed", failed, "", f"{result.failed:,} of {result.measured:,}")]
 
 
 def _measured(result: LevelResult) -> Iterator[Card]:
-    asked = result.metrics.get("asked_rate_per_s")
-    requested = f"requested {quantity(asked.mean)}" if isinstance(asked, Interval) else ""
+    asked = figure_of(result, "asked_rate_per_s")
+    requested = "" if asked is None else f"requested {quantity(asked.mean)}"
     for key, statistic, label, unit, note in (
         ("finished_rate_per_s", None, "Throughput", "requests/s", requested),
         ("output_tokens_per_s", None, "Output", "tokens/s", ""),
@@ -234,8 +210,6 @@ def _measured(result: LevelResult) -> Iterator[Card]:
         ("latency_ms", "p50", "Latency p50", "ms", ""),
         ("latency_ms", "p99", "Latency p99", "ms", ""),
     ):
-        found = result.metrics.get(key)
-        figure = found.get(statistic) if isinstance(found, dict) and statistic else found
-        if isinstance(figure, Interval):
+        if (figure := figure_of(result, key, statistic)) is not None:
             notes = filter(None, (plus_minus(figure), note))
             yield Card(label, quantity(figure.mean), unit, "; ".join(notes))

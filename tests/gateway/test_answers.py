@@ -1,10 +1,10 @@
-"""What the client is told when the server fails, and of servers that the gateway cannot ask."""
+"""Answers and errors for the official client, from servers that answer, fail, or cannot be asked."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from tritonclient.grpc import service_pb2
 
 from tests.client.test_wrong_answers import Server, response, serving
 from trtllm_hpc.gateway.app import make_app
-from trtllm_hpc.gateway.facts import Facts
-from trtllm_hpc.gateway.service import Service
+from trtllm_hpc.gateway.service import Facts, Service
 from trtllm_hpc.reference.synthetic import make_tokenizer
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -48,11 +47,13 @@ def tokenizer(tmp_path: Path) -> Path:
     return tmp_path / "tokenizer"
 
 
-def ask(endpoint: Endpoint, tokenizer: Path, asking: Callable[[openai.AsyncOpenAI], Awaitable[Any]]) -> Any:
+def ask(
+    endpoint: Endpoint, facts: Facts | Path, asking: Callable[[openai.AsyncOpenAI], Awaitable[Any]]
+) -> Any:
     """Have the official client ask a gateway in this process."""
 
     async def asked() -> Any:
-        service = Service(endpoint, Facts("m", tokenizer))
+        service = Service(endpoint, facts if isinstance(facts, Facts) else Facts("m", facts))
         transport = httpx.ASGITransport(app=make_app(service), raise_app_exceptions=False)
         http = httpx.AsyncClient(transport=transport)
         client = openai.AsyncOpenAI(
@@ -65,6 +66,20 @@ def ask(endpoint: Endpoint, tokenizer: Path, asking: Callable[[openai.AsyncOpenA
                 await service.close()
 
     return asyncio.run(asked())
+
+
+def complete(endpoint: Endpoint, facts: Facts | Path, **keys: Any) -> Any:
+    return ask(endpoint, facts, lambda client: client.completions.create(**{**ASKED, **keys}))
+
+
+def stream(endpoint: Endpoint, tokenizer: Path, found: list[Any], **keys: Any) -> None:
+    """Put the chunks of a streamed completion into a list, also if it fails in the middle."""
+
+    async def read(client: openai.AsyncOpenAI) -> None:
+        async for chunk in await client.completions.create(stream=True, **{**ASKED, **keys}):
+            found.append(chunk)
+
+    ask(endpoint, tokenizer, read)
 
 
 def refused(message: str) -> Any:
@@ -94,7 +109,7 @@ def test_a_failure_of_the_server_has_its_status(
 ) -> None:
     server.stream = stream
     with pytest.raises(openai.APIStatusError) as caught:
-        ask(endpoint, tokenizer, lambda client: client.completions.create(**ASKED))
+        complete(endpoint, tokenizer)
     body: Any = caught.value.body
     assert caught.value.status_code == status
     assert set(body) == {"message", "type", "param", "code"} and "Traceback" not in body["message"]
@@ -114,42 +129,55 @@ def test_a_prompt_too_long_for_the_server_has_the_words_that_clients_look_for(
     server.stream = [refused(message)]
     words = rf"This model's maximum context length is 96 tokens\. .*{re.escape(message)}"
     with pytest.raises(openai.BadRequestError, match=words) as caught:
-        ask(endpoint, tokenizer, lambda client: client.completions.create(**ASKED))
+        complete(endpoint, tokenizer)
     assert caught.value.code == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("keys", [{"max_tokens": 8}, {"prompt": "A, " * 9}, {"prompt": "A, " * 9000}])
+def test_a_prompt_too_long_for_the_engine_is_refused_before_it_is_sent(
+    endpoint: Endpoint, tokenizer: Path, keys: dict[str, Any]
+) -> None:
+    words = r"This model's maximum context length is 8 tokens, but"
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        complete(endpoint, Facts("m", tokenizer, max_seq_len=8), **keys)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
 def test_a_failure_in_a_stream_is_an_event(server: Server, endpoint: Endpoint, tokenizer: Path) -> None:
-    found: list[str] = []
-
-    async def read(client: openai.AsyncOpenAI) -> None:
-        async for chunk in await client.completions.create(stream=True, **ASKED):
-            found.append(chunk.choices[0].text)
-
+    found: list[Any] = []
     server.stream = [ids(70), ids(71), grpc.StatusCode.UNAVAILABLE]
     with pytest.raises(openai.APIError, match="was lost after 2 responses"):
-        ask(endpoint, tokenizer, read)
+        stream(endpoint, tokenizer, found)
     assert len(found) == 2
     server.stream = [refused(FULL)]
     with pytest.raises(openai.RateLimitError):
-        ask(endpoint, tokenizer, read)
+        stream(endpoint, tokenizer, found)
+
+
+def test_usage_in_every_chunk(server: Server, endpoint: Endpoint, tokenizer: Path) -> None:
+    found: list[Any] = []
+    server.stream = [ids(70), ids(71), ids(72, 73, final=True)]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream(endpoint, tokenizer, found, stream_options=options)
+    assert [chunk.usage.completion_tokens for chunk in found] == [1, 2, 4, 4, 4]
+    assert len({chunk.usage.prompt_tokens for chunk in found}) == 1
 
 
 def test_servers_that_repeat_the_prompt_or_answer_nothing(
     server: Server, endpoint: Endpoint, tokenizer: Path
 ) -> None:
-    def one() -> Any:
-        return ask(
-            endpoint, tokenizer, lambda client: client.completions.create(**{**ASKED, "prompt": [70, 71]})
-        )
-
     server.stream = [ids(70, 71, 80, 81, final=True)]
-    repeated = one()
+    repeated = complete(endpoint, tokenizer, prompt=[70, 71])
     assert (repeated.usage.prompt_tokens, repeated.usage.completion_tokens) == (2, 2)
+    found: list[Any] = []
+    server.stream = [ids(70), ids(71), ids(80, final=True)]
+    stream(endpoint, tokenizer, found, prompt=[70, 71], stream_options={"include_usage": True})
+    assert found[-1].usage.completion_tokens == 3, "a stream that begins like the prompt"
     server.stream = [response(True)]
-    nothing = one()
+    nothing = complete(endpoint, tokenizer)
     assert (nothing.choices[0].text, nothing.choices[0].finish_reason) == ("", "stop")
     server.stream = [ids(80, 81, 82, 83, final=True)]
-    assert one().choices[0].finish_reason == "length"
+    assert complete(endpoint, tokenizer).choices[0].finish_reason == "length"
 
 
 def test_a_model_of_texts_is_refused(server: Server, tokenizer: Path) -> None:
@@ -158,11 +186,62 @@ def test_a_model_of_texts_is_refused(server: Server, tokenizer: Path) -> None:
         serving(server, ("tensorrt_llm", inputs)) as endpoint,
         pytest.raises(openai.APIStatusError) as caught,
     ):
-        ask(endpoint, tokenizer, lambda client: client.completions.create(**ASKED))
+        complete(endpoint, tokenizer)
     assert caught.value.status_code == 501 and "LLM API" in caught.value.message
 
 
-def test_a_missing_tokenizer_is_told(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_an_input_that_the_model_lacks_is_named(endpoint: Endpoint, tokenizer: Path) -> None:
+    with pytest.raises(openai.BadRequestError, match="has no input for presence_penalty") as caught:
+        complete(endpoint, tokenizer, presence_penalty=1)
+    assert caught.value.param == "presence_penalty"
+
+
+def test_a_missing_tokenizer_is_named(endpoint: Endpoint, tmp_path: Path) -> None:
     with pytest.raises(openai.APIStatusError, match=r"no tokenizer\.json") as caught:
-        ask(endpoint, tmp_path, lambda client: client.completions.create(**ASKED))
+        complete(endpoint, tmp_path)
     assert caught.value.status_code == 502
+
+
+async def pieces(body: bytes) -> AsyncIterator[bytes]:
+    for begin in range(0, len(body), 1 << 20):
+        yield body[begin : begin + (1 << 20)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "coding", "status"),
+    [
+        ("completions", b" " * (65 << 20), "identity", 413),
+        ("completions", b"{}", "gzip", 415),
+        ("completions", b"{}", "identity", 400),
+        ("embeddings", b"{}", "identity", 404),
+        ("models", b"{}", "identity", 405),
+    ],
+)
+def test_what_is_not_a_request_is_refused(
+    endpoint: Endpoint, tokenizer: Path, path: str, body: bytes, coding: str, status: int
+) -> None:
+    """The bodies are chunked, so that no header names their size."""
+
+    async def post(client: openai.AsyncOpenAI) -> Any:
+        headers = {"Content-Type": "application/json", "Content-Encoding": coding}
+        return await client._client.post(f"http://here/v1/{path}", content=pieces(body), headers=headers)
+
+    answer = ask(endpoint, tokenizer, post)
+    assert answer.status_code == status and answer.json()["error"]["message"]
+
+
+def test_requests_are_counted(server: Server, endpoint: Endpoint, tokenizer: Path) -> None:
+    server.stream = [ids(80, final=True)]
+
+    async def count(client: openai.AsyncOpenAI) -> str:
+        await client.completions.create(**ASKED)
+        await client._client.get("http://here/health")
+        return (await client._client.get("http://here/metrics")).text
+
+    page = ask(endpoint, tokenizer, count)
+    for line in (
+        'requests_total{route="/v1/completions",status="200"} 1.0',
+        'requests_total{route="other",status="503"} 1.0',
+        "requests_open 0.0",
+    ):
+        assert f"trtllm_hpc_gateway_{line}" in page

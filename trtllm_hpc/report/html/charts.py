@@ -1,0 +1,350 @@
+"""The charts of a measurement: latency against throughput, distributions, requests over time, the server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from trtllm_hpc.bench.metrics import ITL, LATENCY, TPOT, TTFT, PerRequest
+from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.results import Interval, LevelResult
+from trtllm_hpc.bench.server_metrics.sampling import ServerSample
+from trtllm_hpc.report.formatting import count_levels, quantity, with_interval
+from trtllm_hpc.report.headline import ascending_levels, is_valid, load_of
+from trtllm_hpc.report.html.chart import (
+    ASIDE,
+    BAND,
+    CATEGORIES,
+    FAILED,
+    Chart,
+    NoChart,
+    Row,
+    Section,
+    Spec,
+    axis,
+    layer,
+    layers_over,
+    number,
+    word,
+)
+from trtllm_hpc.report.html.data import ReportData
+
+
+def _steps(*tooltip: Spec) -> list[Spec]:
+    """Return a line in steps. A line has a single tooltip, so each point has an unseen mark of its own."""
+    line = layer({"type": "line", "interpolate": "step-after", "clip": True})
+    return [line, layer({"type": "point", "opacity": 0, "size": 80}, tooltip=list(tooltip))]
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    """Return the indices of ``count`` items: all, or both ends and some evenly between."""
+    kept = min(count, most)
+    return [round(place * (count - 1) / max(kept - 1, 1)) for place in range(kept)]
+
+
+def _no_figure(data: ReportData, key: str) -> str:
+    if not data.measurement.streaming and key in ("ttft_ms", "tpot_ms", "itl_ms"):
+        return "Answers were not streamed, so the times of their tokens are unknown."
+    return "No successful request has this figure."
+
+
+# Latency against throughput ---------------------------------------------------------------
+
+_LATENCIES = (("latency_ms", "End-to-end latency"), ("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"))
+_STATISTICS = ["p50", "p90", "p99"]
+_APART = 1.1
+"""Loads closer than this ratio are not joined: of a search's last loads a line would show noise."""
+_BELOW_ANY_AXIS = 1e-3
+"""Lower end of an interval that reaches zero, as a share of its figure: a logarithmic axis has no zero."""
+
+
+def _curve(data: ReportData, key: str, name: str) -> Chart | NoChart:
+    title = f"{name} against throughput"
+    by, x_title = "output_tokens_per_s", "output tokens/s"
+    if not all(by in result.metrics for _, result in data.ascending):
+        by, x_title = "finished_rate_per_s", "requests finished/s"
+    rows: list[Row] = []
+    joined_load = 0.0
+    for label, result in data.ascending:
+        if joined := load_of(result) >= joined_load * _APART:
+            joined_load = load_of(result)
+        rows += [{**row, "level": label, "joined": joined} for row in _points(result, key, by)]
+    if not rows:
+        return NoChart(title, _no_figure(data, key))
+    columns = {"level": "level", "statistic": "statistic", "value": "latency", "throughput": x_title}
+    tooltip = [word(field, title=words) for field, words in {**columns, "valid": "valid"}.items()]
+    text = {"type": "text", "align": "right", "dx": -6, "dy": -8}
+    shared = layers_over(
+        "rows",
+        [
+            layer({"type": "rule", "clip": True}, y=number("low", title="ms"), y2={"field": "high"}),
+            layer({"type": "line"}, "datum.joined", order=number("load")),
+            layer({"type": "point", "size": 50, "opacity": 1}, tooltip=tooltip),
+            layer(text, "datum.joined && datum.statistic === 'p99'", text=word("level")),
+        ],
+        x=number("x", title=x_title, scale={"zero": True, "nice": True}),
+        y=number("ms", **axis("ms", [row[end] for row in rows for end in ("ms", "high")])),
+        color=word("statistic", scale={"domain": _STATISTICS}),
+    )
+    worst = max(rows, key=lambda row: row["ms"])
+    description = (
+        f"{title}, {count_levels(len(data.labels))}; p50, p90 and p99. "
+        f"The highest is {worst['statistic']} {quantity(worst['ms'])} ms at {worst['level']}."
+    )
+    return Chart(f"curve-{key[:-3]}", title, description, [shared], {"rows": rows}, 260)
+
+
+def _points(result: LevelResult, key: str, by: str) -> Iterator[Row]:
+    """Yield a point for each statistic of a latency; none if the level lacks it or its throughput."""
+    figures, throughput = result.metrics.get(key), result.metrics.get(by)
+    if not isinstance(figures, dict) or not isinstance(throughput, Interval):
+        return
+    for statistic in _STATISTICS:
+        figure = figures[statistic]
+        low, high = (figure.mean if end is None else end for end in (figure.low, figure.high))
+        yield {
+            "load": load_of(result),
+            "x": throughput.mean,
+            "throughput": with_interval(throughput),
+            "statistic": statistic,
+            "ms": figure.mean,
+            "value": f"{with_interval(figure)} ms",
+            "low": max(low, figure.mean * _BELOW_ANY_AXIS),
+            "high": high,
+            "valid": "yes" if is_valid(result) else "no",
+        }
+
+
+# Distributions of the measured requests ---------------------------------------------------
+
+_MOST_LEVELS = 8
+"""At most this many curves can be told apart in one chart."""
+_MOST_POINTS = 120
+"""Points of one curve; a longer one is thinned evenly by share."""
+_SHARES = [0, 0.25, 0.5, 0.75, 0.9, 0.99]
+_DISTRIBUTED: tuple[tuple[PerRequest, str], ...] = (
+    (TTFT, "Time to first token (TTFT)"),
+    (TPOT, "Time per output token (TPOT), mean of each request"),
+    (ITL, "Inter-token latency (ITL), all gaps pooled"),
+    (LATENCY, "End-to-end latency, from schedule"),
+)
+
+
+def _distribution(data: ReportData, metric: PerRequest, title: str) -> Chart | NoChart:
+    ascending = ascending_levels(data.measurement)
+    levels = [ascending[place] for place in _evenly(len(ascending), _MOST_LEVELS)]
+    answered = [record for record in data.records if record.measured and record.ok]
+    curves = {
+        data.labels[level]: sorted(
+            value for record in answered if record.level == level for value in metric.values(record)
+        )
+        for level in levels
+    }
+    rows: list[Row] = [
+        {"level": label, "ms": ordered[place], "share": (place + 1) / len(ordered)}
+        for label, ordered in curves.items()
+        for place in _evenly(len(ordered), _MOST_POINTS)
+    ]
+    if not rows:
+        return NoChart(title, _no_figure(data, metric.key))
+    marks = {"format": ".0%", "values": _SHARES, "tickCount": len(_SHARES), "labelOverlap": False}
+    legend: Spec = {} if len(curves) > 1 else {"legend": None}
+    shared = layers_over(
+        "rows",
+        _steps(word("level"), number("share", format=".1%"), number("ms", format=".4~r")),
+        x=number("ms", **axis("ms", [row["ms"] for row in rows], zero=False)),
+        y=number("share", title=None, axis=marks, scale={"domain": [0, 1]}),
+        color=word("level", type="ordinal", scale={"domain": [*curves]}, **legend),
+    )
+    description = f"{title}: cumulative share of values, {count_levels(len(levels))}. " + " ".join(
+        f"At {label}: median {quantity(ordered[(len(ordered) - 1) // 2])} ms, "
+        f"maximum {quantity(ordered[-1])} ms."
+        for label, ordered in curves.items()
+        if ordered
+    )
+    return Chart(f"spread-{metric.key[:-3]}", title, description, [shared], {"rows": rows}, 240)
+
+
+# Over time --------------------------------------------------------------------------------
+
+_MOST_DOTS = 1500
+"""Requests in the chart of latencies."""
+_NOT_MEASURED = "answered, not measured"
+_STATES = {"answered": CATEGORIES[0], _NOT_MEASURED: ASIDE, "failed": FAILED}
+
+_SHADED = layers_over(
+    "bands",
+    [layer({"type": "rect", "style": BAND}, tooltip=word("what", title="shaded"))],
+    x=number("begin", title="seconds"),
+    x2={"field": "end"},
+)
+
+
+def _bands(data: ReportData) -> list[Row]:
+    """Return the stretches outside the measured windows."""
+    rows = []
+    for label, result in zip(data.labels, data.measurement.levels, strict=True):
+        for one in result.passes:
+            window = one.window
+            intervals = (("warm-up", one.started_s, window.start_s), ("drain", window.end_s, one.ended_s))
+            rows += [
+                {"begin": begin, "end": end, "what": f"{what} of {label}, pass {one.repeat + 1}"}
+                for what, begin, end in intervals
+                if end > begin
+            ]
+    return rows
+
+
+def _seconds(field: str, end_s: float) -> Spec:
+    """Return the time axis that all charts share."""
+    return number(field, title="seconds", scale={"domain": [0, end_s], "nice": False})
+
+
+def _end_s(data: ReportData) -> float:
+    """Return the end of the last pass, in seconds since the measurement began."""
+    ends = [one.ended_s for result in data.measurement.levels for one in result.passes]
+    return max([*ends, *(record.ended_s for record in data.records)], default=1.0)
+
+
+def _timeline(data: ReportData) -> Chart | NoChart:
+    title = "Latency of each request"
+    if not data.records:
+        return NoChart(title, "No request was recorded.")
+    rows: list[Row] = [
+        {
+            "due": record.scheduled_s,
+            "ms": 1e3 * _latency_s(record),
+            "state": "failed" if not record.ok else "answered" if record.measured else _NOT_MEASURED,
+            "request": record.index,
+            "level": data.labels[record.level],
+            "status": record.status,
+            "error": (record.error or "")[:120],
+        }
+        for record in _chosen(data.records)
+    ]
+    states = {state: color for state, color in _STATES.items() if any(row["state"] == state for row in rows)}
+    tooltip = [*map(word, ("request", "level", "status", "error")), number("ms", format=".4~r")]
+    dots = layers_over(
+        "rows",
+        [layer({"type": "point", "size": 22, "opacity": 0.75}, tooltip=tooltip)],
+        x=_seconds("due", _end_s(data)),
+        y=number("ms", **axis("latency (ms)", [row["ms"] for row in rows])),
+        color=word("state", scale={"domain": [*states], "range": [*states.values()]}),
+    )
+    slowest = max(data.records, key=_latency_s)
+    failed = sum(not record.ok for record in data.records)
+    description = (
+        f"{title} by when it was due: {len(data.records)} requests, {failed} failed; the longest took "
+        f"{quantity(1e3 * _latency_s(slowest))} ms and was due at {quantity(slowest.scheduled_s)} s."
+    )
+    datasets = {"rows": rows, "bands": _bands(data)}
+    return Chart("time-latency", title, description, [_SHADED, dots], datasets, 240)
+
+
+def _chosen(records: Sequence[RequestRecord]) -> Iterator[RequestRecord]:
+    """Yield at most ``_MOST_DOTS`` requests; the second half, drawn on top, failed or were the slowest."""
+    in_order = sorted(records, key=lambda record: (not record.ok, _latency_s(record)))
+    half = max(len(records) - _MOST_DOTS // 2, 0)
+    yield from (in_order[place] for place in _evenly(half, _MOST_DOTS - _MOST_DOTS // 2))
+    yield from in_order[half:]
+
+
+def _latency_s(record: RequestRecord) -> float:
+    return record.ended_s - record.scheduled_s
+
+
+# The server's own metrics -----------------------------------------------------------------
+
+_MOST_SAMPLES = 400
+"""Points of one line; of more samples, only the largest of each interval is drawn."""
+
+
+def _server(data: ReportData) -> Iterator[Chart | NoChart]:
+    in_flight = [*_outstanding(data.records), *_sampled(data.samples, "requests_active", "server: active")]
+    in_flight += _sampled(data.samples, "requests_waiting", "server: waiting")
+    yield _lines(data, "server-in-flight", "Requests in flight", "requests", in_flight)
+    cache = _sampled(data.samples, "kv_used_share", "KV cache in use", factor=100.0)
+    yield _lines(data, "server-kv", "KV cache in use", "% of blocks", cache)
+    queue = _sampled(data.samples, "queue_ms", "")
+    yield _lines(data, "server-queue", "Time in the server's queue", "ms", queue)
+
+
+def _outstanding(records: Sequence[RequestRecord]) -> list[Row]:
+    """Return each moment at which the number of requests in flight changes, with the number from then on."""
+    changes: Counter[float] = Counter()
+    for record in records:
+        changes[record.sent_s] += 1
+        changes[record.ended_s] -= 1
+    moments = sorted(changes)
+    counts = accumulate(changes[moment] for moment in moments)
+    return [
+        {"time": moment, "value": float(count), "line": "client: outstanding"}
+        for moment, count in zip(moments, counts, strict=True)
+    ]
+
+
+def _sampled(samples: Sequence[ServerSample], key: str, label: str, factor: float = 1.0) -> list[Row]:
+    """Return one series of the samples; a line for each model that has it (``queue_ms[ensemble]``)."""
+    return [
+        {"time": sample.time_s, "value": factor * value, "line": f"{label} {model.strip('[]')}".strip()}
+        for sample in samples
+        for name, value in sample.values.items()
+        for found, bracket, model in [name.partition("[")]
+        if found == key
+    ]
+
+
+def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[Row]) -> Chart | NoChart:
+    if not rows:
+        return NoChart(title, "The server has no metric for it.")
+    # Sampling goes on a little longer than the load; later points would compress the chart.
+    end = _end_s(data)
+    by_line: dict[str, list[Row]] = {}
+    for row in rows:
+        if 0 <= row["time"] <= end:
+            by_line.setdefault(row["line"], []).append(row)
+    kept = [row for line in by_line.values() for row in _peaks(line)]
+    if not kept:
+        return NoChart(title, "No sample was taken while the load ran.")
+    # Model names go into the domain, which is data; a sort order would become an expression.
+    legend = {"columns": 2} if len(by_line) > 1 else None
+    shared = layers_over(
+        "rows",
+        _steps(word("line"), number("time", title="s"), number("value", format=".4~r")),
+        x=_seconds("time", end),
+        y=number("value", title=unit, scale={"zero": True}),
+        color=word("line", scale={"domain": [*by_line]}, legend=legend),
+    )
+    most = max(kept, key=lambda row: row["value"])
+    description = (
+        f"{title} over time: {', '.join(filter(None, by_line)) or 'one line'}. "
+        f"The highest is {quantity(most['value'])} {unit} at {quantity(most['time'])} s."
+    )
+    datasets = {"rows": kept, "bands": _bands(data)}
+    return Chart(key, title, description, [_SHADED, shared], datasets, 150)
+
+
+def _peaks(line: Sequence[Row]) -> Iterator[Row]:
+    """Yield at most ``_MOST_SAMPLES`` points of a line: the largest of each interval."""
+    step = -(-len(line) // _MOST_SAMPLES)
+    for begin in range(0, len(line), step):
+        yield max(line[begin : begin + step], key=lambda row: row["value"])
+
+
+# The sections of the page -----------------------------------------------------------------
+
+MOST = {"levels": _MOST_LEVELS, "points": _MOST_POINTS, "dots": _MOST_DOTS, "samples": _MOST_SAMPLES}
+"""What is drawn at most, for the page to say."""
+
+
+def sections_of(data: ReportData) -> Iterator[Section]:
+    """Yield the sections of the page in order; each is made when it is needed."""
+    curves: list[Chart | NoChart] = [_curve(data, *kind) for kind in _LATENCIES]
+    if len(data.labels) < 2:
+        reason = "One level of load was measured; a curve needs two or more."
+        curves = [NoChart("Latency against throughput", reason)]
+    yield Section("curve", "Throughput and latency", curves)
+    yield Section("distributions", "Distributions", [_distribution(data, *kind) for kind in _DISTRIBUTED])
+    yield Section("timeline", "Timeline of requests", [_timeline(data)], wide=True)
+    yield Section("server", "Server metrics", list(_server(data)), wide=True)
