@@ -158,8 +158,9 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
         return RunJob.of(run.paths, run.plan, jobs)
     if int(run.renewal.job_id) > int(jobs.get("serve") or 0):
         jobs["serve"] = run.renewal.job_id  # it has begun, and its script has not recorded that yet
-    following = RunJob.of(run.paths, run.plan, {"serve": run.renewal.next_job_id})
-    return RunJob.of(run.paths, run.plan, jobs) | dict(zip((_NEXT,), following.values(), strict=False))
+    found = RunJob.of(run.paths, run.plan, jobs)
+    following = RunJob.of(run.paths, run.plan, {"serve": run.renewal.next_job_id}).get("serve")
+    return found if following is None else found | {_NEXT: following}
 
 
 def sweep_job(folder: str, job_id: str) -> RunJob:
