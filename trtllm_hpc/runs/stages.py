@@ -115,11 +115,11 @@ def stages_of(
     *,
     mode: str = "force",
     queued: Mapping[Path, str] | None = None,
-    places: bool = False,
+    limits: bool = False,
 ) -> list[StageStatus]:
     """Return the status of each stage, in the order of their dependencies.
 
-    ``places`` as for :func:`run_status`; ``queued`` are the jobs in the queue by their script, if Slurm was
+    ``limits`` as for :func:`run_status`; ``queued`` are the jobs in the queue by their script, if Slurm was
     already asked for them. Raises SubmissionError if Slurm does not answer.
     """
     if run.is_local:
@@ -127,7 +127,7 @@ def stages_of(
     watched = watched_jobs(run, queued)
     watcher = watcher or watcher_of(run)
     answers = watcher.job_infos(watched.values(), mode)
-    waiting = watcher.waiting() if places else {}
+    waiting = watcher.waiting() if limits else {}
     infos = {name: answers.get(job) for name, job in watched.items()}
     stages = [_slurm_stage(run, name, watched.get(name), infos.get(name)) for name in job_ids(run)]
     stages = [_renewed(run, stage, watched.get(_NEXT), infos.get(_NEXT)) for stage in stages]

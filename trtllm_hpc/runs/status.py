@@ -141,7 +141,7 @@ def run_status(
     watcher: JobWatcher | None = None,
     *,
     mode: str = "force",
-    places: bool = False,
+    limits: bool = False,
 ) -> RunStatus:
     """Return the status of a run; Slurm is queried once at most.
 
@@ -153,10 +153,10 @@ def run_status(
         watcher: pass the same one to several calls, so that jobs that have ended, and
             accounting that a site does not have, are not queried again.
         mode: see :meth:`~trtllm_hpc.scheduler.watcher.JobWatcher.job_infos`.
-        places: ask which limits hold pending jobs, too.
+        limits: ask which limits hold pending jobs, too.
     """
     run = run if isinstance(run, RunSnapshot) else RunSnapshot(run)
-    status = status_of(run, stages_of(run, watcher, mode=mode, places=places))
+    status = status_of(run, stages_of(run, watcher, mode=mode, limits=limits))
     if status.settled:
         remove_abandoned(run.paths.folder)
     return status
@@ -170,7 +170,7 @@ def status_or_files(run: RunPaths) -> tuple[RunStatus, SubmissionError | None]:
     snapshot = RunSnapshot(run)
     try:
         watcher = JobWatcher(Slurm(snapshot.slurm_conf, timeout_s=_PATIENCE_S))
-        return run_status(snapshot, watcher, places=True), None
+        return run_status(snapshot, watcher, limits=True), None
     except SubmissionError as error:
         if not error.transient or snapshot.submission is None:
             raise

@@ -47,18 +47,10 @@ class StageScript:
         """The script."""
         return RunPaths(self.run_folder).sbatch(self.stage)
 
-    def __call__(self) -> int:
-        """Wait for the dependencies, then run the script with bash; return its exit code."""
-        paths = RunPaths(self.run_folder)
-        _on_termination(lambda: _cancel_stage(paths, self.stage))
-        for kind, stage in self.after:
-            if not _wait_for(paths, kind, stage):
-                _cancel_stage(paths, self.stage)
-        return self._run(paths)
-
-    def _run(self, paths: RunPaths) -> int:
-        with paths.batch_log(self.stage).open("ab") as log:
-            process = subprocess.Popen(
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the script with bash."""
+        with RunPaths(self.run_folder).batch_log(self.stage).open("ab") as log:
+            return subprocess.Popen(
                 ["bash", str(self.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -66,6 +58,15 @@ class StageScript:
                 env={**os.environ, **dict(self.environment)},
                 start_new_session=True,  # so that the whole stage can be signalled
             )
+
+    def __call__(self) -> int:
+        """Wait for the dependencies, then run the script with bash; return its exit code."""
+        paths = RunPaths(self.run_folder)
+        _on_termination(lambda: _cancel_stage(paths, self.stage))
+        for kind, stage in self.after:
+            if not _wait_for(paths, kind, stage):
+                _cancel_stage(paths, self.stage)
+        process = self.start()
         _on_termination(lambda: _end_group(process.pid))
         code = process.wait()
         _end_group(process.pid)  # a script that was killed leaves the processes that it started

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -98,18 +96,10 @@ def _record(it: _Rendered, cluster: ClusterProfile, token: str, job: StageJob, p
 
 def _start(here: RunPaths, cluster: ClusterProfile, token: str) -> tuple[str, int | None]:
     """Start the job; return its id and, of a process of this machine, when it started."""
+    script = StageScript(str(here.folder), _STAGE, (), ((TOKEN_VARIABLE, token),))
     if cluster.scheduler == "slurm":
-        script = StageScript(str(here.folder), _STAGE, (), ((TOKEN_VARIABLE, token),))
         return RenderedScriptExecutor(here.folder, cluster.slurm_conf).submit(script).job_id, None
-    with here.batch_log(_STAGE).open("ab") as log:
-        process = subprocess.Popen(
-            ["bash", str(here.sbatch(_STAGE))],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, TOKEN_VARIABLE: token},
-            start_new_session=True,
-        )
+    process = script.start()
     return str(process.pid), start_ticks(process.pid)
 
 
