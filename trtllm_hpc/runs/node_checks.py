@@ -39,6 +39,7 @@ from trtllm_hpc.runtime.node_checks import PARTS
 from trtllm_hpc.runtime.node_checks.records import Wanted, read_found
 from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
+from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import LOST, parse_state
 from trtllm_hpc.scheduler.watcher import JobWatcher
@@ -176,9 +177,11 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
 
 def _run(watcher: JobWatcher, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
     """Submit the job and wait until it has ended; whatever happens, it does not go on."""
+    from trtllm_hpc.scheduler.executor import RenderedScriptExecutor  # submitit takes its time
+
     with _beating(paths.heartbeat):
-        job_id = watcher.slurm.submit(paths.sbatch("doctor"))
-        job = RunJob.of(paths, None, {"doctor": job_id})["doctor"]
+        executor = RenderedScriptExecutor(paths.folder, watcher.slurm.conf)
+        job = executor.submit(StageScript(str(paths.folder), "doctor", ())).run_job
         try:
             return _wait(watcher, job, paths, wait_s, show)
         finally:

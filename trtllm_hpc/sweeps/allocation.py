@@ -19,7 +19,6 @@ from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
 from trtllm_hpc.runtime.process import signal_group, start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
 from trtllm_hpc.scheduler.discovery import query_limits
-from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
 from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
@@ -98,6 +97,8 @@ def _start(here: RunPaths, cluster: ClusterProfile, token: str) -> tuple[str, in
     """Start the job; return its id and, of a process of this machine, when it started."""
     script = StageScript(str(here.folder), _STAGE, (), ((TOKEN_VARIABLE, token),))
     if cluster.scheduler == "slurm":
+        from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
+
         return RenderedScriptExecutor(here.folder, cluster.slurm_conf).submit(script).job_id, None
     process = script.start()
     return str(process.pid), start_ticks(process.pid)
