@@ -192,7 +192,7 @@ def test_the_next_command_names_the_folder_where_the_id_would_not_do(
 def test_without_slurm_a_stage_is_a_process(
     home: Path, monkeypatch: pytest.MonkeyPatch, types: Types
 ) -> None:
-    def submit(plan: Any, paths: RunPaths) -> None:
+    def submit(paths: RunPaths) -> None:
         SubmissionRecord("local").add(paths, "build", "123")
 
     monkeypatch.setattr("trtllm_hpc.runs.submit.submit_stages", submit)
@@ -379,3 +379,11 @@ def test_a_prompt_without_quotes_is_advised_to_have_them(home: Path, types: Type
     refused = types("client", "What", "is", "ML?")
     assert refused.code == ExitCode.RUN
     assert "next: trtllm-hpc client 'What is ML?', if all of it is the prompt: quote it" in refused.errors
+
+
+def test_a_prompt_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").write_text("{}")
+    arguments = ["client", str(tmp_path / "run"), "--runs", str(tmp_path), "--prompt", "caf\udce9"]
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 2 and "not valid UTF-8" in result.output

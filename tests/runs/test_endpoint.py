@@ -1,13 +1,177 @@
-"""How long a measurement waits for a server that it has lost."""
+"""Waiting for a server, and for one that was lost."""
 
 from __future__ import annotations
 
+import socket
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.bench.metrics_port import endpoint_at, serving
+from trtllm_hpc.errors import BuildFailed, NotReady, RequestFailed, RunCancelled, StartFailed
 from trtllm_hpc.paths import RunPaths, write_json
-from trtllm_hpc.runs import endpoint
+from trtllm_hpc.runs import endpoint as module
+from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
+from trtllm_hpc.runtime.records import Endpoint, add_event
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    paths = RunPaths(tmp_path / "run")
+    paths.make_folders()
+    return paths
+
+
+def health(status: int) -> AbstractContextManager[Endpoint]:
+    """A server whose health check answers with ``status``."""
+    return serving(lambda number: (404, ""), ready=status)
+
+
+def test_a_ready_endpoint_is_returned_at_once(run: RunPaths) -> None:
+    with health(200) as ready:
+        ready.write(run.endpoint)
+        assert endpoint_of(run, 0) == ready
+
+
+def test_an_endpoint_that_appears_is_found(run: RunPaths) -> None:
+    waits: list[float] = []
+    with health(200) as ready:
+
+        def on_wait(waited_s: float) -> None:
+            waits.append(waited_s)
+            if len(waits) == 3:
+                ready.write(run.endpoint)
+
+        assert endpoint_of(run, 3600, on_wait=on_wait) == ready
+    assert len(waits) == 3 and waits == sorted(waits)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.3])
+def test_no_endpoint_is_not_ready_and_names_the_next_command(run: RunPaths, timeout_s: float) -> None:
+    waits: list[float] = []
+    write_json(run.jobs, {})
+    with pytest.raises(NotReady) as error:
+        endpoint_of(run, timeout_s, on_wait=waits.append)
+    assert error.value.hint == f"trtllm-hpc logs {run.folder}"
+    assert bool(waits) == (timeout_s > 0)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 0.2])
+def test_a_run_that_was_only_rendered_says_so(run: RunPaths, timeout_s: float) -> None:
+    with pytest.raises(NotReady, match="run was never submitted") as error:
+        endpoint_of(run, timeout_s)
+    assert error.value.hint == f"trtllm-hpc submit {run.spec} --cluster {run.cluster}"
+
+
+@pytest.mark.parametrize(
+    ("end", "data", "kind", "message"),
+    [
+        ("stage_end", {"exit_code": 3}, BuildFailed, "failed with exit code 3"),
+        ("stage_cancelled", {}, RunCancelled, "was cancelled"),
+    ],
+)
+def test_a_failed_or_cancelled_build_ends_the_wait(
+    run: RunPaths, end: str, data: dict[str, int], kind: type[Exception], message: str
+) -> None:
+    add_event(run, "build", "stage_begin")
+    add_event(run, "build", end, **data)
+    with pytest.raises(kind, match=message):
+        endpoint_of(run, 3600)
+
+
+def test_a_successful_build_does_not_end_the_wait(run: RunPaths) -> None:
+    add_event(run, "build", "stage_end", exit_code=0)
+    with pytest.raises(NotReady, match="published no endpoint"):
+        endpoint_of(run, 0)
+
+
+def test_a_server_that_is_not_ready_is_reported_as_such(run: RunPaths) -> None:
+    with health(400) as unready:
+        unready.write(run.endpoint)
+        with pytest.raises(NotReady, match="did not answer as ready"):
+            endpoint_of(run, 0.2)
+
+
+def test_an_endpoint_without_a_listening_server_is_not_ready(run: RunPaths) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        endpoint_at(closed.getsockname()[1]).write(run.endpoint)
+        with pytest.raises(NotReady, match="cannot be reached: nothing listens there"):
+            endpoint_of(run, 0)
+
+
+def test_a_server_that_refuses_the_key_is_reported_as_such(run: RunPaths) -> None:
+    run.key.write_text("another\n")
+    with health(401) as refusing:
+        replace(refusing, key_file=str(run.key)).write(run.endpoint)
+        with pytest.raises(NotReady, match=f"refuses the key in {run.key}"):
+            endpoint_of(run, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b"", "is empty"), (b"\xff\xfe", "does not hold a key"), (None, "cannot be read: No such file")],
+)
+def test_a_damaged_key_is_named(run: RunPaths, content: bytes | None, why: str) -> None:
+    if content is not None:
+        run.key.write_bytes(content)
+    with health(200) as ready:
+        replace(ready, key_file=str(run.key)).write(run.endpoint)
+        with pytest.raises(RequestFailed, match=f"{run.key} {why}"):
+            endpoint_of(run, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "is empty"),
+        ('{"host": "n1", "addr', "is cut short, or is not JSON"),
+        ("[1, 2]", "does not hold an endpoint"),
+        ('{"host": "n1"}', "does not hold an endpoint"),
+    ],
+)
+def test_a_damaged_endpoint_is_named(run: RunPaths, content: str, why: str) -> None:
+    add_event(run, "serve", "stage_begin")
+    run.endpoint.write_text(content)
+    with pytest.raises(NotReady, match=f"{run.endpoint} {why}"):
+        endpoint_of(run, 0)
+
+
+def test_the_end_of_the_serve_stage_ends_the_wait(run: RunPaths) -> None:
+    add_event(run, "serve", "stage_begin")
+    waits: list[float] = []
+
+    def on_wait(waited_s: float) -> None:
+        waits.append(waited_s)
+        if len(waits) == 2:
+            add_event(run, "serve", "stage_end", exit_code=7)
+
+    with pytest.raises(StartFailed, match="exit code 7"):
+        endpoint_of(run, 3600, on_wait=on_wait)
+    assert len(waits) >= 2
+
+
+def test_a_serve_stage_that_begins_again_is_waited_for(run: RunPaths) -> None:
+    add_event(run, "serve", "stage_end", exit_code=1)
+    waits: list[float] = []
+    with health(200) as ready:
+
+        def on_wait(waited_s: float) -> None:
+            if not waits:
+                add_event(run, "serve", "stage_begin")
+            waits.append(waited_s)
+            if waited_s > 2.5:  # longer than an end counts for nothing
+                ready.write(run.endpoint)
+
+        assert endpoint_of(run, 3600, on_wait=on_wait) == ready
+
+
+def test_a_run_that_has_ended_is_reported_as_such(run: RunPaths) -> None:
+    add_event(run, "serve", "stage_end", exit_code=0)
+    with pytest.raises(StartFailed, match="already ended"):
+        endpoint_of(run, 0)
 
 
 @pytest.mark.parametrize(
@@ -19,8 +183,8 @@ def test_only_an_instance_that_can_come_back_is_waited_for(
 ) -> None:
     run, waited_s = RunPaths(tmp_path), list[float]()
     write_json(run.instances, [{"instance": number, "state": it} for number, it in enumerate(states)])
-    monkeypatch.setattr(endpoint, "endpoint_of", lambda _run, wait_s: waited_s.append(wait_s))
-    follow = endpoint.follower_of(run, restarts=True)
-    assert follow is not None and endpoint.follower_of(run) is None
+    monkeypatch.setattr(module, "endpoint_of", lambda _run, wait_s: waited_s.append(wait_s))
+    follow = follower_of(run, restarts=True)
+    assert follow is not None and follower_of(run) is None
     follow()
     assert (waited_s[0] > 60) is waits

@@ -89,8 +89,8 @@ def test_a_companion_needs_its_server_again(run_of: RunOf, fake_slurm: FakeSlurm
 
 
 def test_a_server_that_goes_on_needs_no_second_measurement(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    plan, paths = written(tmp_path / "run", {"serve": {"keep_running": True}})
-    record = submit_stages(plan, paths)
+    _, paths = written(tmp_path / "run", {"serve": {"keep_running": True}})
+    record = submit_stages(paths)
     states = ("COMPLETED", "TIMEOUT", "COMPLETED")
     for job, state in zip(record.stages.values(), states, strict=True):
         fake_slurm.set(job.job_id, state)

@@ -34,8 +34,8 @@ def digests(paths: RunPaths) -> dict[str, str]:
 
 
 def test_three_jobs_are_chained(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    plan, paths = written(tmp_path / "a run's folder")
-    submit_stages(plan, paths)
+    _, paths = written(tmp_path / "a run's folder")
+    submit_stages(paths)
     record = read_submission(paths)
     assert record is not None and record.complete
     jobs = {stage: job.job_id for stage, job in record.stages.items()}
@@ -52,15 +52,15 @@ def test_three_jobs_are_chained(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
 
 
 def test_a_finished_engine_leaves_the_build_out(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    plan, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}})
-    submit_stages(plan, paths)
+    _, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}})
+    submit_stages(paths)
     assert [job["dependency"] for job in fake_slurm.jobs.values()] == [None, "after:101"]
 
 
 def test_what_is_submitted_is_what_was_rendered(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    plan, paths = written(tmp_path / "run")
+    _, paths = written(tmp_path / "run")
     before = digests(paths)
-    submit_stages(plan, paths)
+    submit_stages(paths)
     assert digests(paths) == before
     for job in fake_slurm.jobs.values():
         assert job["sha256"] == before[job["script"]]
@@ -74,8 +74,8 @@ def test_the_jobs_get_the_token_of_the_submission_and_no_options_from_the_enviro
     monkeypatch.setenv("MINE", "kept")
     conf = tmp_path / "sandbox.conf"
     conf.touch()
-    plan, paths = written(tmp_path / "run", slurm_conf=str(conf))
-    record = submit_stages(plan, paths)
+    _, paths = written(tmp_path / "run", slurm_conf=str(conf))
+    record = submit_stages(paths)
     for job in fake_slurm.jobs.values():
         environment = job["environment"]
         assert environment[TOKEN_VARIABLE] == record.token
@@ -94,17 +94,17 @@ def test_the_jobs_get_the_token_of_the_submission_and_no_options_from_the_enviro
 def test_a_refusal_shows_slurms_message_and_a_remedy(
     fake_slurm: FakeSlurm, tmp_path: Path, profile: dict[str, Any], words: str, remedy: str
 ) -> None:
-    plan, paths = written(tmp_path / "run", **profile)
+    _, paths = written(tmp_path / "run", **profile)
     with pytest.raises(SubmissionError) as caught:
-        submit_stages(plan, paths)
+        submit_stages(paths)
     assert words in caught.value.message and str(paths.sbatch("build")) in caught.value.message
     assert caught.value.hint is not None and remedy in caught.value.hint
 
 
 def test_a_refusal_halfway_cancels_the_submitted_jobs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    plan, paths = written(tmp_path / "run", companion_partition="no-such")
+    _, paths = written(tmp_path / "run", companion_partition="no-such")
     with pytest.raises(SubmissionError, match="Invalid partition name"):
-        submit_stages(plan, paths)
+        submit_stages(paths)
     assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 2
     record = read_submission(paths)
     assert record is not None and not record.complete
@@ -116,10 +116,10 @@ def test_a_refusal_halfway_cancels_the_submitted_jobs(fake_slurm: FakeSlurm, tmp
 def test_a_failing_scancel_hides_neither_the_cause_nor_the_other_jobs(
     fake_slurm: FakeSlurm, tmp_path: Path
 ) -> None:
-    plan, paths = written(tmp_path / "run", companion_partition="no-such")
+    _, paths = written(tmp_path / "run", companion_partition="no-such")
     fake_slurm.trouble("scancel", "scancel: error: Socket timed out on send/recv operation")
     with pytest.raises(SubmissionError, match="Invalid partition name"):
-        submit_stages(plan, paths)
+        submit_stages(paths)
     assert fake_slurm.state("101") == "CANCELLED by 1000"
 
 
@@ -137,17 +137,17 @@ def test_a_failing_scancel_hides_neither_the_cause_nor_the_other_jobs(
 def test_a_job_that_slurm_took_is_found_after_an_unclear_answer(
     fake_slurm: FakeSlurm, tmp_path: Path, line: str, without: str
 ) -> None:
-    plan, paths = written(tmp_path / "run")
+    _, paths = written(tmp_path / "run")
     after_sbatch(fake_slurm, line, without=without)
-    record = submit_stages(plan, paths)
+    record = submit_stages(paths)
     assert [it.job_id for it in record.stages.values()] == ["101", "102", "103"] == [*fake_slurm.jobs]
     assert record.complete and run_status(paths).state is RunState.PENDING
 
 
 def test_the_token_goes_into_the_name_of_a_job_with_a_comment(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    plan, paths = written(tmp_path / "run", sbatch_options=["--comment=project 7"])
+    _, paths = written(tmp_path / "run", sbatch_options=["--comment=project 7"])
     after_sbatch(fake_slurm, TIMED_OUT)
-    token = submit_stages(plan, paths).token
+    token = submit_stages(paths).token
     jobs = list(fake_slurm.jobs.values())
     assert [it["name"] for it in jobs] == [
         f"demo-{stage}:{token}" for stage in ("build", "serve", "companion")
@@ -157,11 +157,11 @@ def test_the_token_goes_into_the_name_of_a_job_with_a_comment(fake_slurm: FakeSl
 
 
 def test_a_wrapper_that_tries_again_leaves_no_second_job(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    plan, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}}, companion="overlap")
+    _, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}}, companion="overlap")
     sbatch = fake_slurm.bin / "sbatch"
     once = sbatch.read_text().splitlines()[1].removeprefix("exec ")
     sbatch.write_text(f"#!/bin/bash\n{once} > /dev/null\necho 'Socket timed out' >&2\n{once}\n")
-    assert submit_stages(plan, paths).stages["serve"].job_id == "102"
+    assert submit_stages(paths).stages["serve"].job_id == "102"
     assert fake_slurm.state("101").startswith("CANCELLED") and fake_slurm.state("102") == "PENDING"
 
 
@@ -169,12 +169,12 @@ def test_a_job_that_appears_late_is_seen_and_cancelled(
     fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trtllm_hpc.runtime.submission.LOOKUP_S", 0.0)
-    plan, paths = written(tmp_path / "run")
+    _, paths = written(tmp_path / "run")
     after_sbatch(fake_slurm, TIMED_OUT)
     squeue = (fake_slurm.bin / "squeue").read_text()
     (fake_slurm.bin / "squeue").write_text("#!/bin/sh\n")
     with pytest.raises(SubmissionError, match="It is not clear whether Slurm has taken") as caught:
-        submit_stages(plan, paths)
+        submit_stages(paths)
     assert "Socket timed out" in caught.value.message
     assert f"trtllm-hpc cancel {paths.folder}" in (caught.value.hint or "")
     assert "not clear" in run_status(paths).sentence
@@ -221,10 +221,10 @@ def test_a_job_whose_submit_was_killed_before_the_record_is_seen_and_cancelled(
 def test_a_clear_refusal_searches_no_queue_and_has_its_own_hint(
     fake_slurm: FakeSlurm, tmp_path: Path, words: str, hint: str
 ) -> None:
-    plan, paths = written(tmp_path / "run")
+    _, paths = written(tmp_path / "run")
     fake_slurm.trouble("sbatch", words)
     with pytest.raises(SubmissionError) as caught:
-        submit_stages(plan, paths)
+        submit_stages(paths)
     assert hint in (caught.value.hint or "") and "account in the" not in (caught.value.hint or "")
     assert not fake_slurm.calls("squeue")
 
@@ -232,13 +232,13 @@ def test_a_clear_refusal_searches_no_queue_and_has_its_own_hint(
 def test_a_refused_companion_is_named_with_the_limit_though_its_server_had_begun(
     fake_slurm: FakeSlurm, tmp_path: Path
 ) -> None:
-    plan, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}})
+    _, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}})
     fake_slurm.trouble("sbatch", None)
     fake_slurm.trouble(
         "sbatch", "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed"
     )
     with pytest.raises(SubmissionError):
-        submit_stages(plan, paths)
+        submit_stages(paths)
     fake_slurm.set("101", "CANCELLED", started="1790000000", ends="1790000009")
     status = run_status(paths)
     assert status.exit_code == ExitCode.SUBMISSION and status.state is RunState.FAILED
@@ -247,9 +247,9 @@ def test_a_refused_companion_is_named_with_the_limit_though_its_server_had_begun
 
 
 def test_a_federation_names_its_cluster_behind_the_id(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    plan, paths = written(tmp_path / "run")
+    _, paths = written(tmp_path / "run")
     (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\necho a word from the site\necho '77;east'\n")
-    assert submit_stages(plan, paths).stages["serve"].job_id == "77"
+    assert submit_stages(paths).stages["serve"].job_id == "77"
 
 
 def test_what_cannot_be_submitted_from_here_is_refused_before_anything_is_written(
@@ -257,10 +257,10 @@ def test_what_cannot_be_submitted_from_here_is_refused_before_anything_is_writte
 ) -> None:
     plan, _ = written(tmp_path / "run", slurm_conf=str(tmp_path / "no such.conf"))
     with pytest.raises(SubmissionError, match="which cannot be read"):
-        require_scheduler(plan)
+        require_scheduler(plan.cluster)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SubmissionError, match="this machine has no sbatch"):
-        require_scheduler(plan)
+        require_scheduler(plan.cluster)
 
 
 # Interruptions --------------------------------------------------------------------------
@@ -336,10 +336,10 @@ def test_cancel_stops_a_submission_that_is_going_on(fake_slurm: FakeSlurm, tmp_p
 def test_a_run_that_is_cancelled_before_its_first_job_is_not_submitted(
     fake_slurm: FakeSlurm, tmp_path: Path
 ) -> None:
-    plan, paths = written(tmp_path / "run")
+    _, paths = written(tmp_path / "run")
     cancel_run(paths)
     with pytest.raises(SubmissionError, match="was cancelled while it was submitted"):
-        submit_stages(plan, paths)
+        submit_stages(paths)
     assert fake_slurm.jobs == {} and cancel_run(paths).state is RunState.CANCELLED
     assert resume_run(paths).complete
 
@@ -431,9 +431,9 @@ def test_the_webhook_is_a_secret_of_the_run(fake_slurm: FakeSlurm, tmp_path: Pat
 def test_a_submission_that_ended_before_its_first_job_is_over(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     """Refused outright, and killed before a word: neither may be pending for ever."""
     fake_slurm.trouble("sbatch", "Batch job submission failed: Invalid partition name specified")
-    plan, refused = written(tmp_path / "refused")
+    _, refused = written(tmp_path / "refused")
     with pytest.raises(SubmissionError):
-        submit_stages(plan, refused)
+        submit_stages(refused)
     assert run_status(refused).exit_code == ExitCode.SUBMISSION
     _, killed = written(tmp_path / "killed")
     SubmissionRecord(scheduler="slurm").write(killed)

@@ -63,7 +63,7 @@ def test_a_limit_is_shown_for_a_reason_that_is_one(
     question: str,
     shown: list[str] | None,
 ) -> None:
-    monkeypatch.setattr("trtllm_hpc.scheduler.waiting._user", lambda: "ana")
+    monkeypatch.setattr("trtllm_hpc.scheduler.watcher._user", lambda: "ana")
     limits = {"GrpTRES": "gres/gpu=16", "MaxTRES": "gres/gpu=8", "MaxJobs": "2"}
     fake_slurm.configure(limits={question: limits})
     waits(fake_slurm, home / "runs" / "demo-1", reason)
@@ -83,7 +83,7 @@ def test_commands_that_do_not_answer_are_silent_and_not_asked_again(
     asked = len(fake_slurm.calls("sacctmgr"))
     watcher = watcher_of(RunSnapshot(paths))
     for _ in range(3):
-        run_status(paths, watcher, places=True)
+        run_status(paths, watcher, limits=True)
     assert len(fake_slurm.calls("sacctmgr")) == 2 * asked == 2
 
 
@@ -92,7 +92,7 @@ def test_each_question_is_asked_once_between_two_queries(fake_slurm: FakeSlurm, 
     paths = waits(fake_slurm, home / "runs" / "demo-1", "AssocMaxJobsLimit")
     watcher = watcher_of(RunSnapshot(paths))
     for _ in range(3):
-        assert run_status(paths, watcher, mode="standard", places=True).stages[1].waiting is not None
+        assert run_status(paths, watcher, mode="standard", limits=True).stages[1].waiting is not None
     assert (len(fake_slurm.calls("squeue")), len(fake_slurm.calls("sacctmgr"))) == (1, 1)
 
 

@@ -52,7 +52,7 @@ def plan(
         RenderError: a path cannot be written into a script.
     """
     with plan_run(JobSource.of(job, cluster, settings, runs), command="render") as planned:
-        return planned.plan
+        return planned
 
 
 def render(
@@ -102,7 +102,7 @@ def submit(
     source = JobSource.of(job, cluster, settings, runs)
     created = create_for_submission(source, ignored_checks=ignored_checks, notify=notify, warn=on_warning)
     with sole_command(created.paths):
-        submit_stages(created.plan, created.paths)
+        submit_stages(created.paths)
     return Run(created.paths, created.engine)
 
 

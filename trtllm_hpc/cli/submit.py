@@ -19,13 +19,13 @@ from trtllm_hpc.cli.options import (
     print_warning,
     run_argument,
 )
-from trtllm_hpc.client.wait import was_submitted
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_json
 from trtllm_hpc.report.engines import CachedEngine, engine_lines, engine_record
 from trtllm_hpc.report.status import end_line
+from trtllm_hpc.runs.endpoint import was_submitted
 from trtllm_hpc.runs.status import RunState, RunStatus
 from trtllm_hpc.runtime.records import Endpoint, known_fields, read_events
 

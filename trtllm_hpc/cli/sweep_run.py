@@ -129,7 +129,7 @@ def _refuse_many(planned: PlannedSweep) -> None:
         raise SubmissionError(
             f"These are {count} variants, with {jobs} jobs.", hint="the same command with --yes"
         )
-    cluster = next(iter(planned.runs.values())).plan.cluster
+    cluster = next(iter(planned.runs.values())).cluster
     most = Slurm(cluster.slurm_conf).most_jobs(cluster.qos) if cluster.scheduler == "slurm" else None
     if most is not None and jobs > most:
         raise SubmissionError(

@@ -181,8 +181,8 @@ def show(
     from trtllm_hpc.runs.create import JobSource, plan_run
     from trtllm_hpc.runs.templates import finished_configs
 
-    with plan_run(JobSource(job_file, cluster, settings, runs), command="templates show") as found:
-        texts = finished_configs(found.plan, cluster)
+    with plan_run(JobSource(job_file, cluster, settings, runs), command="templates show") as plan:
+        texts = finished_configs(plan, cluster)
     if model is not None and model not in texts:
         raise click.BadParameter(f"{model!r} is none of {', '.join(texts)}.", param_hint="MODEL")
     chosen = texts if model is None else {model: texts[model]}

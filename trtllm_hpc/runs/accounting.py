@@ -1,13 +1,14 @@
-"""When a run's jobs were submitted, started and ended, and their GPUs, where Slurm does not report it."""
+"""What a run has used: GPU-hours, energy, power and time in the queue."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.stages import StageStatus
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.records import Event
 from trtllm_hpc.scheduler.job_info import JobTimes
@@ -49,7 +50,31 @@ class StageUse:
     peak_w: float | None = None
 
 
-def server_power(run: RunSnapshot) -> tuple[float, float] | tuple[None, None]:
+NOTHING = RunUse(None, None, None)
+
+
+def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
+    """Return what the stages of a run, and the jobs that ran them before, have used together."""
+    # The next job of a renewed server has waited for the end of the one before, not for the run to begin.
+    is_first = run.renewal is None or run.renewal.number == 0
+    times = [stage.times for stage in stages if is_first or stage.stage != "serve"]
+    submitted = [it.submitted_at for it in times if it.submitted_at is not None]
+    starts = [it.started_at for it in times if it.started_at is not None]
+    energies = [stage.energy_j for stage in stages if stage.energy_j is not None]
+    hours = [stage.gpu_hours for stage in stages if stage.gpu_hours is not None]
+    earlier = _earlier_gpu_hours(run, {stage.stage: stage.times.started_at for stage in stages})
+    mean_w, peak_w = _server_power(run)
+    return RunUse(
+        waited_s=max(0.0, min(starts) - min(submitted)) if starts and submitted else None,
+        gpu_hours=sum(hours) + earlier if hours or earlier else None,
+        energy_j=sum(energies) if energies else None,
+        server_mean_w=mean_w,
+        server_peak_w=peak_w,
+        saved_gpu_hours=next((_saved_gpu_hours(run, it.times) for it in stages if it.stage == "serve"), None),
+    )
+
+
+def _server_power(run: RunSnapshot) -> tuple[float, float] | tuple[None, None]:
     """Return mean and peak power of the server's GPUs together since its last start, by NVML."""
     gpus = {gpu["uuid"]: gpu for step in run.serve_steps for rank in run.ranks(step) for gpu in rank.gpus}
     if not gpus or not all(gpu["total_s"] for gpu in gpus.values()):
@@ -58,32 +83,7 @@ def server_power(run: RunSnapshot) -> tuple[float, float] | tuple[None, None]:
     return mean_w, sum(gpu["total_peak_w"] for gpu in gpus.values())
 
 
-NOTHING = RunUse(None, None, None)
-
-
-def with_own_times(
-    run: RunSnapshot, times: JobTimes, stage: str, job_id: str | None, *, final: bool
-) -> JobTimes:
-    """Return a job's times: Slurm's, filled up from the submission record and the stage's events."""
-    job = run.submission.stages.get(stage) if run.submission else None
-    # The scripts of the local profile have ids of their own, beside that of the process.
-    local = run.submission is not None and run.is_local
-    marks = {
-        event.name: event.time
-        for event in run.events(stage)
-        # Not of another job that ran the same stage.
-        if local or event.data.get("job_id", job_id) in (job_id, "")
-    }
-    if times.submitted_at is None and job is not None and job.job_id == job_id:
-        times = replace(times, submitted_at=job.submitted_at)
-    if times.started_at is None:
-        times = replace(times, started_at=marks.get("stage_begin"))
-    if times.ended_at is None and final:
-        times = replace(times, ended_at=marks.get("stage_end"))
-    return times
-
-
-def earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> float:
+def _earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> float:
     """Return the GPU-hours of the jobs before the present ones, each up to its last event.
 
     ``started``: when the present job of each stage started; ``None``: it has not.
@@ -101,16 +101,16 @@ def earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> 
     return total
 
 
-def saved_gpu_hours(run: RunSnapshot, times: JobTimes) -> float | None:
+def _saved_gpu_hours(run: RunSnapshot, times: JobTimes) -> float | None:
     """Return the GPU-hours that a server of these times has not used because nobody asked it.
 
     ``None`` if it has not ended for that reason, or has no time limit.
     """
     request = run.stop_request
     serve = None if run.plan is None else run.plan.stage("serve")
-    if request is None or request.by != IDLE or run.is_local or not times.started_at or not times.ended_at:
+    if request is None or request.by != IDLE or run.is_local or serve is None:
         return None
-    if serve is None:
+    if not times.started_at or not times.ended_at:
         return None
     left_s = serve.first.minutes * 60 - (times.ended_at - times.started_at)
     return max(0.0, left_s) * serve.gpus / _HOUR_S
@@ -131,7 +131,7 @@ def uses_from_events(run: RunSnapshot, now: float | None = None) -> list[StageUs
         job = run.submission.stages.get(stage) if run.submission else None
         ran_s = sum(max(0.0, end - begin) for begin, end in spans)  # clocks may differ
         waited_s = None if job is None else max(0.0, spans[-1][0] - job.submitted_at)
-        power = server_power(run) if stage == "serve" else (None, None)
+        power = _server_power(run) if stage == "serve" else (None, None)
         uses.append(StageUse(stage, waited_s, ran_s, gpus, ran_s * gpus / _HOUR_S, *power))
     return uses
 

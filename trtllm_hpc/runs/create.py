@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,10 @@ from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan, with_download, with_engine
 from trtllm_hpc.render.lock import lock_of
 from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
-from trtllm_hpc.render.scripts import Build, render_build
+from trtllm_hpc.render.scripts import render_build
 from trtllm_hpc.render.templates_cache import find_templates
 from trtllm_hpc.runs.hub import download, locator, runs_folder
-from trtllm_hpc.runtime.lock import Lock, changes, in_words
+from trtllm_hpc.runtime.lock import changes, in_words
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
@@ -53,18 +53,6 @@ class JobSource(NamedTuple):
         return cls(Path(job), default_profile(cluster), settings, None if runs is None else Path(runs))
 
 
-class PlannedRun(NamedTuple):
-    """The plan of a job file, made before the engine cache was searched."""
-
-    plan: Plan
-    paths: RunPaths
-    """Of the folder that the run would get."""
-
-    def with_engine(self, engine: Hit | Miss | Unknown | None) -> Plan:
-        """Return the plan, without its build stage if the engine was found."""
-        return with_engine(self.plan, str(engine.entry.output)) if isinstance(engine, Hit) else self.plan
-
-
 class CreatedRun(NamedTuple):
     """A run whose folder is written."""
 
@@ -75,7 +63,7 @@ class CreatedRun(NamedTuple):
 
 
 @contextmanager
-def plan_run(source: JobSource, *, command: str) -> Iterator[PlannedRun]:
+def plan_run(source: JobSource, *, command: str) -> Iterator[Plan]:
     """Load and plan a job; ``command`` is the ``trtllm-hpc`` command that errors advise the user to repeat.
 
     While the context is open, an ``OSError`` about a path that a key named becomes a ``ConfigError`` about
@@ -86,35 +74,25 @@ def plan_run(source: JobSource, *, command: str) -> Iterator[PlannedRun]:
     options = () if runs is None else ("--runs", str(runs))
     facts = load(job_file, cluster, tuple(settings), command=command, options=options, locate=locator(runs))
     folder = runs or runs_folder(facts.cluster)
-    named = None if runs is None else {"--runs": str(runs)}
-    with plan_facts(facts, new_run_folder(folder, facts.job.name), folder, named) as planned:
-        yield planned
+    with path_errors(facts.job, facts.cluster, None if runs is None else {"--runs": str(runs)}):
+        yield plan_facts(facts, new_run_folder(folder, facts.job.name), folder)
 
 
-@contextmanager
-def plan_facts(
-    facts: JobFacts, paths: RunPaths, runs: Path, named: Mapping[str, str] | None = None
-) -> Iterator[PlannedRun]:
-    """Plan a job that is loaded.
+def plan_facts(facts: JobFacts, paths: RunPaths, runs: Path) -> Plan:
+    """Plan a job that is loaded; engines are cached beside ``runs``, the folder of the runs.
 
-    Args:
-        runs: folder of the runs, beside which engines are cached.
-        named: paths that options of the command name.
-
-    Errors are turned, and raised, as by :func:`plan_run`.
+    The engine cache is not searched yet. Raises ConfigError, RenderError and OSError.
     """
-    with path_errors(facts.job, facts.cluster, named):
-        templates = find_templates(facts.cluster) if facts.release is not None else None
-        engines = str(engines_folder(facts.cluster.engines_folder, runs))
-        refuse_folder_names(paths.folder, engines, facts.cluster)
-        plan = make_plan(
-            facts,
-            paths,
-            default_python(),
-            engines_folder=engines,
-            templates=None if templates is None else str(templates),
-        )
-        yield PlannedRun(plan, paths)
+    templates = find_templates(facts.cluster) if facts.release is not None else None
+    engines = str(engines_folder(facts.cluster.engines_folder, runs))
+    refuse_folder_names(paths.folder, engines, facts.cluster)
+    return make_plan(
+        facts,
+        paths,
+        default_python(),
+        engines_folder=engines,
+        templates=None if templates is None else str(templates),
+    )
 
 
 def create_run(
@@ -127,47 +105,51 @@ def create_run(
     errors raised are those of :func:`plan_run`, and HubFailed.
     """
     lock = read_lock(source.job_file)
-    with plan_run(source, command=command) as planned:
-        changed = () if lock is None else tuple(_changes(lock, planned.plan))
-        for warning in (*changed, *check(planned.plan), *(f"note: {note}" for note in planned.plan.notes)):
-            warn(warning)
-        in_job = planned.plan.cluster.download_partition is not None
-        is_left = download(planned.plan.job.model, planned.paths.folder, leave=in_job)
-        created = write_planned(planned, downloads=is_left)
+    with plan_run(source, command=command) as plan:
         if lock is not None:
-            replace(lock_of(planned.plan), repeats=lock.made_of).write(created.paths.lock)
+            # What differs on the nodes, the job finds.
+            for key, before, now in changes(lock.made_of, lock_of(plan).made_of):
+                warn(f"warning: {in_words(key, before, now, 'the lock')}")
+        for warning in (*check(plan), *(f"note: {note}" for note in plan.notes)):
+            warn(warning)
+        in_job = plan.cluster.download_partition is not None
+        is_left = download(plan.job.model, Path(plan.run_folder), leave=in_job)
+        created = write_planned(plan, downloads=is_left)
+        if lock is not None:
+            replace(lock_of(plan), repeats=lock.made_of).write(created.paths.lock)
         return created
 
 
-def _changes(lock: Lock, plan: Plan) -> Iterator[str]:
-    """Yield what differs today from what a lock says; on the nodes the job looks."""
-    for key, before, now in changes(lock.made_of, lock_of(plan).made_of):
-        yield f"warning: {in_words(key, before, now, 'the lock')}"
-
-
-def write_planned(planned: PlannedRun, *, downloads: bool = False) -> CreatedRun:
+def write_planned(plan: Plan, *, downloads: bool = False) -> CreatedRun:
     """Write the run folder of a plan, without a build if the engine is in the cache. Raises RenderError.
 
-    With ``downloads`` the run's first stage downloads its model.
+    With ``downloads`` the run's first stage downloads its model. The run is registered as a user of its
+    engine, which ``engines prune`` keeps then.
     """
-    build = render_build(planned.plan)
-    engine = _claim_engine(planned, build)
-    plan = planned.with_engine(engine)
+    folder = Path(plan.run_folder)
+    build = render_build(plan)
+    engine = None if build is None else lookup(build.recipe)
+    if isinstance(engine, Hit) and not all([entry.register(folder) for entry in engine.entries]):
+        engine = Unknown("another process is removing it right now")
+    plan = _with_found(plan, engine)
     plan = with_download(plan) if downloads else plan
     others = engine.others if isinstance(engine, Hit) else {}
-    side_outputs = {step: entry.output for step, entry in others.items()}
-    paths = write_run(plan, build, side_outputs)
+    paths = write_run(plan, build, {step: entry.output for step, entry in others.items()})
     for entry in engine.entries if isinstance(engine, Hit) else ():
-        entry.register(paths.folder)  # again: from now on a run without a folder is gone
+        entry.register(folder)  # again: from now on a run without a folder is gone
     return CreatedRun(plan, paths, engine)
+
+
+def _with_found(plan: Plan, engine: Hit | Miss | Unknown | None) -> Plan:
+    """Return the plan, without its build stage if the engine was found."""
+    return with_engine(plan, str(engine.entry.output)) if isinstance(engine, Hit) else plan
 
 
 def check_context(source: JobSource) -> Context:
     """Return what ``doctor`` checks of a job, its cluster and this machine. Raises as :func:`plan_run`."""
-    with plan_run(source, command="doctor") as planned:
-        build = render_build(planned.plan)
-        engine = None if build is None else lookup(build.recipe)
-        return Context.of_plan(planned.with_engine(engine))
+    with plan_run(source, command="doctor") as plan:
+        build = render_build(plan)
+        return Context.of_plan(_with_found(plan, None if build is None else lookup(build.recipe)))
 
 
 def cluster_context(cluster: str, settings: Sequence[str], runs: Path | None) -> Context:
@@ -175,13 +157,3 @@ def cluster_context(cluster: str, settings: Sequence[str], runs: Path | None) ->
     profile = load_cluster(cluster, tuple(settings))
     folder = (runs or runs_folder(profile)).absolute()
     return Context(profile, folder, engines_folder(profile.engines_folder, folder))
-
-
-def _claim_engine(planned: PlannedRun, build: Build | None) -> Hit | Miss | Unknown | None:
-    """Look for the engine and register this run as its user, so that ``engines prune`` keeps it."""
-    engine = None if build is None else lookup(build.recipe)
-    if not isinstance(engine, Hit):
-        return engine
-    if not all([entry.register(planned.paths.folder) for entry in engine.entries]):
-        return Unknown("another process is removing it right now")
-    return engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -47,28 +46,21 @@ class RunsDiff:
 def diff_runs(a: RunPaths, b: RunPaths) -> RunsDiff:
     """Compare two runs. Raises ConfigError if a run without a lock was written by another version."""
     one, other = _lock_of(a), _lock_of(b)
-    settings = [dict(leaves({**it.job, "cluster": it.cluster}, "")) for it in (one, other)]
+    settings = [{"": dict(leaves({**it.job, "cluster": it.cluster}, ""))} for it in (one, other)]
     figures = None
     with suppress(RunNotFound, InvalidMeasurement):
-        figures = compare(_side(a), _side(b))
+        sides = [read_measurement(run.measurement(COMPANION_MEASUREMENT).summary) for run in (a, b)]
+        figures = compare(Side(a.run_id, sides[0]), Side(b.run_id, sides[1]))
     return RunsDiff(
         a.run_id,
         b.run_id,
-        list(_differences({"": settings[0]}, {"": settings[1]})),
-        list(_differences(one.made_of, other.made_of)),
+        [Difference(key.removeprefix(": "), *values) for key, *values in changes(*settings)],
+        [Difference(*change) for change in changes(one.made_of, other.made_of)],
         figures,
     )
-
-
-def _side(run: RunPaths) -> Side:
-    return Side(run.run_id, read_measurement(run.measurement(COMPANION_MEASUREMENT).summary))
 
 
 def _lock_of(run: RunPaths) -> Lock:
     """Return the lock of a run; of a run of an earlier version, what is known of it."""
     lock = Lock.read(run.lock)
     return lock or Lock("", read_spec(run.spec).model_dump(), read_cluster(run.cluster).model_dump())
-
-
-def _differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[Difference]:
-    return (Difference(key.removeprefix(": "), before, now) for key, before, now in changes(a, b))

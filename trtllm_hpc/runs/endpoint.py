@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from trtllm_hpc.client.wait import wait_for_endpoint, was_submitted
+from trtllm_hpc.client.single_calls import not_ready
 from trtllm_hpc.errors import (
     BuildFailed,
     JobLost,
@@ -16,16 +17,21 @@ from trtllm_hpc.errors import (
     SubmissionError,
     TrtllmHpcError,
 )
+from trtllm_hpc.logs.files import stage_end
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.paths import RunPaths, call_name, read_json
+from trtllm_hpc.runtime.records import Endpoint, read_events
 from trtllm_hpc.scheduler.states import LOST
 
-if TYPE_CHECKING:
-    from trtllm_hpc.runs.stages import StageStatus
-
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 1.0
+_HEALTH_TIMEOUT_S = 5.0
+_SETTLE_S = 2.0
+"""The end of a serve stage counts after this time: a job that was submitted again may not have begun yet."""
+_DOOR_SETTLE_S = 2.0
+"""From an instance's being ready to the door's seeing it, which looks twice a second."""
 _RENEWAL_S = 300.0
-_FIRST_PAUSE_S = 5.0
+_QUERY_PAUSE_S = 5.0
 """Slurm is queried at once, after this pause, and then after ever longer ones."""
 
 
@@ -34,6 +40,7 @@ def endpoint_of(
 ) -> Endpoint:
     """Wait for the ready endpoint of a run; query Slurm now and then whether it can still come.
 
+    A ``wait_seconds`` of 0 waits only for the moment that the door takes to see a server that is ready.
     ``on_wait`` is called before each pause with the seconds waited so far. Raises BuildFailed, StartFailed,
     RunCancelled or JobLost if the endpoint can never come; NotReady if it did not come within
     ``wait_seconds``. If one job follows the other (``serve.renew``), the next one is waited for at least five
@@ -41,21 +48,30 @@ def endpoint_of(
     """
     if run.renewal.exists():
         wait_seconds = max(wait_seconds, _RENEWAL_S)
-    due_s = 0.0
-
-    def check(waited_s: float) -> None:
-        nonlocal due_s
-        if on_wait is not None:
+    started, pause_s, query_at_s = time.monotonic(), _FIRST_PAUSE_S, 0.0
+    while True:
+        endpoint = Endpoint.read(run.endpoint)
+        left_s = wait_seconds - (time.monotonic() - started)
+        why = (
+            _damage(run)
+            if endpoint is None
+            else not_ready(endpoint, max(1.0, min(left_s, _HEALTH_TIMEOUT_S)))
+        )
+        if endpoint is not None and why is None:
+            return endpoint
+        end, waited_s = serve_end(run), time.monotonic() - started
+        if end is not None and waited_s >= min(wait_seconds, _SETTLE_S):
+            raise end
+        left_s = (wait_seconds if endpoint is None else max(wait_seconds, _DOOR_SETTLE_S)) - waited_s
+        if left_s > 0 and on_wait is not None:
             on_wait(waited_s)
-        if waited_s >= due_s:
-            due_s = 2 * waited_s + _FIRST_PAUSE_S
+        if left_s <= 0 or waited_s >= query_at_s:
+            query_at_s = 2 * waited_s + _QUERY_PAUSE_S
             _refuse_ended(run)
-
-    try:
-        return wait_for_endpoint(run, wait_seconds, on_wait=check)
-    except NotReady:
-        _refuse_ended(run)
-        raise
+        if left_s <= 0:
+            raise _not_ready(run, endpoint, why, wait_seconds)
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(pause_s * 1.5, _LONGEST_PAUSE_S)
 
 
 def follower_of(run: RunPaths, *, restarts: bool = False) -> Callable[[], Endpoint] | None:
@@ -66,9 +82,37 @@ def follower_of(run: RunPaths, *, restarts: bool = False) -> Callable[[], Endpoi
 
     def follow() -> Endpoint:
         ends = {it.get("state") for it in RunSnapshot(run).instances or ()}
-        return endpoint_of(run, _FIRST_PAUSE_S if ends <= {"ended", "failed"} else _RENEWAL_S)
+        return endpoint_of(run, _QUERY_PAUSE_S if ends <= {"ended", "failed"} else _RENEWAL_S)
 
     return follow if run.renewal.exists() or (restarts and run.instances.exists()) else None
+
+
+def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
+    """Return the error that says why there will be no server; ``None`` while one may still become ready.
+
+    There will be none if, by their events, the serve stage has ended or the build before it has failed, and
+    no other job waits to serve (``serve.renew``).
+    """
+    hint = f"trtllm-hpc logs {call_name(paths)}"
+    run = RunSnapshot(paths)
+    end, renewal = stage_end(run, "serve"), run.renewal
+    if end is not None and renewal is not None:
+        has_begun = renewal.job_id != end.data.get("job_id")  # though it has not said so yet
+        if has_begun or renewal.next_job_id is not None:
+            return None  # another job serves next
+    if end is None:
+        build = None if run.events("serve") else stage_end(run, "build")
+        if build is not None and (code := build.data.get("exit_code")) != 0:
+            how = "was cancelled" if code is None else f"failed with exit code {code}"
+            sentence = f"The build of run {paths.run_id} {how}, so there will be no server."
+            return (RunCancelled if code is None else BuildFailed)(sentence, hint=hint)
+        return None
+    code = end.data.get("exit_code")
+    if code == 0:
+        return _already_ended(paths)
+    how = "was cancelled" if code is None else f"ended with exit code {code}"
+    sentence = f"The serve stage of run {paths.run_id} {how}, so there is no server."
+    return (RunCancelled if code is None else StartFailed)(sentence, hint=hint)
 
 
 def _refuse_ended(run: RunPaths) -> None:
@@ -93,16 +137,48 @@ def _refuse_ended(run: RunPaths) -> None:
         if is_companion and stage.state == LOST.name:
             continue  # its node may see another Slurm
         if stage.stage in deciding and stage.final and not (stage.ok and stage.stage == "build"):
-            raise _error(run, stage)
+            if stage.ok:
+                raise _already_ended(run)
+            kind: type[TrtllmHpcError] = BuildFailed if stage.stage == "build" else StartFailed
+            kind = {"CANCELLED": RunCancelled, "LOST": JobLost}.get(stage.state, kind)
+            message = f"Run {run.run_id} has no server: stage {stage.stage} {stage.sentence}."
+            raise kind(message, hint=f"trtllm-hpc logs {call_name(run)}")
 
 
-def _error(run: RunPaths, stage: StageStatus) -> TrtllmHpcError:
-    if stage.ok:
-        message = f"The server of run {run.run_id} has already ended."
-        return StartFailed(message, hint="submit the job file again")
-    kind: type[TrtllmHpcError] = BuildFailed if stage.stage == "build" else StartFailed
-    kind = {"CANCELLED": RunCancelled, "LOST": JobLost}.get(stage.state, kind)
-    return kind(
-        f"Run {run.run_id} has no server: stage {stage.stage} {stage.sentence}.",
-        hint=f"trtllm-hpc logs {call_name(run)}",
-    )
+def _already_ended(run: RunPaths) -> StartFailed:
+    return StartFailed(f"The server of run {run.run_id} has already ended.", hint="submit the job file again")
+
+
+def was_submitted(paths: RunPaths) -> bool:
+    """Return whether ``submit`` has submitted a job of the run, or one of its scripts has begun."""
+    return paths.jobs.exists() or bool(read_events(paths))
+
+
+def _damage(paths: RunPaths) -> str | None:
+    """Return what is wrong with a published endpoint that cannot be read; ``None``: there is no such file."""
+    try:
+        return None if read_json(paths.endpoint) is None else "does not hold an endpoint"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        return "is cut short, or is not JSON" if getattr(error, "doc", "?") else "is empty"
+
+
+def _not_ready(paths: RunPaths, endpoint: Endpoint | None, why: str | None, timeout_s: float) -> NotReady:
+    within = f" within {timeout_s:g} s" if timeout_s > 0 else ""
+    hint = f"trtllm-hpc logs {call_name(paths)}"
+    if endpoint is not None:
+        message = (
+            f"The server of run {paths.run_id} at {endpoint.place} (host {endpoint.host}) {why}{within}."
+        )
+    elif why is not None:
+        message = f"Where the server of run {paths.run_id} answers is not known: {paths.endpoint} {why}."
+        hint = f"trtllm-hpc cancel {call_name(paths)}, and submit the job file again"
+    elif was_submitted(paths):
+        message = f"Run {paths.run_id} published no endpoint{within}: its server is not ready."
+    else:
+        message = f"Run {paths.run_id} was never submitted"
+        message += f", and none of its scripts was started by hand{within}." if timeout_s > 0 else "."
+        files = (shlex.quote(str(paths.spec)), shlex.quote(str(paths.cluster)))
+        hint = f"trtllm-hpc submit {files[0]} --cluster {files[1]}"
+    return NotReady(message, hint=hint)

@@ -61,7 +61,16 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
     runs_folder = runs_folder.absolute()
     runs = list_runs(runs_folder)
     if name == "latest" and runs:
-        return _latest(runs) or _damaged_or_refused(runs)
+        if (latest := _latest(runs)) is not None:
+            return latest
+        newest = next((run for run in runs if plan_of(run)), None)
+        if newest is None:
+            return _readable(runs[0])
+        raise RunNotFound(
+            f"No run in {newest.folder.parent} was submitted. The newest was only rendered, or Slurm refused "
+            f"it: {newest.run_id}.",
+            hint=f"trtllm-hpc status {call_name(newest)}",
+        )
     for folder in (Path(name), runs_folder / SWEEPS / name) if name not in ("", "latest") else ():
         if is_run(folder):
             return _readable(RunPaths(folder))
@@ -106,18 +115,6 @@ def submitted_at(paths: RunPaths) -> float | None:
         changed = stat_of(paths.jobs)
         times = [] if changed is None else [changed.st_mtime]
     return max(times, default=None)
-
-
-def _damaged_or_refused(runs: list[RunPaths]) -> RunPaths:
-    """Raise RunNotFound: there are runs, but none that was submitted can be read."""
-    newest = next((run for run in runs if plan_of(run)), None)
-    if newest is None:
-        return _readable(runs[0])
-    raise RunNotFound(
-        f"No run in {newest.folder.parent} was submitted. The newest was only rendered, or Slurm refused it: "
-        f"{newest.run_id}.",
-        hint=f"trtllm-hpc status {call_name(newest)}",
-    )
 
 
 def _readable(run: RunPaths) -> RunPaths:

@@ -6,7 +6,7 @@ How a run ended is kept in its folder (``ended.json``), so thousands of old runs
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.accounting import run_use
 from trtllm_hpc.runs.find import created_at_of, list_runs
 from trtllm_hpc.runs.stages import StageStatus, stages_of, watched_jobs
-from trtllm_hpc.runs.status import RunState, is_settled, run_use, state_of, status_of
+from trtllm_hpc.runs.status import RunState, is_settled, state_of, status_of
 from trtllm_hpc.runtime.records import JsonRecord, known_fields
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.watcher import JobWatcher
@@ -91,22 +92,27 @@ def listed_runs(
     ``since`` is in seconds since the epoch; ``reasons``: read the logs of those that have failed; ``warn``
     receives a sentence about each cluster that does not answer.
     """
-    rows: dict[str, ListedRun] = {}
-    unknown: list[RunSnapshot] = []
-    created: dict[str, float] = {}
-    for paths in list_runs(runs_folder):
-        created_at = created_at_of(paths)
-        if created_at is None or (since is not None and created_at < since):
-            continue
-        created[paths.run_id] = created_at
-        run = RunSnapshot(paths)
+    runs = [(RunSnapshot(paths), created_at_of(paths)) for paths in list_runs(runs_folder)]
+    created = {run: at for run, at in runs if at is not None and (since is None or at >= since)}
+    rows: dict[RunSnapshot, ListedRun] = {}
+    clusters: dict[str | None, list[RunSnapshot]] = {}
+    for run, created_at in created.items():
         ended = _remembered(run, created_at)
         if ended is not None and not (reasons and ended.state in _FAILED and ended.exit_code is None):
-            rows[paths.run_id] = ended
+            rows[run] = ended
         elif name is None or (run.plan is not None and run.plan.name == name):
-            unknown.append(run)
-    rows |= _asked(unknown, created, warn, reasons=reasons)
-    in_order = [rows[run_id] for run_id in created if run_id in rows]
+            clusters.setdefault(_LOCAL if run.is_local else run.slurm_conf, []).append(run)
+    for conf, asked in clusters.items():
+        try:
+            watcher, queued = (None, {}) if conf == _LOCAL else _query(Slurm(conf), asked)
+        except SubmissionError as error:
+            warn(f"The states of {len(asked)} runs are not known: {error.message}")
+            rows |= {run: _row(run, created[run], None, reasons=reasons) for run in asked}
+            continue
+        for run in asked:
+            stages = stages_of(run, watcher, mode="cache", queued=queued)
+            rows[run] = _row(run, created[run], stages, reasons=reasons)
+    in_order = [rows[run] for run in created if run in rows]
     return [row for row in in_order if name in (None, row.name) and (not states or row.state in states)]
 
 
@@ -129,37 +135,17 @@ def _event_bytes(paths: RunPaths) -> int | None:
     return None
 
 
-def _asked(
-    runs: Sequence[RunSnapshot], created: Mapping[str, float], warn: Warn, *, reasons: bool
-) -> dict[str, ListedRun]:
-    """Return the rows of these runs by their ids; each cluster is queried once."""
-    by_cluster: dict[str | None, list[RunSnapshot]] = {}
-    for run in runs:
-        by_cluster.setdefault(_LOCAL if run.is_local else run.slurm_conf, []).append(run)
-    rows = {}
-    for conf, its in by_cluster.items():
-        stages: dict[str, list[StageStatus]] = {}
-        try:
-            watcher, queued = (None, {}) if conf == _LOCAL else _query(Slurm(conf), its)
-        except SubmissionError as error:
-            warn(f"The states of {len(its)} runs are not known: {error.message}")
-        else:
-            stages = {run.paths.run_id: stages_of(run, watcher, mode="cache", queued=queued) for run in its}
-        for run in its:
-            its_stages = stages.get(run.paths.run_id)
-            rows[run.paths.run_id] = _row(run, created[run.paths.run_id], its_stages, reasons=reasons)
-    return rows
-
-
 def _query(slurm: Slurm, runs: Sequence[RunSnapshot]) -> tuple[JobWatcher, dict[Path, str]]:
     """Query the jobs of all runs at once, and the scripts of runs that ``submit`` has not submitted whole."""
     watcher = JobWatcher(slurm)
-    partial = [run for run in runs if run.submission is None or not run.submission.complete]
-    tokens = {run.paths: run.submission.token if run.submission else None for run in partial}
-    scripts = {run.paths.sbatch(stage): tokens[run.paths] for run in partial for stage in run.stages}
+    scripts = {
+        run.paths.sbatch(stage): run.submission.token if run.submission else None
+        for run in runs
+        if run.submission is None or not run.submission.complete
+        for stage in run.stages
+    }
     queued = slurm.find_scripts(scripts)
-    jobs = {job for run in runs for job in watched_jobs(run, queued).values()}
-    watcher.job_infos(jobs, "force")
+    watcher.job_infos({job for run in runs for job in watched_jobs(run, queued).values()}, "force")
     return watcher, queued
 
 
@@ -167,44 +153,43 @@ def _row(
     run: RunSnapshot, created_at: float, stages: list[StageStatus] | None, *, reasons: bool
 ) -> ListedRun:
     """Return the row of a run, and keep it if the run has ended; ``stages``: ``None`` if they are unknown."""
-    state, endpoint = (None, None) if stages is None else state_of(run, stages)
+    state = None if stages is None else state_of(run, stages)
     stages = stages or []
-    settled = state is not None and is_settled(state, stages)
-    settled = settled and (not run.is_local or _ended_here(run, stages))
+    settled = (
+        state is not None and is_settled(state, stages) and (not run.is_local or _ended_here(run, stages))
+    )
+    endpoint = None if state is None or state.final else run.endpoint
     ends = [stage.times.ended_at for stage in stages if stage.times.ended_at is not None]
     use = run_use(run, stages)
     status = status_of(run, stages) if reasons and state in _FAILED else None
     row = ListedRun(
-        run.paths.run_id,
-        str(run.paths.folder),
-        "" if run.plan is None else run.plan.name,
-        None if run.plan is None else run.plan.model,
-        state,
-        None if endpoint is None else endpoint.place,
-        created_at,
-        max(ends) if ends and settled else None,
-        use.waited_s,
-        use.gpu_hours,
-        use.saved_gpu_hours,
-        None if status is None else status.sentence,
-        None if status is None else int(status.exit_code),
-        settled,
-        any(stage.job_id is not None and not stage.final for stage in stages),
+        run_id=run.paths.run_id,
+        folder=str(run.paths.folder),
+        name="" if run.plan is None else run.plan.name,
+        model=None if run.plan is None else run.plan.model,
+        state=state,
+        endpoint=None if endpoint is None else endpoint.place,
+        created_at=created_at,
+        ended_at=max(ends) if ends and settled else None,
+        waited_s=use.waited_s,
+        gpu_hours=use.gpu_hours,
+        saved_gpu_hours=use.saved_gpu_hours,
+        sentence=None if status is None else status.sentence,
+        exit_code=None if status is None else int(status.exit_code),
+        settled=settled,
+        live=any(stage.job_id is not None and not stage.final for stage in stages),
     )
     size = _event_bytes(run.paths)
     # Slurm may have a job yet of a submission that did not come to its end.
     if settled and run.submission is not None and run.submission.complete and size is not None:
-        ended = _Ended(run.submission.token, size, asdict(row))
         with suppress(OSError):  # a run whose folder cannot be written is looked up again the next time
-            ended.write(run.paths.ended)
+            _Ended(run.submission.token, size, asdict(row)).write(run.paths.ended)
     return row
 
 
 def _ended_here(run: RunSnapshot, stages: Iterable[StageStatus]) -> bool:
     """Return whether a local run's processes have ended: those on other machines cannot be seen."""
+    here = socket.gethostname()
     begun = {it.stage: it.data.get("host") for it in run.all_events if it.name == "stage_begin"}
     ended = {it.stage for it in run.all_events if it.name in ("stage_end", "stage_cancelled")}
-    return all(
-        stage.stage in ended or begun.get(stage.stage, socket.gethostname()) == socket.gethostname()
-        for stage in stages
-    )
+    return all(stage.stage in ended or begun.get(stage.stage, here) == here for stage in stages)

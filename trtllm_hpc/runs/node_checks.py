@@ -39,6 +39,7 @@ from trtllm_hpc.runtime.node_checks import PARTS
 from trtllm_hpc.runtime.node_checks.records import Wanted, read_found
 from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
+from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import LOST, parse_state
 from trtllm_hpc.scheduler.watcher import JobWatcher
@@ -107,14 +108,14 @@ def check_on_nodes(
 
 def _check(source: JobSource, nodes: int, wait_s: float, keep: bool, show: Show) -> NodeReport:
     source = source._replace(settings=(*source.settings, "model.stage=null"))
-    with plan_run(source, command="doctor") as planned:
-        plan, paths = planned.plan, planned.paths
+    with plan_run(source, command="doctor") as plan:
+        paths = RunPaths(plan.run_folder)
         if plan.cluster.scheduler != "slurm":
             raise SubmissionError(
                 f"The profile {plan.cluster.name!r} runs jobs on this machine: doctor checks it already.",
                 hint="leave --on-nodes out, or name a cluster with --cluster",
             )
-        require_scheduler(plan)
+        require_scheduler(plan.cluster)
         checked = node_check_plan(plan, nodes)
         wanted = wanted_of(plan, checked)
         try:
@@ -161,9 +162,11 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
 
 def _run(watcher: JobWatcher, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
     """Submit the job and wait until it has ended; whatever happens, it does not go on."""
+    from trtllm_hpc.scheduler.executor import RenderedScriptExecutor  # submitit takes its time
+
     with _beating(paths.heartbeat):
-        job_id = watcher.slurm.submit(paths.sbatch("doctor"))
-        job = RunJob.of(paths, None, {"doctor": job_id})["doctor"]
+        executor = RenderedScriptExecutor(paths.folder, watcher.slurm.conf)
+        job = executor.submit(StageScript(str(paths.folder), "doctor", ())).run_job
         try:
             return _wait(watcher, job, paths, wait_s, show)
         finally:
@@ -285,7 +288,7 @@ def _try_model(source: JobSource, wait_s: float, keep: bool, show: Show) -> Diag
             message = "the engine is not in the cache, and building it takes longer than these checks"
             return unknown(message, f"trtllm-hpc submit {source.job_file}, then the same command")
         with sole_command(paths):
-            submit_stages(created.plan, paths)
+            submit_stages(paths)
         for progress in follow(paths):
             if str(progress) != said:
                 said = str(progress)

@@ -9,15 +9,15 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 
 from trtllm_hpc.config.files import read_cluster, read_spec
-from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.files import stage_of
 from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.runs.stages import StageStatus, queued_jobs
+from trtllm_hpc.runs.stages import queued_jobs
 from trtllm_hpc.runs.status import RunStatus, run_status
-from trtllm_hpc.runs.submit import Rest, Turn, require_scheduler, sole_command, submit_stages
+from trtllm_hpc.runs.submit import Turn, require_scheduler, sole_command, submit_stages
 from trtllm_hpc.runtime.bad_nodes import Pool, bad_hosts, exclude
+from trtllm_hpc.runtime.plan_record import Stage
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
 
@@ -32,12 +32,11 @@ def resume_run(paths: RunPaths, turn: Turn | None = None) -> SubmissionRecord:
     to do, or Slurm refused a script; ConfigError if another version of this package wrote the run.
     """
     with sole_command(paths):
-        rest, completed = prepare_rest(paths)
-        require_scheduler(rest)
-        return submit_stages(rest, paths, completed=completed, turn=turn)
+        stages, completed = prepare_rest(paths)
+        return submit_stages(paths, stages=stages, completed=completed, turn=turn)
 
 
-def prepare_rest(paths: RunPaths) -> tuple[Rest, dict[str, StageJob]]:
+def prepare_rest(paths: RunPaths) -> tuple[list[Stage], dict[str, StageJob]]:
     """Prepare the folder for the stages that have not ended well; return them, and the jobs of the others.
 
     The caller is the run's sole command. Raises as :func:`resume_run`.
@@ -49,40 +48,40 @@ def prepare_rest(paths: RunPaths) -> tuple[Rest, dict[str, StageJob]]:
             message = f"{name} of run {paths.run_id} cannot be read, so its jobs may live: {why}."
             raise SubmissionError(message, hint=f"mend that, then trtllm-hpc resume {call_name(paths)}")
     _refuse_live(run, status)
-    job = read_spec(paths.spec)
-    planned = readable_plan(paths).stages
-    names = _stages_again(status, job)
-    rest = Rest(job, read_cluster(paths.cluster), tuple(it for it in planned if it.name in names))
-    if not rest.stages:
+    plan, names = readable_plan(paths), {stage.stage for stage in status.stages if not stage.ok}
+    if "companion" in names or ("serve" in names and read_spec(paths.spec).stops_server):
+        names |= {"serve", "companion"}
+    stages = [stage for stage in plan.stages if stage.name in names]
+    if not stages:
         words = [str(paths.spec), "--cluster", str(paths.cluster)]
         raise SubmissionError(
             f"Every stage of run {paths.run_id} has completed: there is nothing to resume.",
             hint=f"trtllm-hpc submit {shlex.join(words)} makes a new run of the same job",
         )
+    require_scheduler(read_cluster(paths.cluster))
     submitted = run.submission.stages if run.submission else {}
     completed = {stage: job for stage, job in submitted.items() if stage not in names}
-    if not any(stage.name == "companion" for stage in planned):
-        names = names | {"companion"}  # it runs in the allocation of the server, without a job of its own
+    if plan.stage("companion") is None:
+        names.add("companion")  # it runs in the allocation of the server, without a job of its own
     server = next((stage for stage in status.stages if stage.stage in names and stage.stage == "serve"), None)
     bad = {} if server is None else bad_hosts(paths, server.state)
     _set_aside(paths, names)
-    if server is not None and bad and rest.cluster.scheduler == "slurm":
-        _exclude(paths, bad, server, rest)
-    return rest, completed
+    serve = next((stage for stage in stages if stage.name == "serve"), None)
+    if server is not None and serve is not None and bad and plan.scheduler == "slurm":
+        _exclude(paths, bad, server.job_id or "", serve, Slurm(plan.slurm_conf))
+    return stages, completed
 
 
-def _exclude(paths: RunPaths, hosts: Mapping[str, str], server: StageStatus, rest: Rest) -> None:
-    """Keep hosts from the next server, if its partitions have enough others."""
-    [serve] = (stage for stage in rest.stages if stage.name == "serve")
+def _exclude(paths: RunPaths, hosts: Mapping[str, str], job_id: str, serve: Stage, slurm: Slurm) -> None:
+    """Keep the hosts at fault from the next server, if its partitions have enough others."""
     wanted: Counter[str | None] = Counter()
     for component in serve.components:
         wanted[component.partition] += component.nodes
-    slurm = Slurm(rest.cluster.slurm_conf)
     try:
         pools = [Pool.of(slurm.nodes(partition), nodes) for partition, nodes in wanted.items()]
     except SubmissionError:
         return  # sbatch will say what is wrong
-    exclude(paths, hosts, job_id=server.job_id or "", pools=pools)
+    exclude(paths, hosts, job_id=job_id, pools=pools)
 
 
 def _refuse_live(run: RunSnapshot, status: RunStatus) -> None:
@@ -94,14 +93,6 @@ def _refuse_live(run: RunSnapshot, status: RunStatus) -> None:
             f"Run {run.paths.run_id} is not over: {live[0]}.",
             hint=f"trtllm-hpc cancel {name}, then trtllm-hpc resume {name}",
         )
-
-
-def _stages_again(status: RunStatus, job: JobFile) -> set[str]:
-    """Return the names of the stages to be repeated."""
-    names = {stage.stage for stage in status.stages if not stage.ok}
-    if "companion" in names or ("serve" in names and job.stops_server):
-        names |= {"serve", "companion"}
-    return names
 
 
 def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:

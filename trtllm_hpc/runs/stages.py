@@ -15,7 +15,6 @@ from trtllm_hpc.logs.files import last_mark
 from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.accounting import with_own_times
 from trtllm_hpc.runtime.records import Event, of_last_job
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.runtime.stop import CANCEL
@@ -32,8 +31,7 @@ from trtllm_hpc.scheduler.states import (
     UNANSWERED,
     JobState,
 )
-from trtllm_hpc.scheduler.waiting import Waiting
-from trtllm_hpc.scheduler.watcher import JobWatcher
+from trtllm_hpc.scheduler.watcher import JobWatcher, Waiting
 
 if TYPE_CHECKING:
     from trtllm_hpc.logs.diagnose import RankFailure
@@ -117,47 +115,52 @@ def stages_of(
     *,
     mode: str = "force",
     queued: Mapping[Path, str] | None = None,
-    places: bool = False,
+    limits: bool = False,
 ) -> list[StageStatus]:
     """Return the status of each stage, in the order of their dependencies.
 
-    ``places`` as for :func:`run_status`; ``queued`` are the jobs in the queue by their script, if Slurm was
+    ``limits`` as for :func:`run_status`; ``queued`` are the jobs in the queue by their script, if Slurm was
     already asked for them. Raises SubmissionError if Slurm does not answer.
     """
-    jobs = job_ids(run)
-    waiting: dict[str, Waiting] = {}
     if run.is_local:
-        stages = [_local_stage(run, name) for name in jobs]
-    else:
-        watched = watched_jobs(run, queued)
-        watcher = watcher or watcher_of(run)
-        known = watcher.job_infos(watched.values(), mode) if watched else {}
-        infos = {name: known.get(job) for name, job in watched.items()}
-        waiting = watcher.waiting() if places and watched else {}
-        stages = [_slurm_stage(run, name, watched.get(name), infos.get(name)) for name in jobs]
-        stages = [_renewed(run, stage, watched.get(_NEXT), infos.get(_NEXT)) for stage in stages]
-    stages = [replace(stage, waiting=waiting.get(stage.job_id or "")) for stage in stages]
-    return [_timed(run, stage, run.planned_gpus.get(stage.stage)) for stage in stages]
+        return [_timed(run, _local_stage(run, name)) for name in job_ids(run)]
+    watched = watched_jobs(run, queued)
+    watcher = watcher or watcher_of(run)
+    answers = watcher.job_infos(watched.values(), mode)
+    waiting = watcher.waiting() if limits else {}
+    infos = {name: answers.get(job) for name, job in watched.items()}
+    stages = [_slurm_stage(run, name, watched.get(name), infos.get(name)) for name in job_ids(run)]
+    stages = [_renewed(run, stage, watched.get(_NEXT), infos.get(_NEXT)) for stage in stages]
+    return [_timed(run, replace(stage, waiting=waiting.get(stage.job_id or ""))) for stage in stages]
 
 
 def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[str, RunJob]:
     """Return the jobs that decide a run's status by stage, and under ``_NEXT`` the job that waits to serve.
 
-    ``queued`` as for :func:`stages_of`.
+    ``queued`` as for :func:`stages_of`. Jobs that have not begun and are in no record, because they were
+    submitted by hand or ``submit`` was killed, are looked for in the queue.
     """
-    jobs = job_ids(run)
-    if run.submission is not None and run.submission.within is not None:
-        job = next(iter(run.submission.stages.values()))
-        return dict.fromkeys(jobs, sweep_job(run.submission.within, job.job_id))
-    if run.submission is None or not run.submission.complete:
-        jobs |= _unrecorded(run, jobs, queued)
-    following = run.renewal
-    if following is None:
+    jobs, submission = job_ids(run), run.submission
+    if submission is not None and submission.within is not None:
+        job = next(iter(submission.stages.values()))
+        return dict.fromkeys(jobs, sweep_job(submission.within, job.job_id))
+    if submission is None or not submission.complete:
+        try:
+            jobs |= _queued(run, [stage for stage, job_id in jobs.items() if job_id is None], queued)
+        except SubmissionError as error:
+            if submission is None:
+                error.message = (
+                    f"Run {run.paths.run_id} is rendered. "
+                    f"Whether its scripts were then submitted by hand is unknown: {error.message}"
+                )
+            raise
+    if run.renewal is None:
         return RunJob.of(run.paths, run.plan, jobs)
-    if int(following.job_id) > int(jobs.get("serve") or 0):
-        jobs["serve"] = following.job_id  # it has begun, and its script has not recorded that yet
-    waiting = RunJob.of(run.paths, run.plan, {"serve": following.next_job_id})
-    return RunJob.of(run.paths, run.plan, jobs) | ({_NEXT: waiting["serve"]} if waiting else {})
+    if int(run.renewal.job_id) > int(jobs.get("serve") or 0):
+        jobs["serve"] = run.renewal.job_id  # it has begun, and its script has not recorded that yet
+    found = RunJob.of(run.paths, run.plan, jobs)
+    following = RunJob.of(run.paths, run.plan, {"serve": run.renewal.next_job_id}).get("serve")
+    return found if following is None else found | {_NEXT: following}
 
 
 def sweep_job(folder: str, job_id: str) -> RunJob:
@@ -177,22 +180,6 @@ def silent_for_s(run: RunSnapshot, stage: str) -> float:
     beats = [run.paths.rank_heartbeat(it.step, it.rank) for it in alive]
     stats = map(stat_of, [run.paths.heartbeat] if stage == "companion" else beats)
     return min((abs(time.time() - stat.st_mtime) for stat in stats if stat is not None), default=-1.0)
-
-
-def _was_interrupted(run: RunSnapshot) -> bool:
-    """Return whether the submission stopped half-way: an event says so, or its jobs no longer wait for it."""
-    if run.submission is None or run.submission.complete:
-        return False
-    recorded = any(event.name == "submission_interrupted" for event in run.all_events)
-    changed = stat_of(run.paths.jobs)
-    return recorded or (changed is not None and time.time() - changed.st_mtime > SUBMISSION_TIMEOUT_S)
-
-
-def _without_job(run: RunSnapshot, name: str, otherwise: JobState) -> StageStatus:
-    """Return the status of a stage that has no job: cancelled, if ``cancel`` has stopped its submission."""
-    request, record = run.stop_request, run.submission
-    stopped = record and not record.complete and request is not None and request.by == CANCEL
-    return _in_state(name, STATES["CANCELLED"] if stopped else otherwise)
 
 
 def queued_jobs(run: RunSnapshot) -> dict[str, RunJob]:
@@ -215,21 +202,6 @@ def _queued(
     return {scripts[script]: job for script, job in queued.items() if script in scripts}
 
 
-def _unrecorded(
-    run: RunSnapshot, jobs: dict[str, str | None], queued: Mapping[Path, str] | None
-) -> dict[str, str]:
-    """Return by stage jobs that have not begun: submitted by hand, or lost by ``submit``."""
-    try:
-        return _queued(run, [stage for stage, job in jobs.items() if job is None], queued)
-    except SubmissionError as error:
-        if run.submission is None:
-            error.message = (
-                f"Run {run.paths.run_id} is rendered. "
-                f"Whether its scripts were then submitted by hand is unknown: {error.message}"
-            )
-        raise
-
-
 def job_ids(run: RunSnapshot) -> dict[str, str | None]:
     """Return the job id of each stage: of its last script that has begun, else from the record."""
     jobs: dict[str, str | None] = dict.fromkeys(run.stages)
@@ -242,23 +214,35 @@ def job_ids(run: RunSnapshot) -> dict[str, str | None]:
     return jobs
 
 
+# The status of one stage -----------------------------------------------------------------------
+
+
+def _was_interrupted(run: RunSnapshot) -> bool:
+    """Return whether the submission stopped half-way: an event says so, or its jobs no longer wait for it."""
+    if run.submission is None or run.submission.complete:
+        return False
+    recorded = any(event.name == "submission_interrupted" for event in run.all_events)
+    changed = stat_of(run.paths.jobs)
+    return recorded or (changed is not None and time.time() - changed.st_mtime > SUBMISSION_TIMEOUT_S)
+
+
+def _without_job(run: RunSnapshot, name: str, otherwise: JobState) -> StageStatus:
+    """Return the status of a stage that has no job: cancelled, if ``cancel`` has stopped its submission."""
+    request, record = run.stop_request, run.submission
+    stopped = record and not record.complete and request is not None and request.by == CANCEL
+    return _in_state(name, STATES["CANCELLED"] if stopped else otherwise)
+
+
 def _slurm_stage(
     run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo | None, *, answered: bool = True
 ) -> StageStatus:
     if job is None:
         return _without_job(run, name, INTERRUPTED if _was_interrupted(run) else NOT_SUBMITTED)
-    job_id = job.job_id
+    job_id, submission = job.job_id, run.submission
     last = last_mark(run, name) or _NO_EVENT
-    if run.submission is not None and run.submission.within is not None:
-        cancelled = [event for event in run.events(name) if event.name == "stage_cancelled"]
-        if cancelled:  # its script may have recorded its end after that
-            why = cancelled[-1].data.get("reason")
-            return _in_state(name, STATES["CANCELLED"], job_id, f": {why}" if why else "")
-        was_killed = info is not None and info.state.final and not info.state.ok
-        if last.name == "stage_end" and not (was_killed and last.data.get("exit_code") in _OF_SIGNALS):
-            return _ended(name, job_id, last)
-        if not last.name.startswith("stage_") and info is not None:
-            return _waits_in_sweep(name, info)
+    within_sweep = submission is not None and submission.within is not None
+    if within_sweep and (stage := _stage_in_sweep(run, name, job_id, last, info)) is not None:
+        return stage
     if info is None or info.state.name == LOST.name:
         # Slurm does not know it: its own last event and its heartbeats decide.
         if last.name == "stage_end":
@@ -268,33 +252,35 @@ def _slurm_stage(
             return _in_state(name, STATES["RUNNING"], job_id, note)
         unknown = LOST if answered else UNANSWERED
         return _in_state(name, unknown if info is None else info.state, job_id)
-    code = info.exit_code
-    if info.state.final and last.name == "stage_end" and last.data.get("job_id") == job_id:
+    state, code = info.state, info.exit_code
+    of_this_job = last.data.get("job_id") == job_id
+    if state.final and last.name == "stage_end" and of_this_job:
         code = int(last.data["exit_code"])  # sacct shows 137 as 9
-    note = f": {explain_reason(info.reason, job_id, info.unavailable)}" if info.reason else ""
-    if info.state.name == "NODE_FAIL":
+    note = _pending_note(info)
+    if state.name == "NODE_FAIL":
         log = "\n".join(last_lines(run.paths.batch_log(name), 50))
         note += "".join(f": {node}" for node in re.findall(r"error: Node failure on ([\w.-]+)", log)[-1:])
-    if info.exit_signal and not info.state.ok:
+    if info.exit_signal and not state.ok:
         note += _signal_note(info)
-    elif info.state.name == "FAILED":
-        begun = last.name == "stage_begin" and last.data.get("job_id") == job_id
-        killer = _killer(run, name) if begun else None
+    elif state.name == "FAILED":
+        killer = _killer(run, name) if last.name == "stage_begin" and of_this_job else None
         note += f" (its script was killed by {killer})" if killer else _exit_code_note(code)
-    if _never_began(run, name, info):
-        info = replace(info, state=STATES["FAILED"])
-        note += ": its script never began, as if a file that bash reads first (BASH_ENV) had ended it"
-    begins = sum(it.name == "stage_begin" and it.data.get("job_id") == job_id for it in run.events(name))
-    is_recorded = run.submission is None or name in run.submission.stages
-    if not info.state.final and not is_recorded and _was_interrupted(run):
+    its_events = [event.name for event in run.events(name) if event.data.get("job_id") == job_id]
+    if state.name in ("COMPLETED", "FAILED") and not info.exit_signal and run.renewal is None:
+        log_file = stat_of(run.paths.batch_log(name))
+        if not its_events and log_file is not None and not log_file.st_size:
+            state = STATES["FAILED"]
+            note += ": its script never began, as if a file that bash reads first (BASH_ENV) had ended it"
+    is_recorded = submission is None or name in submission.stages
+    if not state.final and not is_recorded and _was_interrupted(run):
         note += "; its submission did not come to its end, so it does nothing once it starts"
     # It waits though its script has begun before, or that has begun twice.
-    waits = info.state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD")
-    requeued = begins > 1 or (begins == 1 and waits)
+    begins = its_events.count("stage_begin")
+    requeued = begins > 1 or (begins == 1 and state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD"))
     if requeued:
         note += "; Slurm has ended it once and put it back into the queue"
-    stage = _in_state(name, info.state, job_id, note, info.nodes, code)
-    if run.submission is not None and run.submission.within is not None:
+    stage = _in_state(name, state, job_id, note, info.nodes, code)
+    if within_sweep:
         return stage  # times and GPUs are the whole sweep's
     return replace(
         stage,
@@ -306,35 +292,58 @@ def _slurm_stage(
     )
 
 
-def _never_began(run: RunSnapshot, name: str, info: JobInfo) -> bool:
-    """Return whether a job has ended by itself without an event or a word of its script."""
-    log, ended = stat_of(run.paths.batch_log(name)), info.state.name in ("COMPLETED", "FAILED")
-    silent = ended and not info.exit_signal and run.renewal is None and log is not None and not log.st_size
-    return silent and all(event.data.get("job_id") != info.job_id for event in run.events(name))
-
-
-def _waits_in_sweep(name: str, info: JobInfo) -> StageStatus:
-    """Return the status of a stage that its sweep's job has not begun."""
+def _stage_in_sweep(
+    run: RunSnapshot, name: str, job_id: str, last: Event, info: JobInfo | None
+) -> StageStatus | None:
+    """Return the status of a stage that its sweep's job does not run now; ``None`` if it may run."""
+    cancelled = [event for event in run.events(name) if event.name == "stage_cancelled"]
+    if cancelled:  # its script may have recorded its end after that
+        why = cancelled[-1].data.get("reason")
+        return _in_state(name, STATES["CANCELLED"], job_id, f": {why}" if why else "")
+    was_killed = info is not None and info.state.final and not info.state.ok
+    if last.name == "stage_end" and not (was_killed and last.data.get("exit_code") in _OF_SIGNALS):
+        return _ended(name, job_id, last)
+    if last.name.startswith("stage_") or info is None:
+        return None
     if info.state.final:
         note = f": the sweep's job {info.state.sentence} before its turn"
-        return _in_state(name, STATES["CANCELLED"], info.job_id, note)
-    note = f": {explain_reason(info.reason, info.job_id, info.unavailable)}" if info.reason else ""
-    note = (
-        note if info.state.name == "PENDING" else f": it waits for its turn in the sweep's job {info.job_id}"
-    )
-    return _in_state(name, STATES["PENDING"], info.job_id, note)
+        return _in_state(name, STATES["CANCELLED"], job_id, note)
+    turn = f": it waits for its turn in the sweep's job {job_id}"
+    note = _pending_note(info) if info.state.name == "PENDING" else turn
+    return _in_state(name, STATES["PENDING"], job_id, note)
 
 
-def _timed(run: RunSnapshot, stage: StageStatus, planned: int | None) -> StageStatus:
-    """Return a stage with its times and what they amount to; ``planned``: the GPUs it asks for."""
-    times = with_own_times(run, stage.times, stage.stage, stage.job_id, final=stage.final)
-    gpus = planned if stage.gpus is None else stage.gpus
-    begun, ended = times.started_at, times.ended_at if stage.final else time.time()
+def _pending_note(info: JobInfo) -> str:
+    return f": {explain_reason(info.reason, info.job_id, info.unavailable)}" if info.reason else ""
+
+
+def _timed(run: RunSnapshot, stage: StageStatus) -> StageStatus:
+    """Return a stage with its GPUs, and its times: Slurm's, filled up from the record and its events."""
+    name, job_id, times = stage.stage, stage.job_id, stage.times
+    job = run.submission.stages.get(name) if run.submission else None
+    # The scripts of the local profile have ids of their own, beside that of the process.
+    every_job = run.submission is not None and run.is_local
+    marks = {
+        event.name: event.time
+        for event in run.events(name)
+        if every_job or event.data.get("job_id", job_id) in (job_id, "")
+    }
+    submitted_at, begun, ended = times.submitted_at, times.started_at, times.ended_at
+    if submitted_at is None and job is not None and job.job_id == job_id:
+        submitted_at = job.submitted_at
+    begun = marks.get("stage_begin") if begun is None else begun
+    ended = marks.get("stage_end") if ended is None and stage.final else ended
+    until = ended if stage.final else time.time()
+    gpus = run.planned_gpus.get(name) if stage.gpus is None else stage.gpus
     # The clocks of controller, nodes and this machine may differ.
-    waited_s = None if begun is None or times.submitted_at is None else max(0.0, begun - times.submitted_at)
-    hours = None if begun is None or ended is None else max(0.0, ended - begun) / 3600
-    gpu_hours = None if hours is None or gpus is None else hours * gpus
-    return replace(stage, times=times, gpus=gpus, waited_s=waited_s, gpu_hours=gpu_hours)
+    hours = None if begun is None or until is None else max(0.0, until - begun) / 3600
+    return replace(
+        stage,
+        times=replace(times, submitted_at=submitted_at, started_at=begun, ended_at=ended),
+        gpus=gpus,
+        waited_s=None if begun is None or submitted_at is None else max(0.0, begun - submitted_at),
+        gpu_hours=None if hours is None or gpus is None else hours * gpus,
+    )
 
 
 def _renewed(
@@ -377,6 +386,7 @@ def _killer(run: RunSnapshot, stage: str) -> str | None:
 
 
 def _exit_code_note(code: int | None) -> str:
+    """Return an exit code other than 0, and the signal that it stands for if it does."""
     name = _SIGNALS.get((code or 0) - 128)
     after = f", as after {name}" if name else ""
     return f" (exit code {code}{after})" if code else ""

@@ -6,7 +6,8 @@ import enum
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from trtllm_hpc.logs.loading import load_line, loading_now
 from trtllm_hpc.logs.reading import stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name, remove_abandoned
-from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours, saved_gpu_hours, server_power
+from trtllm_hpc.runs.accounting import NOTHING, RunUse, run_use
 from trtllm_hpc.runs.guests import Visitor, visitors_of
 from trtllm_hpc.runs.stages import StageFailure, StageStatus, silent_for_s, stages_of, unanswered_stages
 from trtllm_hpc.runtime.bad_nodes import BadNode
@@ -29,7 +30,7 @@ from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import BEAT_S, TROUBLE
 from trtllm_hpc.runtime.lock import UNLIKE
-from trtllm_hpc.runtime.records import Endpoint, known_fields, of_last_job
+from trtllm_hpc.runtime.records import Endpoint, Event, known_fields, of_last_job
 from trtllm_hpc.runtime.renewal import FailedJob
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED, UNANSWERED
@@ -139,7 +140,7 @@ def run_status(
     watcher: JobWatcher | None = None,
     *,
     mode: str = "force",
-    places: bool = False,
+    limits: bool = False,
 ) -> RunStatus:
     """Return the status of a run; Slurm is queried once at most.
 
@@ -151,10 +152,10 @@ def run_status(
         watcher: pass the same one to several calls, so that jobs that have ended, and
             accounting that a site does not have, are not queried again.
         mode: see :meth:`~trtllm_hpc.scheduler.watcher.JobWatcher.job_infos`.
-        places: ask which limits hold pending jobs, too.
+        limits: ask which limits hold pending jobs, too.
     """
     run = run if isinstance(run, RunSnapshot) else RunSnapshot(run)
-    status = status_of(run, stages_of(run, watcher, mode=mode, places=places))
+    status = status_of(run, stages_of(run, watcher, mode=mode, limits=limits))
     if status.settled:
         remove_abandoned(run.paths.folder)
     return status
@@ -168,7 +169,7 @@ def status_or_files(run: RunPaths) -> tuple[RunStatus, SubmissionError | None]:
     snapshot = RunSnapshot(run)
     try:
         watcher = JobWatcher(Slurm(snapshot.slurm_conf, timeout_s=_PATIENCE_S))
-        return run_status(snapshot, watcher, places=True), None
+        return run_status(snapshot, watcher, limits=True), None
     except SubmissionError as error:
         if not error.transient or snapshot.submission is None:
             raise
@@ -182,14 +183,15 @@ def unanswered_status(run: RunSnapshot) -> RunStatus:
 
 def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     """Return the status of a run whose stages are known."""
-    state, endpoint = state_of(run, stages)
+    state = state_of(run, stages)
+    endpoint = None if state.final else run.endpoint  # a killed leader leaves its file behind
     # A server that is kept running outlives a companion that has failed.
     failures = _failures(stages) if state.final or state is RunState.SERVING else []
     by_itself = (stage for stage in failures if stage.state != "CANCELLED")
     failed = next(by_itself, failures[0] if failures else None)
     if state is RunState.FAILED:
         failed = _lost_server(run, stages) or failed
-    has_causes = failed is not None and state in (RunState.FAILED, RunState.SERVING)
+    has_causes = state in (RunState.FAILED, RunState.SERVING)
     if failed is not None and has_causes:
         begin_reading_stage(run, failed.stage)
     servers = list_logs(run, "serve")
@@ -199,61 +201,62 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
 
         name, job = call_name(run.paths), failure.status.job_id
-        found = (cause.naming(name, job) for cause in causes_of(run, failure, servers))
-        causes = tuple(cause.shown(run.quoted) for cause in found)
+        causes = tuple(it.naming(name, job).shown(run.quoted) for it in causes_of(run, failure, servers))
+    served = [] if endpoint is None else of_last_job(run.events("serve"))
+    gateway = [run.quoted(str(it.data.get("why", "it has ended"))) for it in _named(served, "gateway_failed")]
     return RunStatus(
-        run.paths.run_id,
-        str(run.paths.folder),
-        state,
-        run.quoted(_sentence(run, state, stages, failure)),
-        tuple(stages),
-        tuple(
-            RankStatus(it.rank, it.host, it.state, it.instance, it.load_s)
-            for it in servers
-            if it.rank is not None
+        run_id=run.paths.run_id,
+        folder=str(run.paths.folder),
+        state=state,
+        sentence=run.quoted(_sentence(run, state, stages, failure)),
+        stages=tuple(stages),
+        ranks=tuple(
+            RankStatus(log.rank, log.host, log.state, log.instance, log.load_s)
+            for log in servers
+            if log.rank is not None
         ),
-        _instances(run, stages),
-        endpoint,
-        _exit_code(state, failure),
-        causes,
-        run_use(run, stages),
-        run.bad_nodes,
-        _failed_jobs(run),
-        _front_restarts(run) if endpoint is not None else (),
-        _gateway_failure(run) if endpoint is not None else None,
-        visitors_of(run.paths),
-        tuple({str(it.data.get("warning")): None for it in run.events("serve") if it.name == UNLIKE}),
-        load_line(run),
-        read_evaluation(run.paths.evaluation()),
+        instances=_instances(run, stages),
+        endpoint=endpoint,
+        exit_code=_exit_code(state, failure),
+        causes=causes,
+        use=run_use(run, stages),
+        bad_nodes=run.bad_nodes,
+        failed_jobs=_failed_jobs(run),
+        front_restarts=tuple(run.quoted(str(it.data.get("why"))) for it in _named(served, "front_restarted")),
+        gateway_failure=gateway[-1] if gateway else None,
+        visitors=visitors_of(run.paths),
+        unlike=tuple({str(it.data.get("warning")): None for it in _named(run.events("serve"), UNLIKE)}),
+        load=load_line(run),
+        evaluation=read_evaluation(run.paths.evaluation()),
     )
 
 
-def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
-    """Return what the stages of a run, and the jobs that ran them before, have used together."""
-    # The next job of a renewed server has waited for the end of the one before, not for the run to begin.
-    is_first = run.renewal is None or run.renewal.number == 0
-    times = [it.times for it in stages if is_first or it.stage != "serve"]
-    submitted = [it.submitted_at for it in times if it.submitted_at is not None]
-    starts = [it.started_at for it in times if it.started_at is not None]
-    energies = [it.energy_j for it in stages if it.energy_j is not None]
-    hours = [it.gpu_hours for it in stages if it.gpu_hours is not None]
-    saved = [saved_gpu_hours(run, it.times) for it in stages if it.stage == "serve"]
-    earlier = earlier_gpu_hours(run, {it.stage: it.times.started_at for it in stages})
-    mean_w, peak_w = server_power(run)
-    return RunUse(
-        server_mean_w=mean_w,
-        server_peak_w=peak_w,
-        waited_s=max(0.0, min(starts) - min(submitted)) if starts and submitted else None,
-        gpu_hours=sum(hours) + earlier if hours or earlier else None,
-        energy_j=sum(energies) if energies else None,
-        saved_gpu_hours=saved[0] if saved else None,
-    )
+def _named(events: Iterable[Event], name: str) -> Iterator[Event]:
+    return (event for event in events if event.name == name)
 
 
-def state_of(run: RunSnapshot, stages: list[StageStatus]) -> tuple[RunState, Endpoint | None]:
-    """Return the state of a run with these stages, and where its server answers."""
-    state = _run_state(run, stages)
-    return state, None if state.final else run.endpoint  # a killed leader leaves its file behind
+def state_of(run: RunSnapshot, stages: list[StageStatus]) -> RunState:
+    """Return the state of a run with these stages."""
+    names = {stage.state for stage in stages}
+    if run.submission is None and names == {NOT_SUBMITTED.name}:
+        return RunState.RENDERED
+    serves = any(it.stage == "serve" and it.state == "RUNNING" for it in stages) and run.endpoint is not None
+    if serves and run.plan is not None and not run.plan.stops_server:
+        return RunState.SERVING
+    # Without a stage nothing is known, and nothing can have completed.
+    if not stages or any(stage.state == LOST.name for stage in stages):
+        return RunState.LOST
+    if any(stage.state != "CANCELLED" for stage in _failures(stages)):
+        return RunState.FAILED
+    if _lost_server(run, stages) is not None:
+        return RunState.FAILED
+    if "CANCELLED" in names:
+        return RunState.CANCELLED
+    if all(stage.ok for stage in stages):
+        return RunState.COMPLETED
+    if serves:
+        return RunState.SERVING
+    return RunState.RUNNING if names & {"RUNNING", "COMPLETING", "COMPLETED"} else RunState.PENDING
 
 
 def is_settled(state: RunState, stages: Iterable[StageStatus]) -> bool:
@@ -297,8 +300,12 @@ def _lost_server(run: RunSnapshot, stages: list[StageStatus]) -> StageStatus | N
 
 def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
     """Return what the run's own files show of the failure of a stage."""
-    by_companion = failed.stage == "serve" and _companion_failed_in(run, failed)
-    stage = "companion" if by_companion else failed.stage
+    stage, companion, serve = failed.stage, last_mark(run, "companion"), last_mark(run, "serve")
+    if stage == "serve" and companion is not None and serve is not None:
+        # The companion ran in this job's allocation, and the job ended with its exit code.
+        inside = companion.data.get("job_id") == serve.data.get("job_id")
+        if inside and companion.data.get("exit_code") == failed.exit_code:
+            stage = "companion"
     by_a_rank = stage == "serve" and failed.state in _CAUSED_BY_A_RANK
     first = first_failure(run) if by_a_rank else None
     recorded = [event.data for event in of_last_job(run.events(stage)) if "reason" in event.data]
@@ -322,18 +329,6 @@ def _failed_jobs(run: RunSnapshot) -> tuple[FailedJob, ...]:
     return tuple(found)
 
 
-def _front_restarts(run: RunSnapshot) -> tuple[str, ...]:
-    """Return why the present server's front was started again."""
-    restarts = (it for it in of_last_job(run.events("serve")) if it.name == "front_restarted")
-    return tuple(run.quoted(str(event.data.get("why"))) for event in restarts)
-
-
-def _gateway_failure(run: RunSnapshot) -> str | None:
-    """Return why the present server's gateway is no longer started."""
-    failed = [it for it in of_last_job(run.events("serve")) if it.name == "gateway_failed"]
-    return run.quoted(str(failed[-1].data.get("why", "it has ended"))) if failed else None
-
-
 def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
     """Return the instances as last recorded; after the end of the stage none can still serve."""
     instances = [InstanceStatus(**known_fields(InstanceStatus, it)) for it in run.instances or ()]
@@ -341,29 +336,6 @@ def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceSta
     if any(stage.stage == "serve" and stage.final for stage in stages):
         instances = [it if it.state == "failed" else replace(it, state="ended") for it in instances]
     return tuple(instances)
-
-
-def _run_state(run: RunSnapshot, stages: list[StageStatus]) -> RunState:
-    names = {stage.state for stage in stages}
-    if run.submission is None and names == {NOT_SUBMITTED.name}:
-        return RunState.RENDERED
-    serves = any(it.stage == "serve" and it.state == "RUNNING" for it in stages) and run.endpoint is not None
-    if serves and run.plan is not None and not run.plan.stops_server:
-        return RunState.SERVING
-    # Without a stage nothing is known, and nothing can have completed.
-    if not stages or any(stage.state == LOST.name for stage in stages):
-        return RunState.LOST
-    if any(stage.state != "CANCELLED" for stage in _failures(stages)):
-        return RunState.FAILED
-    if _lost_server(run, stages) is not None:
-        return RunState.FAILED
-    if "CANCELLED" in names:
-        return RunState.CANCELLED
-    if all(stage.ok for stage in stages):
-        return RunState.COMPLETED
-    if serves:
-        return RunState.SERVING
-    return RunState.RUNNING if names & {"RUNNING", "COMPLETING", "COMPLETED"} else RunState.PENDING
 
 
 def _failures(stages: Iterable[StageStatus]) -> list[StageStatus]:
@@ -384,25 +356,23 @@ def _sentence(
     if not stages:
         return f"nothing is known about its jobs: {run.paths.plan} is gone or damaged"
     if failure is None:
-        progress = _progress_sentence(run, state, stages)
-        progress += _troubles(run, stages) + _full_disk(run, state)
-        return progress + _before(run) + _damage(run, state)
-    failed = failure.status
-    parts = ["the server goes on"] if state is RunState.SERVING else []
-    parts.append(f"stage {failed.stage} {failed.sentence}")
-    if failure.reported:
-        parts.append(failure.reported)
-    elif failure.first is not None:
-        parts.append(failure.first.sentence)
-    elif failed.state == "FAILED":
-        parts.append(stage_error(run, failure.stage) or "")
-    return "; ".join(filter(None, parts)) + _before(run) + _damage(run, state)
-
-
-def _before(run: RunSnapshot) -> str:
-    """Return, to be appended to the sentence, how many jobs of a renewed server have failed before."""
-    count = 0 if run.renewal is None else len(run.renewal.failed)
-    return f"; {count} earlier {'jobs have' if count > 1 else 'job has'} failed" if count else ""
+        sentence = _progress_sentence(run, state, stages) + _troubles(run, stages)
+        if not state.final and state is not RunState.RENDERED:
+            with suppress(OSError):  # the folder is gone, which the sentence says elsewhere
+                # A living run whose disk is full cannot write so itself.
+                space = disk_space(os.uname().nodename, "the run folder", run.paths.folder)
+                sentence += f"; {space.message}" if space.state == FAIL else ""
+    else:
+        failed = failure.status
+        sentence = "the server goes on; " if state is RunState.SERVING else ""
+        sentence += f"stage {failed.stage} {failed.sentence}"
+        why = failure.reported or (failure.first.sentence if failure.first is not None else "")
+        if not why and failed.state == "FAILED":
+            why = stage_error(run, failure.stage) or ""
+        sentence += f"; {why}" if why else ""
+    earlier = 0 if run.renewal is None else len(run.renewal.failed)
+    before = f"; {earlier} earlier {'jobs have' if earlier > 1 else 'job has'} failed" if earlier else ""
+    return sentence + before + _damage(run, state)
 
 
 def _damage(run: RunSnapshot, state: RunState) -> str:
@@ -425,14 +395,6 @@ def _damage(run: RunSnapshot, state: RunState) -> str:
     return lacks
 
 
-def _companion_failed_in(run: RunSnapshot, failed: StageStatus) -> bool:
-    """Return whether the companion ran in this job's allocation, and the job ended with its exit code."""
-    companion, serve = (last_mark(run, stage) for stage in ("companion", "serve"))
-    if companion is None or serve is None or companion.data.get("job_id") != serve.data.get("job_id"):
-        return False
-    return companion.data.get("exit_code") == failed.exit_code
-
-
 def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStatus]) -> str:
     known = {RunState.RENDERED: "not submitted", RunState.COMPLETED: "every stage has completed"}
     if state in known:
@@ -441,38 +403,37 @@ def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStat
     busy = next((stage for stage in stages if not stage.final), None)
     if busy is None:
         return str(state.value)
-    step = build_step(run) if (busy.stage, busy.state) == ("build", "RUNNING") else None
-    loading = loading_now(run) if (busy.stage, busy.state) == ("serve", "RUNNING") else ""
-    progress = loading if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
-    if busy.state == "RUNNING":
-        progress += {"serve": _staging, "download": _downloaded}.get(busy.stage, lambda _: "")(run)
-    return f"stage {busy.stage} {busy.sentence}{progress}{_idle(run, state)}"
+    show = {"build": _building, "serve": _loading, "download": _downloading}.get(busy.stage)
+    progress = show(run) if show is not None and busy.state == "RUNNING" else ""
+    if state is RunState.SERVING:
+        marks = [event for event in run.events("serve") if event.name in (IDLE, "ready")]
+        if marks and (ends_at := marks[-1].data.get("ends_at")) is not None:
+            minutes = max(1, math.ceil((ends_at - time.time()) / 60))
+            progress += f"; nobody asks: the server ends in {minutes} min (serve.idle_minutes), "
+            progress += "unless a request comes"
+    return f"stage {busy.stage} {busy.sentence}{progress}"
 
 
-def _downloaded(run: RunSnapshot) -> str:
+def _building(run: RunSnapshot) -> str:
+    step = build_step(run)
+    return "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
+
+
+def _downloading(run: RunSnapshot) -> str:
     model = None if run.plan is None else run.plan.model
     record = record_of(model)
     return f"; {record.downloaded(Path(model))}" if model is not None and record is not None else ""
 
 
-def _staging(run: RunSnapshot) -> str:
-    """Return, to be appended to the sentence, how far the nodes are that copy weights to their own disks."""
+def _loading(run: RunSnapshot) -> str:
+    """Return, to be appended to the sentence, how far server and copies of weights are."""
     nodes = run.ranks("staging")
     busy = sum(node.ended_at is None for node in nodes)
     copied, total = (sum(node.details[key] for node in nodes) / 2**30 for key in ("copied", "bytes"))
     speed = copied / max([1e-3, *(node.details["seconds"] for node in nodes)])
     so_far = f"{copied:.2f} of {total:.2f} GiB, {speed:.2f} GiB/s"
-    return f"; {busy} of {len(nodes)} nodes still copy weights to their disks: {so_far}" if busy else ""
-
-
-def _idle(run: RunSnapshot, state: RunState) -> str:
-    """Return, to be appended to the sentence, when a server that nobody asks ends."""
-    marks = [it for it in run.events("serve") if it.name in (IDLE, "ready")]
-    ends_at = marks[-1].data.get("ends_at") if marks else None
-    if state is not RunState.SERVING or ends_at is None:
-        return ""
-    minutes = max(1, math.ceil((ends_at - time.time()) / 60))
-    return f"; nobody asks: the server ends in {minutes} min (serve.idle_minutes), unless a request comes"
+    copies = f"; {busy} of {len(nodes)} nodes still copy weights to their disks: {so_far}" if busy else ""
+    return f"{loading_now(run)}{copies}"
 
 
 def _troubles(run: RunSnapshot, stages: Sequence[StageStatus]) -> str:
@@ -490,17 +451,6 @@ def _troubles(run: RunSnapshot, stages: Sequence[StageStatus]) -> str:
         elif event.name == TROUBLE:
             found[event.stage, event.data.get("part")] = event.data.get("why") or ""
     return "".join(f"; {why}" for why in found.values() if why)
-
-
-def _full_disk(run: RunSnapshot, state: RunState) -> str:
-    """Return, to be appended to the sentence, that a living run cannot write: its jobs cannot say so."""
-    if state.final or state is RunState.RENDERED:
-        return ""
-    try:
-        space = disk_space(os.uname().nodename, "the run folder", run.paths.folder)
-    except OSError:  # the folder is gone, which the sentence says elsewhere
-        return ""
-    return f"; {space.message}" if space.state == FAIL else ""
 
 
 def build_step(run: RunSnapshot) -> tuple[int, int, str] | None:

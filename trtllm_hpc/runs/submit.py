@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.files import read_cluster
 from trtllm_hpc.errors import SubmissionError, UnclearSubmission
+from trtllm_hpc.logs.snapshot import readable_plan
 from trtllm_hpc.paths import RunPaths, call_name, locked, write_text
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runs.create import CreatedRun, JobSource, Warn, create_run
@@ -29,14 +30,6 @@ if TYPE_CHECKING:
     from submitit.core.core import Executor, Job
 
 
-class Rest(NamedTuple):
-    """What is left of a plan: some of its stages, in the order of submission."""
-
-    job: JobFile
-    cluster: ClusterProfile
-    stages: tuple[Stage, ...]
-
-
 def create_for_submission(
     source: JobSource, *, ignored_checks: Collection[str] = (), notify: str | None = None, warn: Warn
 ) -> CreatedRun:
@@ -49,7 +42,7 @@ def create_for_submission(
     """
 
     def check(plan: Plan) -> list[str]:
-        require_scheduler(plan)
+        require_scheduler(plan.cluster)
         return check_submission(plan, ignored_checks)
 
     if notify is not None and not notify.startswith(("http://", "https://")):
@@ -77,9 +70,9 @@ class Turn(NamedTuple):
 
 
 def submit_stages(
-    plan: Plan | Rest,
     paths: RunPaths,
     *,
+    stages: Sequence[Stage] | None = None,
     completed: Mapping[str, StageJob] | None = None,
     turn: Turn | None = None,
 ) -> SubmissionRecord:
@@ -87,32 +80,41 @@ def submit_stages(
 
     On any failure, interruption or ``cancel`` the jobs submitted so far are cancelled. If this process is
     killed, they end by themselves: each first waits for the record to be complete (``runtime.stage``).
-    ``completed`` are jobs of an earlier submission that have done their stages; ``turn`` is that of a variant
-    of a sweep. Raises SubmissionError if Slurm refused a script, or the run was cancelled.
+
+    Args:
+        stages: what is left to do of the run; by default all.
+        completed: jobs of an earlier submission that have done their stages.
+        turn: of a variant of a sweep.
+
+    Raises SubmissionError if Slurm refused a script, this machine cannot submit to the cluster, or the run
+    was cancelled; ConfigError if another version of this package wrote the run.
     """
-    cluster = plan.cluster
-    is_slurm = cluster.scheduler == "slurm"
+    cluster = read_cluster(paths.cluster)
+    require_scheduler(cluster)
+    is_local = cluster.scheduler == "local"
+    stages = readable_plan(paths).stages if stages is None else stages
     lane, conditions = turn or (None, ())
-    record = SubmissionRecord(scheduler=cluster.scheduler, slurm_conf=cluster.slurm_conf, lane=lane)
+    record = SubmissionRecord(cluster.scheduler, slurm_conf=cluster.slurm_conf, lane=lane)
     record.stages.update(completed or {})
     jobs: list[Job[Any]] = []
     try:
         with _Interruptions() as interruptions:
             record.write(paths)
-            if is_slurm:
+            if is_local:
+                minutes = sum(stage.first.minutes for stage in stages)
+                executor: Executor = local_executor(paths, minutes, cluster.gpus_per_node)
+            else:
                 from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
 
-                executor: Executor = RenderedScriptExecutor(paths.folder, cluster.slurm_conf)
-            else:
-                executor = local_executor(plan.job, cluster, paths)
-            for stage in plan.stages:
+                executor = RenderedScriptExecutor(paths.folder, cluster.slurm_conf)
+            for stage in stages:
                 refuse_cancelled(paths)
+                script = _script(stage, paths, record.token, () if jobs else conditions)
                 with interruptions.hold():
-                    with nullcontext() if is_slurm else detached(paths):
-                        first = conditions if stage is plan.stages[0] else ()
-                        job = executor.submit(_script(stage, paths, record.token, first))
+                    with detached(paths) if is_local else nullcontext():
+                        job = executor.submit(script)
                     jobs.append(job)
-                    started = start_ticks(int(job.job_id)) if record.scheduler == "local" else None
+                    started = start_ticks(int(job.job_id)) if is_local else None
                     record.add(paths, stage.name, job.job_id, started)
             refuse_cancelled(paths)
             record.complete = True
@@ -126,9 +128,13 @@ def submit_stages(
             why = {"reason": " ".join(error.message.split()), "next": error.hint}
         if why or not jobs:
             # There is no job whose state could show that this run is over, or why.
-            last = plan.stages[min(len(jobs), len(plan.stages) - 1)]
+            last = stages[min(len(jobs), len(stages) - 1)]
             try_event(paths, last.name, "submission_interrupted", **why)
-        _undo(record, jobs, paths)
+        if is_local:
+            cancel_local(paths, record)
+        else:
+            for job in reversed(jobs):
+                job.cancel(check=False)
         if isinstance(error, SubmissionError):
             error.message += f"\nThe rendered scripts are in {paths.scripts}."
         raise
@@ -152,15 +158,6 @@ def _script(stage: Stage, paths: RunPaths, token: str, conditions: tuple[str, ..
     options = (excluded, *(":", excluded) * (len(stage.components) - 1)) if excluded else ()
     environment = ((TOKEN_VARIABLE, token),)
     return StageScript(str(paths.folder), stage.name, after, environment, options, conditions)
-
-
-def _undo(record: SubmissionRecord, jobs: list[Job[Any]], paths: RunPaths) -> None:
-    """Cancel the jobs of an incomplete submission."""
-    if record.scheduler == "local":
-        cancel_local(paths, record)
-        return
-    for job in reversed(jobs):
-        job.cancel(check=False)
 
 
 class _Interruptions:
@@ -202,16 +199,16 @@ class _Interruptions:
             raise KeyboardInterrupt(self._pending)
 
 
-def require_scheduler(plan: Plan | Rest) -> None:
+def require_scheduler(cluster: ClusterProfile) -> None:
     """Refuse a submission that is impossible from this machine; raises SubmissionError."""
-    if plan.cluster.scheduler == "slurm" and not is_installed():
+    if cluster.scheduler == "slurm" and not is_installed():
         raise SubmissionError(
-            f"The profile {plan.cluster.name!r} is for a Slurm cluster, but this machine has no sbatch.",
+            f"The profile {cluster.name!r} is for a Slurm cluster, but this machine has no sbatch.",
             hint="run this on a login node, or add --cluster local to run it here without Slurm",
         )
-    conf = plan.cluster.slurm_conf
+    conf = cluster.slurm_conf
     if conf is not None and not os.access(conf, os.R_OK):
         raise SubmissionError(
-            f"The profile {plan.cluster.name!r} names {conf}, which cannot be read.",
+            f"The profile {cluster.name!r} names {conf}, which cannot be read.",
             hint="trtllm-hpc sandbox up, if this is the sandbox; else set slurm_conf in the profile",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from trtllm_hpc.bench.progress import Snapshot, read_progress
 from trtllm_hpc.bench.server_metrics.sampling import fetch_page
@@ -27,6 +27,8 @@ _SETTLE_S = 60.0
 _GONE_S = 5.0
 """How long the run folder may be gone; a shared file system may miss it for a moment."""
 _LOG_LINES = 5
+_PAUSE_S = 2.0
+"""Between two looks at the server's metrics."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
     answered_at, seen_events, queries = time.monotonic(), -1, -1
     status: RunStatus | None = None
     final_since: float | None = None
-    queue = ServerQueue()
+    queue = _ServerQueue()
     while True:
         silent_s = time.monotonic() - answered_at
         if silent_s < _CONTROLLER_GONE_S and stat_of(paths.folder) and not os.access(paths.folder, os.X_OK):
@@ -106,15 +108,14 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
         try:
             watcher.refresh()
             if status is None or not status.stages or events != seen_events or watcher.queries != queries:
-                status = run_status(run, watcher, mode="standard", places=True)
+                status = run_status(run, watcher, mode="standard", limits=True)
                 answered_at = time.monotonic()
         except SubmissionError as error:
             if not error.transient or silent_s > _CONTROLLER_GONE_S:
                 raise
             status = status or unanswered_status(run)
         seen_events, queries = events, watcher.queries
-        progress = _progress(run, status)
-        yield replace(progress, waiting=queue.waiting(progress))
+        yield _progress(run, status, queue)
         if status.settled or (keeps_serving and _only_serves(run, status)):
             return
         if not status.state.final:
@@ -158,33 +159,27 @@ def _only_serves(run: RunSnapshot, status: RunStatus) -> bool:
     return all(others) and ("stage_begin" not in companion or "stage_end" in companion)
 
 
-def _progress(run: RunSnapshot, status: RunStatus) -> Progress:
+def _progress(run: RunSnapshot, status: RunStatus, queue: _ServerQueue | None = None) -> Progress:
     records = [record for step in run.serve_steps for record in run.ranks(step)]
+    running = {stage.stage for stage in status.stages if stage.state == "RUNNING"}
+    steps = ["build"] * ("build" in running) + run.serve_steps[:1] * ("serve" in running)
+    log = last_lines(run.paths.rank_log(steps[0], 0), _LOG_LINES) if steps else []
+    benchmark = read_progress(run.paths.benchmark_progress)
+    measures = queue is not None and benchmark is not None and "companion" in running
     return Progress(
         status,
         build=build_step(run),
         ranks_up=sum(record.ended_at is None for record in records),
         world_size=0 if run.plan is None else sum(run.plan.world_sizes),
-        benchmark=read_progress(run.paths.benchmark_progress),
+        benchmark=benchmark,
         stopping=run.stop_request is not None,
         at=time.time(),
-        log=_log_lines(run, status),
+        log=tuple(map(run.quoted, log)),
+        waiting=queue.waiting(status.endpoint) if queue is not None and measures else None,
     )
 
 
-def _log_lines(run: RunSnapshot, status: RunStatus) -> tuple[str, ...]:
-    """Return the last lines of the log of rank 0 of the server, or of the build while that runs."""
-    running = {stage.stage for stage in status.stages if stage.state == "RUNNING"}
-    steps = [*(["build"] if "build" in running else []), *run.serve_steps[:1]]
-    if not running & {"build", "serve"}:
-        return ()
-    return tuple(map(run.quoted, last_lines(run.paths.rank_log(steps[0], 0), _LOG_LINES)))
-
-
-_PAUSE_S = 2.0
-
-
-class ServerQueue:
+class _ServerQueue:
     """The queue of a server, read from its metrics at most every two seconds.
 
     A page that cannot be read is not asked for again: the node may be out of this machine's reach, and the
@@ -196,24 +191,24 @@ class ServerQueue:
         self._asked_at = 0.0
         self._unreachable: Endpoint | None = None
 
-    def waiting(self, progress: Progress) -> int | None:
-        """Return the requests that wait; ``None`` if the server is not measured, or cannot be reached."""
-        endpoint = progress.status.endpoint
-        measures = any(it.stage == "companion" and it.state == "RUNNING" for it in progress.status.stages)
-        if endpoint is None or endpoint == self._unreachable or progress.benchmark is None or not measures:
+    def waiting(self, endpoint: Endpoint | None) -> int | None:
+        """Return the requests that wait for the engine; without that figure, those that Triton holds back.
+
+        ``None`` if the server cannot be reached or shows neither.
+        """
+        if endpoint is None or endpoint == self._unreachable:
             return None
-        if time.monotonic() - self._asked_at >= _PAUSE_S:
-            try:
-                self._waiting = _waiting(since_start(fetch_page(endpoint)))
-            except RequestFailed:
-                self._waiting, self._unreachable = None, endpoint
-            self._asked_at = time.monotonic()
+        if time.monotonic() - self._asked_at < _PAUSE_S:
+            return self._waiting
+        self._waiting = None
+        try:
+            values = since_start(fetch_page(endpoint))
+        except RequestFailed:
+            self._unreachable = endpoint
+        else:
+            engine = [value for key, value in values.items() if key.startswith("requests_waiting")]
+            # An ensemble's request may also wait for one of its models: they are not added up.
+            triton = [value for key, value in values.items() if key.startswith("pending[")]
+            self._waiting = int(sum(engine)) if engine else int(max(triton)) if triton else None
+        self._asked_at = time.monotonic()
         return self._waiting
-
-
-def _waiting(values: dict[str, float]) -> int | None:
-    """Return the requests that wait for the engine; without that figure, those that Triton holds back."""
-    engine = [value for key, value in values.items() if key.startswith("requests_waiting")]
-    # An ensemble's request may also wait for one of its models: they are not added up.
-    triton = [value for key, value in values.items() if key.startswith("pending[")]
-    return int(sum(engine)) if engine else int(max(triton)) if triton else None

@@ -22,9 +22,6 @@ from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submis
 if TYPE_CHECKING:
     from submitit import LocalExecutor
 
-    from trtllm_hpc.config.cluster import ClusterProfile
-    from trtllm_hpc.config.job import JobFile
-
 _POLL_S = 0.2
 _KILL_POLL_S = 0.1
 _TERMINATE_GRACE_S = 20.0
@@ -50,18 +47,10 @@ class StageScript:
         """The script."""
         return RunPaths(self.run_folder).sbatch(self.stage)
 
-    def __call__(self) -> int:
-        """Wait for the dependencies, then run the script with bash; return its exit code."""
-        paths = RunPaths(self.run_folder)
-        _on_termination(lambda: _cancel_stage(paths, self.stage))
-        for kind, stage in self.after:
-            if not _wait_for(paths, kind, stage):
-                _cancel_stage(paths, self.stage)
-        return self._run(paths)
-
-    def _run(self, paths: RunPaths) -> int:
-        with paths.batch_log(self.stage).open("ab") as log:
-            process = subprocess.Popen(
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the script with bash."""
+        with RunPaths(self.run_folder).batch_log(self.stage).open("ab") as log:
+            return subprocess.Popen(
                 ["bash", str(self.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -69,6 +58,15 @@ class StageScript:
                 env={**os.environ, **dict(self.environment)},
                 start_new_session=True,  # so that the whole stage can be signalled
             )
+
+    def __call__(self) -> int:
+        """Wait for the dependencies, then run the script with bash; return its exit code."""
+        paths = RunPaths(self.run_folder)
+        _on_termination(lambda: _cancel_stage(paths, self.stage))
+        for kind, stage in self.after:
+            if not _wait_for(paths, kind, stage):
+                _cancel_stage(paths, self.stage)
+        process = self.start()
         _on_termination(lambda: _end_group(process.pid))
         code = process.wait()
         _end_group(process.pid)  # a script that was killed leaves the processes that it started
@@ -80,18 +78,15 @@ class StageScript:
         return code
 
 
-def local_executor(job: JobFile, cluster: ClusterProfile, paths: RunPaths) -> LocalExecutor:
-    """Return submitit's own executor; each stage gets a controller process that outlives this one."""
+def local_executor(paths: RunPaths, minutes: int, gpus: int) -> LocalExecutor:
+    """Return submitit's own executor; each stage gets a controller process that outlives this one.
+
+    ``minutes`` bounds each stage with its wait for those before it; ``gpus`` are those of this machine.
+    """
     from submitit import LocalExecutor
 
     executor = LocalExecutor(paths.submitit)
-    executor.update_parameters(
-        timeout_min=job.build.time_limit_minutes
-        + job.serve.time_limit_minutes
-        + job.companion.time_limit_minutes,
-        gpus_per_node=cluster.gpus_per_node,
-        stderr_to_stdout=True,
-    )
+    executor.update_parameters(timeout_min=minutes, gpus_per_node=gpus, stderr_to_stdout=True)
     return executor
 
 

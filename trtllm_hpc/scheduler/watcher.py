@@ -1,17 +1,48 @@
-"""The states of one cluster's jobs: one query for all of them, at growing pauses."""
+"""The states of one cluster's jobs: one query for all, at growing pauses; and why pending jobs wait."""
 
 from __future__ import annotations
 
+import os
+import pwd
 import time
 from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
 
+from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
-from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.waiting import Queue, Waiting
+from trtllm_hpc.scheduler.reasons import Limit, limit_of
+from trtllm_hpc.scheduler.slurm import Slurm, run_command
 
 _SHORTEST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 15.0
 """Pauses between two queries; they grow with the time since something happened."""
+_LIMITS_TIMEOUT_S = 10.0
+"""Bound on each call of sacctmgr, which only informs."""
+
+_LIMITS = (
+    *("GrpJobs", "GrpSubmit", "GrpTRES", "GrpTRESMins", "GrpTRESRunMins", "GrpWall"),
+    *("MaxTRES", "MaxTRESMins", "MaxTRESPerNode", "MaxWall"),
+)
+_ASSOCIATION_LIMITS = (*_LIMITS, "MaxJobs", "MaxSubmit")
+_QOS_LIMITS = (
+    *_LIMITS,
+    *("MaxJobsPU", "MaxSubmitPU", "MaxTRESPU", "MaxJobsPA", "MaxSubmitPA", "MaxTRESPA", "MinTRES"),
+)
+"""Names of limits as sacctmgr(1) prints and takes them; PU is per user, PA per account."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why a pending job waits."""
+
+    reason: str
+    """Why it waits, in Slurm's own word."""
+    limits: tuple[str, ...]
+    """The limits that may hold it, e.g. ``MaxJobs=2``; only if its reason is a limit."""
+
+    def __str__(self) -> str:
+        return f"limits: {', '.join(self.limits)}" if self.limits else ""
 
 
 class JobWatcher:
@@ -30,9 +61,9 @@ class JobWatcher:
         self._ended: set[RunJob] = set()
         self._answered: set[RunJob] = set()
         self._news_at = self._queried_at = float("-inf")
-        self._queue = Queue(slurm.conf)
         self._waiting: dict[str, Waiting] = {}
         self._looked_after = 0
+        self._sacctmgr_answers = True
 
     def job_infos(self, jobs: Collection[RunJob], mode: str = "standard") -> dict[RunJob, JobInfo]:
         """Return what Slurm knows of these jobs; jobs unknown to it are left out.
@@ -75,8 +106,48 @@ class JobWatcher:
         return job in self._answered
 
     def waiting(self) -> dict[str, Waiting]:
-        """Return why the pending jobs wait, by id; asked once after each query at most."""
+        """Return why the pending jobs wait, by id.
+
+        After each query sacctmgr is asked once for each kind of limit; once it does not answer, never again.
+        """
         if self._looked_after != self.queries:
             self._looked_after = self.queries
-            self._waiting = self._queue.look(self._known.values())
+            self._waiting = {}
+            known: dict[tuple[Limit, str], tuple[str, ...]] = {}
+            for info in self._known.values():
+                if info.state.name != "PENDING":
+                    continue
+                limit = limit_of(info.reason)
+                limits: tuple[str, ...] = ()
+                if limit is not None:
+                    key = (limit, info.qos if limit.of_qos else info.account)
+                    limits = known[key] = known[key] if key in known else self._limits(*key)
+                self._waiting[info.job_id] = Waiting(info.reason, limits)
         return self._waiting
+
+    def _limits(self, limit: Limit, owner: str) -> tuple[str, ...]:
+        """Return the limits of a QOS, of an account, or of this user's part in it."""
+        every = _QOS_LIMITS if limit.of_qos else _ASSOCIATION_LIMITS
+        names = [name for name in every if limit.kind in name[:3]]
+        if limit.of_qos:
+            which = ["qos", f"name={owner}"]
+        else:
+            # The limit of all users of an account together is that of the row without a user.
+            which = ["assoc", f"user={'' if limit.kind == 'Grp' else _user()}", f"account={owner}"]
+        command = ["sacctmgr", "--noheader", "--parsable2", "show", *which, f"format={','.join(names)}"]
+        output = ""
+        if self._sacctmgr_answers:
+            self._sacctmgr_answers = False
+            with suppress(SubmissionError):
+                answer = run_command(command, self.slurm.conf, timeout_s=_LIMITS_TIMEOUT_S)
+                if not answer.returncode:
+                    self._sacctmgr_answers, output = True, answer.stdout
+        pairs = (pair for row in output.splitlines() for pair in zip(names, row.split("|"), strict=False))
+        return tuple(dict.fromkeys(f"{name}={value}" for name, value in pairs if value.strip()))
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

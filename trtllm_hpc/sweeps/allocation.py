@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +19,7 @@ from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
 from trtllm_hpc.runtime.process import signal_group, start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
 from trtllm_hpc.scheduler.discovery import query_limits
+from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord
@@ -96,18 +95,12 @@ def _record(it: _Rendered, cluster: ClusterProfile, token: str, job: StageJob, p
 
 def _start(here: RunPaths, cluster: ClusterProfile, token: str) -> tuple[str, int | None]:
     """Start the job; return its id and, of a process of this machine, when it started."""
+    script = StageScript(str(here.folder), _STAGE, (), ((TOKEN_VARIABLE, token),))
     if cluster.scheduler == "slurm":
-        script = here.sbatch(_STAGE)
-        return Slurm(cluster.slurm_conf).submit(script, environment={TOKEN_VARIABLE: token}), None
-    with here.batch_log(_STAGE).open("ab") as log:
-        process = subprocess.Popen(
-            ["bash", str(here.sbatch(_STAGE))],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, TOKEN_VARIABLE: token},
-            start_new_session=True,
-        )
+        from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
+
+        return RenderedScriptExecutor(here.folder, cluster.slurm_conf).submit(script).job_id, None
+    process = script.start()
     return str(process.pid), start_ticks(process.pid)
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from trtllm_hpc.config.diagnostics import in_job
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.path_errors import path_errors
 from trtllm_hpc.errors import ConfigError, Diagnostic, RenderError
 from trtllm_hpc.paths import SWEEPS
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.run_folder import cannot_write, new_run_folder
-from trtllm_hpc.runs.create import JobSource, PlannedRun, plan_facts, write_planned
+from trtllm_hpc.runs.create import JobSource, plan_facts, write_planned
 from trtllm_hpc.runs.hub import download, locator, runs_folder
 from trtllm_hpc.runs.submit import require_scheduler
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, write_record
@@ -33,7 +34,7 @@ class PlannedSweep:
 
     paths: SweepPaths
     record: SweepRecord
-    runs: dict[str, PlannedRun]
+    runs: dict[str, Plan]
     """The plan of each variant that is not refused."""
     findings: tuple[Diagnostic, ...]
     """What is wrong with variants that are refused; each names them."""
@@ -42,18 +43,18 @@ class PlannedSweep:
     @cached_property
     def jobs(self) -> int:
         """The number of jobs to be submitted."""
-        return 1 if self.record.allocation == "one" else sum(len(it.plan.stages) for it in self.runs.values())
+        return 1 if self.record.allocation == "one" else sum(len(plan.stages) for plan in self.runs.values())
 
     def write(self) -> None:
         """Download the models, write the run folder of each variant, and then the record; all or nothing.
 
         Raises RenderError, or HubFailed.
         """
-        for planned in self.runs.values():
-            download(planned.plan.job.model, planned.paths.folder)
+        for plan in self.runs.values():
+            download(plan.job.model, Path(plan.run_folder))
         try:
-            for planned in self.runs.values():
-                write_planned(planned)
+            for plan in self.runs.values():
+                write_planned(plan)
             write_record(self.paths, self.record)
         except BaseException as error:  # Ctrl-C above all
             shutil.rmtree(self.paths.folder, ignore_errors=True)
@@ -111,7 +112,7 @@ class _Planner:
     def __init__(self, paths: SweepPaths, runs: Path, ignored: Collection[str], in_one: bool) -> None:
         self._paths, self._runs, self._ignored, self._in_one = paths, runs, ignored, in_one
         self._slurm: SlurmAnswers | None = None
-        self.runs: dict[str, PlannedRun] = {}
+        self.runs: dict[str, Plan] = {}
         self.found: dict[str, tuple[Diagnostic, list[str]]] = {}
         self.refused: dict[str, list[str]] = {}
         self.warnings: dict[str, None] = {}
@@ -124,11 +125,12 @@ class _Planner:
             self._refuse(name, wrong)
             return
         try:
-            with plan_facts(variant.facts, self._paths.run(name), self._runs) as planned:
-                self.warnings |= dict.fromkeys(self._check(planned.plan))
-                if self._in_one and (found := list(_in_one_rules(planned.plan))):
+            with path_errors(variant.facts.job, variant.facts.cluster):
+                plan = plan_facts(variant.facts, self._paths.run(name), self._runs)
+                self.warnings |= dict.fromkeys(self._check(plan))
+                if self._in_one and (found := list(_in_one_rules(plan))):
                     raise ConfigError(found)
-                self.runs[name] = planned
+                self.runs[name] = plan
         except ConfigError as error:
             self._refuse(name, error.diagnostics)
         except RenderError as error:
@@ -136,7 +138,7 @@ class _Planner:
 
     def _check(self, plan: Plan) -> Iterator[str]:
         if self._slurm is None:
-            require_scheduler(plan)
+            require_scheduler(plan.cluster)
             self._slurm = SlurmAnswers(plan.cluster.slurm_conf)
         warnings = check_submission(plan, self._ignored, self._slurm)
         return chain(warnings, (f"note: {note}" for note in plan.notes))

@@ -7,21 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from trtllm_hpc.config.files import read_cluster, read_spec
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.logs.snapshot import readable_plan
 from trtllm_hpc.paths import RunPaths, locked, read_json
 from trtllm_hpc.runs.listing import listed_runs
 from trtllm_hpc.runs.resume import prepare_rest, resume_run
 from trtllm_hpc.runs.status import RunState
-from trtllm_hpc.runs.submit import (
-    Rest,
-    Turn,
-    refuse_cancelled,
-    require_scheduler,
-    sole_command,
-    submit_stages,
-)
+from trtllm_hpc.runs.submit import Turn, refuse_cancelled, sole_command, submit_stages
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 from trtllm_hpc.sweeps.allocation import submit_in_one
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord
@@ -115,11 +106,8 @@ class _Queue:
         """Submit a run that was only rendered, or what is left of it. Raises SubmissionError."""
         turn = self._turn(run)
         if read_submission(run) is None:
-            job, cluster = read_spec(run.spec), read_cluster(run.cluster)
-            rest = Rest(job, cluster, readable_plan(run).stages)
-            require_scheduler(rest)
             with sole_command(run):
-                self._remember(run, submit_stages(rest, run, turn=turn))
+                self._remember(run, submit_stages(run, turn=turn))
         else:
             self._remember(run, resume_run(run, turn))
 
