@@ -17,9 +17,9 @@ import pytest
 from tests.runtime.conftest import Runtime
 from tests.validation.engines import new_engine
 from tests.waiting import eventually
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import FAIL, ExitCode
 from trtllm_hpc.paths import RunPaths, write_json
-from trtllm_hpc.runtime.preflight import Expected, Found, compare
+from trtllm_hpc.runtime.preflight import Expected, Found, compare, sentence_of
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import RankRecord, read_events
 
@@ -44,9 +44,11 @@ def changed(rank: int, **facts: object) -> list[Found]:
 def problem(engine: Path | None, found: list[Found] | None = None, **planned: Any) -> str:
     """What is wrong with the ranks of two nodes, as a rule, in one sentence; empty if nothing is."""
     expected = replace(Expected(4, 2, 2, () if engine is None else ((engine, 4),)), **planned)
-    sentence = compare(found or world(), expected, all_ranks=True)[0] or ""
-    assert "\n" not in sentence
-    return sentence
+    sentences = [
+        sentence_of(it) for it in compare(found or world(), expected, all_ranks=True) if it.state == FAIL
+    ]
+    assert "\n" not in "".join(sentences)
+    return next(iter(sentences), "")
 
 
 def test_a_world_as_planned_passes(engine: Path) -> None:
@@ -173,12 +175,12 @@ def test_the_installed_release_is_compared_with_the_planned_one(
 
 def test_little_locked_memory_is_a_warning_with_several_nodes(engine: Path) -> None:
     expected = Expected(4, 2, 2, ((engine, 4),))
-    assert compare(world(), expected, all_ranks=True) == (None, [])
-    _, [doubt] = compare(changed(2, memlock_kib=8192), expected, all_ranks=True)
-    assert doubt.startswith("only 8192 KiB of memory may be locked on n1")
+    assert compare(world(), expected, all_ranks=True) == []
+    [doubt] = compare(changed(2, memlock_kib=8192), expected, all_ranks=True)
+    assert doubt.message.startswith("only 8192 KiB of memory may be locked on n1")
     assert problem(engine, changed(2, memlock_kib=8192)) == ""
     alone = [replace(found, memlock_kib=64) for found in world(4, per_node=4)]
-    assert compare(alone, Expected(4, 4, 4, ((engine, 4),)), all_ranks=True)[1] == []
+    assert compare(alone, Expected(4, 4, 4, ((engine, 4),)), all_ranks=True) == []
 
 
 def preflight(runtime: Runtime, engine: Path, size: int, **environment: str) -> tuple[int, str, str]:

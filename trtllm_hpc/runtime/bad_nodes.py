@@ -152,10 +152,10 @@ def exclude(paths: RunPaths, hosts: Mapping[str, str], *, job_id: str, pools: Se
     return _excluded(known.values()) != before
 
 
-def has_excluded_node(paths: RunPaths) -> bool:
-    """Return whether this job was given a node that it should not have."""
+def has_no_excluded_node(paths: RunPaths) -> bool:
+    """Return whether this job has only nodes that it should have."""
     own = expanded(os.environ.get("SLURM_JOB_NODELIST", ""))
-    return any(node in own for node in _excluded(bad_nodes(paths)))
+    return not any(node in own for node in _excluded(bad_nodes(paths)))
 
 
 def expanded(hosts: str) -> list[str]:

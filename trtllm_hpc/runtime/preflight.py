@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     started_at = time.time()
     full = full_file_system(socket.gethostname(), paths.folder)
     if full is not None:
-        return _refuse(paths, expected, task, _sentence(full))
+        return _refuse(paths, expected, task, sentence_of(full))
     of_node = _look_at_node()  # before MPI: a process that has initialised it starts no other
     try:
         ranks, library = _join_ranks() if with_mpi else (_OneProcess(task), "no MPI (local profile)")
@@ -167,16 +168,14 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     _record(paths, found, preflight_step(expected.component), started_at)
     print(_describe(found), flush=True)
     gathered: list[Found] | None = ranks.gather(found, root=0)
-    problem, warnings = None, list[str]()
-    if gathered is not None:
-        problem, warnings = compare(gathered, expected, all_ranks=with_mpi)
-    problem = ranks.bcast(problem, root=0)
-    if problem is not None:
-        return _refuse(paths, expected, task, problem)
-    for sentence in warnings if task == 0 else ():
-        add_event(paths, "serve", "preflight_warning", warning=sentence)
-        print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
+    findings = [] if gathered is None else compare(gathered, expected, all_ranks=with_mpi)
+    findings = ranks.bcast(findings, root=0)
+    if any(it.state == FAIL for it in findings):
+        return _refuse(paths, expected, task, sentence_of(findings[0]))
     if task == 0:
+        for sentence in map(sentence_of, findings):
+            add_event(paths, "serve", "preflight_warning", warning=sentence)
+            print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
         add_event(paths, "serve", "preflight_ok", world_size=found.world_size, mpi_library=library)
     return ExitCode.OK
 
@@ -199,8 +198,8 @@ class _OneProcess:
     def gather(self, found: Found, root: int) -> list[Found]:
         return [found]  # each rank judges for itself
 
-    def bcast(self, problem: str | None, root: int) -> str | None:
-        return problem
+    def bcast(self, findings: list[Diagnostic], root: int) -> list[Diagnostic]:
+        return findings
 
 
 def _join_ranks() -> tuple[Any, str]:
@@ -283,35 +282,51 @@ def _record(paths: RunPaths, found: Found, step: str, started_at: float) -> None
 # Comparison with the plan -----------------------------------------------------------------
 
 
-def compare(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> tuple[str | None, list[str]]:
-    """Return the first thing that is wrong, in one sentence (``None`` if nothing is), and all warnings.
+def compare(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> list[Diagnostic]:
+    """Return the first fault alone, or else all warnings: about what works, but not as the user may expect.
 
-    Warnings are about what works, but not as the user may expect. There are none for a wrong world of ranks.
+    ``all_ranks`` says whether ``gathered`` has all ranks of the step.
     """
-    problem = _wrong_world(gathered, expected, all_ranks=all_ranks)
-    if problem is not None:
-        return problem, []
-    results = list(run_checks(gathered, expected))
-    problem = next((_sentence(it) for it in results if it.state == FAIL), None)
-    return problem, [_sentence(it) for it in results if it.state == WARN]
+    ranks, warnings = sorted(gathered, key=lambda found: found.rank), []
+    for it in chain(_check_world(ranks, expected, all_ranks), run_checks(gathered, expected)):
+        if it.state == FAIL:
+            return [it]
+        if it.state == WARN:
+            warnings.append(it)
+    return warnings
 
 
-def _wrong_world(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> str | None:
-    first = gathered[0]
-    tasks = step_world(first.step_tasks, expected.world_size)
-    if tasks.state == FAIL:
-        return _sentence(tasks)
+def _check_world(ranks: list[Found], expected: Expected, all_ranks: bool) -> Iterator[Diagnostic]:
+    """Yield the check of the step's size, then what is wrong with size and places of the world."""
+    first = ranks[0]
+    yield step_world(first.step_tasks, expected.world_size)
     if first.world_size != expected.world_size:
-        return (
+        yield Diagnostic(
+            "",
             f"the world has {first.world_size} rank{'s' * (first.world_size != 1)}, but the plan says "
             f"{expected.world_size}: {first.mpi_library} was not joined by the launcher "
-            "(does `srun --mpi=list` show the profile's mpi plugin, and is this MPI built for it?)"
+            "(does `srun --mpi=list` show the profile's mpi plugin, and is this MPI built for it?)",
         )
-    ranks = sorted(gathered, key=lambda found: found.rank)
-    return (_wrong_host(ranks, expected) if all_ranks else None) or _missing_gpus(ranks, expected)
+    for found in ranks if all_ranks else ():
+        beside = ranks[found.rank - found.rank % expected.ranks_per_node]
+        if found.host != beside.host:
+            yield Diagnostic(
+                "",
+                f"rank {found.rank} is on {found.host}, but the plan puts it beside rank {beside.rank} on "
+                f"{beside.host}: ranks must be distributed in blocks of {expected.ranks_per_node} a node",
+            )
+    for found in ranks:
+        if len(found.gpus) < expected.gpus_per_node:
+            yield Diagnostic(
+                "",
+                f"rank {found.rank} on {found.host} sees {len(found.gpus)} GPU(s) "
+                f"({', '.join(found.gpus) or 'none'}), "
+                f"but the plan gives each node {expected.gpus_per_node}, and every task must see them all",
+            )
 
 
-def _sentence(diagnostic: Diagnostic) -> str:
+def sentence_of(diagnostic: Diagnostic) -> str:
+    """Return what a check has found and what to do, in one sentence."""
     return diagnostic.message if diagnostic.hint is None else f"{diagnostic.message}; {diagnostic.hint}"
 
 
@@ -361,28 +376,6 @@ def _check_engine(
             yield engine_gpus_per_node(engine, expected.world_size, expected.ranks_per_node, visible_gpus)
     if expected.paged_context is not None:
         yield paged_context(engines[0], expected.paged_context)
-
-
-def _wrong_host(ranks: list[Found], expected: Expected) -> str | None:
-    for found in ranks:
-        first = ranks[found.rank - found.rank % expected.ranks_per_node]
-        if found.host != first.host:
-            return (
-                f"rank {found.rank} is on {found.host}, but the plan puts it beside rank {first.rank} on "
-                f"{first.host}: ranks must be distributed in blocks of {expected.ranks_per_node} a node"
-            )
-    return None
-
-
-def _missing_gpus(ranks: list[Found], expected: Expected) -> str | None:
-    for found in ranks:
-        if len(found.gpus) < expected.gpus_per_node:
-            return (
-                f"rank {found.rank} on {found.host} sees {len(found.gpus)} GPU(s) "
-                f"({', '.join(found.gpus) or 'none'}), "
-                f"but the plan gives each node {expected.gpus_per_node}, and every task must see them all"
-            )
-    return None
 
 
 # A refused start --------------------------------------------------------------------------

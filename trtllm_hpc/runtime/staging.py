@@ -25,7 +25,8 @@ from threading import Lock
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.engine_cache.cache import link, size_fault
+from trtllm_hpc.runtime.engine_cache.cache import link as make_link
+from trtllm_hpc.runtime.engine_cache.cache import size_fault
 from trtllm_hpc.runtime.engine_cache.files import remove, sync_folder
 from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, files_of, needed_files
 from trtllm_hpc.runtime.node import step_tasks, task_number
@@ -34,16 +35,16 @@ from trtllm_hpc.runtime.records import RankRecord, try_event
 _FILES_AT_ONCE, _BLOCK_BYTES, _NEWS_S = 8, 2**23, 5.0
 
 
-def stage_model(paths: RunPaths, source: Path, name: Path, days: float, first: int) -> None:
-    """Copy a model to this node unless it is there, and make the run's link ``name``; raises StartFailed.
+def stage_model(paths: RunPaths, source: Path, link: Path, days: float, first: int) -> None:
+    """Copy a model to this node unless it is there, and make the run's ``link``; raises StartFailed.
 
     Copies that were not used for ``days`` are removed. ``first`` is the number of the step's first node.
     """
     progress = _Progress(paths, first)
     try:
-        _stage(source, name, days, progress)
+        _stage(source, link, days, progress)
     except (StartFailed, OSError) as error:
-        failed = error if isinstance(error, StartFailed) else _cannot(error, source, name, progress.host)
+        failed = error if isinstance(error, StartFailed) else _cannot(error, source, link, progress.host)
         try_event(paths, "serve", "staging_failed", reason=failed.message, next=failed.hint)
         progress.note(failed.exit_code)
         raise failed from None
@@ -80,7 +81,7 @@ def _stage(source: Path, name: Path, days: float, progress: _Progress) -> None:
         _check_room(folder, sum(missing.values()), progress.host)
         if missing:
             _copy(source, copy, name.name, missing, progress)
-        link(name, Path("..", *copy.parts[-2:], name.name))
+        make_link(name, Path("..", *copy.parts[-2:], name.name))
     print(f"{progress.host}: {len(missing)} of {len(files)} files were copied", flush=True)
 
 

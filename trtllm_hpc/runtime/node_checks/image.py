@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from trtllm_hpc.runtime.alone import alone
 from trtllm_hpc.runtime.caches import CACHES, OF_HOME, TOP
 from trtllm_hpc.runtime.checks import installed_versions, planned_version, wheel_numpy
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child
-from trtllm_hpc.runtime.node_checks.records import Wanted
+from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
 from trtllm_hpc.runtime.process import captured, output_of
 from trtllm_hpc.runtime.served_model import (
     VOCABULARY,
@@ -37,8 +36,8 @@ _LAUNCHER_NEEDS = ("openssl", "ps")
 """What ``trtllm-llmapi-launch`` calls (1.3.0rc3)."""
 
 
-def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dict[str, Any]]:
-    """Return what is found in the image, and facts about it."""
+def look_at_image(paths: RunPaths, wanted: Wanted) -> Findings:
+    """Look at the image."""
     installed = installed_versions(_PACKAGES)
     facts: dict[str, Any] = {"packages": installed, "versions": _versions(installed)}
     listed = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
@@ -59,7 +58,7 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], di
         facts |= {name: it for name, it in read.items() if it is not None and error_of(it) is None}
         found["image-import"] = _imported(outcome)
         found["image-parsers"] = _parsed(outcome)
-    return [replace(it, code=name) for name, it in found.items() if it is not None], facts
+    return found, facts
 
 
 _VERSIONS = {
