@@ -161,15 +161,20 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
         return _refuse(paths, expected, task, sentence_of(full))
     of_node = _look_at_node()  # before MPI: a process that has initialised it starts no other
     try:
-        ranks, library = _join_ranks() if with_mpi else (_OneProcess(task), "no MPI (local profile)")
+        world: Any
+        world, library = _join_ranks() if with_mpi else (None, "no MPI (local profile)")
     except StartFailed as error:
         return _refuse(paths, expected, task, str(error))
-    found = replace(_look(ranks, task, expected, library), **of_node)
+    rank, size = (world.Get_rank(), world.Get_size()) if with_mpi else (task, step_tasks() or 1)
+    found = replace(_look(rank, size, task, expected, library), **of_node)
     _record(paths, found, preflight_step(expected.component), started_at)
     print(_describe(found), flush=True)
-    gathered: list[Found] | None = ranks.gather(found, root=0)
-    findings = [] if gathered is None else compare(gathered, expected, all_ranks=with_mpi)
-    findings = ranks.bcast(findings, root=0)
+    if with_mpi:
+        gathered: list[Found] | None = world.gather(found, root=0)
+        findings = [] if gathered is None else compare(gathered, expected, all_ranks=True)
+        findings = world.bcast(findings, root=0)
+    else:  # each rank knows and judges itself only
+        findings = compare([found], expected, all_ranks=False)
     if any(it.state == FAIL for it in findings):
         return _refuse(paths, expected, task, sentence_of(findings[0]))
     if task == 0:
@@ -178,28 +183,6 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
             print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
         add_event(paths, "serve", "preflight_ok", world_size=found.world_size, mpi_library=library)
     return ExitCode.OK
-
-
-# The ranks together -----------------------------------------------------------------------
-
-
-@dataclass
-class _OneProcess:
-    """MPI's communicator without MPI: each rank knows itself only."""
-
-    rank: int
-
-    def Get_rank(self) -> int:
-        return self.rank
-
-    def Get_size(self) -> int:
-        return step_tasks() or 1
-
-    def gather(self, found: Found, root: int) -> list[Found]:
-        return [found]  # each rank judges for itself
-
-    def bcast(self, findings: list[Diagnostic], root: int) -> list[Diagnostic]:
-        return findings
 
 
 def _join_ranks() -> tuple[Any, str]:
@@ -217,12 +200,12 @@ def _join_ranks() -> tuple[Any, str]:
 # What one rank sees -----------------------------------------------------------------------
 
 
-def _look(ranks: Any, task: int, expected: Expected, library: str) -> Found:
+def _look(rank: int, world_size: int, task: int, expected: Expected, library: str) -> Found:
     parts = ("config.json", "decoder")
     unseen = (it for it, _ in expected.engines if not any(os.access(it / part, os.R_OK) for part in parts))
     return Found(
-        rank=ranks.Get_rank(),
-        world_size=ranks.Get_size(),
+        rank=rank,
+        world_size=world_size,
         task=task,
         host=socket.gethostname(),
         gpus=_visible_gpus(),
