@@ -125,28 +125,14 @@ def _cancel_steps() -> None:
 
 def _busy_gpus() -> list[str]:
     """Return the GPUs of this job that are still in use after a minute, as ``node2: GPU 1 (4096 MiB)``."""
-    deadline = time.monotonic() + _IDLE_TIMEOUT_S
-    while busy := _gpus_in_use():
+    deadline, nodes = time.monotonic() + _IDLE_TIMEOUT_S, os.environ.get("SLURM_JOB_NUM_NODES")
+    step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mpi=none", "--overlap"]
+    step += [sys.executable, sys.argv[0], "gpus-in-use"]
+    while busy := gpus_in_use() if nodes is None else output_of(step, _COMMAND_TIMEOUT_S):
         if time.monotonic() > deadline:
             break
         time.sleep(1.0)
-    return busy
-
-
-def _gpus_in_use() -> list[str]:
-    nodes = os.environ.get("SLURM_JOB_NUM_NODES")
-    if nodes is None:
-        return gpus_in_use().splitlines()
-    command = [
-        "srun",
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
-        "--ntasks-per-node=1",
-        "--mpi=none",
-        "--overlap",
-    ]
-    text = output_of([*command, sys.executable, sys.argv[0], "gpus-in-use"], _COMMAND_TIMEOUT_S)
-    return (text or "").splitlines()
+    return (busy or "").splitlines()
 
 
 def gpus_in_use() -> str:
