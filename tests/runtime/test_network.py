@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tests.runtime.conftest import Runtime
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import FAIL, WARN, Diagnostic
 from trtllm_hpc.layout import WantedGroup, place, place_groups
-from trtllm_hpc.runtime.checks import hindrances
+from trtllm_hpc.runtime.checks import hindrances, sentence_of
 from trtllm_hpc.runtime.nccl import _IMPORT_S, _Rank, _write
 from trtllm_hpc.runtime.network import Link, judge, rounds, slow, table
 from trtllm_hpc.runtime.node import free_ports
@@ -82,17 +82,20 @@ def test_only_nodes_that_will_talk_are_paired() -> None:
     ],
 )
 def test_a_slow_pair_is_named_and_ends_nothing(links: list[Link], sentence: str) -> None:
-    assert judge(links, 0) == (ExitCode.OK, [sentence])
+    [finding] = judge(links, 0)
+    assert (finding.state, sentence_of(finding)) == (WARN, sentence)
 
 
 def test_what_ends_the_job() -> None:
-    assert judge(HEALTHY, 20) == (ExitCode.OK, []) and slow(HEALTHY) == []
-    code, said = judge(with_rate(1.1, (1, 3)), 5)
-    assert code == ExitCode.START
-    assert said == ["node3: 1.10 GB/s to node1, others 20.00 to 22.00 GB/s; preflight.minimum_gb_per_s is 5"]
+    assert judge(HEALTHY, 20) == [] and slow(HEALTHY) == []
+    [fault] = judge(with_rate(1.1, (1, 3)), 5)
+    assert fault.state == FAIL
+    assert fault.message == (
+        "node3: 1.10 GB/s to node1, others 20.00 to 22.00 GB/s; preflight.minimum_gb_per_s is 5"
+    )
     lost = [Link((2, 3), "node2", "node3", error="timed out"), *HEALTHY[:2]]
-    assert judge(lost, 0) == (ExitCode.START, ["node2 and node3 cannot talk: timed out"])
-    shown = table(lost, {"transport": "TCP sockets over ib0", "seconds": 1.25, "said": judge(lost, 0)[1]})
+    assert judge(lost, 0) == [Diagnostic("", "node2 and node3 cannot talk: timed out")]
+    shown = table(lost, {"transport": "TCP sockets over ib0", "seconds": 1.25, "said": ["it is lost"]})
     assert (
         "node2  node3  timed out" in shown and "node1  node2       20 us   23.00 GB/s   22.00 GB/s" in shown
     )

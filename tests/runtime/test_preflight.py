@@ -19,7 +19,8 @@ from tests.validation.engines import new_engine
 from tests.waiting import eventually
 from trtllm_hpc.errors import FAIL, ExitCode
 from trtllm_hpc.paths import RunPaths, write_json
-from trtllm_hpc.runtime.preflight import Expected, Found, compare, sentence_of
+from trtllm_hpc.runtime.checks import sentence_of
+from trtllm_hpc.runtime.preflight import Expected, Found, compare
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import RankRecord, read_events
 

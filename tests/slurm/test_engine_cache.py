@@ -94,7 +94,7 @@ def kill_once(person: Person, job: Path, node: Node, victim: str, moment: float)
 def test_a_build_killed_at_any_moment_is_finished_by_the_next_submit(person: Person) -> None:
     """On either node, whatever part of it is killed.
 
-    tests/runtime/engine_cache/test_build.py kills at twenty moments, without Slurm.
+    tests/runtime/engine_cache/test_build.py kills without Slurm.
     """
     chance = random.Random()
     seed, begun = 0, False

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trtllm_hpc.errors import FAIL, Diagnostic, fail, ok, unknown, warn
+from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, fail, ok, unknown, warn
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_config import EngineConfig
 from trtllm_hpc.runtime.node import SCRATCH, SHM, free_space, mount_of
+from trtllm_hpc.runtime.records import try_event
 
 MIN_SHM_GIB_PER_RANK = 0.25
 """The Python backend alone takes tens of MiB a model; Docker's default of 64 MiB is too little."""
@@ -35,6 +38,26 @@ VOCABULARY_FILES = (
 """Vocabulary files of transformers' tokenizers; ``*.tiktoken`` is one too."""
 
 _AGAIN = "build it again"
+
+
+def sentence_of(finding: Diagnostic) -> str:
+    """Return what a check has found and what to do, in one sentence."""
+    return finding.message if finding.hint is None else f"{finding.message}; {finding.hint}"
+
+
+def report(paths: RunPaths, findings: Iterable[Diagnostic]) -> int:
+    """Print and record faults and warnings before the start; returns its exit code: a fault refuses it."""
+    code = ExitCode.OK
+    for finding in findings:
+        sentence = sentence_of(finding)
+        if finding.state == FAIL:
+            code = ExitCode.START
+            print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
+            try_event(paths, "serve", "preflight_failed", reason=sentence)  # a full disk may be the reason
+        elif finding.state == WARN:
+            print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
+            try_event(paths, "serve", "preflight_warning", warning=sentence)
+    return code
 
 
 # Engine -----------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ from trtllm_hpc.runtime.checks import (
     paged_context,
     planned_version,
     programs_there,
+    report,
+    sentence_of,
     shared_memory,
     step_world,
     tokenizer_files,
@@ -42,7 +44,7 @@ from trtllm_hpc.runtime.checks import (
 )
 from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
 from trtllm_hpc.runtime.node import locked_memory_kib, query_gpus, shm_free_gib, step_tasks, task_number
-from trtllm_hpc.runtime.records import RankRecord, add_event, try_event
+from trtllm_hpc.runtime.records import RankRecord, add_event
 
 TIMEOUT_VARIABLE = "TRTLLM_HPC_PREFLIGHT_SECONDS"
 TIMEOUT_S = 120
@@ -178,9 +180,7 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     if any(it.state == FAIL for it in findings):
         return _refuse(paths, expected, task, sentence_of(findings[0]))
     if task == 0:
-        for sentence in map(sentence_of, findings):
-            add_event(paths, "serve", "preflight_warning", warning=sentence)
-            print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
+        report(paths, findings)
         add_event(paths, "serve", "preflight_ok", world_size=found.world_size, mpi_library=library)
     return ExitCode.OK
 
@@ -308,11 +308,6 @@ def _check_world(ranks: list[Found], expected: Expected, all_ranks: bool) -> Ite
             )
 
 
-def sentence_of(diagnostic: Diagnostic) -> str:
-    """Return what a check has found and what to do, in one sentence."""
-    return diagnostic.message if diagnostic.hint is None else f"{diagnostic.message}; {diagnostic.hint}"
-
-
 def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
     """Yield each host's checks, then those of release, engines and tokenizer once."""
     unseen = [found for found in ranks if found.unseen_engine]
@@ -371,9 +366,7 @@ def _refuse(paths: RunPaths, expected: Expected, task: int, sentence: str) -> in
         sentence = f"rank {task} on {socket.gethostname()}: {sentence}"
     if expected.phase is not None:
         sentence = f"phase {expected.phase}: {sentence}"
-    print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
-    try_event(paths, "serve", "preflight_failed", reason=sentence)  # a full disk may be the reason
-    return ExitCode.START
+    return report(paths, [Diagnostic("", sentence)])
 
 
 def _wait_for_first_task(task: int) -> None:
