@@ -126,8 +126,8 @@ def test_three_tasks_measure_each_other(runtime: Runtime) -> None:
     first = runtime.start(*words, SLURM_PROCID="0", TRTLLM_HPC_MEETING=meeting)
     while first.poll() is None:
         try:
-            with socket.create_connection(("127.0.0.1", port), 1) as stranger:
-                stranger.sendall(b'{"key": "guess", "number": 0}\n')
+            with socket.create_connection(("127.0.0.1", port), 1) as other_user:
+                other_user.sendall(b'{"key": "guess", "number": 0}\n')
             break
         except ConnectionRefusedError:
             continue

@@ -88,7 +88,7 @@ class _Rank:
             timer.cancel()
 
     def measure(self, torch: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return what each rank says of itself, and what each has measured."""
+        """Return what each rank reports about itself, and what each has measured."""
         options, dist = self._options, torch.distributed
         with self.bound("looking at its GPUs", _MEET_S):
             has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= options.ranks_per_node

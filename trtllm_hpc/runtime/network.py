@@ -28,7 +28,7 @@ from trtllm_hpc.runtime.node import interface_towards, own_address, remove_of_en
 
 _Pair: TypeAlias = tuple[int, int]
 _Nodes: TypeAlias = dict[int, tuple[dict[str, Any], Any]]
-"""What each node says of itself, by its number within the job, and the connection to it."""
+"""What each node reports about itself, by its number within the job, and the connection to it."""
 
 _MEETING = "TRTLLM_HPC_MEETING"
 """Environment variable with the place where the nodes meet, on the first node: ``address port key``."""
@@ -134,7 +134,7 @@ def _serve_peers(server: socket.socket, key: str) -> None:
     """Do the other side of a measurement, one peer after another; what goes wrong is reported there."""
     while True:
         peer, _ = server.accept()
-        peer.settimeout(_KEY_S)  # somebody else may call
+        peer.settimeout(_KEY_S)  # another user may call
         with peer, suppress(OSError, ValueError, TypeError), peer.makefile("rwb") as stream:
             if hmac.compare_digest(stream.readline(100).decode().strip(), json.dumps(key)):
                 peer.settimeout(_WAIT_S)
@@ -195,7 +195,7 @@ def _gather(meeting: socket.socket, key: str, count: int) -> _Nodes:
     until = time.monotonic() + _ARRIVAL_S
     while len(nodes) < count and (left := until - time.monotonic()) > 0:
         meeting.settimeout(left)
-        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):  # somebody else may call
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):  # another user may call
             line, _ = meeting.accept()
             line.settimeout(_WAIT_S)
             stream = line.makefile("rwb")
