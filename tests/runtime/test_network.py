@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tests.runtime.conftest import Runtime
-from trtllm_hpc.errors import FAIL, WARN, Diagnostic
+from trtllm_hpc.errors import FAIL, OK, WARN, Diagnostic
 from trtllm_hpc.layout import WantedGroup, place, place_groups
-from trtllm_hpc.runtime.checks import hindrances, sentence_of
+from trtllm_hpc.runtime.checks import sentence_of, transports
 from trtllm_hpc.runtime.nccl import _IMPORT_S, _Rank, _write
 from trtllm_hpc.runtime.network import Link, judge, rounds, slow, table
 from trtllm_hpc.runtime.node import free_ports
@@ -103,14 +103,18 @@ def test_what_ends_the_job() -> None:
 
 
 def test_variables_that_hinder_are_named() -> None:
-    assert [it.split(":")[0] for it in hindrances({"UCX_TLS": "tcp", "NCCL_IB_DISABLE": "1"})] == [
-        "UCX_TLS=tcp",
-        "NCCL_IB_DISABLE=1",
-    ]
-    assert hindrances({"UCX_TLS": "rc,cuda_copy", "NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"}) == []
-    assert hindrances({"UCX_TLS": "^ib"}) == hindrances({"UCX_TLS": "all"}) == hindrances({}) == []
-    assert hindrances({"UCX_TLS": "^cuda_ipc", "UCX_IB_ROCE_LOCAL_SUBNET": "n"}) == []
-    assert len(hindrances({"UCX_TLS": "^sm,cuda_copy", "UCX_IB_ROCE_LOCAL_SUBNET": "y"})) == 2
+    found = transports("n1", {"UCX_TLS": "tcp", "NCCL_IB_DISABLE": "1"})
+    assert found.state == WARN and "has UCX_TLS=tcp: " in found.message
+    assert found.hint == "add 'unset UCX_TLS NCCL_IB_DISABLE' to the profile's setup lines"
+    assert "Y" in transports("n1", {"UCX_TLS": "^sm,cuda_copy", "UCX_IB_ROCE_LOCAL_SUBNET": "Y"}).message
+    for harmless in (
+        {"UCX_TLS": "rc,cuda_copy", "NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"},
+        {"UCX_TLS": "^cuda_ipc", "UCX_IB_ROCE_LOCAL_SUBNET": "n"},
+        {"UCX_TLS": "^ib"},
+        {"UCX_TLS": "all"},
+        {},
+    ):
+        assert transports("n1", harmless).state == OK
 
 
 def test_three_tasks_measure_each_other(runtime: Runtime) -> None:

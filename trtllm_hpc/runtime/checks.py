@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -280,35 +282,30 @@ _HINDRANCES = {
 where Slurm's own PMIx plugin sets the first for every task, and 17300; NCCL's user guide."""
 
 
-def hindrances(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables that limit UCX or NCCL, with their consequences."""
-    found = ((name, environment.get(name, "")) for name in _HINDRANCES)
-    return [
-        f"{it}={value}: {_HINDRANCES[it][1]}"
-        for it, value in found
-        if re.fullmatch(_HINDRANCES[it][0], value)
-    ]
-
-
-def transports(host: str, found: Sequence[str]) -> Diagnostic:
+def transports(host: str, environment: Mapping[str, str]) -> Diagnostic:
     """Check that no variable limits the transports of NCCL and the KV cache."""
-    if not found:
+    hindering = {
+        name: f"{name}={environment[name]}: {effect}"
+        for name, (values, effect) in _HINDRANCES.items()
+        if re.fullmatch(values, environment.get(name, ""))
+    }
+    if not hindering:
         return ok(f"no variable limits UCX or NCCL on {host}")
-    hint = f"add 'unset {' '.join(it.partition('=')[0] for it in found)}' to the profile's setup lines"
-    return warn(f"the environment on {host} has {'; '.join(found)}", hint)
+    hint = f"add 'unset {' '.join(hindering)}' to the profile's setup lines"
+    return warn(f"the environment on {host} has {'; '.join(hindering.values())}", hint)
 
 
-def programs_there(host: str, missing: Sequence[str]) -> Diagnostic:
-    """Check that the programs of the server are on ``PATH``."""
-    if missing:
+def programs_there(host: str, programs: Iterable[str]) -> Diagnostic:
+    """Check that the programs of the server are on this node's ``PATH``."""
+    if missing := [program for program in programs if shutil.which(program) is None]:
         message = f"there is no {' and no '.join(missing)} on {host}"
         return fail(message, "take an image with TensorRT-LLM 0.19 or later, or put them on PATH")
     return ok(f"the server's programs are on {host}")
 
 
-def model_there(host: str, folder: Path, is_there: bool) -> Diagnostic:
-    """Check that a node sees the model that its rank loads."""
-    if is_there:
+def model_there(host: str, folder: Path) -> Diagnostic:
+    """Check that this node sees the model that its rank loads."""
+    if os.access(folder / "config.json", os.R_OK):
         return ok(f"{host} sees the model {folder}")
     message = f"{folder}/config.json cannot be read on {host}, so no model can be loaded from there"
     return fail(message, "correct model.path, or mount its folder (container.mounts in the profile)")

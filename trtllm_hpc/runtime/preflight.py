@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -27,7 +26,6 @@ from trtllm_hpc.runtime.checks import (
     engine_version,
     engine_world,
     full_file_system,
-    hindrances,
     installed_versions,
     locked_memory,
     model_there,
@@ -92,22 +90,13 @@ class Found:
     """Number of the task in its step, from the launcher and not from MPI."""
     host: str
     gpus: list[str]
-    shm_free_gib: float
-    memlock_kib: int | None
-    """Soft limit on locked memory; ``None`` is unlimited."""
     mpi_library: str
-    missing_programs: list[str] = field(default_factory=list)
-    """Those that the server needs and that are not on this rank's PATH."""
-    has_model: bool = True
-    """Whether the model's folder can be read here."""
     unseen_engine: str | None = None
     """The first engine whose configuration is not here."""
-    open_files: int = -1
-    """Soft limit on open files; -1 is unlimited."""
     step_tasks: int | None = None
     """Tasks of the step, from the launcher and not from MPI."""
-    hindrances: list[str] = field(default_factory=list)
-    """Variables that limit UCX or NCCL."""
+    findings: list[Diagnostic] = field(default_factory=list)
+    """What is wrong with the node, as this rank sees it."""
     gpu_models: list[str] = field(default_factory=list)
     """Name, driver and memory of each GPU; only the first rank of a node fills it in, as the next two."""
     gpu_limits: list[str] = field(default_factory=list)
@@ -170,7 +159,13 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     rank, size = (world.Get_rank(), world.Get_size()) if with_mpi else (task, step_tasks() or 1)
     found = replace(_look(rank, size, task, expected, library), **of_node)
     _record(paths, found, preflight_step(expected.component), started_at)
-    print(_describe(found), flush=True)
+    memlock_kib = locked_memory_kib()
+    memlock = "unlimited" if memlock_kib is None else f"{memlock_kib} KiB"
+    print(
+        f"preflight: rank {rank} of {size} on {found.host}, GPUs {','.join(found.gpus) or 'none'}, "
+        f"/dev/shm {shm_free_gib():.1f} GiB free, memlock {memlock}, {library}",
+        flush=True,
+    )
     if with_mpi:
         gathered: list[Found] | None = world.gather(found, root=0)
         findings = [] if gathered is None else compare(gathered, expected, all_ranks=True)
@@ -209,16 +204,23 @@ def _look(rank: int, world_size: int, task: int, expected: Expected, library: st
         task=task,
         host=socket.gethostname(),
         gpus=_visible_gpus(),
-        shm_free_gib=round(shm_free_gib(), 3),
-        memlock_kib=locked_memory_kib(),
         mpi_library=library,
-        missing_programs=[program for program in expected.programs if shutil.which(program) is None],
-        has_model=expected.model is None or os.access(expected.model / "config.json", os.R_OK),
         unseen_engine=next((os.path.realpath(folder) for folder in unseen), None),
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         step_tasks=step_tasks(),
-        hindrances=hindrances(os.environ),
+        findings=[it for it in _check_node(expected) if it.state in (FAIL, WARN)],
     )
+
+
+def _check_node(expected: Expected) -> Iterator[Diagnostic]:
+    host = socket.gethostname()
+    yield shared_memory(host, shm_free_gib(), expected.ranks_per_node)
+    yield open_files(host, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    if expected.gpus_per_node and expected.world_size > expected.ranks_per_node:
+        yield locked_memory(host, locked_memory_kib())
+        yield transports(host, os.environ)
+    yield programs_there(host, expected.programs)
+    if expected.model is not None:
+        yield model_there(host, expected.model)
 
 
 def _visible_gpus() -> list[str]:
@@ -236,15 +238,6 @@ def _look_at_node() -> dict[str, Any]:
     models = query_gpus("name", "driver_version", "memory.total")
     limits = query_gpus("clocks.max.sm", "clocks.max.memory", "enforced.power.limit")
     return {"packages": packages, "gpu_models": models, "gpu_limits": limits}
-
-
-def _describe(found: Found) -> str:
-    memlock = "unlimited" if found.memlock_kib is None else f"{found.memlock_kib} KiB"
-    return (
-        f"preflight: rank {found.rank} of {found.world_size} on {found.host}, "
-        f"GPUs {','.join(found.gpus) or 'none'}, /dev/shm {found.shm_free_gib:.1f} GiB free, "
-        f"memlock {memlock}, {found.mpi_library}"
-    )
 
 
 def _record(paths: RunPaths, found: Found, step: str, started_at: float) -> None:
@@ -317,17 +310,8 @@ def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
             "other ranks see it: mount its file system, or set engines_folder to a folder that all nodes see"
         )
         yield fail(message, hint)
-    hosts = {found.host: found for found in reversed(ranks)}
-    for host, found in sorted(hosts.items()):
-        yield shared_memory(host, found.shm_free_gib, expected.ranks_per_node)
-        yield open_files(host, found.open_files)
-        if len(hosts) > 1 and expected.gpus_per_node:
-            yield locked_memory(host, found.memlock_kib)
-            yield transports(host, found.hindrances)
-        if expected.programs:
-            yield programs_there(host, found.missing_programs)
-        if expected.model is not None:
-            yield model_there(host, expected.model, found.has_model)
+    for _, found in sorted({found.host: found for found in reversed(ranks)}.items()):
+        yield from found.findings
     installed = installed_versions(["tensorrt_llm"]).get("tensorrt_llm")
     if expected.release is not None:
         yield planned_version(expected.release, installed)

@@ -11,7 +11,7 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.checks import full_file_system, hindrances, locked_memory, shared_memory, transports
+from trtllm_hpc.runtime.checks import full_file_system, locked_memory, shared_memory, transports
 from trtllm_hpc.runtime.node import interface_address, locked_memory_kib, query_gpus, shm_free_gib
 from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
 from trtllm_hpc.runtime.process import output_of
@@ -33,7 +33,7 @@ def look_at_host(paths: RunPaths, wanted: Wanted) -> Findings:
         "node-mpi-plugin": _mpi_plugin(wanted, facts),
         "node-interface": _interface(wanted, facts),
         "node-network": network_between(paths, _NODES) if wanted.measures_network else None,
-        "node-transports": transports(facts["host"], hindrances(os.environ)),
+        "node-transports": transports(facts["host"], os.environ),
         "node-gpus": _gpus(wanted, facts),
         "node-shared-memory": shared_memory(facts["host"], shm_free_gib(), wanted.ranks // wanted.nodes or 1),
         "node-locked-memory": locked_memory(facts["host"], locked_memory_kib()) if wanted.nodes > 1 else None,
