@@ -144,12 +144,11 @@ def _programs(wanted: Wanted) -> tuple[dict[str, list[str]], Diagnostic | None, 
         program = [word for word in words if not word.startswith("--")]
         name = " ".join(Path(word).name for word in program)
         if name not in options:
-            text = _help(program)
-            if isinstance(text, str):
-                options[name] = sorted(set(_OPTION.findall(text)))
-            else:
-                broken.append(f"{name} ({text[0]})")
-                options[name] = []
+            options[name] = []
+            try:
+                options[name] = sorted(set(_OPTION.findall(_help(program))))
+            except OSError as error:
+                broken.append(f"{name} ({error.strerror or error})")
         used = {word.partition("=")[0] for word in words if word.startswith("--")}
         refused += [f"{name} {option}" for option in sorted(used - {*options[name]}) if options[name]]
     if not wanted.programs:
@@ -165,19 +164,18 @@ def _programs(wanted: Wanted) -> tuple[dict[str, list[str]], Diagnostic | None, 
     return options, there, None if broken else ok("the image's programs have every option that the plan uses")
 
 
-def _help(program: Sequence[str]) -> str | tuple[str]:
-    """Return a program's help; or, in a tuple, why there is none."""
+def _help(program: Sequence[str]) -> str:
+    """Return a program's help; raises OSError with the reason if it prints none."""
     if shutil.which(program[0]) is None:
-        return ("not on PATH",)
+        raise OSError("not on PATH")
     try:
         answer = captured([*program, "--help"], _HELP_S, alone())
     except subprocess.TimeoutExpired:
-        return (f"--help did not end within {_HELP_S} s",)
-    except OSError as error:
-        return (error.strerror or str(error),)
+        raise OSError(f"--help did not end within {_HELP_S} s") from None
     if answer.returncode:
-        said = (answer.stderr or answer.stdout).strip().splitlines()
-        return (f"--help ended with exit code {answer.returncode}{': ' + said[-1] if said else ''}",)
+        lines = (answer.stderr or answer.stdout).strip().splitlines()
+        last = f": {lines[-1]}" if lines else ""
+        raise OSError(f"--help ended with exit code {answer.returncode}{last}")
     return answer.stdout
 
 
