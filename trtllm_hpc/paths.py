@@ -337,12 +337,13 @@ class RunPaths:
 
 
 @contextmanager
-def locked(lock: Path, refusal: Exception, *, wait_s: float = 0.0) -> Iterator[None]:
+def locked(lock: Path, refusal: Exception, *, wait_s: float = 0.0) -> Iterator[bool]:
     """Hold the lock of a file, which is made if it is missing, against the processes of all machines.
 
-    Raises ``refusal`` if another process holds the lock for longer than ``wait_s``, or has removed the file;
-    OSError if the file cannot be made. The kernel releases the lock when the process ends, however it ends. A
-    file system without locks (Lustre with ``noflock``) keeps nobody out.
+    Yields whether the file system has locks: one without (Lustre with ``noflock``) keeps nobody out. On NFS
+    flock(2) locks the file on the server, which releases the lock of a lost machine. Raises ``refusal`` if
+    another process holds the lock for longer than ``wait_s``, or has removed the file; OSError if the file
+    cannot be made. The kernel releases the lock when the process ends, however it ends.
     """
     deadline = time.monotonic() + wait_s
     try:
@@ -350,6 +351,7 @@ def locked(lock: Path, refusal: Exception, *, wait_s: float = 0.0) -> Iterator[N
     except FileNotFoundError:
         raise refusal from None
     with file:
+        has_locks = True
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -359,10 +361,11 @@ def locked(lock: Path, refusal: Exception, *, wait_s: float = 0.0) -> Iterator[N
                     raise refusal from None
                 time.sleep(0.1)
             except OSError:
+                has_locks = False
                 break
         if not (lock.exists() and os.path.samestat(lock.stat(), os.fstat(file.fileno()))):
             raise refusal
-        yield
+        yield has_locks
 
 
 _ASIDE = ".aside"

@@ -49,7 +49,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     # A test before may have imported the library, or left the variable, while offline.
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("TRTLLM_HPC_LOCK_POLL_SECONDS", "0.05")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     yield hub
@@ -68,7 +67,8 @@ def whole(models: Path, revision: str | None = None, token_file: Path | None = N
 def a_process(models: Path) -> subprocess.Popen[str]:
     """Start a process that downloads the model."""
     code = (
-        "import sys; from pathlib import Path; from trtllm_hpc.runs import hub; hub._NEWS_S = 0.1;"
+        "import sys; from pathlib import Path; from trtllm_hpc.runs import hub;"
+        "hub._NEWS_S = hub._POLL_S = 0.1;"
         "hub.fetch(hub.find(Path(sys.argv[1]), 'org/tiny', None, None)[0], None)"
     )
     return subprocess.Popen([sys.executable, "-c", code, str(models)], stderr=subprocess.PIPE, text=True)
@@ -132,6 +132,7 @@ def test_of_two_at_once_the_second_waits(hub: Hub, tmp_path: Path) -> None:
             assert second.stderr is not None
             said = second.stderr.readline()
             assert re.fullmatch(r"org/tiny: .+ is downloading 0.02 GiB; waiting ...\n", said)
+            time.sleep(1)  # a shorter download shows no bar
             hub.held[LARGE].set()
             second.stderr.read()  # keeps its pipe open until it ends
         assert first.stderr is not None

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tests.runtime.conftest import Runtime
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import FAIL, OK, WARN, Diagnostic
 from trtllm_hpc.layout import WantedGroup, place, place_groups
-from trtllm_hpc.runtime.checks import hindrances
+from trtllm_hpc.runtime.checks import sentence_of, transports
 from trtllm_hpc.runtime.nccl import _IMPORT_S, _Rank, _write
 from trtllm_hpc.runtime.network import Link, judge, rounds, slow, table
 from trtllm_hpc.runtime.node import free_ports
@@ -82,17 +82,20 @@ def test_only_nodes_that_will_talk_are_paired() -> None:
     ],
 )
 def test_a_slow_pair_is_named_and_ends_nothing(links: list[Link], sentence: str) -> None:
-    assert judge(links, 0) == (ExitCode.OK, [sentence])
+    [finding] = judge(links, 0)
+    assert (finding.state, sentence_of(finding)) == (WARN, sentence)
 
 
 def test_what_ends_the_job() -> None:
-    assert judge(HEALTHY, 20) == (ExitCode.OK, []) and slow(HEALTHY) == []
-    code, said = judge(with_rate(1.1, (1, 3)), 5)
-    assert code == ExitCode.START
-    assert said == ["node3: 1.10 GB/s to node1, others 20.00 to 22.00 GB/s; preflight.minimum_gb_per_s is 5"]
+    assert judge(HEALTHY, 20) == [] and slow(HEALTHY) == []
+    [fault] = judge(with_rate(1.1, (1, 3)), 5)
+    assert fault.state == FAIL
+    assert fault.message == (
+        "node3: 1.10 GB/s to node1, others 20.00 to 22.00 GB/s; preflight.minimum_gb_per_s is 5"
+    )
     lost = [Link((2, 3), "node2", "node3", error="timed out"), *HEALTHY[:2]]
-    assert judge(lost, 0) == (ExitCode.START, ["node2 and node3 cannot talk: timed out"])
-    shown = table(lost, {"transport": "TCP sockets over ib0", "seconds": 1.25, "said": judge(lost, 0)[1]})
+    assert judge(lost, 0) == [Diagnostic("", "node2 and node3 cannot talk: timed out")]
+    shown = table(lost, {"transport": "TCP sockets over ib0", "seconds": 1.25, "said": ["it is lost"]})
     assert (
         "node2  node3  timed out" in shown and "node1  node2       20 us   23.00 GB/s   22.00 GB/s" in shown
     )
@@ -100,14 +103,18 @@ def test_what_ends_the_job() -> None:
 
 
 def test_variables_that_hinder_are_named() -> None:
-    assert [it.split(":")[0] for it in hindrances({"UCX_TLS": "tcp", "NCCL_IB_DISABLE": "1"})] == [
-        "UCX_TLS=tcp",
-        "NCCL_IB_DISABLE=1",
-    ]
-    assert hindrances({"UCX_TLS": "rc,cuda_copy", "NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"}) == []
-    assert hindrances({"UCX_TLS": "^ib"}) == hindrances({"UCX_TLS": "all"}) == hindrances({}) == []
-    assert hindrances({"UCX_TLS": "^cuda_ipc", "UCX_IB_ROCE_LOCAL_SUBNET": "n"}) == []
-    assert len(hindrances({"UCX_TLS": "^sm,cuda_copy", "UCX_IB_ROCE_LOCAL_SUBNET": "y"})) == 2
+    found = transports("n1", {"UCX_TLS": "tcp", "NCCL_IB_DISABLE": "1"})
+    assert found.state == WARN and "has UCX_TLS=tcp: " in found.message
+    assert found.hint == "add 'unset UCX_TLS NCCL_IB_DISABLE' to the profile's setup lines"
+    assert "Y" in transports("n1", {"UCX_TLS": "^sm,cuda_copy", "UCX_IB_ROCE_LOCAL_SUBNET": "Y"}).message
+    for harmless in (
+        {"UCX_TLS": "rc,cuda_copy", "NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"},
+        {"UCX_TLS": "^cuda_ipc", "UCX_IB_ROCE_LOCAL_SUBNET": "n"},
+        {"UCX_TLS": "^ib"},
+        {"UCX_TLS": "all"},
+        {},
+    ):
+        assert transports("n1", harmless).state == OK
 
 
 def test_three_tasks_measure_each_other(runtime: Runtime) -> None:
@@ -123,8 +130,8 @@ def test_three_tasks_measure_each_other(runtime: Runtime) -> None:
     first = runtime.start(*words, SLURM_PROCID="0", TRTLLM_HPC_MEETING=meeting)
     while first.poll() is None:
         try:
-            with socket.create_connection(("127.0.0.1", port), 1) as stranger:
-                stranger.sendall(b'{"key": "guess", "number": 0}\n')
+            with socket.create_connection(("127.0.0.1", port), 1) as other_user:
+                other_user.sendall(b'{"key": "guess", "number": 0}\n')
             break
         except ConnectionRefusedError:
             continue

@@ -17,8 +17,9 @@ import pytest
 from tests.runtime.conftest import Runtime
 from tests.validation.engines import new_engine
 from tests.waiting import eventually
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import FAIL, ExitCode, fail, warn
 from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.runtime.checks import sentence_of
 from trtllm_hpc.runtime.preflight import Expected, Found, compare
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import RankRecord, read_events
@@ -31,10 +32,7 @@ def engine(tmp_path: Path) -> Path:
 
 def world(size: int = 4, per_node: int = 2) -> list[Found]:
     gpus = [str(gpu) for gpu in range(per_node)]
-    return [
-        Found(rank, size, rank, f"n{rank // per_node}", gpus, 8.0, None, "Open MPI v4.1.4")
-        for rank in range(size)
-    ]
+    return [Found(rank, size, rank, f"n{rank // per_node}", gpus, "Open MPI v4.1.4") for rank in range(size)]
 
 
 def changed(rank: int, **facts: object) -> list[Found]:
@@ -44,9 +42,11 @@ def changed(rank: int, **facts: object) -> list[Found]:
 def problem(engine: Path | None, found: list[Found] | None = None, **planned: Any) -> str:
     """What is wrong with the ranks of two nodes, as a rule, in one sentence; empty if nothing is."""
     expected = replace(Expected(4, 2, 2, () if engine is None else ((engine, 4),)), **planned)
-    sentence = compare(found or world(), expected, all_ranks=True)[0] or ""
-    assert "\n" not in sentence
-    return sentence
+    sentences = [
+        sentence_of(it) for it in compare(found or world(), expected, all_ranks=True) if it.state == FAIL
+    ]
+    assert "\n" not in "".join(sentences)
+    return next(iter(sentences), "")
 
 
 def test_a_world_as_planned_passes(engine: Path) -> None:
@@ -69,7 +69,10 @@ WRONG: list[tuple[list[Found], str]] = [
     ),
     (changed(2, gpus=["0"]), "rank 2 on n1 sees 1 GPU(s) (0), but the plan gives each node 2"),
     (changed(3, gpus=[]), "rank 3 on n1 sees 0 GPU(s) (none), but the plan gives each node 2"),
-    (changed(0, shm_free_gib=0.06), "/dev/shm on n0 has 0.06 GiB free, but 2 rank(s) need 0.50 GiB"),
+    (
+        changed(2, findings=[warn("it is slow", "wait"), fail("n1 is broken", "mend it")]),
+        "n1 is broken; mend it",
+    ),
 ]
 
 
@@ -126,15 +129,23 @@ def test_a_missing_tokenizer_is_refused(engine: Path, tmp_path: Path) -> None:
     assert problem(engine, tokenizer=tmp_path) == ""
 
 
-def test_a_server_that_loads_the_model_itself_needs_its_folder_and_its_programs_everywhere() -> None:
-    needs: dict[str, Any] = {"model": Path("/models/llama"), "programs": ("trtllm-serve",)}
-    assert problem(None, **needs) == ""
-    assert problem(None, changed(2, has_model=False), **needs) == (
-        "/models/llama/config.json cannot be read on n1, so no model can be loaded from there; "
-        "correct model.path, or mount its folder (container.mounts in the profile)"
-    )
-    missing = changed(0, missing_programs=["trtllm-serve"])
-    assert problem(None, missing, **needs).startswith("there is no trtllm-serve on n0; take an image with")
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        (
+            "--model=/models/llama",
+            "/models/llama/config.json cannot be read on {host}, so no model can be loaded from there; "
+            "correct model.path, or mount its folder (container.mounts in the profile)",
+        ),
+        ("--program=no-such-server", "there is no no-such-server on {host}; take an image with"),
+    ],
+)
+def test_a_server_that_loads_the_model_itself_needs_its_folder_and_its_programs(
+    runtime: Runtime, option: str, sentence: str
+) -> None:
+    words = ("--world-size=1", "--ranks-per-node=1", "--gpus-per-node=0", "--without-mpi", option)
+    assert runtime("preflight", *words).returncode == ExitCode.START
+    assert refusal(runtime).startswith(sentence.format(host=socket.gethostname()))
 
 
 def test_a_rank_that_alone_does_not_see_the_engine_is_named_with_its_node(engine: Path) -> None:
@@ -145,13 +156,12 @@ def test_a_rank_that_alone_does_not_see_the_engine_is_named_with_its_node(engine
 
 
 def test_a_small_limit_on_open_files_is_refused(runtime: Runtime, engine: Path) -> None:
-    assert problem(engine, changed(2, open_files=1024)) == ""
-    assert problem(engine, changed(2, open_files=64)).startswith(
-        "only 64 files may be open on n1 (ulimit -n), and a server needs 1024; add 'ulimit -S -n 1024' to the"
-    )
     runtime.under = ["prlimit", "--nofile=64"]
     assert preflight(runtime, engine, 4, TRTLLM_HPC_PROCID="0")[0] == ExitCode.START
-    assert refusal(runtime).startswith("only 64 files may be open on")
+    assert refusal(runtime).startswith(
+        f"only 64 files may be open on {socket.gethostname()} (ulimit -n), and a server needs 1024; "
+        "add 'ulimit -S -n 1024' to the"
+    )
 
 
 def test_the_installed_release_is_compared_with_the_planned_one(
@@ -171,14 +181,20 @@ def test_the_installed_release_is_compared_with_the_planned_one(
     assert "is of TensorRT-LLM 0.16.0, but the container has 0.17.0" in problem(engine, release="0.17.0")
 
 
-def test_little_locked_memory_is_a_warning_with_several_nodes(engine: Path) -> None:
-    expected = Expected(4, 2, 2, ((engine, 4),))
-    assert compare(world(), expected, all_ranks=True) == (None, [])
-    _, [doubt] = compare(changed(2, memlock_kib=8192), expected, all_ranks=True)
-    assert doubt.startswith("only 8192 KiB of memory may be locked on n1")
-    assert problem(engine, changed(2, memlock_kib=8192)) == ""
-    alone = [replace(found, memlock_kib=64) for found in world(4, per_node=4)]
-    assert compare(alone, Expected(4, 4, 4, ((engine, 4),)), all_ranks=True)[1] == []
+def test_a_warning_about_a_node_is_given_once(engine: Path) -> None:
+    doubt = warn("little memory may be locked on n1", "ask your site")
+    ranks = [replace(found, findings=[doubt] if found.host == "n1" else []) for found in world()]
+    assert compare(ranks, Expected(4, 2, 2, ((engine, 4),)), all_ranks=True) == [doubt]
+
+
+@pytest.mark.parametrize(("ranks_per_node", "warned"), [(1, True), (2, False)])
+def test_locked_memory_and_transports_matter_with_several_nodes(
+    runtime: Runtime, ranks_per_node: int, warned: bool
+) -> None:
+    words = ("--world-size=2", f"--ranks-per-node={ranks_per_node}", "--gpus-per-node=1", "--without-mpi")
+    seen = {"CUDA_VISIBLE_DEVICES": "0", "NCCL_NET": "Socket", "TRTLLM_HPC_NTASKS": "2"}
+    answer = runtime("preflight", *words, **seen)
+    assert answer.returncode == 0 and ("has NCCL_NET=Socket" in answer.stderr) == warned
 
 
 def preflight(runtime: Runtime, engine: Path, size: int, **environment: str) -> tuple[int, str, str]:
@@ -202,7 +218,7 @@ def test_a_good_world_without_mpi(runtime: Runtime, engine: Path) -> None:
     assert "preflight: rank 0 of 4 on" in output and "GPUs 2,3" in output and "memlock" in output
     record = RankRecord.read(runtime.paths.rank_record("preflight", 0))
     assert record is not None and record.job_id == "77"
-    assert record.details["gpus"] == ["2", "3"] and record.details["shm_free_gib"] > 0
+    assert record.details["gpus"] == ["2", "3"] and record.details["findings"] == []
     assert [event.name for event in read_events(runtime.paths)] == ["preflight_ok"]
 
 

@@ -107,7 +107,7 @@ def test_no_variant_begins_on_gpus_that_are_in_use(tmp_path: Path, monkeypatch: 
     )
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     monkeypatch.setattr(variants, "_IDLE_TIMEOUT_S", 0.0)
-    [busy] = gpus_in_use()
+    busy = gpus_in_use()
     assert busy.endswith(": GPU 1 (40000 MiB)")
     paths = variant(tmp_path, "a")
     assert run_variants(tmp_path, ["a"], 5) == 1

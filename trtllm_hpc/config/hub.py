@@ -3,7 +3,7 @@
 <models>/org--name/<commit>/hub.json     the files of the commit, as the hub lists them
                             name/        the model's folder, with each file once it is whole
                             partial/     what ``snapshot_download`` writes, until all hashes were compared
-                            building/    the process that downloads, see ``runtime.engine_cache.lock``
+                            lock         held by the process that downloads, and names its host
                             uses/, used  the runs that use the model, see ``runtime.engine_cache.cache``
 """
 

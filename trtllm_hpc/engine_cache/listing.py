@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Manifest
-from trtllm_hpc.runtime.engine_cache.lock import DEAD_VARIABLE, find_holder, seconds
 from trtllm_hpc.runtime.engine_cache.verify import wrong_files
 
 EntryState = Literal["whole", "broken", "building", "half-built", "unreadable"]
@@ -104,11 +103,8 @@ def _state(entry: Entry) -> tuple[EntryState, str]:
         return "unreadable", "to all but its owner"
     if faults == []:
         return "whole", ""
-    builder = find_holder(entry.folder)
-    if builder is not None and not builder.is_abandoned():
-        is_silent = builder.silent_s > seconds(DEAD_VARIABLE)
-        silence = f", silent for {builder.silent_s:.0f} s" if is_silent else ""
-        return "building", f"by {builder}{silence}"
+    if (builder := entry.holder()) is not None:
+        return "building", f"by {builder}"
     return ("half-built", "its builder is gone") if faults is None else ("broken", "; ".join(faults))
 
 

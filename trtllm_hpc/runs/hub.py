@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -30,8 +31,7 @@ from trtllm_hpc.config.hub import INCOMPLETE, PARTIAL, HubFailed, HubModel, know
 from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, own_runs_folder
-from trtllm_hpc.runtime.engine_cache import lock
-from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Entry, Use
+from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Entry, EntryHeld, Use
 from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, needed_files
 from trtllm_hpc.runtime.records import try_event
@@ -44,6 +44,8 @@ _SLOW_TO_HASH = 2**30
 """Bytes from which on comparing hashes is announced: a processor hashes about 1 GB/s."""
 _NEWS_S = 30.0
 """Seconds between two lines of progress where lines are not redrawn."""
+_POLL_S = 1.0
+"""Seconds between two looks at another process's download."""
 
 
 class HubUnreachable(HubFailed):
@@ -149,22 +151,21 @@ def fetch(folder: Path, token_file: str | None, *, weights: bool = True) -> None
     """
     record = record_of(folder)
     assert record is not None
-    watch, said_at = lock.Watch(), -_NEWS_S
+    entry, said_at = Entry(folder.parent), -_NEWS_S
     with suppress(OSError):
-        Entry(folder.parent).used.touch()
+        entry.used.touch()
     while missing := record.missing(folder, weights=weights):
-        with _sentences(record.hub, record.commit, token_file):
-            held = lock.try_lock(folder.parent, lock.Owner.this_process(""), watch)
-            if isinstance(held, lock.Lock):
-                try:  # what another process has just finished is no longer missing
-                    _download(folder, record, record.missing(folder, weights=weights), _token(token_file))
-                finally:
-                    held.release()
-                return
+        try:
+            with _sentences(record.hub, record.commit, token_file), entry.locked(socket.gethostname()):
+                # What another process has just finished is no longer missing.
+                _download(folder, record, record.missing(folder, weights=weights), _token(token_file))
+            return
+        except EntryHeld:
+            holder = entry.holder() or "another process"
         if time.monotonic() - said_at >= _NEWS_S:
             said_at, left = time.monotonic(), gib(sum(size for size, _ in missing.values()))
-            print(f"{record.hub}: {held} is downloading {left}; waiting ...", file=sys.stderr, flush=True)
-        time.sleep(lock.seconds(lock.POLL_VARIABLE))
+            print(f"{record.hub}: {holder} is downloading {left}; waiting ...", file=sys.stderr, flush=True)
+        time.sleep(_POLL_S)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from trtllm_hpc.runs.hub import hub_rows, names_model
 from trtllm_hpc.runs.listing import ListedRun, Warn, listed_runs
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import sole_command
-from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Cache, Entry, Use
+from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Cache, Entry, EntryHeld, Use
 from trtllm_hpc.runtime.engine_cache.files import remove
-from trtllm_hpc.runtime.engine_cache.lock import find_holder
 from trtllm_hpc.scheduler.slurm import Slurm
 
 
@@ -160,20 +159,21 @@ _Counts = Callable[[Use], str | None]
 def _pruned_entry(pruned: Pruned, made: str, counts: _Counts, *, remove_it: bool) -> Pruned:
     """Return an entry as it turned out: what is used or being made stays.
 
-    It is moved away with one rename. Only then are its uses read for the last time: a run that registers
-    later misses it. A build that begins in the moment before the rename loses its lock with the folder, and
-    begins again.
+    It is moved away with one rename, under its lock. Only then are its uses read for the last time: a run
+    that registers later misses it.
     """
     entry = Entry(Path(pruned.folder).parent)
-    holder = find_holder(entry.folder)
-    if holder is not None and not holder.is_abandoned():
+    if (holder := entry.holder()) is not None:
         return replace(pruned, kept=f"is being {made} by {holder}")
     if (kept := _used(entry, counts)) is not None or not remove_it:
         return replace(pruned, kept=kept)
     try:
-        aside = entry.put_aside()
-    except FileNotFoundError:
-        return pruned  # already removed
+        with entry.locked("prune", wait_s=1.0):
+            aside = entry.put_aside()
+    except EntryHeld:
+        if not entry.folder.exists():
+            return pruned  # already removed
+        return replace(pruned, kept=f"is being {made} by {entry.holder() or 'another process'}")
     except OSError as error:
         return replace(pruned, kept=f"cannot be removed: {error.strerror}")
     kept = _used(Entry(aside), counts)

@@ -31,7 +31,7 @@ _OF_GPU = re.compile(
 )
 """Those of the table of causes after which one is to submit again without the node."""
 _OF_SLURM = re.compile(rb"error: Node failure on ([\w.-]+)")
-"""What srun says of a node, in the batch script's log."""
+"""What srun prints about a node, in the batch script's log."""
 _TAIL_BYTES = 1 << 18
 _NO_NODE = ("down", "drain", "drng", "fail", "inval", "maint", "unk")
 """How sinfo's compact states begin of nodes that no job gets."""
@@ -63,7 +63,7 @@ class Pool:
         return cls(names, frozenset(usable), wanted)
 
     def too_few_without(self, node: str, excluded: Collection[str]) -> str | None:
-        """Say that the server needs this node, if the others are too few."""
+        """Return that the server needs this node, in words, if the others are too few."""
         left = len(self.usable.difference(excluded, [node]))
         if node not in self.names or left >= self.wanted:
             return None
@@ -103,7 +103,7 @@ def bad_hosts(paths: RunPaths, state: str = "") -> dict[str, str]:
     """Return the hosts because of which the last server has ended, by its job's state, with reasons."""
     found: dict[str, str] = {}
     has_failed = state.startswith("NODE_FAIL")
-    told = _told_by_supervisor(paths)
+    reasons = _reasons_of_supervisor(paths)
     plan = PlanRecord.read(paths)
     before, after = (["preflight"], ["serve"]) if plan is None else (plan.preflight_steps, plan.serve_steps)
     for number, step in enumerate((*before, *after), start=-len(before)):
@@ -111,7 +111,7 @@ def bad_hosts(paths: RunPaths, state: str = "") -> dict[str, str]:
         if first_to_fail(records) is None:
             continue
         has_failed = True
-        found |= _silent(records, told.get(number, ""))
+        found |= _silent(records, reasons.get(number, ""))
         for record in records:
             if (text := _last_match(_OF_GPU, paths.rank_log(step, record.rank))) is not None:
                 found.setdefault(record.host, f"the log of rank {record.rank} says {text[0].decode()!r}")
@@ -152,10 +152,10 @@ def exclude(paths: RunPaths, hosts: Mapping[str, str], *, job_id: str, pools: Se
     return _excluded(known.values()) != before
 
 
-def has_excluded_node(paths: RunPaths) -> bool:
-    """Return whether this job was given a node that it should not have."""
+def has_no_excluded_node(paths: RunPaths) -> bool:
+    """Return whether this job has only nodes that it should have."""
     own = expanded(os.environ.get("SLURM_JOB_NODELIST", ""))
-    return any(node in own for node in _excluded(bad_nodes(paths)))
+    return not any(node in own for node in _excluded(bad_nodes(paths)))
 
 
 def expanded(hosts: str) -> list[str]:
@@ -186,17 +186,17 @@ def _options(paths: RunPaths) -> dict[str, str]:
     return {match[1]: match[2] for match in _OPTION.finditer(script)}
 
 
-def _told_by_supervisor(paths: RunPaths) -> dict[int, str]:
-    """Return how each instance has ended, in the supervisor's words."""
+def _reasons_of_supervisor(paths: RunPaths) -> dict[int, str]:
+    """Return why each instance has ended, as the supervisor has recorded it."""
     with suppress(ValueError, OSError, TypeError, KeyError, AttributeError):
         return {one["instance"]: one["reason"] or "" for one in read_json(paths.instances) or []}
     return {}
 
 
-def _silent(records: list[RankRecord], told: str) -> dict[str, str]:
-    """Return the host of a rank that fell silent, as another rank or the supervisor (``told``) has found."""
+def _silent(records: list[RankRecord], reason: str) -> dict[str, str]:
+    """Return the host of a rank that fell silent, by another rank or the supervisor (``reason``)."""
     judge = verdict(records)
-    rank, why = (0, told) if judge is None else (judge.blames, judge.reason or "")
+    rank, why = (0, reason) if judge is None else (judge.blames, judge.reason or "")
     if SILENT not in why:
         return {}
     return {record.host: why.rstrip(".") for record in records if record.rank == rank}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trtllm_hpc.errors import FAIL, Diagnostic, fail, ok, unknown, warn
+from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, fail, ok, unknown, warn
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_config import EngineConfig
 from trtllm_hpc.runtime.node import SCRATCH, SHM, free_space, mount_of
+from trtllm_hpc.runtime.records import try_event
 
 MIN_SHM_GIB_PER_RANK = 0.25
 """The Python backend alone takes tens of MiB a model; Docker's default of 64 MiB is too little."""
@@ -35,6 +40,26 @@ VOCABULARY_FILES = (
 """Vocabulary files of transformers' tokenizers; ``*.tiktoken`` is one too."""
 
 _AGAIN = "build it again"
+
+
+def sentence_of(finding: Diagnostic) -> str:
+    """Return what a check has found and what to do, in one sentence."""
+    return finding.message if finding.hint is None else f"{finding.message}; {finding.hint}"
+
+
+def report(paths: RunPaths, findings: Iterable[Diagnostic]) -> int:
+    """Print and record faults and warnings before the start; returns its exit code: a fault refuses it."""
+    code = ExitCode.OK
+    for finding in findings:
+        sentence = sentence_of(finding)
+        if finding.state == FAIL:
+            code = ExitCode.START
+            print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
+            try_event(paths, "serve", "preflight_failed", reason=sentence)  # a full disk may be the reason
+        elif finding.state == WARN:
+            print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
+            try_event(paths, "serve", "preflight_warning", warning=sentence)
+    return code
 
 
 # Engine -----------------------------------------------------------------------------------
@@ -257,35 +282,30 @@ _HINDRANCES = {
 where Slurm's own PMIx plugin sets the first for every task, and 17300; NCCL's user guide."""
 
 
-def hindrances(environment: Mapping[str, str]) -> list[str]:
-    """Return the variables that limit UCX or NCCL, with their consequences."""
-    found = ((name, environment.get(name, "")) for name in _HINDRANCES)
-    return [
-        f"{it}={value}: {_HINDRANCES[it][1]}"
-        for it, value in found
-        if re.fullmatch(_HINDRANCES[it][0], value)
-    ]
-
-
-def transports(host: str, found: Sequence[str]) -> Diagnostic:
+def transports(host: str, environment: Mapping[str, str]) -> Diagnostic:
     """Check that no variable limits the transports of NCCL and the KV cache."""
-    if not found:
+    hindering = {
+        name: f"{name}={environment[name]}: {effect}"
+        for name, (values, effect) in _HINDRANCES.items()
+        if re.fullmatch(values, environment.get(name, ""))
+    }
+    if not hindering:
         return ok(f"no variable limits UCX or NCCL on {host}")
-    hint = f"add 'unset {' '.join(it.partition('=')[0] for it in found)}' to the profile's setup lines"
-    return warn(f"the environment on {host} has {'; '.join(found)}", hint)
+    hint = f"add 'unset {' '.join(hindering)}' to the profile's setup lines"
+    return warn(f"the environment on {host} has {'; '.join(hindering.values())}", hint)
 
 
-def programs_there(host: str, missing: Sequence[str]) -> Diagnostic:
-    """Check that the programs of the server are on ``PATH``."""
-    if missing:
+def programs_there(host: str, programs: Iterable[str]) -> Diagnostic:
+    """Check that the programs of the server are on this node's ``PATH``."""
+    if missing := [program for program in programs if shutil.which(program) is None]:
         message = f"there is no {' and no '.join(missing)} on {host}"
         return fail(message, "take an image with TensorRT-LLM 0.19 or later, or put them on PATH")
     return ok(f"the server's programs are on {host}")
 
 
-def model_there(host: str, folder: Path, is_there: bool) -> Diagnostic:
-    """Check that a node sees the model that its rank loads."""
-    if is_there:
+def model_there(host: str, folder: Path) -> Diagnostic:
+    """Check that this node sees the model that its rank loads."""
+    if os.access(folder / "config.json", os.R_OK):
         return ok(f"{host} sees the model {folder}")
     message = f"{folder}/config.json cannot be read on {host}, so no model can be loaded from there"
     return fail(message, "correct model.path, or mount its folder (container.mounts in the profile)")

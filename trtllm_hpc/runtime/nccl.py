@@ -20,9 +20,10 @@ from itertools import chain
 from threading import Timer
 from typing import Any
 
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode
 from trtllm_hpc.paths import RunPaths, write_json, write_text
-from trtllm_hpc.runtime.network import Link, conclude, judge, rounds, table
+from trtllm_hpc.runtime.checks import sentence_of
+from trtllm_hpc.runtime.network import Link, judge, report_network, rounds, table
 from trtllm_hpc.runtime.node import interface_towards, task_number
 
 _IMPORT_S, _MEET_S, _STEP_S = 120.0, 60.0, 15.0
@@ -40,25 +41,25 @@ def check_ranks(paths: RunPaths, options: Namespace) -> int:
         with rank.bound("importing PyTorch", _IMPORT_S):
             import torch
     except ImportError as error:
-        said = [f"{_BETWEEN}NCCL is not measured: {error}"]
-        return conclude(paths, ExitCode.OK, said) if rank.number == 0 else ExitCode.OK
+        missing = Diagnostic("", f"NCCL is not measured: {error}", state=WARN)
+        return report_network(paths, [missing] if rank.number == 0 else [], _BETWEEN)
     about, found = rank.measure(torch)
     if rank.number:
         return ExitCode.OK
     names = [f"rank {number} ({one['host']})" for number, one in enumerate(about)]
     links = [Link((a, b), names[a], names[b], *figures) for one in found for (a, b), figures in one["pairs"]]
     record: dict[str, Any] = {"transport": f"NCCL {about[0]['nccl']}" if about[0]["nccl"] else "Gloo"}
-    record |= {"all_reduce": {one["world"]: one["gb_per_s"] for one in found if one["world"]}, "said": []}
-    code: int = ExitCode.OK
+    record |= {"all_reduce": {one["world"]: one["gb_per_s"] for one in found if one["world"]}}
+    findings = list[Diagnostic]()
     for apart in (False, True):  # GPUs of a node are joined otherwise than nodes
         pairs = [it for it in links if (about[it.pair[0]]["host"] != about[it.pair[1]]["host"]) == apart]
-        if pairs and not code:
-            code, said = judge(pairs, options.minimum or 0)
-            record["said"] += said
+        if pairs and all(it.state != FAIL for it in findings):
+            findings += judge(pairs, options.minimum or 0)
+    record["said"] = list(map(sentence_of, findings))
     record |= {"seconds": round(time.monotonic() - began, 2), "links": [asdict(it) for it in links]}
     with suppress(OSError, ValueError):  # a full disk is no fault of the network
         _write(paths, record, links)
-    return conclude(paths, code, [_BETWEEN + sentence for sentence in record["said"]])
+    return report_network(paths, findings, _BETWEEN)
 
 
 class _Rank:
@@ -73,9 +74,8 @@ class _Rank:
         """End this process, and so the job, if a step fails or does not end."""
 
         def give_up(why: str) -> int:
-            return conclude(
-                self._paths, ExitCode.START, [f"{_BETWEEN}rank {self.number} ({self._host}): {step} {why}"]
-            )
+            message = f"rank {self.number} ({self._host}): {step} {why}"
+            return report_network(self._paths, [Diagnostic("", message)], _BETWEEN)
 
         timer = Timer(limit_s, lambda: os._exit(give_up(f"has not ended after {limit_s:.0f} s")))
         timer.daemon = True
@@ -88,7 +88,7 @@ class _Rank:
             timer.cancel()
 
     def measure(self, torch: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return what each rank says of itself, and what each has measured."""
+        """Return what each rank reports about itself, and what each has measured."""
         options, dist = self._options, torch.distributed
         with self.bound("looking at its GPUs", _MEET_S):
             has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= options.ranks_per_node

@@ -11,25 +11,24 @@ import hmac
 import json
 import os
 import socket
-import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from statistics import median
 from threading import Thread
 from typing import Any, TypeAlias
 
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, warn
 from trtllm_hpc.paths import RunPaths, write_json, write_text
+from trtllm_hpc.runtime.checks import report, sentence_of
 from trtllm_hpc.runtime.node import interface_towards, own_address, remove_of_ended_jobs, task_number
-from trtllm_hpc.runtime.records import try_event
 
 _Pair: TypeAlias = tuple[int, int]
 _Nodes: TypeAlias = dict[int, tuple[dict[str, Any], Any]]
-"""What each node says of itself, by its number within the job, and the connection to it."""
+"""What each node reports about itself, by its number within the job, and the connection to it."""
 
 _MEETING = "TRTLLM_HPC_MEETING"
 """Environment variable with the place where the nodes meet, on the first node: ``address port key``."""
@@ -40,6 +39,8 @@ _SEND_S, _RECEIVE_S, _PINGS, _CHUNK = 0.2, 0.15, 50, 256 * 1024
 """The receiver counts while the sender certainly sends."""
 _SLOWER, _ETHERNET = 4, 0.12
 """A pair is slow below the median of all pairs divided by the first; the second is 1 Gb Ethernet, in GB/s."""
+ALONE = "alone"
+"""Code of a finding that only the node itself knows."""
 _NOT_MEASURED = "Not measured: NCCL (ranks), UCX and NIXL (KV cache), which may take other interfaces."
 
 
@@ -69,23 +70,21 @@ def check_network(paths: RunPaths, options: Namespace) -> int:
         if hello["number"] == 0:
             meeting = socket.create_server((address, int(port)), backlog=options.nodes)
             Thread(target=_lead, args=(paths, options, meeting, key), daemon=True).start()
-        code, said = _follow(address, int(port), hello)
+        findings = _follow(address, int(port), hello)
     except OSError as error:
-        code, said = ExitCode.START, [f"{host} and the first node, {address}, cannot talk: {error}"]
-    return conclude(paths, code, said)
+        findings = [Diagnostic(ALONE, f"{host} and the first node, {address}, cannot talk: {error}")]
+    if hello["number"] and all(it.code != ALONE for it in findings):  # the first node reports them
+        return ExitCode.START if any(it.state == FAIL for it in findings) else ExitCode.OK
+    return report_network(paths, findings)
 
 
-def conclude(paths: RunPaths, code: int, said: Sequence[str]) -> int:
-    """Report what ends the job, or what the user should know; returns the exit code."""
-    kind, event, name = ("error", "failed", "reason") if code else ("warning", "warning", "warning")
-    for sentence in said:
-        try_event(paths, "serve", f"preflight_{event}", **{name: f"network: {sentence}"})
-        print(f"{kind}: preflight: network: {sentence}.", file=sys.stderr, flush=True)
-    return code
+def report_network(paths: RunPaths, findings: Iterable[Diagnostic], between: str = "") -> int:
+    """Report what was found in the network, ``between`` whom; returns the exit code."""
+    return report(paths, [replace(it, message=f"network: {between}{it.message}") for it in findings])
 
 
-def _follow(address: str, port: int, hello: dict[str, Any]) -> tuple[int, list[str]]:
-    """Measure with the peers that the first node names, until it says how this ends."""
+def _follow(address: str, port: int, hello: dict[str, Any]) -> list[Diagnostic]:
+    """Measure with the peers that the first node names, until it sends what was found."""
     line, until = None, time.monotonic() + _ARRIVAL_S
     while line is None:
         try:
@@ -99,8 +98,8 @@ def _follow(address: str, port: int, hello: dict[str, Any]) -> tuple[int, list[s
     _say(stream, hello)
     for text in stream:
         order = json.loads(text)
-        if "code" in order:
-            return order["code"], order["said"]
+        if "findings" in order:
+            return [Diagnostic(**finding) for finding in order["findings"]]
         _say(stream, _measure(tuple(order["at"]), hello["key"]))
     raise ConnectionError("its task has ended")
 
@@ -135,7 +134,7 @@ def _serve_peers(server: socket.socket, key: str) -> None:
     """Do the other side of a measurement, one peer after another; what goes wrong is reported there."""
     while True:
         peer, _ = server.accept()
-        peer.settimeout(_KEY_S)  # somebody else may call
+        peer.settimeout(_KEY_S)  # another user may call
         with peer, suppress(OSError, ValueError, TypeError), peer.makefile("rwb") as stream:
             if hmac.compare_digest(stream.readline(100).decode().strip(), json.dumps(key)):
                 peer.settimeout(_WAIT_S)
@@ -164,7 +163,7 @@ def _receive(stream: Any) -> float:
 
 
 def _lead(paths: RunPaths, options: Namespace, meeting: socket.socket, key: str) -> None:
-    """Gather the nodes, have each pair measure, write the table, and say how this ends."""
+    """Gather the nodes, have each pair measure, write the table, and send what was found."""
     began, nodes = time.monotonic(), _gather(meeting, key, options.nodes)
     if len(nodes) == options.nodes:
         links = [link for each in rounds(options.talking) for link in _round(each, nodes)]
@@ -174,7 +173,8 @@ def _lead(paths: RunPaths, options: Namespace, meeting: socket.socket, key: str)
         for link in [*failed, *slow(links)][:3]:
             again = _round([link.pair], nodes)
             links[links.index(link)] = max(*again, link, key=lambda it: (it.error is None, it.rate))
-        code, said = judge(links, options.minimum or 0)
+        findings = judge(links, options.minimum or 0)
+        said = list(map(sentence_of, findings))
         where = interface_towards(meeting.getsockname()[0])
         record: dict[str, Any] = {"transport": f"TCP sockets over {where}", "said": said}
         record |= {"seconds": round(time.monotonic() - began, 2), "links": [asdict(it) for it in links]}
@@ -183,11 +183,11 @@ def _lead(paths: RunPaths, options: Namespace, meeting: socket.socket, key: str)
             write_text(paths.network_table, table(links, record))
     else:
         here = ", ".join(sorted(hello["host"] for hello, _ in nodes.values()))
-        said = [f"only {len(nodes)} of {options.nodes} nodes came within {_ARRIVAL_S:.0f} s: {here}"]
-        code = ExitCode.START
-    for number, (_, stream) in sorted(nodes.items(), reverse=True):  # this process ends with the last answer
+        message = f"only {len(nodes)} of {options.nodes} nodes came within {_ARRIVAL_S:.0f} s: {here}"
+        findings = [Diagnostic("", message)]
+    for _, (_, stream) in sorted(nodes.items(), reverse=True):  # this process ends with the last answer
         with suppress(OSError):  # its task has ended
-            _say(stream, {"code": code, "said": [] if number else said})
+            _say(stream, {"findings": [it.as_json() for it in findings]})
 
 
 def _gather(meeting: socket.socket, key: str, count: int) -> _Nodes:
@@ -195,7 +195,7 @@ def _gather(meeting: socket.socket, key: str, count: int) -> _Nodes:
     until = time.monotonic() + _ARRIVAL_S
     while len(nodes) < count and (left := until - time.monotonic()) > 0:
         meeting.settimeout(left)
-        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):  # somebody else may call
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):  # another user may call
             line, _ = meeting.accept()
             line.settimeout(_WAIT_S)
             stream = line.makefile("rwb")
@@ -243,18 +243,18 @@ def slow(links: Sequence[Link]) -> list[Link]:
     return [link for link in good if link.rate < usual / _SLOWER]
 
 
-def judge(links: Sequence[Link], minimum: float) -> tuple[int, list[str]]:
-    """Return the exit code, and what ends the job, or else what the user should know."""
-    good, late = [link for link in links if not link.error], slow(links)
+def judge(links: Sequence[Link], minimum: float) -> list[Diagnostic]:
+    """Return the faults, which end the job, or else what the user should know."""
+    good = [link for link in links if not link.error]
     faults = [f"{link.a} and {link.b} cannot talk: {link.error}" for link in links if link.error]
     if below := [link for link in good if link.rate < minimum]:
         faults.append(f"{_named(below, good)}; preflight.minimum_gb_per_s is {minimum:g}")
     if faults:
-        return ExitCode.START, faults
+        return [Diagnostic("", fault) for fault in faults]
     if (usual := median(link.rate for link in good)) < _ETHERNET:
         hint = "name the fast interface as network_interface in the profile"
-        return ExitCode.OK, [f"{usual:.2f} GB/s between the nodes is no more than 1 Gb Ethernet; {hint}"]
-    return ExitCode.OK, [_named(late, good)] if late else []
+        return [warn(f"{usual:.2f} GB/s between the nodes is no more than 1 Gb Ethernet", hint)]
+    return [Diagnostic("", _named(late, good), state=WARN)] if (late := slow(links)) else []
 
 
 def _named(late: Sequence[Link], links: Sequence[Link]) -> str:

@@ -82,9 +82,9 @@ def interface_towards(address: str) -> str | None:
 
 
 def step_tasks() -> int | None:
-    """Return how many tasks this task's step has; ``None`` where what started it does not say."""
-    told = os.environ.get("TRTLLM_HPC_NTASKS") or os.environ.get("SLURM_NTASKS") or ""
-    return int(told) if told.isdigit() else None
+    """Return how many tasks this task's step has; ``None`` where what started it does not set it."""
+    tasks = os.environ.get("TRTLLM_HPC_NTASKS") or os.environ.get("SLURM_NTASKS") or ""
+    return int(tasks) if tasks.isdigit() else None
 
 
 def task_number() -> int:

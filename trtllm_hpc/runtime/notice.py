@@ -31,7 +31,7 @@ def notify(paths: RunPaths, event: str, sentence: str, **facts: object) -> threa
 
 
 def notify_end(paths: RunPaths, stage: str, exit_code: int) -> None:
-    """Tell that a stage has failed, or that the server has ended and no other job goes on with it."""
+    """Send a notice that a stage has failed, or that the server has ended and no job continues it."""
     if exit_code:
         events = of_last_job(read_events(paths, stage))
         reasons = [event.data["reason"] for event in events if "reason" in event.data]

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import resource
 import select
-import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from trtllm_hpc.runtime.checks import (
     engine_version,
     engine_world,
     full_file_system,
-    hindrances,
     installed_versions,
     locked_memory,
     model_there,
@@ -34,6 +33,8 @@ from trtllm_hpc.runtime.checks import (
     paged_context,
     planned_version,
     programs_there,
+    report,
+    sentence_of,
     shared_memory,
     step_world,
     tokenizer_files,
@@ -41,7 +42,7 @@ from trtllm_hpc.runtime.checks import (
 )
 from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
 from trtllm_hpc.runtime.node import locked_memory_kib, query_gpus, shm_free_gib, step_tasks, task_number
-from trtllm_hpc.runtime.records import RankRecord, add_event, try_event
+from trtllm_hpc.runtime.records import RankRecord, add_event
 
 TIMEOUT_VARIABLE = "TRTLLM_HPC_PREFLIGHT_SECONDS"
 TIMEOUT_S = 120
@@ -89,22 +90,13 @@ class Found:
     """Number of the task in its step, from the launcher and not from MPI."""
     host: str
     gpus: list[str]
-    shm_free_gib: float
-    memlock_kib: int | None
-    """Soft limit on locked memory; ``None`` is unlimited."""
     mpi_library: str
-    missing_programs: list[str] = field(default_factory=list)
-    """Those that the server needs and that are not on this rank's PATH."""
-    has_model: bool = True
-    """Whether the model's folder can be read here."""
     unseen_engine: str | None = None
     """The first engine whose configuration is not here."""
-    open_files: int = -1
-    """Soft limit on open files; -1 is unlimited."""
     step_tasks: int | None = None
     """Tasks of the step, from the launcher and not from MPI."""
-    hindrances: list[str] = field(default_factory=list)
-    """Variables that limit UCX or NCCL."""
+    findings: list[Diagnostic] = field(default_factory=list)
+    """What is wrong with the node, as this rank sees it."""
     gpu_models: list[str] = field(default_factory=list)
     """Name, driver and memory of each GPU; only the first rank of a node fills it in, as the next two."""
     gpu_limits: list[str] = field(default_factory=list)
@@ -157,50 +149,35 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     started_at = time.time()
     full = full_file_system(socket.gethostname(), paths.folder)
     if full is not None:
-        return _refuse(paths, expected, task, _sentence(full))
+        return _refuse(paths, expected, task, sentence_of(full))
     of_node = _look_at_node()  # before MPI: a process that has initialised it starts no other
     try:
-        ranks, library = _join_ranks() if with_mpi else (_OneProcess(task), "no MPI (local profile)")
+        world: Any
+        world, library = _join_ranks() if with_mpi else (None, "no MPI (local profile)")
     except StartFailed as error:
         return _refuse(paths, expected, task, str(error))
-    found = replace(_look(ranks, task, expected, library), **of_node)
+    rank, size = (world.Get_rank(), world.Get_size()) if with_mpi else (task, step_tasks() or 1)
+    found = replace(_look(rank, size, task, expected, library), **of_node)
     _record(paths, found, preflight_step(expected.component), started_at)
-    print(_describe(found), flush=True)
-    gathered: list[Found] | None = ranks.gather(found, root=0)
-    problem, warnings = None, list[str]()
-    if gathered is not None:
-        problem, warnings = compare(gathered, expected, all_ranks=with_mpi)
-    problem = ranks.bcast(problem, root=0)
-    if problem is not None:
-        return _refuse(paths, expected, task, problem)
-    for sentence in warnings if task == 0 else ():
-        add_event(paths, "serve", "preflight_warning", warning=sentence)
-        print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
+    memlock_kib = locked_memory_kib()
+    memlock = "unlimited" if memlock_kib is None else f"{memlock_kib} KiB"
+    print(
+        f"preflight: rank {rank} of {size} on {found.host}, GPUs {','.join(found.gpus) or 'none'}, "
+        f"/dev/shm {shm_free_gib():.1f} GiB free, memlock {memlock}, {library}",
+        flush=True,
+    )
+    if with_mpi:
+        gathered: list[Found] | None = world.gather(found, root=0)
+        findings = [] if gathered is None else compare(gathered, expected, all_ranks=True)
+        findings = world.bcast(findings, root=0)
+    else:  # each rank knows and judges itself only
+        findings = compare([found], expected, all_ranks=False)
+    if any(it.state == FAIL for it in findings):
+        return _refuse(paths, expected, task, sentence_of(findings[0]))
     if task == 0:
+        report(paths, findings)
         add_event(paths, "serve", "preflight_ok", world_size=found.world_size, mpi_library=library)
     return ExitCode.OK
-
-
-# The ranks together -----------------------------------------------------------------------
-
-
-@dataclass
-class _OneProcess:
-    """MPI's communicator without MPI: each rank knows itself only."""
-
-    rank: int
-
-    def Get_rank(self) -> int:
-        return self.rank
-
-    def Get_size(self) -> int:
-        return step_tasks() or 1
-
-    def gather(self, found: Found, root: int) -> list[Found]:
-        return [found]  # each rank judges for itself
-
-    def bcast(self, problem: str | None, root: int) -> str | None:
-        return problem
 
 
 def _join_ranks() -> tuple[Any, str]:
@@ -218,25 +195,32 @@ def _join_ranks() -> tuple[Any, str]:
 # What one rank sees -----------------------------------------------------------------------
 
 
-def _look(ranks: Any, task: int, expected: Expected, library: str) -> Found:
+def _look(rank: int, world_size: int, task: int, expected: Expected, library: str) -> Found:
     parts = ("config.json", "decoder")
     unseen = (it for it, _ in expected.engines if not any(os.access(it / part, os.R_OK) for part in parts))
     return Found(
-        rank=ranks.Get_rank(),
-        world_size=ranks.Get_size(),
+        rank=rank,
+        world_size=world_size,
         task=task,
         host=socket.gethostname(),
         gpus=_visible_gpus(),
-        shm_free_gib=round(shm_free_gib(), 3),
-        memlock_kib=locked_memory_kib(),
         mpi_library=library,
-        missing_programs=[program for program in expected.programs if shutil.which(program) is None],
-        has_model=expected.model is None or os.access(expected.model / "config.json", os.R_OK),
         unseen_engine=next((os.path.realpath(folder) for folder in unseen), None),
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         step_tasks=step_tasks(),
-        hindrances=hindrances(os.environ),
+        findings=[it for it in _check_node(expected) if it.state in (FAIL, WARN)],
     )
+
+
+def _check_node(expected: Expected) -> Iterator[Diagnostic]:
+    host = socket.gethostname()
+    yield shared_memory(host, shm_free_gib(), expected.ranks_per_node)
+    yield open_files(host, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    if expected.gpus_per_node and expected.world_size > expected.ranks_per_node:
+        yield locked_memory(host, locked_memory_kib())
+        yield transports(host, os.environ)
+    yield programs_there(host, expected.programs)
+    if expected.model is not None:
+        yield model_there(host, expected.model)
 
 
 def _visible_gpus() -> list[str]:
@@ -254,15 +238,6 @@ def _look_at_node() -> dict[str, Any]:
     models = query_gpus("name", "driver_version", "memory.total")
     limits = query_gpus("clocks.max.sm", "clocks.max.memory", "enforced.power.limit")
     return {"packages": packages, "gpu_models": models, "gpu_limits": limits}
-
-
-def _describe(found: Found) -> str:
-    memlock = "unlimited" if found.memlock_kib is None else f"{found.memlock_kib} KiB"
-    return (
-        f"preflight: rank {found.rank} of {found.world_size} on {found.host}, "
-        f"GPUs {','.join(found.gpus) or 'none'}, /dev/shm {found.shm_free_gib:.1f} GiB free, "
-        f"memlock {memlock}, {found.mpi_library}"
-    )
 
 
 def _record(paths: RunPaths, found: Found, step: str, started_at: float) -> None:
@@ -283,36 +258,47 @@ def _record(paths: RunPaths, found: Found, step: str, started_at: float) -> None
 # Comparison with the plan -----------------------------------------------------------------
 
 
-def compare(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> tuple[str | None, list[str]]:
-    """Return the first thing that is wrong, in one sentence (``None`` if nothing is), and all warnings.
+def compare(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> list[Diagnostic]:
+    """Return the first fault alone, or else all warnings: about what works, but not as the user may expect.
 
-    Warnings are about what works, but not as the user may expect. There are none for a wrong world of ranks.
+    ``all_ranks`` says whether ``gathered`` has all ranks of the step.
     """
-    problem = _wrong_world(gathered, expected, all_ranks=all_ranks)
-    if problem is not None:
-        return problem, []
-    results = list(run_checks(gathered, expected))
-    problem = next((_sentence(it) for it in results if it.state == FAIL), None)
-    return problem, [_sentence(it) for it in results if it.state == WARN]
+    ranks, warnings = sorted(gathered, key=lambda found: found.rank), []
+    for it in chain(_check_world(ranks, expected, all_ranks), run_checks(gathered, expected)):
+        if it.state == FAIL:
+            return [it]
+        if it.state == WARN:
+            warnings.append(it)
+    return warnings
 
 
-def _wrong_world(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> str | None:
-    first = gathered[0]
-    tasks = step_world(first.step_tasks, expected.world_size)
-    if tasks.state == FAIL:
-        return _sentence(tasks)
+def _check_world(ranks: list[Found], expected: Expected, all_ranks: bool) -> Iterator[Diagnostic]:
+    """Yield the check of the step's size, then what is wrong with size and places of the world."""
+    first = ranks[0]
+    yield step_world(first.step_tasks, expected.world_size)
     if first.world_size != expected.world_size:
-        return (
+        yield Diagnostic(
+            "",
             f"the world has {first.world_size} rank{'s' * (first.world_size != 1)}, but the plan says "
             f"{expected.world_size}: {first.mpi_library} was not joined by the launcher "
-            "(does `srun --mpi=list` show the profile's mpi plugin, and is this MPI built for it?)"
+            "(does `srun --mpi=list` show the profile's mpi plugin, and is this MPI built for it?)",
         )
-    ranks = sorted(gathered, key=lambda found: found.rank)
-    return (_wrong_host(ranks, expected) if all_ranks else None) or _missing_gpus(ranks, expected)
-
-
-def _sentence(diagnostic: Diagnostic) -> str:
-    return diagnostic.message if diagnostic.hint is None else f"{diagnostic.message}; {diagnostic.hint}"
+    for found in ranks if all_ranks else ():
+        beside = ranks[found.rank - found.rank % expected.ranks_per_node]
+        if found.host != beside.host:
+            yield Diagnostic(
+                "",
+                f"rank {found.rank} is on {found.host}, but the plan puts it beside rank {beside.rank} on "
+                f"{beside.host}: ranks must be distributed in blocks of {expected.ranks_per_node} a node",
+            )
+    for found in ranks:
+        if len(found.gpus) < expected.gpus_per_node:
+            yield Diagnostic(
+                "",
+                f"rank {found.rank} on {found.host} sees {len(found.gpus)} GPU(s) "
+                f"({', '.join(found.gpus) or 'none'}), "
+                f"but the plan gives each node {expected.gpus_per_node}, and every task must see them all",
+            )
 
 
 def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
@@ -324,17 +310,8 @@ def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
             "other ranks see it: mount its file system, or set engines_folder to a folder that all nodes see"
         )
         yield fail(message, hint)
-    hosts = {found.host: found for found in reversed(ranks)}
-    for host, found in sorted(hosts.items()):
-        yield shared_memory(host, found.shm_free_gib, expected.ranks_per_node)
-        yield open_files(host, found.open_files)
-        if len(hosts) > 1 and expected.gpus_per_node:
-            yield locked_memory(host, found.memlock_kib)
-            yield transports(host, found.hindrances)
-        if expected.programs:
-            yield programs_there(host, found.missing_programs)
-        if expected.model is not None:
-            yield model_there(host, expected.model, found.has_model)
+    for _, found in sorted({found.host: found for found in reversed(ranks)}.items()):
+        yield from found.findings
     installed = installed_versions(["tensorrt_llm"]).get("tensorrt_llm")
     if expected.release is not None:
         yield planned_version(expected.release, installed)
@@ -363,28 +340,6 @@ def _check_engine(
         yield paged_context(engines[0], expected.paged_context)
 
 
-def _wrong_host(ranks: list[Found], expected: Expected) -> str | None:
-    for found in ranks:
-        first = ranks[found.rank - found.rank % expected.ranks_per_node]
-        if found.host != first.host:
-            return (
-                f"rank {found.rank} is on {found.host}, but the plan puts it beside rank {first.rank} on "
-                f"{first.host}: ranks must be distributed in blocks of {expected.ranks_per_node} a node"
-            )
-    return None
-
-
-def _missing_gpus(ranks: list[Found], expected: Expected) -> str | None:
-    for found in ranks:
-        if len(found.gpus) < expected.gpus_per_node:
-            return (
-                f"rank {found.rank} on {found.host} sees {len(found.gpus)} GPU(s) "
-                f"({', '.join(found.gpus) or 'none'}), "
-                f"but the plan gives each node {expected.gpus_per_node}, and every task must see them all"
-            )
-    return None
-
-
 # A refused start --------------------------------------------------------------------------
 
 
@@ -395,9 +350,7 @@ def _refuse(paths: RunPaths, expected: Expected, task: int, sentence: str) -> in
         sentence = f"rank {task} on {socket.gethostname()}: {sentence}"
     if expected.phase is not None:
         sentence = f"phase {expected.phase}: {sentence}"
-    print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
-    try_event(paths, "serve", "preflight_failed", reason=sentence)  # a full disk may be the reason
-    return ExitCode.START
+    return report(paths, [Diagnostic("", sentence)])
 
 
 def _wait_for_first_task(task: int) -> None:

@@ -10,6 +10,7 @@ import copy
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain, islice
@@ -77,6 +78,9 @@ def quantize(wanted: Quantization) -> None:
         wanted.model, torch_dtype="auto", device_map="auto"
     )
     batches = list(_batches(tokenizer, texts, wanted.batch_size))
+    configuration = copy.deepcopy(getattr(mtq, FORMATS[wanted.method]))
+    if wanted.kv_cache is not None:
+        configuration["quant_cfg"].update(getattr(mtq, CACHE_FORMATS[wanted.kv_cache])["quant_cfg"])
 
     def measure(measured: Any) -> None:
         for number, batch in enumerate(batches, start=1):
@@ -84,18 +88,24 @@ def quantize(wanted: Quantization) -> None:
             measured(**{name: tensor.to(model.device) for name, tensor in batch.items()})
 
     with torch.inference_mode():
-        mtq.quantize(model, _configuration(mtq, wanted), measure)
+        mtq.quantize(model, configuration, measure)
         _say(f"write {wanted.output}")
         export.export_hf_checkpoint(model, export_dir=str(wanted.output))
-    _copy_small_files(wanted.model, wanted.output)
-    _refuse_plain(wanted)
-
-
-def _configuration(mtq: Any, wanted: Quantization) -> dict[str, Any]:
-    configuration: dict[str, Any] = copy.deepcopy(getattr(mtq, FORMATS[wanted.method]))
-    if wanted.kv_cache is not None:
-        configuration["quant_cfg"].update(getattr(mtq, CACHE_FORMATS[wanted.kv_cache])["quant_cfg"])
-    return configuration
+    # What was not written anew: tokenizer, chat template, and code of the model's own.
+    for file in wanted.model.iterdir():
+        is_weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
+        if file.is_file() and not is_weights and not (wanted.output / file.name).exists():
+            shutil.copy(file, wanted.output)
+    algorithm = None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        written = json.loads((wanted.output / _WRITTEN).read_text(encoding="utf-8"))
+        algorithm = written["quantization"]["quant_algo"]
+    if not algorithm:
+        raise BuildFailed(
+            f"Model Optimizer has quantized nothing of {wanted.model} to {wanted.method}.",
+            hint="see its words above; it may not know this architecture",
+        )
+    _say(f"quantized to {algorithm}")
 
 
 def _batches(tokenizer: Any, texts: Sequence[str], size: int) -> Iterator[Any]:
@@ -146,28 +156,6 @@ def _rows_of_dataset(folder: Path | None, count: int) -> Iterator[dict[str, Any]
 def _text(row: dict[str, Any]) -> str | None:
     texts = (row.get(name) for name in _COLUMNS)
     return next((text for text in texts if isinstance(text, str) and text.strip()), None)
-
-
-def _copy_small_files(model: Path, output: Path) -> None:
-    """Copy what was not written anew: tokenizer, chat template, and code of the model's own."""
-    for file in model.iterdir():
-        is_weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
-        if file.is_file() and not is_weights and not (output / file.name).exists():
-            shutil.copy(file, output)
-
-
-def _refuse_plain(wanted: Quantization) -> None:
-    try:
-        written = json.loads((wanted.output / _WRITTEN).read_text(encoding="utf-8"))
-        found = written["quantization"]["quant_algo"]
-    except (OSError, ValueError, KeyError, TypeError):
-        found = None
-    if not found:
-        raise BuildFailed(
-            f"Model Optimizer has quantized nothing of {wanted.model} to {wanted.method}.",
-            hint="see its words above; it may not know this architecture",
-        )
-    _say(f"quantized to {found}")
 
 
 def _say(what: str) -> None:

@@ -31,7 +31,7 @@ _SOON_S = 600.0
 _FIRST_PAUSE_S = 10.0
 _OF_RANK = re.compile(r"(?:serve(?:\.\d+)?|preflight|repository)_\d+\.")
 _JOB_ENDED = (130, 143)
-"""Exit codes of a script that was told to end: by Slurm, for any of its reasons."""
+"""Exit codes of a script that Slurm has ended, for any of its reasons."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def note_renewed(paths: RunPaths, ready_at: float) -> None:
     if renewal is None or renewal.number == 0:
         return
     stops = [event.time for event in read_events(paths, "serve") if event.name == "server_stop"]
-    downtime_s = round(ready_at - stops[-1], 1) if stops else None  # one that was killed told nothing
+    downtime_s = round(ready_at - stops[-1], 1) if stops else None  # a killed one recorded no stop
     add_event(paths, "serve", "renewed", number=renewal.number, downtime_s=downtime_s)
 
 
@@ -197,7 +197,7 @@ def _ready_at(paths: RunPaths) -> float | None:
 
 
 def _events_of_last_job(paths: RunPaths) -> list[Event]:
-    # The next job tells of nodes when it begins, which may be hours later.
+    # The next job records bad nodes when it begins, which may be hours later.
     return of_last_job([it for it in read_events(paths, "serve") if it.name != EVENT])
 
 

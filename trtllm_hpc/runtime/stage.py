@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import suppress
 
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import Diagnostic, ExitCode, fail
 from trtllm_hpc.paths import RunPaths, call_name, read_json
 from trtllm_hpc.runtime.node import remove_of_ended_jobs
 from trtllm_hpc.runtime.notice import notify_end
@@ -41,9 +41,8 @@ def begin(paths: RunPaths, stage: str) -> int:
         remove_of_ended_jobs()
         _remove_last_attempt(paths)
     if fault := _bash_fault() or (_engine_fault(paths) if stage == "serve" else None):
-        reason, following = fault
-        add_event(paths, stage, "preflight_failed", reason=reason, next=following)
-        print(f"error: {reason}.\n  next: {following}", file=sys.stderr)
+        add_event(paths, stage, "preflight_failed", reason=fault.message, next=fault.hint)
+        print(f"error: {fault.message}.\n  next: {fault.hint}", file=sys.stderr)
         return ExitCode.START
     job_id, host, group = os.environ.get("TRTLLM_HPC_JOB_ID", ""), socket.gethostname(), os.getpgrp()
     by = {"group": group, "group_started": start_ticks(group), "submitted": TOKEN_VARIABLE in os.environ}
@@ -95,16 +94,16 @@ def chain_is_complete(paths: RunPaths, token: str | None) -> bool:
         time.sleep(0.25)
 
 
-def _bash_fault() -> tuple[str, str] | None:
-    """Return why no further script of the run would begin, and a remedy; ``None`` if they would."""
+def _bash_fault() -> Diagnostic | None:
+    """Return why no further script of the run would begin; ``None`` if they would."""
     file = os.environ.get("BASH_ENV")
     if not file or "begins" in (output_of(["bash", "-c", "echo begins"], timeout_s=60) or ""):
         return None
-    return f"bash ends in the file that BASH_ENV names, {file}, before a script begins", f"mend {file}"
+    return fail(f"bash ends in the file that BASH_ENV names, {file}, before a script begins", f"mend {file}")
 
 
-def _engine_fault(paths: RunPaths) -> tuple[str, str] | None:
-    """Register the use of the cache's engine; returns what is wrong with it and a remedy, or ``None``."""
+def _engine_fault(paths: RunPaths) -> Diagnostic | None:
+    """Register the use of the cache's engine; returns what is wrong with it, or ``None``."""
     from trtllm_hpc.runtime.engine_cache.cache import entry_of  # few callers need it
 
     entry = entry_of(paths)
@@ -112,9 +111,10 @@ def _engine_fault(paths: RunPaths) -> tuple[str, str] | None:
         return None
     again, host = "trtllm-hpc submit the job file again", socket.gethostname()
     if faults := entry.faults():
-        return f"the engine {entry.name} is broken ({faults[0]}) since this run was rendered", again
+        return fail(f"the engine {entry.name} is broken ({faults[0]}) since this run was rendered", again)
     following = f"ls {entry.folder} where you submit: if it is there, mount it on {host} too; if not, {again}"
-    return f"node {host} does not see the engine {entry.name}: it was removed, or is not mounted", following
+    message = f"node {host} does not see the engine {entry.name}: it was removed, or is not mounted"
+    return fail(message, following)
 
 
 def _remove_last_attempt(paths: RunPaths) -> None:

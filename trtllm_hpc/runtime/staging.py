@@ -25,7 +25,8 @@ from threading import Lock
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.engine_cache.cache import link, size_fault
+from trtllm_hpc.runtime.engine_cache.cache import link as make_link
+from trtllm_hpc.runtime.engine_cache.cache import size_fault
 from trtllm_hpc.runtime.engine_cache.files import remove, sync_folder
 from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, files_of, needed_files
 from trtllm_hpc.runtime.node import step_tasks, task_number
@@ -34,28 +35,28 @@ from trtllm_hpc.runtime.records import RankRecord, try_event
 _FILES_AT_ONCE, _BLOCK_BYTES, _NEWS_S = 8, 2**23, 5.0
 
 
-def stage_model(paths: RunPaths, source: Path, name: Path, days: float, first: int) -> None:
-    """Copy a model to this node unless it is there, and make the run's link ``name``; raises StartFailed.
+def stage_model(paths: RunPaths, source: Path, link: Path, days: float, first: int) -> None:
+    """Copy a model to this node unless it is there, and make the run's ``link``; raises StartFailed.
 
     Copies that were not used for ``days`` are removed. ``first`` is the number of the step's first node.
     """
     progress = _Progress(paths, first)
     try:
-        _stage(source, name, days, progress)
+        _stage(source, link, days, progress)
     except (StartFailed, OSError) as error:
-        failed = error if isinstance(error, StartFailed) else _cannot(error, source, name, progress.host)
+        if isinstance(error, StartFailed):
+            failed = error
+        else:
+            why = f"{error.strerror} ({error.filename or link.parents[1]})"
+            hint = "look at that folder on the node; node_models_folder in the profile names another"
+            message = f"node {progress.host} cannot copy {source} to its own disk: {why}"
+            failed = StartFailed(message, hint=hint)
         try_event(paths, "serve", "staging_failed", reason=failed.message, next=failed.hint)
         progress.note(failed.exit_code)
         raise failed from None
     progress.note(0)
     if progress.number == 0:
         try_event(paths, "serve", "staged")
-
-
-def _cannot(error: OSError, source: Path, name: Path, host: str) -> StartFailed:
-    why = f"{error.strerror} ({error.filename or name.parents[1]})"
-    hint = "look at that folder on the node; node_models_folder in the profile names another"
-    return StartFailed(f"node {host} cannot copy {source} to its own disk: {why}", hint=hint)
 
 
 def _stage(source: Path, name: Path, days: float, progress: _Progress) -> None:
@@ -77,10 +78,18 @@ def _stage(source: Path, name: Path, days: float, progress: _Progress) -> None:
         (copy / "used").touch()
         missing = {it: size for it, size, _ in files if size_fault(copy / name.name / it, it, size)}
         remove(copy / "partial")
-        _check_room(folder, sum(missing.values()), progress.host)
+        needed, free = sum(missing.values()), shutil.disk_usage(folder).free
+        if needed > free:
+            message = (
+                f"node {progress.host} has {_gib(free)} free in {folder}, and the model needs {_gib(needed)}"
+            )
+            hint = (
+                "--set model.stage=null, or cluster.node_models_folder=FOLDER, or a smaller node_models_days"
+            )
+            raise StartFailed(message, hint=hint)
         if missing:
             _copy(source, copy, name.name, missing, progress)
-        link(name, Path("..", *copy.parts[-2:], name.name))
+        make_link(name, Path("..", *copy.parts[-2:], name.name))
     print(f"{progress.host}: {len(missing)} of {len(files)} files were copied", flush=True)
 
 
@@ -105,15 +114,6 @@ def _remove_unused(copy: Path, days: float, host: str) -> None:
             leads_nowhere = any(link.is_symlink() and not link.exists() for link in it.iterdir())
             if it.stat().st_uid == os.geteuid() and (leads_nowhere or it.stat().st_mtime < oldest):
                 remove(it)
-
-
-def _check_room(folder: Path, needed: int, host: str) -> None:
-    """Raise StartFailed if the disk is too small for what is missing."""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        message = f"node {host} has {_gib(free)} free in {folder}, and the model needs {_gib(needed)}"
-        hint = "--set model.stage=null, or cluster.node_models_folder=FOLDER, or a smaller node_models_days"
-        raise StartFailed(message, hint=hint)
 
 
 def _copy(source: Path, copy: Path, name: str, missing: Mapping[str, int], progress: _Progress) -> None:

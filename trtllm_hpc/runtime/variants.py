@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -28,28 +28,6 @@ _IDLE_MIB = 2048
 _COMMAND_TIMEOUT_S = 30.0
 
 
-class _Job:
-    """What this job knows of itself."""
-
-    def __init__(self, minutes: float) -> None:
-        self._ends_at = time.monotonic() + minutes * 60
-        self._longest_s = 0.0
-        self.signal: str | None = None
-        on_signals(self._stop)
-
-    def _stop(self, name: str) -> None:
-        self.signal = name
-
-    def measured(self, seconds: float) -> None:
-        """Remember how long a variant took."""
-        self._longest_s = max(self._longest_s, seconds)
-
-    @property
-    def has_time(self) -> bool:
-        """Whether the time left is enough for a variant that takes as long as the longest so far."""
-        return time.monotonic() + 1.1 * self._longest_s < self._ends_at
-
-
 def run_variants(folder: Path, names: Sequence[str], minutes: float) -> int:
     """Run the variants of a sweep in their order; return 1 if not all of them have run.
 
@@ -57,62 +35,55 @@ def run_variants(folder: Path, names: Sequence[str], minutes: float) -> int:
         folder: the sweep's.
         minutes: time limit of this job.
     """
-    job, skipped = _Job(minutes), 0
+    ends_at, longest_s, skipped, signals = time.monotonic() + minutes * 60, 0.0, 0, list[str]()
+    on_signals(signals.append)
     for name in names:
-        run = RunPaths(folder / name)
-        reason = _obstacle(run, job)
-        if reason is None and not _may_begin(run):
-            continue
+        run, reason = RunPaths(folder / name), None
+        if signals:
+            reason = f"the sweep's job was ended ({signals[-1]})"
+        elif time.monotonic() + 1.1 * longest_s >= ends_at:
+            reason = "the sweep's job has too little time left"
+        elif busy := _busy_gpus():
+            reason = f"the GPUs of the variant before are still in use: {', '.join(busy)}"
         if reason is not None:
             skipped += 1
-            _skip(run, reason)
+            print(f"error: variant {name} was not run: {reason}", file=sys.stderr, flush=True)
+            if not _cancelled(run):
+                add_event(run, "serve", "stage_cancelled", reason=reason)
+            continue
+        # The job may begin before its submission has written the records of all variants.
+        token = os.environ.get(TOKEN_VARIABLE) or _token(run)
+        if token is None or _cancelled(run) or not chain_is_complete(run, token):
             continue
         print(f"variant {name} begins", flush=True)
         begun_at = time.monotonic()
-        code = _run_variant(run, job)
-        job.measured(time.monotonic() - begun_at)
+        code = _run_variant(run, signals)
+        longest_s = max(longest_s, time.monotonic() - begun_at)
         print(f"variant {name} has ended with exit code {code}", flush=True)
         _cancel_steps()
     return 1 if skipped else 0
 
 
-def _obstacle(run: RunPaths, job: _Job) -> str | None:
-    """Return why a variant cannot begin, and those after it cannot either."""
-    if job.signal is not None:
-        return f"the sweep's job was ended ({job.signal})"
-    if not job.has_time:
-        return "the sweep's job has too little time left"
-    busy = _busy_gpus()
-    return f"the GPUs of the variant before are still in use: {', '.join(busy)}" if busy else None
-
-
-def _may_begin(run: RunPaths) -> bool:
-    """Wait, bounded, for the variant's record; return whether there is one, and nobody has cancelled it."""
-    # The job may begin before its submission has written the records of all variants.
-    token = os.environ.get(TOKEN_VARIABLE) or _token(run)
-    return token is not None and not _cancelled(run) and chain_is_complete(run, token)
-
-
-def _run_variant(run: RunPaths, job: _Job) -> int:
+def _run_variant(run: RunPaths, signals: Collection[str]) -> int:
     """Run the stages of a variant that have scripts of their own: the build, then the others at once."""
     code, stages = 0, list(_stages(run))
     if "build" in stages:
         stages.remove("build")
-        code = _run_stage(run, "build", job)
+        code = _run_stage(run, "build", signals)
     if code:
         return code
     # Within Slurm's job the server's script starts the companion.
     with ThreadPoolExecutor(len(STAGES)) as threads:
-        codes = list(threads.map(lambda stage: _run_stage(run, stage, job), stages))
+        codes = list(threads.map(lambda stage: _run_stage(run, stage, signals), stages))
     return next((code for code in codes if code), 0)
 
 
-def _run_stage(run: RunPaths, stage: str, job: _Job) -> int:
+def _run_stage(run: RunPaths, stage: str, signals: Collection[str]) -> int:
     with run.batch_log(stage).open("ab") as log:
         code = run_group(
             ["bash", str(run.sbatch(stage))],
             {**os.environ, TOKEN_VARIABLE: _token(run) or ""},
-            lambda: job.signal is not None or _cancelled(run),
+            lambda: bool(signals) or _cancelled(run),
             output=log.fileno(),
             grace_s=_STOP_S,
         )
@@ -141,12 +112,6 @@ def _cancelled(run: RunPaths) -> bool:
     return any(event.name == "stage_cancelled" for event in read_events(run))
 
 
-def _skip(run: RunPaths, reason: str) -> None:
-    print(f"error: variant {run.run_id} was not run: {reason}", file=sys.stderr, flush=True)
-    if not _cancelled(run):
-        add_event(run, "serve", "stage_cancelled", reason=reason)
-
-
 def _cancel_steps() -> None:
     """End the job steps that a killed script has left: they would hold the GPUs."""
     job = os.environ.get("SLURM_JOB_ID")
@@ -160,36 +125,25 @@ def _cancel_steps() -> None:
 
 def _busy_gpus() -> list[str]:
     """Return the GPUs of this job that are still in use after a minute, as ``node2: GPU 1 (4096 MiB)``."""
-    deadline = time.monotonic() + _IDLE_TIMEOUT_S
-    while busy := _gpus_in_use():
+    deadline, nodes = time.monotonic() + _IDLE_TIMEOUT_S, os.environ.get("SLURM_JOB_NUM_NODES")
+    step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--mpi=none", "--overlap"]
+    step += [sys.executable, sys.argv[0], "gpus-in-use"]
+    while busy := gpus_in_use() if nodes is None else output_of(step, _COMMAND_TIMEOUT_S):
         if time.monotonic() > deadline:
             break
         time.sleep(1.0)
-    return busy
+    return (busy or "").splitlines()
 
 
-def _gpus_in_use() -> list[str]:
-    nodes = os.environ.get("SLURM_JOB_NUM_NODES")
-    if nodes is None:
-        return gpus_in_use()
-    command = [
-        "srun",
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
-        "--ntasks-per-node=1",
-        "--mpi=none",
-        "--overlap",
-    ]
-    text = output_of([*command, sys.executable, sys.argv[0], "gpus-in-use"], _COMMAND_TIMEOUT_S)
-    return (text or "").splitlines()
+def gpus_in_use() -> str:
+    """Return the GPUs of this process, on this node, whose memory somebody uses; none without nvidia-smi.
 
-
-def gpus_in_use() -> list[str]:
-    """Return the GPUs of this process, on this node, whose memory somebody uses; none without nvidia-smi."""
+    One a line, as ``node2: GPU 1 (4096 MiB)``.
+    """
     host, found = socket.gethostname(), []
     for line in query_gpus("index", "memory.used"):
         index, _, used = line.partition(",")
         mib = used.strip().partition(" ")[0]
         if mib.isdigit() and int(mib) > _IDLE_MIB:
             found.append(f"{host}: GPU {index} ({mib} MiB)")
-    return found
+    return "\n".join(found)

@@ -20,15 +20,6 @@ from trtllm_hpc.runtime.engine_cache.keys import StepKey, step_keys
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder, Recipe
 from trtllm_hpc.runtime.process import descendants
 
-FAST = {
-    "TRTLLM_HPC_LOCK_BEAT_SECONDS": "0.1",
-    "TRTLLM_HPC_LOCK_DEAD_SECONDS": "60",
-    "TRTLLM_HPC_LOCK_POLL_SECONDS": "0.05",
-}
-"""Pauses as short as they can be; but on a slow machine a builder that lives may be silent for seconds."""
-IMPATIENT = {"TRTLLM_HPC_LOCK_DEAD_SECONDS": "1.5"}
-"""For who is to find out that another stands still."""
-
 
 def safetensors(tensors: dict[str, bytes]) -> bytes:
     """A file in that format: https://github.com/huggingface/safetensors#format."""
@@ -129,7 +120,7 @@ class Run:
         """Start the build; its output is one text."""
         process = subprocess.Popen(
             command or self.command(),
-            env={"PATH": os.environ["PATH"], "BUILDS": str(self.log), **FAST, **environment},
+            env={"PATH": os.environ["PATH"], "BUILDS": str(self.log), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

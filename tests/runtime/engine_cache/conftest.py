@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.engine_cache.builds import FAST, IMPATIENT, Run, make_model, make_run, recipe
+from tests.runtime.engine_cache.builds import Run, make_model, make_run, recipe
 
 
 @pytest.fixture
@@ -24,10 +24,3 @@ def runs(tmp_path: Path, zipapp: bytes) -> Iterator[Callable[..., Run]]:
     yield make
     for run in made:
         run.clean()
-
-
-@pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks that beat and die quickly, in this process."""
-    for name, value in {**FAST, **IMPATIENT}.items():
-        monkeypatch.setenv(name, value)

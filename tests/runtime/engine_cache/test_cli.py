@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,12 @@ import trtllm_hpc
 from tests.cli.typed import Types
 from tests.cli.typed import types as types
 from tests.plans import planned_stage, write_plan
-from tests.runtime.engine_cache.builds import FAST, MakeRun, Run, tree
+from tests.runtime.engine_cache.builds import MakeRun, Run, tree
 from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_cache.lock import Lock, Owner, Watch, try_lock
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +34,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("TRTLLM_HPC_RUNS", "TRTLLM_HPC_ENGINES", "TRTLLM_HPC_CLUSTER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    for name, value in FAST.items():
-        monkeypatch.setenv(name, value)
     return tmp_path
 
 
@@ -355,25 +351,6 @@ def test_a_running_build_stays_and_a_killed_one_is_removed(types: Types, runs: M
     assert types("engines", "verify").code == 0
     assert "1 removed" in types("engines", "prune", "--yes").output
     assert tree(run.entry().folder.parent) == []
-
-
-def test_a_builder_that_cannot_be_seen_counts_as_dead_after_a_long_silence(types: Types, built: Run) -> None:
-    finish(built)
-    entry = built.entry()
-    lock = try_lock(entry.folder, replace(Owner.this_process("17"), host="node-9"), Watch())
-    assert isinstance(lock, Lock)
-    lock._stop.set()  # no heartbeat any more
-    (entry.output / "trtllm-hpc-manifest.json").unlink()
-    record = lock.work / "owner.json"
-    for silent_s, note in ((0, ""), (300, ", silent for 300 s")):
-        os.utime(record, (time.time() - silent_s,) * 2)
-        assert types("engines", "prune", entry.name, "--yes").output.startswith(
-            f"{entry.name}: stays, it is being built by job 17 on node-9\n"
-        )
-        assert f"building by job 17 on node-9{note}" in " ".join(types("engines", "list").output.split())
-    os.utime(record, (time.time() - 700,) * 2)
-    assert "1 removed" in types("engines", "prune", "--yes").output
-    assert not entry.folder.exists()
 
 
 def test_leftovers_of_a_killed_removal_are_removed(types: Types, built: Run) -> None:

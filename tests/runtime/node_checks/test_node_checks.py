@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.errors import Diagnostic, StartFailed
+from trtllm_hpc.errors import Diagnostic, StartFailed, fail
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime import served_model
 from trtllm_hpc.runtime.caches import CACHES, TOP
@@ -40,12 +40,12 @@ def program(folder: Path, name: str, text: str) -> None:
 
 def on_host(tmp_path: Path, **wanted: Any) -> dict[str, Diagnostic]:
     found, _ = look_at_host(RunPaths(tmp_path), Wanted(**wanted))
-    return {one.code: one for one in found}
+    return {code: it for code, it in found.items() if it is not None}
 
 
 def in_image(tmp_path: Path, **wanted: Any) -> dict[str, Diagnostic]:
     found, _ = look_at_image(RunPaths(tmp_path), Wanted(has_tensorrt_llm=False, **wanted))
-    return {one.code: one for one in found}
+    return {code: it for code, it in found.items() if it is not None}
 
 
 def test_numpy_2_beside_nvidia_pytriton_is_refused_before_and_at_the_start(
@@ -143,9 +143,9 @@ def test_gpt_oss_without_its_vocabulary(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_is_found_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = RunPaths(tmp_path)
     monkeypatch.setenv("SLURM_PROCID", "1")
-    write_found(paths, "ranks", [Diagnostic("ranks-joined", "no", hint="h")], {"joined": 2})
+    write_found(paths, "ranks", {"ranks-joined": fail("no", "h"), "of-one-node": None}, {"joined": 2})
     monkeypatch.setenv("SLURM_PROCID", "0")
-    write_found(paths, "host", [], {})
+    write_found(paths, "host", {}, {})
     (paths.node_findings / "damaged.json").write_text("{")
     first, second = read_found(paths)
     assert (first.part, second.part, second.task, second.facts) == ("host", "ranks", 1, {"joined": 2})

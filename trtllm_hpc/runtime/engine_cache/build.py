@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -16,10 +17,18 @@ from pathlib import Path
 from trtllm_hpc.errors import FAIL, WARN, BuildFailed, ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import installed_versions, planned_version
-from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Cache, Entry, Manifest, files_in, link
-from trtllm_hpc.runtime.engine_cache.files import remove, sha256_of, sync_folder, write_shared
+from trtllm_hpc.runtime.engine_cache.cache import (
+    MANIFEST,
+    Cache,
+    Entry,
+    EntryHeld,
+    EntryLock,
+    Manifest,
+    files_in,
+    link,
+)
+from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, sha256_of, sync_folder, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import StepKey, step_keys
-from trtllm_hpc.runtime.engine_cache.lock import POLL_VARIABLE, Lock, Owner, Watch, seconds, try_lock
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Recipe
 from trtllm_hpc.runtime.heartbeat import Heartbeat
 from trtllm_hpc.runtime.node import query_gpus
@@ -29,8 +38,8 @@ from trtllm_hpc.runtime.records import add_event
 PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "trtllm_hpc")
 """Packages whose versions are noted in the manifest."""
 
-_REPORT_S = 60.0
-"""Pause between two lines about the same wait."""
+_POLL_S, _REPORT_S = 1.0, 60.0
+"""Pauses between two looks at another build, and between two lines about the same wait."""
 _ATTEMPTS = 10
 """An entry may be pruned between a look and its use, or another build may take over; but not for ever."""
 
@@ -146,8 +155,12 @@ class _Builder:
     def run(self) -> None:
         """Build what is missing, and link the outputs that the run needs."""
         self.cache.folder.mkdir(parents=True, exist_ok=True)
-        for task in self._needed():
-            if not any(self._provide(task) for _ in range(_ATTEMPTS)):
+        needed = set(self.recipe.results)
+        for task in reversed(self.tasks):
+            if task.step.name in needed and not task.entry.is_complete():
+                needed.update(task.step.reads)
+        for task in self.tasks:
+            if task.step.name in needed and not any(self._provide(task) for _ in range(_ATTEMPTS)):
                 raise BuildFailed(
                     f"step {task.step.name} was built {_ATTEMPTS} times, and each time the cache in "
                     f"{self.cache.folder} lost it.",
@@ -160,52 +173,26 @@ class _Builder:
                 link(name, task.entry.output)
                 print(f"{name.name}: {task.entry.output}", flush=True)
 
-    def _needed(self) -> list[_Task]:
-        """Return the steps that the run needs, and those that a missing one of them reads."""
-        needed = set(self.recipe.results)
-        for task in reversed(self.tasks):
-            if task.step.name in needed and not task.entry.is_complete():
-                needed.update(task.step.reads)
-        return [task for task in self.tasks if task.step.name in needed]
-
     def _provide(self, task: _Task) -> bool:
-        """Find a step's output or build it; returns whether it is there now."""
-        if task.entry.is_complete():
-            self._report(task, "found", f"found in the cache ({task.entry.name})")
-            return task.entry.register(self.paths.folder)
+        """Find a step's output, build it, or wait for another build; returns whether it is there now."""
+        entry, begun, reported = task.entry, time.monotonic(), float("-inf")
+        if entry.is_complete():
+            self._report(task, "found", f"found in the cache ({entry.name})")
+            return entry.register(self.paths.folder)
         before = [other for other in self.tasks[: task.number] if other.step.variant == task.step.variant]
-        documents = {other.key.kind: other.key.document for other in before}
-        try:
-            task.entry.make(task.key, self.recipe.about, documents)
-            lock = self._wait_for_lock(task)
-        except FileNotFoundError:
-            return False  # the entry was pruned, or its temporary files were: try again
-        if lock is None:
-            return False
-        is_built = False
-        try:
-            is_built = self._build(task, lock)
-        except (BuildFailed, OSError):
-            # A successor moves the folder away under the running commands: that they fail then means nothing.
-            if lock.is_mine():
-                raise
-        finally:
-            lock.release()
-        if lock.is_lost and not is_built:
-            _print(task, "another build has taken over while this one was suspended")
-        return is_built and task.entry.register(self.paths.folder)
-
-    def _wait_for_lock(self, task: _Task) -> Lock | None:
-        """Return the entry's lock; ``None`` if another build has completed the output meanwhile."""
-        owner, watch = Owner.this_process(self.job_id), Watch()
-        begun, reported = time.monotonic(), float("-inf")
-        while True:
-            lock = try_lock(task.entry.folder, owner, watch)
-            if isinstance(lock, Lock):
-                return lock
+        with suppress(FileNotFoundError):  # it is pruned just now
+            entry.make(task.key, self.recipe.about, {other.key.kind: other.key.document for other in before})
+        owner = f"job {self.job_id} on {socket.gethostname()}" if self.job_id else socket.gethostname()
+        while entry.folder.is_dir() and not entry.is_complete():
+            try:
+                with entry.locked(owner) as lock:
+                    is_built = self._build(task, lock)
+                return is_built and entry.register(self.paths.folder)
+            except EntryHeld:
+                builder = entry.holder() or "another process"
             waited_s = time.monotonic() - begun
             span = f"{waited_s:.0f} s" if waited_s < 60 else f"{waited_s / 60:.0f} min"
-            waits = f"waits for the same output, being built by {lock}, step {task.step.name}, for {span}"
+            waits = f"waits for the same output, being built by {builder}, step {task.step.name}, for {span}"
             if waited_s - reported >= _REPORT_S:
                 reported = waited_s
                 self._report(task, "waiting", waits)
@@ -214,68 +201,60 @@ class _Builder:
                     f"{waits}, which is as long as this job may wait.",
                     hint="raise build.time_limit_minutes, or look at that job with squeue",
                 )
-            self._pause(seconds(POLL_VARIABLE))
-            if task.entry.is_complete():
-                return None
+            until = time.monotonic() + _POLL_S
+            while time.monotonic() < until:
+                if self.signals:
+                    raise Interrupted
+                time.sleep(0.1)
+        return False
 
-    def _pause(self, pause_s: float) -> None:
-        until = time.monotonic() + pause_s
-        while time.monotonic() < until:
-            if self.signals:
-                raise Interrupted
-            time.sleep(min(0.1, pause_s))
+    def _build(self, task: _Task, lock: EntryLock) -> bool:
+        """Run a step's commands and publish the output; ``False`` if another build has.
 
-    def _build(self, task: _Task, lock: Lock) -> bool:
-        """Run a step's commands and publish the output; ``False`` if another build has, or has taken over."""
-        task.entry.clear()
-        if not self._is_missing(task, lock):
+        The output gets its name by one rename, from a folder of this build's own: where two build at once,
+        for want of locks or because one was taken for lost, the first publishes and neither does harm.
+        """
+        if lock.excludes:
+            task.entry.clear()
+        faults = task.entry.faults()
+        if faults == []:
             return False
-        self._report(task, "building", f"builds {task.step.name}")
-        started_at, started = time.time(), time.monotonic()
-        output = lock.work / "output"
-        self._run_commands(task, lock, output)
-        took_s = time.monotonic() - started
-        if not self._seal(output, started_at, took_s):
-            raise BuildFailed(
-                f"step {task.step.name} of the build ended well but left nothing in its output folder.",
-                hint=f"look at its output above, and at {self.paths.script('build')}",
-            )
-        # Once the lock is lost, a late process may have made the folder anew, with a part of the files.
-        if not lock.is_mine():
-            return False
+        work = task.entry.folder / "building" / secrets.token_hex(8)
+        make_shared(work.parent)
+        make_shared(work)
+        if faults:
+            task.entry.output.rename(work / "broken")
+            task.entry.damage.unlink(missing_ok=True)
+            _print(task, f"the cached output is broken ({faults[0]}), it is built again")
         try:
-            output.rename(task.entry.output)
-        except OSError:
-            if not task.entry.output.is_dir():
+            self._report(task, "building", f"builds {task.step.name}")
+            started_at, started = time.time(), time.monotonic()
+            self._run_commands(task, work / "output")
+            took_s = time.monotonic() - started
+            self._write_manifest(task, work / "output", started_at, took_s)
+            if lock.is_lost():  # a late command may have made the folder anew, with a part of the files
+                return False
+            (work / "output").rename(task.entry.output)
+            sync_folder(task.entry.folder)
+        except (BuildFailed, OSError):
+            # Of a step whose folder another build has removed, a failure means nothing.
+            if not lock.is_lost() and not task.entry.is_complete():
                 raise
-            return False  # a complete output is already there: rename(2) replaces no folder with content
-        sync_folder(task.entry.folder)
+            return False
+        finally:
+            remove(work)
+            with suppress(OSError):
+                work.parent.rmdir()
         self._report(task, "built", f"built {task.entry.name} in {took_s:.0f} s")
         return True
 
-    def _is_missing(self, task: _Task, lock: Lock) -> bool:
-        """Return whether the output is missing, after a broken one was removed.
-
-        A broken output is moved into the builder's own folder. If the lock was lost meanwhile, that
-        folder is gone: the move fails and leaves the successor's output alone.
-        """
-        faults = task.entry.faults()
-        if not faults:
-            return faults is None
-        task.entry.output.rename(lock.work / "broken")
-        with suppress(FileNotFoundError):
-            task.entry.damage.rename(lock.work / "damaged.txt")
-        _print(task, f"the cached output is broken ({faults[0]}), it is built again")
-        remove(lock.work / "broken")
-        return True
-
-    def _run_commands(self, task: _Task, lock: Lock, output: Path) -> None:
+    def _run_commands(self, task: _Task, output: Path) -> None:
         outputs = {other.step.name: str(other.entry.output) for other in self.tasks}
         inputs = {name: outputs[name] for name in task.step.reads if name in outputs}
         code = run_group(
             ["bash", str(self.paths.script("build")), task.step.name],
             {**os.environ, "output": str(output), **inputs},
-            stop=lambda: bool(self.signals) or lock.is_lost,
+            stop=lambda: bool(self.signals),
         )
         if self.signals:
             raise Interrupted
@@ -285,12 +264,15 @@ class _Builder:
                 hint=f"correct what it reports, or try it by hand: {self.paths.script('build')}",
             )
 
-    def _seal(self, output: Path, started_at: float, took_s: float) -> bool:
-        """Write an output's manifest, once all of it is on the disk; ``False`` if the output is empty."""
+    def _write_manifest(self, task: _Task, output: Path, started_at: float, took_s: float) -> None:
+        """Complete an output by its manifest, once all of it is on the disk."""
         files = list(files_in(output)) if output.is_dir() else []
         sizes = [file.stat().st_size for file in files]
         if not sum(sizes):
-            return False
+            raise BuildFailed(
+                f"step {task.step.name} of the build ended well but left nothing in its output folder.",
+                hint=f"look at its output above, and at {self.paths.script('build')}",
+            )
         _open_permissions(output)
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             digests = pool.map(lambda file: sha256_of(file, sync=True), files)
@@ -301,7 +283,6 @@ class _Builder:
         write_shared(output / MANIFEST, asdict(manifest))
         for folder, _, _ in os.walk(output):
             sync_folder(Path(folder))
-        return True
 
     def _report(self, task: _Task, state: str, sentence: str) -> None:
         """Print what happens to a step, and note it as an event and as the build's progress."""

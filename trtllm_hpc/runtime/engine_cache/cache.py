@@ -1,8 +1,9 @@
 """The cache's folder: one entry for each step's output, named after its key.
 
     <engines>/build-3f0c9a…/key.json       what the key is the hash of
+                            lock            held by who builds or removes the entry, and names the builder
+                            building/       while a build runs: a folder of the builder's own
                             output/         there only when it is complete
-                            building/       the builder's folder while a build runs, see ``lock``
                             uses/           the runs that use the output
                             used            touched at each use
                             damaged.txt     what reading every byte has found wrong
@@ -12,30 +13,30 @@ Everything in it has the permissions of the cache's folder: a group that shares 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.paths import RunPaths, read_json, write_aside
+from trtllm_hpc.paths import RunPaths, locked, read_json, write_aside
 from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import NAME_DIGITS, StepKey, digest_of
-from trtllm_hpc.runtime.engine_cache.lock import LOCK_FOLDER, evict, find_holder
 from trtllm_hpc.runtime.records import JsonRecord
 
 MANIFEST = "trtllm-hpc-manifest.json"
 """File in a complete output that lists all others."""
 _ENTRY = re.compile(rf"[a-z_][a-z0-9_]*-[0-9a-f]{{{NAME_DIGITS}}}")
 _REMOVED = re.compile(rf"\.removed-(output|{_ENTRY.pattern})-[0-9a-f]{{8}}")
-_LEFTOVER = re.compile(r"\.(key\.json|damaged\.txt|building)\..*")
-"""Temporary names."""
-_CONTENT = re.compile(rf"key\.json|damaged\.txt|output|uses|used|{LOCK_FOLDER}|{_LEFTOVER.pattern}")
+_LEFTOVER = re.compile(r"building|\.(key\.json|damaged\.txt|building)\..*")
+"""Names that a build leaves only when it is killed."""
+_CONTENT = re.compile(rf"key\.json|damaged\.txt|output|uses|used|lock|{_LEFTOVER.pattern}")
 """All names in an entry. A folder with anything else in it is not the cache's own and is never touched."""
 
 
@@ -58,6 +59,31 @@ class Manifest(JsonRecord):
     def size(self) -> int:
         """Bytes of all files."""
         return sum(int(size) for size, _ in self.files.values())
+
+
+class EntryHeld(Exception):
+    """Another process builds or removes the entry."""
+
+
+@dataclass(frozen=True)
+class EntryLock:
+    """An entry's lock while this process holds it."""
+
+    file: Path
+    text: str
+    excludes: bool
+    """Whether it keeps others out: some file systems have no locks."""
+
+    def is_lost(self) -> bool:
+        """Return whether the entry was removed, or another process has the lock now.
+
+        A file server gives the lock of a machine that it has not heard of for long to the next.
+        """
+        try:
+            text = self.file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return True
+        return self.excludes and text != self.text
 
 
 CREATION_S = 3_600.0
@@ -195,16 +221,47 @@ class Entry:
                     found.append(Use(str(record["run"]), file, bool(record.get("has_folder"))))
         return found
 
-    def clear(self) -> None:
-        """Remove what killed builds have left outside ``building``.
+    @contextmanager
+    def locked(self, owner: str, *, wait_s: float = 0.0) -> Iterator[EntryLock]:
+        """Hold the entry against builders and removals on all machines; ``owner`` is shown to them.
 
-        Only for a builder that holds the lock. If it comes late nonetheless, it hits nothing of
-        its successor: every name is random, and a file that vanishes is written again.
+        Raises EntryHeld after ``wait_s``, or if the entry was removed; OSError if the lock cannot be written.
         """
-        with suppress(OSError):
-            for path in list(self.folder.iterdir()):
-                if _LEFTOVER.fullmatch(path.name):
-                    remove(path)
+        file, text = self.folder / "lock", f"{owner}\n{secrets.token_hex(8)}\n"
+        if not file.exists():
+            with suppress(FileNotFoundError):
+                file.touch()
+                file.chmod(self.folder.stat().st_mode & 0o666)
+        with locked(file, EntryHeld(), wait_s=wait_s) as excludes:
+            file.write_text(text, encoding="utf-8")
+            yield EntryLock(file, text, excludes)
+
+    def holder(self) -> str | None:
+        """Return who holds the lock, e.g. ``job 17 on node-3``; ``None`` if nobody does.
+
+        Without locks in the file system, an unfinished output counts as being built.
+        """
+        try:
+            with (self.folder / "lock").open(encoding="utf-8") as file:
+                with suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    return None
+                return file.readline().strip() or "another process"
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return "another process" if (self.folder / "building").is_dir() else None
+
+    def clear(self) -> None:
+        """Remove what killed builds have left; only for who holds a lock that excludes others.
+
+        It is moved away first: who has lost the lock finds its own work whole, or not at all.
+        """
+        with suppress(FileNotFoundError):
+            (self.folder / "building").rename(self.folder / f".building.{secrets.token_hex(4)}")
+        for path in list(self.folder.iterdir()):
+            if _LEFTOVER.fullmatch(path.name):
+                remove(path)
 
     def put_aside(self) -> Path:
         """Take the entry out with one rename, so that nobody sees a part of it; returns its new place."""
@@ -212,12 +269,11 @@ class Entry:
 
     def remove_leftovers(self) -> None:
         """Remove what a builder has left that was killed just after its output was complete."""
-        holder = find_holder(self.folder)
-        if not self.is_complete() or (holder is not None and not holder.is_abandoned()):
-            return
-        if holder is not None:
-            evict(self.folder, holder.token)
-        self.clear()
+        with suppress(OSError, EntryHeld):
+            if self.is_complete() and any(_LEFTOVER.fullmatch(path.name) for path in self.folder.iterdir()):
+                with self.locked("") as lock:
+                    if lock.excludes:
+                        self.clear()
 
 
 class Cache:

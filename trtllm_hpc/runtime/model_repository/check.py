@@ -52,15 +52,6 @@ def check(messages: Messages, files: Mapping[str, Collection[str]]) -> list[Diag
     ]
 
 
-def duplicates(names: list[str]) -> list[Diagnostic]:
-    """Return a diagnostic for each name that several models of a recipe share."""
-    return [
-        in_model(name, f"is the name of {count} models.", "give each copy a name of its own")
-        for name, count in Counter(names).items()
-        if count > 1
-    ]
-
-
 def _check_names(name: str, message: Any, files: Collection[str], messages: Messages) -> Iterator[Diagnostic]:
     """Check that the file and the models which a model names are there."""
     file = message.default_model_filename or "model.py"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.errors import Diagnostic, ExitCode
+from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json, write_folder_aside
-from trtllm_hpc.runtime.model_repository.check import RepositoryInvalid, check, duplicates, in_model
-from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
+from trtllm_hpc.runtime.model_repository.check import RepositoryInvalid, check, in_model
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.model_repository.schema import text_format
 from trtllm_hpc.runtime.model_repository.template import edit, fill, find_placeholders
 
@@ -97,53 +98,47 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, ModelFile
     if all_models is None:
         why = f"{folder} has no model templates (no <group>/<model>/{CONFIG})."
         raise RepositoryInvalid([in_model("all models", why, "set container.all_models in the profile")])
-    problems = duplicates([model.name for model in recipe.models])
     messages: dict[str, Any] = {}
     files: dict[str, ModelFiles] = {}
+    problems = [
+        in_model(name, f"is the name of {count} models.", "give each copy a name of its own")
+        for name, count in Counter(model.name for model in recipe.models).items()
+        if count > 1
+    ]
     for model in recipe.models:
         source = template_folder(all_models, model.template)
         if source is None:
-            problems.append(_no_template(model, all_models))
+            known = sorted(
+                path.parent.relative_to(all_models).as_posix() for path in all_models.rglob(CONFIG)
+            )
+            why = f"{all_models} has no template {model.template}; it has {', '.join(known)}."
+            hint = "take the image of the job file's release, or set container.all_models"
+            problems.append(in_model(model.name, why, hint))
             continue
-        message, wrong = _fill_model(model, source)
+        try:
+            text = (source / CONFIG).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = f"{source / CONFIG} cannot be read: {error}."
+            problems.append(in_model(model.name, why, "fetch it again"))
+            continue
+        message, wrong = fill(text, model.values, model.name)
         problems += wrong
+        present = {placeholder.name for placeholder in find_placeholders(text)}
+        for name in sorted(set(model.asked) - present):
+            why = f"its template has no ${{{name}}}, which the job file sets."
+            problems.append(in_model(model.name, why, f"remove repository.parameters.{model.name}.{name}"))
         if message is not None:
+            edit(message, model)
             messages[model.name] = message
             files[model.name] = {**template_files(source), **model.files}
-    problems = problems or check(messages, files)
-    if problems:
+    if problems := problems or check(messages, files):
         raise RepositoryInvalid(problems)
-    return {
-        model.name: {CONFIG: _config(model, recipe.release, messages[model.name]), **files[model.name]}
-        for model in recipe.models
-    }
-
-
-def _fill_model(model: ModelRecipe, source: Path) -> tuple[Any | None, list[Diagnostic]]:
-    try:
-        text = (source / CONFIG).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        return None, [in_model(model.name, f"{source / CONFIG} cannot be read: {error}.", "fetch it again")]
-    message, problems = fill(text, model.values, model.name)
-    present = {placeholder.name for placeholder in find_placeholders(text)}
-    for name in sorted(set(model.asked) - present):
-        why = f"its template has no ${{{name}}}, which the job file sets."
-        problems.append(in_model(model.name, why, f"remove repository.parameters.{model.name}.{name}"))
-    if message is not None:
-        edit(message, model)
-    return message, problems
-
-
-def _no_template(model: ModelRecipe, all_models: Path) -> Diagnostic:
-    known = sorted(path.parent.relative_to(all_models).as_posix() for path in all_models.rglob(CONFIG))
-    why = f"{all_models} has no template {model.template}; it has {', '.join(known)}."
-    return in_model(model.name, why, "take the image of the job file's release, or set container.all_models")
-
-
-def _config(model: ModelRecipe, release: str, message: Any) -> str:
-    name = re.sub(r"[\x00-\x1f\x7f]+", " ", model.template)
-    header = f"# Made by trtllm-hpc for TensorRT-LLM {release} from the image's all_models/{name}/{CONFIG}.\n"
-    return header + str(text_format().MessageToString(message, as_utf8=True))
+    for model in recipe.models:
+        template = re.sub(r"[\x00-\x1f\x7f]+", " ", model.template)
+        made_by = f"# Made by trtllm-hpc for TensorRT-LLM {recipe.release} from the image's all_models"
+        config = text_format().MessageToString(messages[model.name], as_utf8=True)
+        files[model.name] = {CONFIG: f"{made_by}/{template}/{CONFIG}.\n{config}", **files[model.name]}
+    return files
 
 
 def write_repository(models: Mapping[str, ModelFiles], folder: Path) -> None:

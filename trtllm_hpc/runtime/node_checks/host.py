@@ -7,14 +7,13 @@ import os
 import re
 import shutil
 import socket
-from dataclasses import replace
 from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.checks import full_file_system, hindrances, locked_memory, shared_memory, transports
+from trtllm_hpc.runtime.checks import full_file_system, locked_memory, shared_memory, transports
 from trtllm_hpc.runtime.node import interface_address, locked_memory_kib, query_gpus, shm_free_gib
-from trtllm_hpc.runtime.node_checks.records import Wanted
+from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
 from trtllm_hpc.runtime.process import output_of
 from trtllm_hpc.runtime.records import read_events
 
@@ -26,22 +25,22 @@ _SLOW_GBPS = 1.0
 """Below this, in GB/s, tensor parallelism over nodes waits for the network most of the time."""
 
 
-def look_at_host(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dict[str, Any]]:
-    """Return what is found on this node, and facts about it."""
+def look_at_host(paths: RunPaths, wanted: Wanted) -> Findings:
+    """Look at this node."""
     facts: dict[str, Any] = {"host": socket.gethostname()}
-    checks = {
+    found = {
         "node-haproxy": _haproxy(wanted, facts),
         "node-mpi-plugin": _mpi_plugin(wanted, facts),
         "node-interface": _interface(wanted, facts),
         "node-network": network_between(paths, _NODES) if wanted.measures_network else None,
-        "node-transports": transports(facts["host"], hindrances(os.environ)),
+        "node-transports": transports(facts["host"], os.environ),
         "node-gpus": _gpus(wanted, facts),
         "node-shared-memory": shared_memory(facts["host"], shm_free_gib(), wanted.ranks // wanted.nodes or 1),
         "node-locked-memory": locked_memory(facts["host"], locked_memory_kib()) if wanted.nodes > 1 else None,
         "node-disk": full_file_system(facts["host"], paths.folder)
         or ok(f"{facts['host']} can write its run folder, /tmp and /dev/shm"),
     }
-    return [replace(it, code=name) for name, it in checks.items() if it is not None], facts
+    return found, facts
 
 
 def _haproxy(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:

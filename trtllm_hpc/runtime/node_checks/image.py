@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from trtllm_hpc.runtime.alone import alone
 from trtllm_hpc.runtime.caches import CACHES, OF_HOME, TOP
 from trtllm_hpc.runtime.checks import installed_versions, planned_version, wheel_numpy
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child
-from trtllm_hpc.runtime.node_checks.records import Wanted
+from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
 from trtllm_hpc.runtime.process import captured, output_of
 from trtllm_hpc.runtime.served_model import (
     VOCABULARY,
@@ -37,8 +36,8 @@ _LAUNCHER_NEEDS = ("openssl", "ps")
 """What ``trtllm-llmapi-launch`` calls (1.3.0rc3)."""
 
 
-def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dict[str, Any]]:
-    """Return what is found in the image, and facts about it."""
+def look_at_image(paths: RunPaths, wanted: Wanted) -> Findings:
+    """Look at the image."""
     installed = installed_versions(_PACKAGES)
     facts: dict[str, Any] = {"packages": installed, "versions": _versions(installed)}
     listed = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
@@ -59,7 +58,7 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], di
         facts |= {name: it for name, it in read.items() if it is not None and error_of(it) is None}
         found["image-import"] = _imported(outcome)
         found["image-parsers"] = _parsed(outcome)
-    return [replace(it, code=name) for name, it in found.items() if it is not None], facts
+    return found, facts
 
 
 _VERSIONS = {
@@ -145,12 +144,11 @@ def _programs(wanted: Wanted) -> tuple[dict[str, list[str]], Diagnostic | None, 
         program = [word for word in words if not word.startswith("--")]
         name = " ".join(Path(word).name for word in program)
         if name not in options:
-            text = _help(program)
-            if isinstance(text, str):
-                options[name] = sorted(set(_OPTION.findall(text)))
-            else:
-                broken.append(f"{name} ({text[0]})")
-                options[name] = []
+            options[name] = []
+            try:
+                options[name] = sorted(set(_OPTION.findall(_help(program))))
+            except OSError as error:
+                broken.append(f"{name} ({error.strerror or error})")
         used = {word.partition("=")[0] for word in words if word.startswith("--")}
         refused += [f"{name} {option}" for option in sorted(used - {*options[name]}) if options[name]]
     if not wanted.programs:
@@ -166,19 +164,18 @@ def _programs(wanted: Wanted) -> tuple[dict[str, list[str]], Diagnostic | None, 
     return options, there, None if broken else ok("the image's programs have every option that the plan uses")
 
 
-def _help(program: Sequence[str]) -> str | tuple[str]:
-    """Return a program's help; or, in a tuple, why there is none."""
+def _help(program: Sequence[str]) -> str:
+    """Return a program's help; raises OSError with the reason if it prints none."""
     if shutil.which(program[0]) is None:
-        return ("not on PATH",)
+        raise OSError("not on PATH")
     try:
         answer = captured([*program, "--help"], _HELP_S, alone())
     except subprocess.TimeoutExpired:
-        return (f"--help did not end within {_HELP_S} s",)
-    except OSError as error:
-        return (error.strerror or str(error),)
+        raise OSError(f"--help did not end within {_HELP_S} s") from None
     if answer.returncode:
-        said = (answer.stderr or answer.stdout).strip().splitlines()
-        return (f"--help ended with exit code {answer.returncode}{': ' + said[-1] if said else ''}",)
+        lines = (answer.stderr or answer.stdout).strip().splitlines()
+        last = f": {lines[-1]}" if lines else ""
+        raise OSError(f"--help ended with exit code {answer.returncode}{last}")
     return answer.stdout
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import RunPaths
@@ -69,12 +69,19 @@ class Found(JsonRecord):
         ]
 
 
-def write_found(paths: RunPaths, part: str, findings: Iterable[Diagnostic], facts: dict[str, Any]) -> None:
-    """Write what this task has found."""
-    task, records = task_number(), [one.as_json() for one in findings]
+Findings: TypeAlias = tuple[dict[str, Diagnostic | None], dict[str, Any]]
+"""What a part of the checks has found, by the check's id (``None``: it does not apply), and facts."""
+
+
+def write_found(
+    paths: RunPaths, part: str, found: Mapping[str, Diagnostic | None], facts: dict[str, Any]
+) -> None:
+    """Write what this task has found, as :data:`Findings` has it."""
+    findings = [replace(it, code=code).as_json() for code, it in found.items() if it is not None]
     paths.node_findings.mkdir(exist_ok=True)
-    found = Found(part, task, socket.gethostname(), records, facts)
-    found.write(paths.node_findings / f"{part}_{task}.json")
+    task = task_number()
+    record = Found(part, task, socket.gethostname(), findings, facts)
+    record.write(paths.node_findings / f"{part}_{task}.json")
 
 
 def read_found(paths: RunPaths) -> list[Found]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
@@ -26,12 +27,9 @@ def check_node(paths: RunPaths, part: str, *, is_child: bool) -> int:
     assert wanted is not None, paths.node_checks
     if is_child:
         read_image(wanted) if part == "image" else try_step(wanted, part)
-    elif part == "host":
-        write_found(paths, part, *look_at_host(paths, wanted))
-    elif part == "image":
-        write_found(paths, part, *look_at_image(paths, wanted))
     else:
-        write_found(paths, part, *look_at_step(paths, wanted, part))
+        look = {"host": look_at_host, "image": look_at_image}.get(part, partial(look_at_step, part=part))
+        write_found(paths, part, *look(paths, wanted))
     return ExitCode.OK
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok
@@ -13,7 +12,7 @@ from trtllm_hpc.runtime.node import step_tasks
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, run_child
 from trtllm_hpc.runtime.node_checks.host import network_between
 from trtllm_hpc.runtime.node_checks.image import _import_hint
-from trtllm_hpc.runtime.node_checks.records import Wanted
+from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
 
 _PURPOSE = {
     "build": "the step that builds engines and quantizes checkpoints",
@@ -22,8 +21,8 @@ _PURPOSE = {
 }
 
 
-def look_at_step(paths: RunPaths, wanted: Wanted, part: str) -> tuple[list[Diagnostic], dict[str, Any]]:
-    """Return what is found in one kind of step."""
+def look_at_step(paths: RunPaths, wanted: Wanted, part: str) -> Findings:
+    """Look at one kind of step."""
     # As build.sh starts its commands.
     environment = alone() if part == "build" else None
     outcome = run_child(paths, part, environment)
@@ -34,7 +33,7 @@ def look_at_step(paths: RunPaths, wanted: Wanted, part: str) -> tuple[list[Diagn
         found["ranks-bandwidth"] = network_between(
             paths, "two nodes" if wanted.nodes > 1 else "ranks of a node"
         )
-    return [replace(it, code=name) for name, it in found.items() if it is not None], facts
+    return found, facts
 
 
 def try_step(wanted: Wanted, part: str) -> None:
