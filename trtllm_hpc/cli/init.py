@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.completion import complete_with, job_files, job_names
+from trtllm_hpc.cli.listing import print_listing
 from trtllm_hpc.cli.options import (
     cluster_option,
+    complete_with,
     force_option,
+    job_names,
     json_option,
     print_json,
     refuse_existing,
@@ -21,10 +24,10 @@ from trtllm_hpc.cli.options import (
     set_option,
 )
 from trtllm_hpc.config.schemas import RENAMED, schema, schema_file, schema_names
-from trtllm_hpc.report.tables import Table, print_table, terminal_width
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.fitting_job import Goal
+    from trtllm_hpc.runs.shipped_jobs import ShippedJob
     from trtllm_hpc.scheduler.discovery import SlurmFacts
 
 
@@ -261,32 +264,38 @@ def jobs_command() -> None:
 @json_option
 def list_(as_json: bool) -> None:
     """List the shipped job files and what each is for."""
+    from trtllm_hpc.report.formatting import NONE
+    from trtllm_hpc.report.tables import terminal_width
     from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 
-    jobs = shipped_jobs()
-    if as_json:
-        print_json(jobs)
-        return
-
-    on_terminal = terminal_width() is not None  # into a pipe each job is one line
-    first = ("name\n  model",) if on_terminal else ("name", "model")
-    table = Table(
-        *(*first, "backend", "nodes", "GPUs", "release", "ranks", "what it shows"),
+    columns: dict[str, Callable[[ShippedJob], str]] = {
+        "name": lambda job: job.name,
+        "model": lambda job: job.model,
+        "backend": lambda job: job.backend,
+        "nodes": lambda job: str(job.nodes),
+        "GPUs": lambda job: " ".join(filter(None, (str(job.gpus or NONE), job.gpu_types))),
+        "release": lambda job: job.release or NONE,
+        "ranks": lambda job: str(job.ranks),
+        "what it shows": lambda job: job.summary,
+    }
+    first = ["name", "model"]
+    if terminal_width() is not None:  # into a pipe each job is one line
+        del columns["name"], columns["model"]
+        first = ["name\n  model"]
+        columns = {first[0]: lambda job: f"{job.name}\n  {job.model}", **columns}
+    print_listing(
+        shipped_jobs(),
+        columns,
+        as_json=as_json,
         right=("ranks", "nodes"),
         one_line=first,
         least={"GPUs": 14, "what it shows": 22},
         optional=("backend", "nodes", "GPUs", "what it shows", "release", "ranks"),
     )
-    for job in jobs:
-        names = (f"{job.name}\n  {job.model}",) if on_terminal else (job.name, job.model)
-        gpus = " ".join(filter(None, (str(job.gpus or "-"), job.gpu_types)))
-        numbers = (str(job.nodes), gpus, job.release or "-", str(job.ranks))
-        table.add_row(*names, job.backend, *numbers, job.summary)
-    print_table(table)
 
 
 @jobs_command.command()
-@click.argument("job", metavar="JOB", shell_complete=job_files)
+@click.argument("job", metavar="JOB", shell_complete=complete_with(job_names, files=True))
 @click.option(
     "--resolved", is_flag=True, help="Print every key, after all layers: job_defaults, extends, --set."
 )

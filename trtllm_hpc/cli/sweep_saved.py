@@ -11,10 +11,18 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.api.sweep import Sweep
-from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import json_option, print_json, print_warning, runs_folder, runs_option
+from trtllm_hpc.cli.listing import print_listing
+from trtllm_hpc.cli.options import (
+    complete_with,
+    json_option,
+    print_json,
+    print_warning,
+    runs_folder,
+    runs_option,
+)
 from trtllm_hpc.config.dump import flow
 from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.report.formatting import format_time
 from trtllm_hpc.report.tables import Table, print_table
 from trtllm_hpc.sweeps.record import find_sweep, list_sweeps
 from trtllm_hpc.sweeps.status import SweepStatus
@@ -87,25 +95,20 @@ def list_command(runs: Path | None, as_json: bool) -> None:
         rows.append(
             SweepRow(sweep.id, folder, record.name, record.keys, len(record.variants), record.created_at)
         )
-    if as_json:
-        print_json(rows)
-        return
-    if not rows:
-        click.echo(f"no sweeps in {runs_folder(click.get_current_context())}; see trtllm-hpc sweep --help")
-        return
-    table = Table(
-        "sweep",
-        "variants",
-        "of",
-        "begun",
+    print_listing(
+        rows,
+        {
+            "sweep": lambda row: row.sweep_id,
+            "variants": lambda row: str(row.variants),
+            "of": lambda row: ", ".join(row.keys),
+            "begun": lambda row: format_time(row.created_at),
+        },
+        as_json=as_json,
+        empty=f"no sweeps in {runs_folder(click.get_current_context())}; see trtllm-hpc sweep --help",
         right=("variants",),
         one_line=("sweep", "begun"),
         optional=("begun",),
     )
-    for row in rows:
-        begun = f"{datetime.fromtimestamp(row.created_at):%Y-%m-%d %H:%M}"
-        table.add_row(row.sweep_id, str(row.variants), ", ".join(row.keys), begun)
-    print_table(table)
 
 
 @click.command("status")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import (
     EXISTING_FOLDER,
     Time,
     cluster_option,
+    complete_with,
     job_options,
     json_option,
     print_json,
