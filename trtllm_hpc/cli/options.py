@@ -272,6 +272,16 @@ def terminating_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
+@contextmanager
+def detaching(sentence: str, *following: str) -> Iterator[None]:
+    """On Ctrl-C say what goes on without this command, and which commands may follow."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"\n{sentence}\n  next: {', or '.join(following)}", err=True)
+        raise click.Abort from None
+
+
 def print_json(record: Any, *, indent: int | None = 2) -> None:
     """Print a record, or a list of them, as JSON; without ``indent`` on one line."""
     utf8 = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
