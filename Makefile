@@ -34,12 +34,12 @@ test-%: setup ## the tests of one kind: test-slurm, test-triton, test-model, tes
 TRIXIE ?= /var/tmp/trtllm-trixie
 FAULTS_TRIXIE ?= /var/tmp/trtllm-trixie-faults
 .PHONY: test-trixie
+test-trixie: export PYTHON := $(BIN)/python
 test-trixie: setup ## the tests with Slurm, and the faults, on Debian 13's Slurm 24.11: needs root, 2 GB and two hours
-	$(BIN)/trtllm-hpc sandbox root $(TRIXIE) --suite trixie --install
-	TRTLLM_HPC_TEST_ROOT=$(TRIXIE) $(BIN)/pytest -q tests/slurm/test_root.py
-	TRTLLM_HPC_TEST_THOROUGH=1 $(BIN)/trtllm-hpc sandbox enter $(TRIXIE) \
+	tests/trixie/make.sh $(TRIXIE)
+	TRTLLM_HPC_TEST_THOROUGH=1 tests/trixie/enter.sh $(TRIXIE) \
 	  $(BIN)/pytest -q -n 2 --dist loadgroup -m slurm tests/slurm
-	$(BIN)/trtllm-hpc sandbox enter $(TRIXIE) $(BIN)/python -m benchmarks.faults --out $(FAULTS_TRIXIE)
+	tests/trixie/enter.sh $(TRIXIE) $(BIN)/python -m benchmarks.faults --out $(FAULTS_TRIXIE)
 
 # Four processes for two processors, since many tests wait. Each compiles every test unless that is kept.
 .PHONY: unit
@@ -54,7 +54,7 @@ lint: setup ## ruff, mypy --strict, import-linter, shellcheck
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	if command -v shellcheck >/dev/null; then shellcheck .ci/*; fi
+	if command -v shellcheck >/dev/null; then shellcheck .ci/* tests/trixie/*; fi
 
 PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
 .PHONY: wheels

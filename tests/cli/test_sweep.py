@@ -132,5 +132,5 @@ def test_the_shell_completes_sweeps_and_their_variants(types: Types, home: Path)
     name = folder(home).name
     assert offered("sweep", "status") == ["latest", name]
     assert offered("sweep", "cancel", name, incomplete="b") == ["bs4", "bs8"]
-    assert "status" in offered("sweep", incomplete="st") and "job.yaml" in offered("sweep")
+    assert "status" in offered("sweep", incomplete="st") and "tiny-llama" in offered("sweep")
     assert offered("sweep", "job.yaml", "--sweep", incomplete="serve.no") == ["serve.nodes="]

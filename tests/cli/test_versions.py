@@ -105,3 +105,15 @@ def test_json_in_the_wrong_place_is_not_lost() -> None:
     result = versions("--json", "show", "0.16")
     assert result.exit_code == ExitCode.USAGE
     assert "after 'show'" in result.output
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_the_releases_fit_a_terminal_without_a_broken_word(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {word.strip("─") for word in CliRunner().invoke(command, ["versions"]).stdout.split()}
+    monkeypatch.setattr("trtllm_hpc.report.tables.terminal_width", lambda: width)
+    monkeypatch.setenv("TERM", "dumb")
+    table = CliRunner().invoke(command, ["versions"]).stdout.partition("(no room for")[0]
+    assert all(len(line) <= width for line in table.splitlines())
+    assert {word.strip("─") for word in table.split()} <= whole

@@ -25,7 +25,6 @@ from trtllm_hpc.render.templates_cache import (
     image_key,
     keep_archive,
     keep_folder,
-    kept_templates,
 )
 
 IMAGE = "nvcr.io#nvidia/tritonserver:24.12-trtllm-python-py3"
@@ -109,17 +108,16 @@ def test_an_archive_writes_nowhere_else(tmp_path: Path, cache: Path) -> None:
     assert not [path for path in cache.rglob("*") if path.name == "outside"]
 
 
-def test_a_folder_without_templates_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_templates_is_refused(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(RenderError, match="no model templates"):
         keep_folder(profile(), tmp_path)
-    assert kept_templates() == []
+    assert not any(cache.glob("*"))
 
 
 def test_kept_templates_that_lost_a_file_are_not_used(tmp_path: Path) -> None:
     kept = keep_folder(profile(), write_all_models(tmp_path, "0.16.0"))
     (kept.all_models / "inflight_batcher_llm" / "ensemble" / "config.pbtxt").unlink()
     assert find_templates(profile()) is None
-    assert [item.is_whole for item in kept_templates()] == [False]
 
 
 def test_templates_on_this_machine_need_no_keeping(tmp_path: Path) -> None:
@@ -161,7 +159,7 @@ def job(tmp_path: Path) -> Path:
     return file
 
 
-def test_fetch_list_show(tmp_path: Path, site: Path, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_and_show(tmp_path: Path, site: Path, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     before = run("templates", "show", job, "--cluster", site)
     assert isinstance(before.exception, TrtllmHpcError)
@@ -169,10 +167,8 @@ def test_fetch_list_show(tmp_path: Path, site: Path, job: Path, monkeypatch: pyt
 
     fetched = run("templates", "fetch", "--cluster", site, "--json")
     assert fetched.exit_code == 0, fetched.output
-    listed = documented("templates list", run("templates", "list", "--json").stdout)
-    assert [(row["image"], row["whole"]) for row in listed] == [
-        ("/images/tritonserver_24.12-trtllm-python-py3.sif", True)
-    ]
+    record = documented("templates fetch", fetched.stdout)
+    assert record["image"] == "/images/tritonserver_24.12-trtllm-python-py3.sif"
 
     shown = run("templates", "show", job, "--cluster", site)
     assert shown.exit_code == 0, shown.output
@@ -189,7 +185,7 @@ def test_fetch_list_show(tmp_path: Path, site: Path, job: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("of", ["0.16.0", "0.19.0"])
-def test_templates_of_another_release_than_the_images_are_told(tmp_path: Path, of: str) -> None:
+def test_templates_of_another_release_than_the_images_are_told(tmp_path: Path, cache: Path, of: str) -> None:
     folder = write_all_models(tmp_path / "checkout", of)
     site = tmp_path / "site.yaml"
     site.write_text(f"name: site\ncontainer: {{runtime: pyxis, image: '{IMAGE}'}}\n")
@@ -200,7 +196,7 @@ def test_templates_of_another_release_than_the_images_are_told(tmp_path: Path, o
         return
     assert "not those of TensorRT-LLM 0.16.0, the profile's; they look like those of 0.19.0" in fetched.stderr
     assert "inflight_batcher_llm/tensorrt_llm has " in fetched.stderr
-    assert len(kept_templates()) == 1
+    assert len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize("srun", ["echo unrecognized option --container-image >&2; exit 1", None])
@@ -241,16 +237,16 @@ def test_show_names_the_models_there_are(site: Path, tmp_path: Path) -> None:
 
 
 def test_an_image_without_templates_says_where_they_were_looked_for(
-    tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Path, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     answer = run("templates", "fetch", "--cluster", site, "--set", "cluster.container.all_models=/not/there")
     assert isinstance(answer.exception, TrtllmHpcError)
     assert "looked for /not/there" in str(answer.exception)
-    assert kept_templates() == []
+    assert not any(cache.glob("*"))
 
 
-def test_pyxis_is_entered_by_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pyxis_is_entered_by_srun(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole command line of the task, by a stand-in for srun that answers with an archive."""
     text = base64.b64encode(archive(write_all_models(tmp_path, "0.16.0"))).decode()
     (tmp_path / "answer").write_text(text)
@@ -272,7 +268,8 @@ def test_pyxis_is_entered_by_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     fetched = run("templates", "fetch", "--cluster", site)
     assert fetched.exit_code == 0, fetched.output
-    assert [kept.origin for kept in kept_templates()] == ["/app/all_models"]
+    [kept] = cache.iterdir()
+    assert json.loads((kept / "templates.json").read_text())["origin"] == "/app/all_models"
     words = (tmp_path / "words").read_text().split("\0")
     for word in (
         "--partition=gpu",

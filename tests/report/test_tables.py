@@ -6,9 +6,7 @@ from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.report.log_table import LogRow, print_logs
 from trtllm_hpc.report.status import status_table
 from trtllm_hpc.report.tables import Table, as_text, print_table, wrap
-from trtllm_hpc.report.versions import releases_table
 from trtllm_hpc.runs.stages import StageStatus
-from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 ROWS = [
     LogRow("build", None, None, "ended 0", 6, None, "/runs/r/logs/build.out"),
@@ -60,14 +58,6 @@ def test_the_status_fits_a_terminal_of_60_columns() -> None:
     assert all(len(line) <= 60 for line in lines)
     words = " ".join(lines).split()
     assert {"companion", "1234567", "OUT_OF_MEMORY", "memory", "asked"} <= set(words)
-
-
-@pytest.mark.parametrize("width", [60, 80, 100])
-def test_the_releases_fit_a_terminal_without_a_broken_word(width: int) -> None:
-    text = as_text(releases_table(releases()), width)
-    assert all(len(line) <= width for line in text.splitlines())
-    whole = set(as_text(releases_table(releases()), 1000).split())
-    assert {word.strip("─") for word in text.split()} <= {word.strip("─") for word in whole}
 
 
 def test_columns_without_room_are_left_out_the_last_named_first() -> None:

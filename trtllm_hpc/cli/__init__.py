@@ -180,7 +180,6 @@ def main(args: Sequence[str] | None = None) -> Any:
     gc.set_threshold(20_000)
     _prepare_streams()
     if "_TRTLLM_HPC_COMPLETE" in os.environ:
-        importlib.import_module("trtllm_hpc.cli.completion")  # registers our completion for bash
         command.main(prog_name="trtllm-hpc")
     code = _run(sys.argv[1:] if args is None else list(args))
     for stream in (sys.stdout, sys.stderr):

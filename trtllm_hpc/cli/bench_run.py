@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
+from click import BOOL, FLOAT, INT, STRING, Choice
+from click.core import ParameterSource
 
 from trtllm_hpc.cli.bench_saved import show_measurement
 from trtllm_hpc.cli.options import (
-    EXISTING_FILE,
-    EXISTING_FOLDER,
-    Command,
     ParameterType,
     Time,
     json_option,
@@ -30,56 +29,43 @@ from trtllm_hpc.runs.find import find_run, is_run
 
 if TYPE_CHECKING:
     from trtllm_hpc.api.measurement import Measurement
-    from trtllm_hpc.api.run import Run
     from trtllm_hpc.client.connect import Address
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.config.job import JobFile
 
-_GIVEN = f"{__name__}.given"
 
+class Setting(click.Option):
+    """The option of a setting: of a dotted field of ``Benchmark``, or of ``no_`` and a field that it unsets.
 
-class _Setting(NamedTuple):
-    field: str
-    """The dotted field of ``Benchmark``; ``no_`` and the field if the option unsets it."""
-    metavar: str | None
-    """The values that the option takes; ``None``: it is a flag."""
-    help: str
-    named: str | None = None
-    """The option, where it has another name than the field."""
+    It is called as the field, unless ``option`` names it. The range of a number is checked with all settings.
+    """
 
-    @property
-    def parameter(self) -> str:
-        """The name of click's parameter."""
-        return self.field.replace(".", "__")
-
-    @property
-    def option(self) -> str:
-        """The option, with its dashes."""
-        return self.named or f"--{self.field.rpartition('.')[2].replace('_', '-')}"
-
-    def declared(self) -> Callable[[Command], Command]:
-        """Return the decorator that adds the option. The range of a number is checked with all settings."""
-        option, metavar = self.option, self.metavar
-        kind: Any = None
-        if metavar is None:
-            option += "" if option.startswith("--no-") else f"/--no-{option[2:]}"
-        elif "|" in metavar:
-            kind, metavar = click.Choice(metavar.split("|")), None
-        else:
-            word, is_list, _ = metavar.partition("[,...]")
-            kind = _TYPES.get(word, click.STRING)
-            kind = _Listed(kind) if is_list else kind
-        return click.option(
-            option,
-            self.parameter,
+    def __init__(
+        self,
+        field: str,
+        metavar: str | None,
+        kind: ParameterType,
+        help: str,
+        option: str = "",
+        *,
+        multiple: bool = False,
+    ) -> None:
+        self.field = field
+        self.option = option or f"--{field.rpartition('.')[2].replace('_', '-')}"
+        is_switch = kind is BOOL and not self.option.startswith("--no-")
+        names = [
+            f"{self.option}/--no-{self.option[2:]}" if is_switch else self.option,
+            field.replace(".", "__"),
+        ]
+        super().__init__(
+            names,
             type=kind,
             metavar=metavar,
-            is_flag=self.metavar is None,
+            is_flag=kind is BOOL,
             default=None,
-            multiple=self.field in ("workload.prompts", "workload.lora"),
-            help=self.help,
-            expose_value=False,
-            callback=_keeper(self.field),
+            multiple=multiple,
+            help=help,
+            callback=valid_text if multiple else None,
         )
 
 
@@ -98,104 +84,137 @@ class _Listed(ParameterType):
         return [self._item.convert(part.strip(), param, ctx) for part in str(value).split(",")]
 
 
-_TYPES: Mapping[str, Any] = {
-    "N": click.INT,
-    **dict.fromkeys(("RATE", "SHAPE", "FACTOR", "SHARE", "TOKENS", "TURNS"), click.FLOAT),
-    "SECONDS": Time(1),
-    "FILE": EXISTING_FILE,
-    "FOLDER": EXISTING_FOLDER,
-}
-"""Types by metavar; of all others it is text."""
-_SECTIONS: Mapping[str, tuple[_Setting, ...]] = {
+_FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
+_FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True)
+_SECTIONS: Mapping[str, tuple[Setting, ...]] = {
     "Load": (
-        _Setting(
+        Setting(
             "rate_per_second",
             "RATE[,...]",
+            _Listed(FLOAT),
             "Open loop: requests per second, sent even if earlier ones are not answered. Several: a sweep.",
             "--rate",
         ),
-        _Setting("concurrency", "N[,...]", "Closed loop instead: N requests, or conversations, at once."),
-        _Setting("arrival", "constant|poisson|gamma|trace", "Distribution of the gaps of an open loop."),
-        _Setting("burstiness", "SHAPE", "Shape of gamma gaps: 1 is Poisson, less comes in bursts."),
-        _Setting("ramp_to_per_second", "RATE", "Change the rate evenly to this one.", "--ramp-to"),
-        _Setting("requests", "N", "Measured requests, or conversations, of each level."),
-        _Setting("duration_seconds", "SECONDS", "Length of each level instead.", "--duration"),
-        _Setting(
-            "warmup_requests", "N", "The same load before each level; recorded, not counted.", "--warmup"
+        Setting(
+            "concurrency",
+            "N[,...]",
+            _Listed(INT),
+            "Closed loop instead: N requests, or conversations, at once.",
         ),
-        _Setting("warmup_seconds", "SECONDS", "Length of the warm-up instead."),
-        _Setting("processes", "N", "Client processes that share the load, if one core is not enough."),
-        _Setting("repeats", "N", "Passes over each level; from 2 on, figures have confidence intervals."),
+        Setting(
+            "arrival",
+            None,
+            Choice(["constant", "poisson", "gamma", "trace"]),
+            "Distribution of the gaps of an open loop.",
+        ),
+        Setting("burstiness", "SHAPE", FLOAT, "Shape of gamma gaps: 1 is Poisson, less comes in bursts."),
+        Setting("ramp_to_per_second", "RATE", FLOAT, "Change the rate evenly to this one.", "--ramp-to"),
+        Setting("requests", "N", INT, "Measured requests, or conversations, of each level."),
+        Setting("duration_seconds", "SECONDS", Time(1), "Length of each level instead.", "--duration"),
+        Setting(
+            "warmup_requests", "N", INT, "The same load before each level; recorded, not counted.", "--warmup"
+        ),
+        Setting("warmup_seconds", "SECONDS", Time(1), "Length of the warm-up instead."),
+        Setting("processes", "N", INT, "Client processes that share the load, if one core is not enough."),
+        Setting("repeats", "N", INT, "Passes over each level; from 2 on, figures have confidence intervals."),
     ),
     "Workload": (
-        _Setting(
+        Setting(
             "workload.kind",
-            "prompts|dataset|normal|shared-prefix|trace|conversations",
+            None,
+            Choice(["prompts", "dataset", "normal", "shared-prefix", "trace", "conversations"]),
             "Source of prompts and lengths.",
             "--workload",
         ),
-        _Setting("workload.prompts", "TEXT", "A prompt; can be repeated.", "--prompt"),
-        _Setting("workload.path", "FILE", "The dataset, trace or conversations.", "--file"),
-        _Setting("workload.speed", "FACTOR", "Replay a trace this many times faster."),
-        _Setting("workload.turns", "N", "Mean number of turns of a conversation."),
-        _Setting("workload.turns_stdev", "TURNS", "Standard deviation of that number."),
-        _Setting("workload.think_seconds", "SECONDS", "Mean time from answer to next turn.", "--think-time"),
-        _Setting("workload.think_seconds_stdev", "SECONDS", "Its standard deviation.", "--think-stdev"),
-        _Setting(
+        Setting("workload.prompts", "TEXT", STRING, "A prompt; can be repeated.", "--prompt", multiple=True),
+        Setting("workload.path", "FILE", _FILE, "The dataset, trace or conversations.", "--file"),
+        Setting("workload.speed", "FACTOR", FLOAT, "Replay a trace this many times faster."),
+        Setting("workload.turns", "N", INT, "Mean number of turns of a conversation."),
+        Setting("workload.turns_stdev", "TURNS", FLOAT, "Standard deviation of that number."),
+        Setting(
+            "workload.think_seconds",
+            "SECONDS",
+            Time(1),
+            "Mean time from answer to next turn.",
+            "--think-time",
+        ),
+        Setting(
+            "workload.think_seconds_stdev", "SECONDS", Time(1), "Its standard deviation.", "--think-stdev"
+        ),
+        Setting(
             "workload.session",
-            "header|user|none",
+            None,
+            Choice(["header", "user", "none"]),
             "How a turn names its conversation: x-session-id, OpenAI's user.",
         ),
-        _Setting("workload.input_tokens", "N", "Mean length of a prompt, or of a turn."),
-        _Setting(
+        Setting("workload.input_tokens", "N", INT, "Mean length of a prompt, or of a turn."),
+        Setting(
             "workload.input_tokens_stdev",
             "TOKENS",
+            FLOAT,
             "Standard deviation of the prompt length.",
             "--input-stdev",
         ),
-        _Setting("workload.output_tokens", "N", "Mean length of an answer."),
-        _Setting(
+        Setting("workload.output_tokens", "N", INT, "Mean length of an answer."),
+        Setting(
             "workload.output_tokens_stdev",
             "TOKENS",
+            FLOAT,
             "Standard deviation of the answer length.",
             "--output-stdev",
         ),
-        _Setting("workload.prefix_tokens", "N", "Length of a shared prefix, or system prompt."),
-        _Setting("workload.prefixes", "N", "Number of different prefixes, used in turn."),
-        _Setting("workload.max_input_tokens", "N", "Leave out longer prompts; cut drawn lengths to it."),
-        _Setting("workload.tokenizer", "FOLDER", "Folder with tokenizer.json."),
-        _Setting(
+        Setting("workload.prefix_tokens", "N", INT, "Length of a shared prefix, or system prompt."),
+        Setting("workload.prefixes", "N", INT, "Number of different prefixes, used in turn."),
+        Setting("workload.max_input_tokens", "N", INT, "Leave out longer prompts; cut drawn lengths to it."),
+        Setting("workload.tokenizer", "FOLDER", _FOLDER, "Folder with tokenizer.json."),
+        Setting(
             "workload.lora",
             "FOLDER[=SHARE]",
-            "A LoRA adapter of the requests, and its share; can be repeated. Adapters without a share, "
-            "and the requests without an adapter, get equal parts.",
+            STRING,
+            "A LoRA adapter of the requests, and its share; can be repeated. "
+            "Adapters without a share, and the requests without an adapter, get equal parts.",
+            multiple=True,
         ),
-        _Setting("workload.no_lora", None, "No adapters, not even the job file's."),
-        _Setting("max_tokens", "N", "Maximum output tokens of a request."),
-        _Setting("exact_output", None, "Whether answers must have exactly that many tokens."),
-        _Setting("seed", "N", "Seed of prompts and arrivals."),
+        Setting("workload.no_lora", None, BOOL, "No adapters, not even the job file's."),
+        Setting("max_tokens", "N", INT, "Maximum output tokens of a request."),
+        Setting("exact_output", None, BOOL, "Whether answers must have exactly that many tokens."),
+        Setting("seed", "N", INT, "Seed of prompts and arrivals."),
     ),
     "Requests": (
-        _Setting("model", "NAME[,...]", "E.g. ensemble, tensorrt_llm; copies of one model are used in turn."),
-        _Setting(
-            "protocol",
-            "grpc|http|openai|openai-chat",
-            "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server "
-            "is Triton, else completions, and chat for conversations.",
+        Setting(
+            "model",
+            "NAME[,...]",
+            _Listed(STRING),
+            "E.g. ensemble, tensorrt_llm; copies of one model are used in turn.",
         ),
-        _Setting("streaming", None, "Whether to request streamed answers."),
-        _Setting("request_timeout_seconds", "SECONDS", "Timeout of each request.", "--timeout-seconds"),
+        Setting(
+            "protocol",
+            None,
+            Choice(["grpc", "http", "openai", "openai-chat"]),
+            "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where "
+            "the server is Triton, else completions, and chat for conversations.",
+        ),
+        Setting("streaming", None, BOOL, "Whether to request streamed answers."),
+        Setting(
+            "request_timeout_seconds", "SECONDS", Time(1), "Timeout of each request.", "--timeout-seconds"
+        ),
     ),
     "Limits and validity": (
-        _Setting("slo", "LIMITS", "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput."),
-        _Setting("no_slo", None, "No limits, not even the job file's."),
-        _Setting("find_max", None, "Find the highest rate at which --slo holds."),
-        _Setting("check", None, "Check first that 64 requests at once garble no answers."),
-        _Setting("max_error_share", "SHARE", "Figures are invalid if a larger share of requests failed."),
-        _Setting("max_failures_in_a_row", "N", "End when so many requests in a row have failed; 0: never."),
-        _Setting("max_late_share", "SHARE", "Figures are invalid if a larger share was sent late."),
-        _Setting("min_requests", "N", "Figures are invalid if fewer requests were measured."),
-        _Setting("min_window_seconds", "SECONDS", "Figures are invalid if the window was shorter."),
+        Setting(
+            "slo", "LIMITS", STRING, "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput."
+        ),
+        Setting("no_slo", None, BOOL, "No limits, not even the job file's."),
+        Setting("find_max", None, BOOL, "Find the highest rate at which --slo holds."),
+        Setting("check", None, BOOL, "Check first that 64 requests at once garble no answers."),
+        Setting(
+            "max_error_share", "SHARE", FLOAT, "Figures are invalid if a larger share of requests failed."
+        ),
+        Setting(
+            "max_failures_in_a_row", "N", INT, "End when so many requests in a row have failed; 0: never."
+        ),
+        Setting("max_late_share", "SHARE", FLOAT, "Figures are invalid if a larger share was sent late."),
+        Setting("min_requests", "N", INT, "Figures are invalid if fewer requests were measured."),
+        Setting("min_window_seconds", "SECONDS", Time(1), "Figures are invalid if the window was shorter."),
     ),
 }
 _SETTINGS = tuple(setting for settings in _SECTIONS.values() for setting in settings)
@@ -207,40 +226,28 @@ _OPTION_OF = {setting.field: setting.option for setting in _SETTINGS} | {
 
 
 class SettingsCommand(click.Command):
-    """A command whose help groups its many options in sections."""
+    """A command with an option for every setting, in sections of its help; see :func:`given_settings`."""
+
+    def __init__(self, name: str | None, *, params: list[click.Parameter], **attributes: Any) -> None:
+        super().__init__(name, params=[*_SETTINGS, *params], **attributes)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the settings by section, then the other options."""
-        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
-        records = {option.name: option.get_help_record(ctx) for option in options}
-        for title, settings in _SECTIONS.items():
-            rows = [records.pop(setting.parameter) for setting in settings]
+        others = [parameter for parameter in self.get_params(ctx) if parameter not in _SETTINGS]
+        for title, options in {**_SECTIONS, "Output": others}.items():
             with formatter.section(title):
-                formatter.write_dl([row for row in rows if row is not None])
-        with formatter.section("Output"):
-            formatter.write_dl([row for row in records.values() if row is not None])
-
-
-def benchmark_options(command: Command) -> Command:
-    """Add an option for every setting; :func:`given_settings` returns those that were given."""
-    for setting in reversed(_SETTINGS):
-        command = setting.declared()(command)
-    return command
-
-
-def _keeper(field: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-        if value is not None and value != ():
-            given = valid_text(ctx, param, list(value)) if isinstance(value, tuple) else value
-            given = str(given.resolve()) if isinstance(given, Path) else given
-            ctx.meta.setdefault(_GIVEN, {})[field] = given
-
-    return keep
+                formatter.write_dl([row for it in options if (row := it.get_help_record(ctx)) is not None])
 
 
 def given_settings(ctx: click.Context) -> dict[str, Any]:
     """Return the settings given as options, by their dotted fields."""
-    return dict(ctx.meta.get(_GIVEN, {}))
+    given = {}
+    for it in _SETTINGS:
+        assert it.name is not None
+        if ctx.get_parameter_source(it.name) is ParameterSource.COMMANDLINE:
+            value = ctx.params[it.name]
+            given[it.field] = list(value) if it.multiple else value
+    return given
 
 
 def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
@@ -252,11 +259,14 @@ def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of
 
+    def named(field: str) -> str:
+        return _OPTION_OF.get(field, field)
+
     base = None if job is None else job.companion.benchmark
     try:
-        settings = settings_of(base or Benchmark(), given, _option)
+        settings = settings_of(base or Benchmark(), given, named)
         if job is not None:
-            refuse_over_limits(job, settings, _option)
+            refuse_over_limits(job, settings, named)
     except ConfigError as error:
         lines = (
             f"{problem.field}: {problem.message}{f'; {problem.hint}' if problem.hint else ''}."
@@ -266,14 +276,9 @@ def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
     return settings
 
 
-def _option(field: str) -> str:
-    return _OPTION_OF.get(field, field)
-
-
 @click.command("run", cls=SettingsCommand)
 @runs_option
 @optional_run
-@benchmark_options
 @wait_option
 @url_options(
     "Measure a server that was not started by this program instead of a run: http:// or https:// for "
@@ -302,6 +307,7 @@ def _option(field: str) -> str:
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     run: RunPaths | None,
     runs: Any,
     wait_seconds: float,
@@ -311,6 +317,7 @@ def command(
     profile: str | None,
     report: bool,
     as_json: bool,
+    **settings: Any,
 ) -> None:
     """Measure the served model of RUN, or of any --url; see 'trtllm-hpc bench --help'.
 
@@ -324,15 +331,24 @@ def command(
     from trtllm_hpc.bench.measure import Interrupted
     from trtllm_hpc.bench.progress import terminal_bar
 
-    _refuse_contradictions(run, address, output)
+    if address is None and output is not None:
+        raise click.UsageError("--output goes with --url; a run keeps its own results.")
+    if address is not None and run is not None:
+        raise click.UsageError(f"Measure the run {run.run_id} or --url, not both.")
+    if address is not None and output is None:
+        raise click.UsageError("--url needs --output FOLDER for the results: there is no run to keep them.")
     found = Run(run or find_run("latest", runs_folder(ctx))) if address is None else None
     if profile is not None:
-        _refuse_unprofiled(found, profile)
-    settings = settings_for(None if found is None else found.job, given_settings(ctx))
+        if found is None:
+            raise click.UsageError("--profile needs a run, whose server is started for the profiler.")
+        if found.job.serve.profile is None or found.job.serve.profile.tool != profile:
+            hint = f"trtllm-hpc submit {found.paths.spec} --set serve.profile.tool={profile}"
+            raise InvalidMeasurement(f"The server of {found.id} was not started for {profile}.", hint=hint)
+    base = settings_for(None if found is None else found.job, given_settings(ctx))
     interrupted = False
     try:
         with terminating_as_interrupt(), terminal_bar() as show:
-            common: dict[str, Any] = {"name": name, "base": settings, "on_progress": show}
+            common: dict[str, Any] = {"name": name, "base": base, "on_progress": show}
             if found is not None:
                 measurement = bench(found, wait_s=wait_seconds, **common)
             else:
@@ -351,40 +367,15 @@ def command(
     measurement.check()
 
 
-def _refuse_unprofiled(run: Run | None, tool: str) -> None:
-    """Raise InvalidMeasurement for a server that was not started for the profiler."""
-    if run is None:
-        raise click.UsageError("--profile needs a run, whose server is started for the profiler.")
-    if run.job.serve.profile is None or run.job.serve.profile.tool != tool:
-        hint = f"trtllm-hpc submit {run.paths.spec} --set serve.profile.tool={tool}"
-        raise InvalidMeasurement(f"The server of {run.paths.run_id} was not started for {tool}.", hint=hint)
-
-
-def _refuse_contradictions(run: RunPaths | None, address: Address | None, output: Path | None) -> None:
-    """Raise UsageError for what does not go together."""
-    if address is None and output is not None:
-        raise click.UsageError("--output goes with --url; a run keeps its own results.")
-    if address is not None and run is not None:
-        raise click.UsageError(f"Measure the run {run.run_id} or --url, not both.")
-    if address is not None and output is None:
-        raise click.UsageError("--url needs --output FOLDER for the results: there is no run to keep them.")
-
-
 def _write(found: Measurement, *, report: bool) -> None:
     """Write the report, and print which files the measurement has."""
     files = found.files
-    written = [files.table, *(_report(found) if report else ())]
     click.echo(f"written: {files.summary} and, beside it, {files.requests.name}", err=True)
-    for file in written:
-        click.echo(f"written: {file}", err=True)
+    click.echo(f"written: {files.table}", err=True)
+    if report:
+        try:
+            click.echo(f"written: {found.report()}", err=True)
+        except Exception as error:  # noqa: BLE001 - the figures are there, whatever a library refuses
+            click.echo(f"no report: {error}\n  then: trtllm-hpc report {found.call_name}", err=True)
     if not is_run(found.paths.folder):
         click.echo(f"again: trtllm-hpc bench show {found.call_name}", err=True)
-
-
-def _report(found: Measurement) -> list[Path]:
-    """Write the report; if that fails, only print why, because the measurement is complete without it."""
-    try:
-        return [found.report()]
-    except Exception as error:  # noqa: BLE001 - the figures are there, whatever a library refuses
-        click.echo(f"no report: {error}\n  then: trtllm-hpc report {found.call_name}", err=True)
-        return []

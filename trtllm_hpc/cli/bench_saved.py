@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +11,11 @@ import click
 
 from trtllm_hpc.api.measurement import Measurement, measured_folder
 from trtllm_hpc.api.run import Run
-from trtllm_hpc.cli.completion import complete_with
+from trtllm_hpc.cli.listing import print_listing
 from trtllm_hpc.cli.options import (
     OutputFile,
     complete_run,
+    complete_with,
     json_option,
     print_json,
     runs_folder,
@@ -24,7 +23,7 @@ from trtllm_hpc.cli.options import (
 )
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.report.tables import Table, print_table
+from trtllm_hpc.report.formatting import NONE, format_time
 from trtllm_hpc.runs.find import find_run, list_runs
 
 
@@ -80,42 +79,33 @@ def list_command(run: RunPaths, runs: Any, as_json: bool) -> None:
       trtllm-hpc bench list latest
     """
     rows = [_row(found) for found in Measurement.list(Run(run))]
-    if as_json:
-        print_json(rows)
-    elif rows:
-        print_table(_table(rows))
-    else:
+    if not rows and not as_json:
         click.echo(
             f"Run {run.run_id} has no measurement yet.\n  next: trtllm-hpc bench {call_name(run)}", err=True
         )
+        return
+    print_listing(
+        rows,
+        {
+            "name": lambda row: row.name,
+            "started": lambda row: format_time(row.started_at),
+            "load": lambda row: ", ".join(row.levels) or NONE,
+            "requests": lambda row: NONE if row.requests is None else str(row.requests),
+            "valid": lambda row: {True: "yes", False: "no", None: "not finished"}[row.valid],
+        },
+        as_json=as_json,
+        right=("requests",),
+    )
 
 
 def _row(found: Measurement) -> MeasurementRow:
     try:
-        measurement = found.summary
+        summary = found.summary
     except RunNotFound:
         return MeasurementRow(found.name, (), None, None, None)
-    return MeasurementRow(
-        found.name,
-        tuple(result.level.label for result in measurement.levels),
-        measurement.valid,
-        sum(result.measured for result in measurement.levels),
-        measurement.started_at,
-    )
-
-
-def _table(rows: Sequence[MeasurementRow]) -> Table:
-    table = Table("name", "started", "load", "requests", "valid", right=("requests",))
-    for row in rows:
-        started = row.started_at
-        table.add_row(
-            row.name,
-            "-" if started is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started)),
-            ", ".join(row.levels) or "-",
-            "-" if row.requests is None else str(row.requests),
-            {True: "yes", False: "no", None: "not finished"}[row.valid],
-        )
-    return table
+    labels = tuple(result.level.label for result in summary.levels)
+    requests = sum(result.measured for result in summary.levels)
+    return MeasurementRow(found.name, labels, summary.valid, requests, summary.started_at)
 
 
 @click.command("show")

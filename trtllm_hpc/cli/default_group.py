@@ -57,7 +57,8 @@ class DefaultGroup(LazyGroup):
         """Offer the commands, and what may follow the default one."""
         if incomplete.startswith("-"):
             return self._default.shell_complete(click.Context(self._default, ctx, "run"), incomplete)
-        return super().shell_complete(ctx, incomplete) + self._argument.shell_complete(ctx, incomplete)
+        offered = super().shell_complete(ctx, incomplete) + self._argument.shell_complete(ctx, incomplete)
+        return sorted(offered, key=lambda item: item.type != "file")  # see complete_with
 
     @property
     def _default(self) -> click.Command:

@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import Time, json_option, print_json, run_argument, wait_option
+from trtllm_hpc.cli.options import Time, complete_with, json_option, print_json, run_argument, wait_option
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.status import visitor_lines
 from trtllm_hpc.runtime.guests import read_guests

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
@@ -12,16 +12,14 @@ from typing import Any, cast
 
 import click
 
-from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import Command, json_option, print_json, pruning
+from trtllm_hpc.cli.listing import print_listing, pruning
+from trtllm_hpc.cli.options import Command, complete_with, json_option, print_json
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow, details_of, list_entries
 from trtllm_hpc.engine_cache.listing import verify as verify_entry
 from trtllm_hpc.engine_cache.lookup import parts_of
-from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode, TrtllmHpcError
+from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import default_runs_folder, engines_folder
-from trtllm_hpc.report.engines import engines_table, state_of
-from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
-from trtllm_hpc.report.tables import print_table
+from trtllm_hpc.report.formatting import NONE, format_bytes, format_duration, format_time
 from trtllm_hpc.runs.prune import Pruned, Selection, prune_engines
 from trtllm_hpc.runtime.engine_cache.cache import Cache
 
@@ -43,15 +41,12 @@ def command() -> None:
     """
 
 
-# The cache ---------------------------------------------------------------------------
-
-
 def cache_options(command: Command) -> Command:
     """``--engines`` and ``--cluster``, passed on as ``cache: Cache``."""
 
     @wraps(command)
     def with_cache(*args: Any, folder: Path | None, cluster: str | None, **others: Any) -> Any:
-        return command(*args, cache=open_cache(folder, cluster), **others)
+        return command(*args, cache=_cache(folder, cluster), **others)
 
     click.option(
         "--cluster",
@@ -69,44 +64,29 @@ def cache_options(command: Command) -> Command:
     return cast(Command, with_cache)
 
 
-def open_cache(folder: Path | None, cluster: str | None) -> Cache:
-    """Return the cache that the options name; it need not exist.
-
-    Raises ConfigError if this user may not read it.
-    """
+def _cache(folder: Path | None, cluster: str | None) -> Cache:
+    """Return the cache that the options name; it need not exist."""
     from trtllm_hpc.runs.hub import runs_folder
     from trtllm_hpc.validation.load import load_cluster
 
     if folder is not None:
-        return Cache(_readable(folder.absolute(), "--engines"))
-    named, runs = None, default_runs_folder()
-    if cluster is not None:
-        profile = load_cluster(cluster)
-        named, runs = profile.engines_folder, runs_folder(profile)
-    return Cache(_readable(engines_folder(named, runs), "engines_folder"))
-
-
-def _readable(folder: Path, key: str) -> Path:
-    try:
-        list(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:
-        hint = f"check its permissions (namei -l {shlex.quote(str(folder))}), or name another with --engines"
-        message = f"{folder}: {error.strerror}"
-        diagnostic = Diagnostic("unreadable", message, "the cache of engines", key, hint=hint)
-        raise ConfigError([diagnostic]) from None
-    return folder
+        return Cache(folder.absolute())
+    if cluster is None:
+        return Cache(engines_folder(None, default_runs_folder()))
+    profile = load_cluster(cluster)
+    return Cache(engines_folder(profile.engines_folder, runs_folder(profile)))
 
 
 def _names(ctx: click.Context) -> list[str]:
     folder, cluster = ctx.params.get("folder"), ctx.params.get("cluster")
-    # Not "is None": click 8.3 and later use a sentinel for an option that was not given.
-    folder = Path(folder) if isinstance(folder, (str, Path)) else None
-    try:
-        return [it.name for it in open_cache(folder, cluster if isinstance(cluster, str) else None).entries()]
-    except (OSError, TrtllmHpcError):
-        return []  # a cache that cannot be read offers no names
+    with suppress(OSError, TrtllmHpcError):  # a cache that cannot be read offers no names
+        # Not "is None": click 8.3 and later use a sentinel for an option that was not given.
+        cache = _cache(
+            Path(folder) if isinstance(folder, str | Path) else None,
+            cluster if isinstance(cluster, str) else None,
+        )
+        return [entry.name for entry in cache.entries()]
+    return []
 
 
 complete_name = complete_with(_names)
@@ -116,29 +96,33 @@ def _no_engines(cache: Cache) -> str:
     return f"no engines in {cache.folder}" + ("" if cache.folder.is_dir() else ", which is not there")
 
 
-def _find(cache: Cache, items: list[EngineRow], name: str) -> list[EngineRow]:
+def _find(cache: Cache, name: str) -> list[EngineRow]:
     """Return the entry with that name, or all whose name or key begins with it; BuildFailed if none does."""
-    exact = [item for item in items if item.name == name]
-    found = exact or [item for item in items if _starts_with(item.name, name)]
+    rows = list_entries(cache)
+    found = [row for row in rows if row.name == name] or [
+        row
+        for row in rows
+        if name and (row.name.startswith(name) or row.name.rpartition("-")[2].startswith(name))
+    ]
     if not found:
         raise BuildFailed(f"No engine is called {name!r} in {cache.folder}.", hint="trtllm-hpc engines list")
     return found
 
 
-def _starts_with(name: str, beginning: str) -> bool:
-    """Return whether an entry's name, or the key in it, begins with ``beginning``."""
-    return bool(beginning) and (name.startswith(beginning) or name.rpartition("-")[2].startswith(beginning))
-
-
 def _find_one(cache: Cache, name: str) -> EngineRow:
-    found = _find(cache, list_entries(cache), name)
+    found = _find(cache, name)
     if len(found) > 1:
         message = f"{len(found)} engines are called {name!r} in {cache.folder}."
         raise BuildFailed(message, hint="trtllm-hpc engines list")
     return found[0]
 
 
-# list, show ---------------------------------------------------------------------------
+def _state(row: EngineRow) -> str:
+    """Return the state with its builder or its fault."""
+    return " ".join(filter(None, (f"{row.state}:" if row.state == "broken" else row.state, row.note)))
+
+
+_STYLES = {"whole": "green", "building": "cyan", "half-built": "yellow", "broken": "red"}
 
 
 @command.command("list")
@@ -146,15 +130,27 @@ def _find_one(cache: Cache, name: str) -> EngineRow:
 @json_option
 def list_engines(cache: Cache, as_json: bool) -> None:
     """List every output in the cache, the last used first."""
-    items = list_entries(cache)
-    if as_json:
-        print_json(items)
-        return
-    if not items:
-        click.echo(_no_engines(cache))
-        return
-    print_table(engines_table(items))
-    click.echo(f"{len(items)} in {cache.folder}, {format_bytes(sum(item.bytes for item in items))}")
+    rows = list_entries(cache)
+    print_listing(
+        rows,
+        {
+            "name": lambda row: row.name,
+            "model": lambda row: row.model or NONE,
+            "backend": lambda row: row.backend or NONE,
+            "version": lambda row: row.version or NONE,
+            "layout": lambda row: row.layout or NONE,
+            "size": lambda row: NONE if row.built_at is None else format_bytes(row.bytes),
+            "built": lambda row: format_time(row.built_at),
+            "last used": lambda row: format_time(row.last_used),
+            "state": lambda row: (_state(row), _STYLES.get(row.state, "")),
+        },
+        as_json=as_json,
+        empty=_no_engines(cache),
+        below=f"{len(rows)} in {cache.folder}, {format_bytes(sum(row.bytes for row in rows))}",
+        right=("size",),
+        one_line=("name", "size", "built", "last used"),
+        optional=("model", "last used", "layout", "version", "built", "backend"),
+    )
 
 
 @command.command()
@@ -176,7 +172,7 @@ def show(name: str, cache: Cache, as_json: bool) -> None:
 
 def _details(details: EngineDetails) -> list[str]:
     made = details.manifest
-    lines = [f"{details.name}: {state_of(details)}", f"  folder: {details.folder}"]
+    lines = [f"{details.name}: {_state(details)}", f"  folder: {details.folder}"]
     lines += [f"  {name}: {value}" for name, value in (details.key.get("about") or {}).items() if value]
     if made is not None:
         lines.append(
@@ -192,9 +188,6 @@ def _details(details: EngineDetails) -> list[str]:
     if details.uses:
         lines += ["used by:", *(f"  {run}" for run in details.uses)]
     return lines
-
-
-# verify -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -234,7 +227,7 @@ def verify(names: tuple[str, ...], cache: Cache, as_json: bool) -> int:
         faults += [Fault(item.name, sentence) for sentence in found]
         if not as_json and not found:
             made = item.entry.manifest()
-            whole = f"whole ({len(made.files)} files)" if made else state_of(item)
+            whole = f"whole ({len(made.files)} files)" if made else _state(item)
             click.echo(f"{item.name}: {whole}")
     code = ExitCode.BUILD if faults else ExitCode.OK
     if as_json:
@@ -259,9 +252,6 @@ def _show_reading(entry: str, file: str) -> None:
         sys.stderr.flush()
 
 
-# prune --------------------------------------------------------------------------------
-
-
 @command.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @pruning("used")
@@ -279,6 +269,5 @@ def prune(cache: Cache, selection: Selection, remove_them: bool) -> Sequence[Pru
       trtllm-hpc engines prune --keep-bytes 2T --yes
       trtllm-hpc engines prune build-7a8d --yes
     """
-    items = list_entries(cache) if selection.names else []
-    names = tuple(item.name for name in selection.names for item in _find(cache, items, name))
+    names = tuple(row.name for name in selection.names for row in _find(cache, name))
     return prune_engines(cache, replace(selection, names=names), remove_them=remove_them)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.completion import complete_with, job_files, job_names
+from trtllm_hpc.cli.listing import print_listing
 from trtllm_hpc.cli.options import (
     cluster_option,
+    complete_with,
     force_option,
+    job_names,
     json_option,
     print_json,
     refuse_existing,
@@ -21,11 +24,10 @@ from trtllm_hpc.cli.options import (
     set_option,
 )
 from trtllm_hpc.config.schemas import schema, schema_file, schema_names
-from trtllm_hpc.report.tables import Table, print_table, terminal_width
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.fitting_job import Goal
-    from trtllm_hpc.scheduler.discovery import SlurmFacts
+    from trtllm_hpc.runs.shipped_jobs import ShippedJob
 
 
 @click.group()
@@ -115,6 +117,7 @@ def job(
     """
     from trtllm_hpc.config.files import as_argument
     from trtllm_hpc.config.hub import HUB_NAME
+    from trtllm_hpc.runs.shipped_jobs import copy_of, described
 
     if sum(it is not None for it in (recipe, backend, gpu)) > 1:
         raise click.UsageError("Choose one of --backend, --from and --gpu.")
@@ -131,26 +134,29 @@ def job(
     if gpu and gpu not in _gpus():
         raise click.BadParameter(f"there is no {gpu!r}, only {', '.join(_gpus())}.", param_hint="--gpu")
     title, notes = name or _name_from(file, "my-job"), list[str]()
-    cluster, text = "pyxis", ""
+    template, cluster = _BACKENDS[backend or "reference"]
+    text = ""
     if recipe is not None:
-        text, cluster = _copy(recipe, title, model, "hub" if of_hub else "path")
+        shipped = described(recipe, _shipped(recipe, "--from"))
+        text = copy_of(recipe, title, model, "hub" if of_hub else "path")
+        cluster = "pyxis" if shipped.gpus else "local"
         notes += [f"model.hub is {model}: there is no folder of this name."] if of_hub else []
     elif model is not None and gpu is not None:
         from trtllm_hpc.runs.fitting_job import fitting_job
 
         text, notes = fitting_job(file.parent / model, title, model, gpu, goal or "throughput")
+        cluster = "pyxis"
     refuse_existing(file, force)
     if text:
-        _save_job(file, text)
+        save(file, f"{_rendered('_schema.j2', 'job').rstrip()}\n\n{text}")
     else:
-        kind, cluster = _BACKENDS[backend or "reference"]
-        _write(file, "job", title=title, backend=kind)
+        save(file, _rendered("job.yaml.j2", "job", title=title, backend=template))
     first = ""
     if cluster == "local" and shutil.which("sinfo"):
         first, cluster = "trtllm-hpc init cluster mysite.yaml, then ", "./mysite.yaml"
-    name = click.format_filename(file)
-    click.echo("\n  ".join([f"Wrote {name}.", *notes]))
-    click.echo(f"  next: {first}trtllm-hpc render {as_argument(name)} --cluster {cluster}")
+    written = click.format_filename(file)
+    click.echo("\n  ".join([f"Wrote {written}.", *notes]))
+    click.echo(f"  next: {first}trtllm-hpc render {as_argument(written)} --cluster {cluster}")
 
 
 def _gpus() -> list[str]:
@@ -159,20 +165,18 @@ def _gpus() -> list[str]:
     return list(gpus())
 
 
-def _copy(recipe: str, title: str, model: str | None, key: str) -> tuple[str, str]:
-    """Return the text of a shipped job file, and a profile to try it with."""
-    from trtllm_hpc.runs.shipped_jobs import copy_of, shipped_jobs
-
-    shipped_or_refused(recipe, "--from")
-    shipped = next(job for job in shipped_jobs() if job.name == recipe)
-    return copy_of(recipe, title, model, key), "local" if not shipped.gpus else "pyxis"
+def _name_from(file: Path, otherwise: str) -> str:
+    """Return a valid name made from the file's."""
+    letters = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem)
+    return letters.strip("-._")[:64] or otherwise
 
 
-def _save_job(file: Path, text: str) -> None:
+def _rendered(template: str, kind: str, **values: object) -> str:
+    from trtllm_hpc.config.dump import scalar
     from trtllm_hpc.render.environment import render_template
 
-    head = render_template("init/_schema.j2", schema=schema_file("job").as_uri(), kind="job")
-    save(file, f"{head.rstrip()}\n\n{text}")
+    schema = schema_file(kind).as_uri()
+    return render_template(f"init/{template}", yaml=scalar, schema=schema, kind=kind, **values)
 
 
 @command.command()
@@ -195,53 +199,32 @@ def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
       trtllm-hpc init cluster mysite.yaml
     """
     from trtllm_hpc.config.files import as_argument
+    from trtllm_hpc.errors import SubmissionError
     from trtllm_hpc.runtime.servers.triton import only_wheel_has_server
+    from trtllm_hpc.scheduler.discovery import query_cluster
 
     refuse_existing(file, force)
-    facts = _facts(from_slurm)
+    facts = None
+    if from_slurm is not False:
+        try:
+            facts = query_cluster()
+        except SubmissionError as error:
+            if from_slurm:
+                raise SubmissionError(error.message, hint="trtllm-hpc init cluster --no-slurm") from None
+            click.echo(f"Slurm was not queried: {error.message} The profile has placeholders; fill them in.")
     chosen = facts.chosen if facts is not None else None
     wheel = facts is not None and not facts.has_pyxis and only_wheel_has_server()
     title = _name_from(file, "my-cluster")
-    _write(file, "cluster", title=title, facts=facts, chosen=chosen, wheel=wheel)
-    click.echo(f"Wrote {click.format_filename(file)}.")
+    save(file, _rendered("cluster.yaml.j2", "cluster", title=title, facts=facts, chosen=chosen, wheel=wheel))
+    written = click.format_filename(file)
+    click.echo(f"Wrote {written}.")
     if chosen is not None:
         click.echo(f"  chosen: partition {chosen}")
     if wheel:
         click.echo("  chosen: Triton server of the nvidia-pytriton wheel; there is no tritonserver on PATH")
     # A shipped job that fits the profile: NVIDIA's image has no reference backend.
     job = "qwen3-8b" if facts is not None and facts.has_pyxis else "tiny-llama"
-    click.echo(f"  next: trtllm-hpc doctor {job} --cluster {as_argument(click.format_filename(file))}")
-
-
-def _facts(from_slurm: bool | None) -> SlurmFacts | None:
-    """Query Slurm; ``None`` with --no-slurm, or if it does not answer and --from-slurm is not given."""
-    from trtllm_hpc.errors import SubmissionError
-    from trtllm_hpc.scheduler.discovery import query_cluster
-
-    if from_slurm is False:
-        return None
-    try:
-        return query_cluster()
-    except SubmissionError as error:
-        if from_slurm:
-            raise SubmissionError(error.message, hint="trtllm-hpc init cluster --no-slurm") from None
-        click.echo(f"Slurm was not queried: {error.message} The profile has placeholders; fill them in.")
-        return None
-
-
-def _name_from(file: Path, otherwise: str) -> str:
-    """Return a valid name made from the file's."""
-    letters = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem)
-    return letters.strip("-._")[:64] or otherwise
-
-
-def _write(file: Path, kind: str, **values: object) -> None:
-    from trtllm_hpc.config.dump import scalar
-    from trtllm_hpc.render.environment import render_template
-
-    schema = schema_file(kind).as_uri()
-    text = render_template(f"init/{kind}.yaml.j2", yaml=scalar, schema=schema, kind=kind, **values)
-    save(file, text)
+    click.echo(f"  next: trtllm-hpc doctor {job} --cluster {as_argument(written)}")
 
 
 @click.group("jobs")
@@ -261,32 +244,38 @@ def jobs_command() -> None:
 @json_option
 def list_(as_json: bool) -> None:
     """List the shipped job files and what each is for."""
+    from trtllm_hpc.report.formatting import NONE
+    from trtllm_hpc.report.tables import terminal_width
     from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 
-    jobs = shipped_jobs()
-    if as_json:
-        print_json(jobs)
-        return
-
-    on_terminal = terminal_width() is not None  # into a pipe each job is one line
-    first = ("name\n  model",) if on_terminal else ("name", "model")
-    table = Table(
-        *(*first, "backend", "nodes", "GPUs", "release", "ranks", "what it shows"),
+    columns: dict[str, Callable[[ShippedJob], str]] = {
+        "name": lambda job: job.name,
+        "model": lambda job: job.model,
+        "backend": lambda job: job.backend,
+        "nodes": lambda job: str(job.nodes),
+        "GPUs": lambda job: " ".join(filter(None, (str(job.gpus or NONE), job.gpu_types))),
+        "release": lambda job: job.release or NONE,
+        "ranks": lambda job: str(job.ranks),
+        "what it shows": lambda job: job.summary,
+    }
+    first = ["name", "model"]
+    if terminal_width() is not None:  # into a pipe each job is one line
+        del columns["name"], columns["model"]
+        first = ["name\n  model"]
+        columns = {first[0]: lambda job: f"{job.name}\n  {job.model}", **columns}
+    print_listing(
+        shipped_jobs(),
+        columns,
+        as_json=as_json,
         right=("ranks", "nodes"),
         one_line=first,
         least={"GPUs": 14, "what it shows": 22},
         optional=("backend", "nodes", "GPUs", "what it shows", "release", "ranks"),
     )
-    for job in jobs:
-        names = (f"{job.name}\n  {job.model}",) if on_terminal else (job.name, job.model)
-        gpus = " ".join(filter(None, (str(job.gpus or "-"), job.gpu_types)))
-        numbers = (str(job.nodes), gpus, job.release or "-", str(job.ranks))
-        table.add_row(*names, job.backend, *numbers, job.summary)
-    print_table(table)
 
 
 @jobs_command.command()
-@click.argument("job", metavar="JOB", shell_complete=job_files)
+@click.argument("job", metavar="JOB", shell_complete=complete_with(job_names, files=True))
 @click.option(
     "--resolved", is_flag=True, help="Print every key, after all layers: job_defaults, extends, --set."
 )
@@ -312,7 +301,7 @@ def show(job: str, resolved: bool, cluster: str, settings: tuple[str, ...], as_j
 
     file = find_job(Path(job))
     if not file.is_file():
-        file = shipped_or_refused(job, "JOB")
+        file = _shipped(job, "JOB")
     if resolved:
         whole = load_job(Path(job), cluster, settings)
         print_json(ResolvedJob(whole.model_dump())) if as_json else click.echo(job_yaml(whole), nl=False)
@@ -326,7 +315,7 @@ def show(job: str, resolved: bool, cluster: str, settings: tuple[str, ...], as_j
         click.echo(text, nl=False)
 
 
-def shipped_or_refused(name: str, parameter: str) -> Path:
+def _shipped(name: str, parameter: str) -> Path:
     """Return the shipped job file of that name. Raises click.BadParameter if there is none."""
     from trtllm_hpc.config.files import jobs
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import cluster_option, json_option, print_json, pruning
+from trtllm_hpc.cli.listing import print_listing, pruning
+from trtllm_hpc.cli.options import cluster_option, complete_with, json_option, print_json
 from trtllm_hpc.config.hub import known_models, models_folder
 from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_time
@@ -53,20 +53,21 @@ def _names(ctx: click.Context) -> list[str]:
 @json_option
 def list_(cluster: str, as_json: bool) -> None:
     """List the models with their size, last use, and the runs that use them."""
-    from trtllm_hpc.report.tables import Table, print_table
-
-    rows = [*map(_row, MODELS), *hub.hub_rows(_folder(cluster))]
-    if as_json:
-        print_json(rows)
-        return
-    headers = ("name", "fetched", "size", "last used", "runs", "licence", "what it is")
-    table = Table(*headers, right=("size",), one_line=("name", "size", "last used"))
-    for row in rows:
-        fetched = "yes" if row.fetched else "in part" if row.bytes else "no"
-        size, used = format_bytes(row.bytes) if row.bytes else NONE, format_time(row.last_used)
-        runs = ", ".join(Path(run).name for run in row.runs)
-        table.add_row(row.name, fetched, size, used, runs or NONE, row.licence or NONE, row.summary)
-    print_table(table)
+    print_listing(
+        [*map(_row, MODELS), *hub.hub_rows(_folder(cluster))],
+        {
+            "name": lambda row: row.name,
+            "fetched": lambda row: "yes" if row.fetched else "in part" if row.bytes else "no",
+            "size": lambda row: format_bytes(row.bytes) if row.bytes else NONE,
+            "last used": lambda row: format_time(row.last_used),
+            "runs": lambda row: ", ".join(Path(run).name for run in row.runs) or NONE,
+            "licence": lambda row: row.licence or NONE,
+            "what it is": lambda row: row.summary,
+        },
+        as_json=as_json,
+        right=("size",),
+        one_line=("name", "size", "last used"),
+    )
 
 
 @command.command()

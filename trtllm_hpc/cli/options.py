@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import wraps
@@ -15,17 +14,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
-from trtllm_hpc.cli.completion import cluster_profiles, complete_with, job_files
-from trtllm_hpc.cli.completion import settings as setting_keys
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.paths import RunPaths, default_runs_folder, write_text
 from trtllm_hpc.runs.find import find_run, list_runs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 if TYPE_CHECKING:
-    from trtllm_hpc.runs.prune import Pruned
-
     ParameterType = click.ParamType[Any]
 else:
     ParameterType = click.ParamType  # generic only in the newest releases of click
@@ -33,6 +30,39 @@ else:
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+
+
+def complete_with(names: Callable[[click.Context], Iterable[str]], *, files: bool = False) -> Complete:
+    """Return a ``shell_complete`` that offers the names that begin with what is typed, and ``files``, too."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        # The shell lists files itself. click's function for bash forgets what stands before this item.
+        listed = [CompletionItem(incomplete, type="file")] if files else []
+        return [*listed, *(CompletionItem(name) for name in names(ctx) if name.startswith(incomplete))]
+
+    return complete
+
+
+def setting_keys(ctx: click.Context) -> list[str]:
+    """Return the keys that ``--set`` takes, each with its ``=``."""
+    from trtllm_hpc.config.cluster import ClusterProfile
+    from trtllm_hpc.config.job import JobFile
+    from trtllm_hpc.config.validate import all_keys
+
+    return [f"{key}=" for key in (*all_keys(JobFile), *all_keys(ClusterProfile, "cluster."))]
+
+
+def job_names(ctx: click.Context) -> list[str]:
+    """Return the names of the shipped job files."""
+    from trtllm_hpc.config.files import jobs
+
+    return list(jobs())
+
+
+def _profile_names(ctx: click.Context) -> list[str]:
+    from trtllm_hpc.config.files import profiles
+
+    return list(profiles())
 
 
 class OutputFile(click.Path):
@@ -154,7 +184,7 @@ cluster_option = click.option(
     default=_default_profile,
     show_default="default, if there is such a profile, else sandbox",
     metavar="PROFILE",
-    shell_complete=cluster_profiles,
+    shell_complete=complete_with(_profile_names, files=True),
     envvar="TRTLLM_HPC_CLUSTER",
     show_envvar=True,
     help="Cluster profile: a file, or a name such as sandbox, local, pyxis.",
@@ -242,6 +272,16 @@ def terminating_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
+@contextmanager
+def detaching(sentence: str, *following: str) -> Iterator[None]:
+    """On Ctrl-C say what goes on without this command, and which commands may follow."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"\n{sentence}\n  next: {', or '.join(following)}", err=True)
+        raise click.Abort from None
+
+
 def print_json(record: Any, *, indent: int | None = 2) -> None:
     """Print a record, or a list of them, as JSON; without ``indent`` on one line."""
     utf8 = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
@@ -280,75 +320,6 @@ def print_step(step: str) -> None:
     click.echo(f"  {step} ...", err=True)
 
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a size; write it like 500G or 1.5T.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Any]], Any]:
-    """Make a command ``prune`` of a function that returns what a selection chooses.
-
-    It gets ``selection: Selection`` and ``remove_them: bool``. ``last`` is for the help, e.g. ``used``.
-    """
-
-    def make(choose: Callable[..., Sequence[Pruned]]) -> Callable[..., Any]:
-        @wraps(choose)
-        def prune(
-            *args: Any,
-            older_than: float | None,
-            keep: int | None,
-            keep_bytes: int | None = None,
-            names: tuple[str, ...] = (),
-            yes: bool,
-            as_json: bool,
-            **others: Any,
-        ) -> None:
-            from trtllm_hpc.report.formatting import format_bytes
-            from trtllm_hpc.runs.prune import PrunedList, Selection
-
-            if names and (older_than, keep, keep_bytes) != (None, None, None):
-                raise click.UsageError("Give either names or options that choose.")
-            selection = Selection(names, older_than, keep, keep_bytes)
-            chosen = choose(*args, selection=selection, remove_them=yes, **others)
-            if as_json:
-                print_json(PrunedList(yes, tuple(chosen)))
-                return
-            done = "removed" if yes else "would be removed"
-            for it in chosen:
-                click.echo(
-                    f"{it.name}: {f'{done}, it {it.why}' if it.kept is None else f'stays, it {it.kept}'}"
-                )
-            going = [it for it in chosen if it.kept is None]
-            size = f", {format_bytes(sum(it.bytes or 0 for it in going))}" if with_sizes else ""
-            click.echo(f"{len(going)} {done}{size}")
-            if going and not yes:
-                click.echo("  next: the same command with --yes")
-
-        options = [
-            click.option(
-                "--older-than", type=Time(), metavar="SPAN", help=f"Those {last} longer ago: 12h, 30d, 8w."
-            ),
-            click.option("--keep", type=click.IntRange(min=0), metavar="N", help=f"Not the N {last} last."),
-            click.option("--yes", is_flag=True, help="Remove them; without this they are only listed."),
-            json_option,
-        ]
-        if with_sizes:
-            keeps = f"Not those {last} last, as many as fit into SIZE: 500G, 1.5T."
-            options.insert(2, click.option("--keep-bytes", callback=_size, metavar="SIZE", help=keeps))
-        for option in reversed(options):
-            option(prune)
-        return prune
-
-    return make
-
-
 def job_options(command: Command, *, required: bool = True) -> Command:
     """``JOB``, ``--cluster``, ``--set`` and ``--runs``; a lock has its profile, so no ``--cluster``."""
 
@@ -368,5 +339,5 @@ def job_options(command: Command, *, required: bool = True) -> Command:
         type=click.Path(path_type=Path),
         metavar="JOB" if required else "[JOB]",
         required=required,
-        shell_complete=job_files,
+        shell_complete=complete_with(job_names, files=True),
     )(cluster_option(set_option(runs_option(cast(Command, checked)))))

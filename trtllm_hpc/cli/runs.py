@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePath
 
 import click
 
 from trtllm_hpc.api.run import Run
-from trtllm_hpc.cli.completion import complete_with
+from trtllm_hpc.cli.listing import print_listing, pruning
 from trtllm_hpc.cli.options import (
     Time,
     complete_run,
+    complete_with,
     found_run,
     json_option,
     print_json,
     print_warning,
-    pruning,
     runs_folder,
     runs_option,
 )
 from trtllm_hpc.logs.snapshot import plan_of
 from trtllm_hpc.paths import RunPaths, default_runs_folder
-from trtllm_hpc.report.status import runs_table
-from trtllm_hpc.report.tables import print_table
+from trtllm_hpc.report.formatting import NONE, format_duration, quantity
 from trtllm_hpc.runs.find import list_runs
+from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import Pruned, Selection, prune_runs
 from trtllm_hpc.runs.status import RunState
 
@@ -70,14 +70,26 @@ def command(
         return
 
     rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
-    if as_json:
-        print_json(rows)
-        return
-    if not rows:
-        click.echo(f"no such runs in {runs_folder(context)}")
-        return
-
-    print_table(runs_table(rows, time.time()))
+    columns: dict[str, Callable[[ListedRun], str]] = {
+        "run": lambda row: row.run_id,
+        "state": lambda row: "unknown" if row.state is None else row.state.value,
+        "model": lambda row: PurePath(row.model).name if row.model else NONE,
+        "endpoint": lambda row: row.endpoint or NONE,
+        "age": lambda row: format_duration(max(0.0, time.time() - row.created_at)),
+        "waited": lambda row: NONE if row.waited_s is None else format_duration(row.waited_s),
+        "GPU-h": lambda row: quantity(row.gpu_hours, 2),
+    }
+    if any(row.saved_gpu_hours for row in rows):
+        columns["saved"] = lambda row: quantity(row.saved_gpu_hours, 2)
+    print_listing(
+        rows,
+        columns,
+        as_json=as_json,
+        empty=f"no such runs in {runs_folder(context)}",
+        right=("age", "waited", "GPU-h", "saved"),
+        one_line=list(columns),
+        optional=("endpoint", "model", "saved", "GPU-h", "waited"),
+    )
 
 
 @command.command()
@@ -120,7 +132,6 @@ def diff(a: RunPaths, b: RunPaths, runs: Path | None, as_json: bool) -> None:
       trtllm-hpc runs diff tiny-llama latest --json
     """
     from trtllm_hpc.report.comparison_table import print_comparison
-    from trtllm_hpc.report.tables import Table
     from trtllm_hpc.runs.difference import diff_runs
     from trtllm_hpc.runtime.lock import shown
 
@@ -129,10 +140,11 @@ def diff(a: RunPaths, b: RunPaths, runs: Path | None, as_json: bool) -> None:
         print_json(found)
         return
     for title, differences in (("setting", found.settings), ("environment", found.environment)):
-        table = Table(title, "A", "B")
-        for it in differences:
-            table.add_row(it.key, shown(it.a), shown(it.b))
-        print_table(table) if differences else click.echo(f"{title}: no difference")
+        print_listing(
+            differences,
+            {title: lambda it: it.key, "A": lambda it: shown(it.a), "B": lambda it: shown(it.b)},
+            empty=f"{title}: no difference",
+        )
     if found.figures is None:
         click.echo("figures: the companions of both runs have none that can be compared")
     else:

@@ -1,12 +1,9 @@
-"""``trtllm-hpc sandbox up|down|status|root|enter``."""
+"""``trtllm-hpc sandbox up|down|status``."""
 
 from __future__ import annotations
 
-import os
-import shlex
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -59,7 +56,6 @@ def command() -> None:
     show_default=True,
     help="claimed: nodes only claim to have GPUs. real: they share out the GPUs of this machine.",
 )
-@click.option("--root", metavar="FOLDER", help="Run it from this root file system, made by `sandbox root`.")
 @install_option
 @json_option
 def up(
@@ -67,7 +63,6 @@ def up(
     nodes: int,
     gpus_per_node: int | None,
     kind: str,
-    root: str | None,
     install: bool,
     as_json: bool,
 ) -> None:
@@ -77,7 +72,7 @@ def up(
     Examples:
       trtllm-hpc sandbox up --nodes 2 --gpus-per-node 4
       trtllm-hpc sandbox up --nodes 2 --gpus real
-      trtllm-hpc sandbox up --name trixie --root /var/tmp/trixie
+      trtllm-hpc sandbox up --name second
     """
     from trtllm_hpc.sandbox import Sandbox
 
@@ -88,7 +83,7 @@ def up(
             from trtllm_hpc.sandbox.requirements import install_missing
 
             install_missing(tell=print_step)
-        fresh = sandbox.up(nodes, gpus_per_node, real_gpus=kind == "real", root=root, tell=print_step)
+        fresh = sandbox.up(nodes, gpus_per_node, real_gpus=kind == "real", tell=print_step)
     if fresh:
         click.echo(f"sandbox {name}: up after {time.monotonic() - started:.1f} s", err=True)
     else:
@@ -108,7 +103,7 @@ def down(name: str, yes: bool, as_json: bool) -> None:
     \b
     Examples:
       trtllm-hpc sandbox down
-      trtllm-hpc sandbox down --name trixie --yes
+      trtllm-hpc sandbox down --name second --yes
     """
     from trtllm_hpc.sandbox import Sandbox
 
@@ -139,48 +134,6 @@ def status(name: str, as_json: bool) -> int:
     return ExitCode.OK if found.state == "up" else ExitCode.SANDBOX
 
 
-@command.command("root")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--suite", default="trixie", show_default=True, help="Debian's name of the release.")
-@click.option(
-    "--mirror", default="", metavar="URL", help="Its packages.  [default: as in apt's configuration]"
-)
-@install_option
-def make_root(folder: Path, suite: str, mirror: str, install: bool) -> None:
-    """Make a root file system with another Debian, for a sandbox with its Slurm, Open MPI and Python.
-
-    \b
-    A cluster with the Slurm of Debian 13, beside one with this machine's:
-      trtllm-hpc sandbox root /var/tmp/trixie --suite trixie
-      trtllm-hpc sandbox up --name trixie --root /var/tmp/trixie
-      trtllm-hpc sandbox enter /var/tmp/trixie
-
-    It takes a minute or two and 1.5 GB. FOLDER appears when it is complete. Remove it with rm -r.
-    """
-    from trtllm_hpc.sandbox import requirements
-
-    with terminating_as_interrupt():
-        fresh = requirements.make_root(folder, suite, mirror, install=install, tell=print_step)
-    outcome = f"{suite} is there" if fresh else "is already there: nothing to do"
-    click.echo(f"root file system {folder}: {outcome}", err=True)
-
-
-@command.command(context_settings={"ignore_unknown_options": True})
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("words", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
-def enter(folder: Path, words: tuple[str, ...]) -> None:
-    """Run a command, or a shell, where Slurm's commands fit a sandbox with this root file system.
-
-    /usr, /etc and /var are FOLDER's. All else is the machine's, so are its users and its Python.
-    """
-    from trtllm_hpc.sandbox import requirements, root
-
-    requirements.check_root("enter a root file system")
-    requirements.check_packages(str(folder.absolute()))
-    line = root.entering(str(folder.absolute()), words or ("bash",))
-    os.execvp(line[0], line)
-
-
 def _gpus(status: Status, node: NodeStatus) -> str:
     """Number and kind of a node's GPUs, e.g. ``2 real GPUs (nvidia0, nvidia1)``."""
     count = status.gpus_per_node
@@ -209,10 +162,7 @@ def _show(status: Status, as_json: bool) -> None:
         click.echo(f"  {node.name:<24} {node.address:<15} {_gpus(status, node)}  {node.state}")
     click.echo(f"  partitions   {', '.join(status.partitions)}")
     click.echo(f"  logs         {status.logs}")
-    if status.root:
-        click.echo(f"  its root     {status.root}")
-        click.echo(f"  to use it    trtllm-hpc sandbox enter {shlex.quote(status.root)}, and there")
-    click.echo(f"  {'' if status.root else 'to use it':<12} export SLURM_CONF={status.slurm_conf}")
+    click.echo(f"  to use it    export SLURM_CONF={status.slurm_conf}")
     if status.real_gpus:
         # The shipped profile is for four claimed GPUs on each node.
         click.echo(f"  to submit    --cluster sandbox --set cluster.slurm_conf={status.slurm_conf}")

@@ -12,6 +12,7 @@ import click
 
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.options import (
+    detaching,
     ignore_option,
     job_options,
     json_option,
@@ -178,15 +179,10 @@ def _print_submitted(
 def _watch(run: Run, *, as_json: bool) -> int:
     """Follow a run until nothing but its server is left, print its end, and return the exit code."""
     name, stops_server = call_name(run.paths), run.job.stops_server
+    following = f"trtllm-hpc watch {name}", f"trtllm-hpc cancel {name}"
     try:
-        status = run.wait("done", progress=not as_json)
-    except KeyboardInterrupt:
-        click.echo(
-            "\nStopped watching; the run goes on.\n"
-            f"  next: trtllm-hpc watch {name}, or trtllm-hpc cancel {name}",
-            err=True,
-        )
-        raise click.exceptions.Abort from None
+        with detaching("Stopped watching; the run goes on.", *following):
+            status = run.wait("done", progress=not as_json)
     except SubmissionError as error:
         error.hint = f"the jobs are submitted, do not submit again: trtllm-hpc watch {name}"
         raise

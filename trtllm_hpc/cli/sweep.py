@@ -16,7 +16,7 @@ _COMMANDS: dict[str, str] = {
     "report": "Write the frontier and the best variant as one HTML file.",
 }
 """The commands with their lines in ``--help``, which imports only the first."""
-_SHARED = dict.fromkeys(("list", "status", "watch", "cancel", "resume"), "saved") | {"report": "report"}
+_SHARED = dict.fromkeys(("list", "status", "watch", "cancel", "resume", "report"), "saved")
 
 
 @click.group("sweep", cls=DefaultGroup, module="trtllm_hpc.cli.sweep_", lines=_COMMANDS, shared=_SHARED)

@@ -8,8 +8,15 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.api.sweep import Sweep, plan_sweep
-from trtllm_hpc.cli.completion import complete_with, settings
-from trtllm_hpc.cli.options import ignore_option, job_options, json_option, print_json, print_warning
+from trtllm_hpc.cli.options import (
+    complete_with,
+    ignore_option,
+    job_options,
+    json_option,
+    print_json,
+    print_warning,
+    setting_keys,
+)
 from trtllm_hpc.cli.sweep_saved import print_submitted, watch
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.scheduler.slurm import Slurm
@@ -40,7 +47,7 @@ class CheckedSweep:
     "options",
     multiple=True,
     metavar="KEY=A,B",
-    shell_complete=complete_with(settings),
+    shell_complete=complete_with(setting_keys),
     help="Add a key with its values to the grid.  [repeatable]",
 )
 @click.option(

@@ -1,4 +1,4 @@
-"""``trtllm-hpc sweep list``, ``status``, ``watch``, ``cancel`` and ``resume``."""
+"""``trtllm-hpc sweep list``, ``status``, ``watch``, ``cancel``, ``resume`` and ``report``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
 from trtllm_hpc.api.sweep import Sweep
-from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import json_option, print_json, print_warning, runs_folder, runs_option
+from trtllm_hpc.cli.listing import print_listing
+from trtllm_hpc.cli.options import (
+    OutputFile,
+    complete_with,
+    detaching,
+    json_option,
+    print_json,
+    print_warning,
+    runs_folder,
+    runs_option,
+)
 from trtllm_hpc.config.dump import flow
 from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.report.formatting import format_time
 from trtllm_hpc.report.tables import Table, print_table
 from trtllm_hpc.sweeps.record import find_sweep, list_sweeps
 from trtllm_hpc.sweeps.status import SweepStatus
@@ -87,25 +98,20 @@ def list_command(runs: Path | None, as_json: bool) -> None:
         rows.append(
             SweepRow(sweep.id, folder, record.name, record.keys, len(record.variants), record.created_at)
         )
-    if as_json:
-        print_json(rows)
-        return
-    if not rows:
-        click.echo(f"no sweeps in {runs_folder(click.get_current_context())}; see trtllm-hpc sweep --help")
-        return
-    table = Table(
-        "sweep",
-        "variants",
-        "of",
-        "begun",
+    print_listing(
+        rows,
+        {
+            "sweep": lambda row: row.sweep_id,
+            "variants": lambda row: str(row.variants),
+            "of": lambda row: ", ".join(row.keys),
+            "begun": lambda row: format_time(row.created_at),
+        },
+        as_json=as_json,
+        empty=f"no sweeps in {runs_folder(click.get_current_context())}; see trtllm-hpc sweep --help",
         right=("variants",),
         one_line=("sweep", "begun"),
         optional=("begun",),
     )
-    for row in rows:
-        begun = f"{datetime.fromtimestamp(row.created_at):%Y-%m-%d %H:%M}"
-        table.add_row(row.sweep_id, str(row.variants), ", ".join(row.keys), begun)
-    print_table(table)
 
 
 @click.command("status")
@@ -178,21 +184,69 @@ def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None, a
     print_submitted(sweep, variants, as_json=as_json)
 
 
+@click.command("report")
+@sweep_argument
+@click.option("--slo", metavar="LIMITS", help="Rank under these limits.  [default: those of the job file]")
+@click.option("--gpu-price", type=click.FloatRange(min=0), metavar="PRICE", help="Price of a GPU-hour.")
+@click.option("--to", type=OutputFile(), metavar="FILE", help="The page.  [default: report.html of SWEEP]")
+@click.option("--csv", type=OutputFile(), metavar="FILE", help="Write a row for each level of each variant.")
+@click.option(
+    "--png",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Draw each chart as an image.",
+)
+@runs_option
+@json_option
+def report_command(
+    sweep: Sweep,
+    slo: str | None,
+    gpu_price: float | None,
+    runs: Path | None,
+    as_json: bool,
+    **files: Path | None,
+) -> None:
+    """Write the report of SWEEP, one HTML file, and name its best variant.
+
+    It shows what has been measured so far. The best variant has the most output
+    tokens/s/GPU at its valid levels that hold the SLO. Needs the extra 'report'.
+    With --json the page is written only with --to.
+
+    \b
+    Examples:
+      trtllm-hpc sweep report latest --slo 'ttft.p99<500ms,tpot.p99<50ms' --gpu-price 2.5
+      trtllm-hpc sweep report latest --csv points.csv --png charts
+    """
+    from trtllm_hpc.report.html.page import draw_charts
+    from trtllm_hpc.sweeps.page import sections_of, write_report
+    from trtllm_hpc.sweeps.results import write_csv
+
+    results = sweep.results(slo=slo, gpu_price=gpu_price)
+    files["to"] = files["to"] or (None if as_json else sweep.paths.report)
+    writers: dict[str, Any] = {
+        "csv": write_csv,
+        "png": lambda results, folder: draw_charts(sections_of(results), folder),
+        "to": write_report,
+    }
+    for name, write in writers.items():
+        if (path := files[name]) is not None:
+            write(results, path)
+            click.echo(path, err=as_json)
+    if as_json:
+        print_json(results)
+    else:
+        click.echo(results.best.sentence)
+
+
 def print_submitted(sweep: Sweep, only: Collection[str], *, as_json: bool) -> None:
     """Submit what has not completed, with a line for each variant."""
 
     def show(name: str, number: int, count: int) -> None:
         click.echo(f"  submitted {number} of {count}: {name}", err=as_json)
 
-    try:
+    following = f"trtllm-hpc sweep resume {sweep.id}", f"trtllm-hpc sweep cancel {sweep.id}"
+    with detaching("Stopped; the variants listed above are submitted.", *following):
         count = sweep.resume(only, show)
-    except KeyboardInterrupt:
-        click.echo(
-            "\nStopped; the variants listed above are submitted.\n"
-            f"  next: trtllm-hpc sweep resume {sweep.id}, or trtllm-hpc sweep cancel {sweep.id}",
-            err=True,
-        )
-        raise click.exceptions.Abort from None
     if as_json:
         print_json(sweep.status)
     elif count:
@@ -203,24 +257,18 @@ def print_submitted(sweep: Sweep, only: Collection[str], *, as_json: bool) -> No
 
 def watch(sweep: Sweep, *, as_json: bool) -> int:
     """Follow a sweep to its end, print the table, and return the exit code."""
-    printed = [("", 0.0)]
+    last, printed_s = "", 0.0
 
     def show(status: SweepStatus) -> None:
+        nonlocal last, printed_s
         line = ", ".join(f"{count} {state}" for state, count in status.counts.items())
-        last, at = printed[-1]
-        if not as_json and (line != last or time.monotonic() - at > _LINE_PAUSE_S):
-            printed.append((line, time.monotonic()))
+        if not as_json and (line != last or time.monotonic() - printed_s > _LINE_PAUSE_S):
+            last, printed_s = line, time.monotonic()
             click.echo(f"  {datetime.now():%H:%M:%S}  {line}", err=True)
 
-    try:
+    following = f"trtllm-hpc sweep watch {sweep.id}", f"trtllm-hpc sweep cancel {sweep.id}"
+    with detaching("Stopped watching; the sweep goes on.", *following):
         status = sweep.wait(show)
-    except KeyboardInterrupt:
-        click.echo(
-            f"\nStopped watching; the sweep goes on.\n  next: trtllm-hpc sweep watch {sweep.id}, or "
-            f"trtllm-hpc sweep cancel {sweep.id}",
-            err=True,
-        )
-        raise click.exceptions.Abort from None
     _print_status(status, as_json)
     return int(status.exit_code)
 

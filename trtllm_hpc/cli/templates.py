@@ -1,4 +1,4 @@
-"""``trtllm-hpc templates fetch|list|show``: upstream's model templates."""
+"""``trtllm-hpc templates fetch|show``: upstream's model templates."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import (
     EXISTING_FOLDER,
     Time,
     cluster_option,
+    complete_with,
     job_options,
     json_option,
     print_json,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TemplatesRow:
+class FetchedTemplates:
     """The templates of one image."""
 
     image: str
@@ -38,8 +38,6 @@ class TemplatesRow:
     """Where they are kept."""
     models: tuple[str, ...]
     """``<group>/<model>`` of each."""
-    whole: bool
-    """Whether every file is there."""
 
 
 def _models(ctx: click.Context) -> list[str]:
@@ -109,56 +107,38 @@ def fetch(
             profile, here=here, wait_s=wait_minutes * 60, profile_name=cluster
         )
         kept = keep_archive(profile, archive, origin)
-    for line in _release_warning(profile, kept):
-        print_warning(line)
+    if warning := _release_warning(profile, kept):
+        print_warning(warning)
     if as_json:
-        print_json(_row(kept))
+        folder = str(kept.all_models)
+        print_json(FetchedTemplates(kept.image, kept.origin, kept.fetched, folder, tuple(kept.models)))
         return
     click.echo(f"kept {len(kept.models)} templates of {kept.image} (from {kept.origin})")
     click.echo(f"  {kept.all_models}")
 
 
-def _release_warning(profile: ClusterProfile, kept: KeptTemplates) -> list[str]:
+def _release_warning(profile: ClusterProfile, kept: KeptTemplates) -> str | None:
     """Return a warning with the differences if the placeholders are not those of the profile's release."""
     from trtllm_hpc.tensorrt_llm.releases.placeholders import differences
     from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease, find_release, fitting_releases
 
-    container = profile.container
+    stated, placeholders = profile.container.tensorrt_llm_version, kept.placeholders()
     try:
-        stated = container.tensorrt_llm_version
-        release = find_release(None if stated else container.image, stated)
+        release = find_release(None if stated else profile.container.image, stated).version
     except UnknownRelease:
-        return []
-    there = kept.placeholders()
-    found = differences(release.version, there)
+        return None
+    found = differences(release, placeholders)
     if not found:
-        return []
-    of = fitting_releases(there)
-    guess = f"; they look like those of {of[0] if len(of) == 1 else f'{of[0]} to {of[-1]}'}" if of else ""
-    return [
-        f"warning: these templates are not those of TensorRT-LLM {release.version}, the profile's{guess}",
+        return None
+    fitting = fitting_releases(placeholders)
+    span = " to ".join(dict.fromkeys((fitting[0], fitting[-1]))) if fitting else ""
+    lines = [
+        f"warning: these templates are not those of TensorRT-LLM {release}, the profile's"
+        + (f"; they look like those of {span}" if span else ""),
         *(f"  {line}" for line in found),
-        f"  next: trtllm-hpc templates fetch, with --from a checkout of {release.version} or from the image",
+        f"  next: trtllm-hpc templates fetch, with --from a checkout of {release} or from the image",
     ]
-
-
-@command.command("list")
-@json_option
-def list_(as_json: bool) -> None:
-    """List the fetched templates by image."""
-    from trtllm_hpc.render.templates_cache import cache_folder, kept_templates
-
-    rows = [_row(kept) for kept in kept_templates()]
-    if as_json:
-        print_json(rows)
-        return
-    if not rows:
-        click.echo(f"no templates in {cache_folder()}")
-        click.echo("  next: trtllm-hpc templates fetch --cluster PROFILE")
-    for row in rows:
-        state = f"{len(row.models)} models" if row.whole else "incomplete: fetch them again"
-        click.echo(f"{row.image}\n  {state}, fetched {row.fetched} UTC from {row.origin}")
-        click.echo(f"  {row.folder}")
+    return "\n".join(lines)
 
 
 @command.command()
@@ -193,9 +173,3 @@ def show(
         if model is None:
             click.echo(f"# ---- {name}/config.pbtxt")
         click.echo(text, nl=not text.endswith("\n"))
-
-
-def _row(kept: KeptTemplates) -> TemplatesRow:
-    return TemplatesRow(
-        kept.image, kept.origin, kept.fetched, str(kept.all_models), tuple(kept.models), kept.is_whole
-    )

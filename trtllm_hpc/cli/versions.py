@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import json_option, print_json
-from trtllm_hpc.report.tables import print_table
-from trtllm_hpc.report.versions import print_command, print_release, release_details, releases_table
+from trtllm_hpc.cli.listing import print_listing
+from trtllm_hpc.cli.options import complete_with, json_option, print_json
+from trtllm_hpc.report.formatting import NONE
+from trtllm_hpc.report.versions import print_command, print_release, release_details
 from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS, Command
 from trtllm_hpc.tensorrt_llm.releases.families import families
 from trtllm_hpc.tensorrt_llm.releases.release import (
@@ -50,11 +50,20 @@ def command(context: click.Context, as_json: bool) -> None:
         if as_json:
             raise click.UsageError(f"Write --json after {context.invoked_subcommand!r}.")
         return
-    if as_json:
-        print_json(releases())
-        return
-
-    print_table(releases_table(releases()))
+    print_listing(
+        releases(),
+        {
+            "release": lambda row: row.version,
+            "containers": lambda row: ", ".join(row.tags) or NONE,
+            "TensorRT": lambda row: row.tensorrt or NONE,
+            "Python": lambda row: row.python or NONE,
+            "CUDA": lambda row: row.cuda or NONE,
+            "builds with": lambda row: " + ".join(row.builds_with),
+            "backends": lambda row: ", ".join(row.backends),
+        },
+        as_json=as_json,
+        optional=("builds with", "CUDA", "TensorRT", "Python"),
+    )
 
 
 @command.command()

@@ -104,13 +104,6 @@ def find_templates(cluster: ClusterProfile) -> Path | None:
     return kept.all_models if kept is not None and kept.is_whole else None
 
 
-def kept_templates() -> list[KeptTemplates]:
-    """Everything that is kept, oldest first; also what is not whole any more."""
-    folder = cache_folder()
-    found = (_read(entry) for entry in (sorted(folder.iterdir()) if folder.is_dir() else ()))
-    return sorted((kept for kept in found if kept is not None), key=lambda kept: kept.fetched)
-
-
 def keep_folder(cluster: ClusterProfile, source: Path) -> KeptTemplates:
     """Keep the templates of a folder: ``all_models`` itself, or a checkout of upstream's that has it.
 

@@ -1,42 +1,14 @@
-"""The engine cache as tables and text: its list, and what it has for a run."""
+"""What the engine cache has for a run, as text and as a record."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from trtllm_hpc.report.formatting import NONE, format_bytes, format_duration, format_time
-from trtllm_hpc.report.tables import Table
+from trtllm_hpc.report.formatting import format_duration, format_time
 
 if TYPE_CHECKING:
-    from trtllm_hpc.engine_cache.listing import EngineRow
     from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
-
-_STYLES = {"whole": "green", "building": "cyan", "half-built": "yellow", "broken": "red"}
-
-
-def engines_table(rows: Sequence[EngineRow]) -> Table:
-    """Return a table with one row for each entry."""
-    table = Table(
-        *("name", "model", "backend", "version", "layout", "size", "built", "last used", "state"),
-        right=("size",),
-        one_line=("name", "size", "built", "last used"),
-        optional=("model", "last used", "layout", "version", "built", "backend"),
-    )
-    for row in rows:
-        about = [value or NONE for value in (row.model, row.backend, row.version, row.layout)]
-        size = format_bytes(row.bytes) if row.built_at is not None else "-"
-        times = [format_time(row.built_at), format_time(row.last_used)]
-        table.add_row(row.name, *about, size, *times, (state_of(row), _STYLES.get(row.state, "")))
-    return table
-
-
-def state_of(row: EngineRow) -> str:
-    """Return the state with its builder or its fault."""
-    if not row.note:
-        return row.state
-    return f"{row.state}: {row.note}" if row.state == "broken" else f"{row.state} {row.note}"
 
 
 def engine_lines(found: Hit | Miss | Unknown | None) -> list[str]:

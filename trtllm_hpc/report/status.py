@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Generic, Protocol, TypeVar
 
 from trtllm_hpc.bench.progress import clock_text
-from trtllm_hpc.report.formatting import NONE, format_duration, format_time, quantity
+from trtllm_hpc.report.formatting import format_time, quantity
 from trtllm_hpc.report.tables import Table
 from trtllm_hpc.runs.guests import Visitor
-from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.stages import StageStatus, joined
 from trtllm_hpc.runs.status import RunStatus
 
@@ -82,31 +80,6 @@ def stage_times(stage: StageStatus, now: float) -> str:
 
 def _span(since: float, until: float) -> str:
     return clock_text(max(0.0, until - since))
-
-
-def runs_table(runs: Sequence[ListedRun], now: float) -> Table:
-    """Return a table with one row for each run; ``now`` in seconds since the epoch."""
-    saved = ("saved",) if any(run.saved_gpu_hours for run in runs) else ()
-    headers: tuple[str, ...] = ("run", "state", "model", "endpoint", "age", "waited", "GPU-h", *saved)
-    table = Table(
-        *headers,
-        right=("age", "waited", "GPU-h", "saved"),
-        one_line=headers,
-        optional=("endpoint", "model", "saved", "GPU-h", "waited"),
-    )
-    for run in runs:
-        cells = {
-            "run": run.run_id,
-            "state": "unknown" if run.state is None else run.state.value,
-            "model": PurePath(run.model).name if run.model else NONE,
-            "endpoint": run.endpoint or NONE,
-            "waited": NONE if run.waited_s is None else format_duration(run.waited_s),
-            "age": format_duration(max(0.0, now - run.created_at)),
-            "GPU-h": quantity(run.gpu_hours, 2),
-            "saved": quantity(run.saved_gpu_hours, 2),
-        }
-        table.add_row(*(cells[header] for header in headers))
-    return table
 
 
 LISTED = 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
@@ -21,25 +20,6 @@ from trtllm_hpc.tensorrt_llm.releases.release import Release
 _NONE = "-"
 _MANY = 6
 """Choices beyond these are counted, not listed."""
-
-
-def releases_table(releases: Sequence[Release]) -> Table:
-    """One row a release, oldest first."""
-    table = Table(
-        *("release", "containers", "TensorRT", "Python", "CUDA", "builds with", "backends"),
-        optional=("builds with", "CUDA", "TensorRT", "Python"),
-    )
-    for release in releases:
-        table.add_row(
-            release.version,
-            ", ".join(release.tags) or _NONE,
-            release.tensorrt or _NONE,
-            release.python or _NONE,
-            release.cuda or _NONE,
-            " + ".join(release.builds_with),
-            ", ".join(release.backends),
-        )
-    return table
 
 
 @dataclass(frozen=True)

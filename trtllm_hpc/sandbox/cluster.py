@@ -14,7 +14,6 @@ from trtllm_hpc.sandbox import processes
 from trtllm_hpc.sandbox.layout import Folder, Layout, interface_name
 from trtllm_hpc.sandbox.nodes import Node, tail
 from trtllm_hpc.sandbox.processes import Progress
-from trtllm_hpc.sandbox.root import PATH
 
 PARTITIONS = ("batch", "debug")
 """Partitions of every sandbox, the default one first."""
@@ -66,8 +65,6 @@ class Status:
     nodes: tuple[NodeStatus, ...] = ()
     problems: tuple[str, ...] = ()
     """What is wrong, a few words each."""
-    root: str = ""
-    """Folder of the root file system that it runs from; empty for the machine's own."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         """The whole environment of the daemons: that of the caller of `up` must not leak into jobs."""
         return {
-            "PATH": PATH if self.layout.shape.root else processes.search_path(),
+            "PATH": processes.search_path(),
             "HOME": "/root",
             "LANG": "C.UTF-8",
             "SLURM_CONF": str(self.folder.slurm_conf),
@@ -104,12 +101,7 @@ class Cluster:
         }
 
     def slurm(self, *arguments: str) -> str:
-        """Run one of Slurm's commands on the machine, outside the sandbox, as any user would.
-
-        Those of another root file system run on the head.
-        """
-        if self.layout.shape.root and os.geteuid() == 0:
-            arguments = tuple(self.head.entering(arguments))
+        """Run one of Slurm's commands on the machine, outside the sandbox, as any user would."""
         return processes.run(arguments, timeout_s=20, environment=self.environment)
 
     def munge_answers(self) -> bool:
@@ -154,8 +146,7 @@ class Cluster:
             "munged": self.munge_answers(),
             "mariadbd": self.database_answers(),
             "slurmdbd": self.accounting_answers(),
-            # Only root can run the commands of another root file system.
-            "slurmctld": None if self.layout.shape.root and os.geteuid() != 0 else self.controller_answers(),
+            "slurmctld": self.controller_answers(),
         }
         states = self.node_states() if daemons["slurmctld"] else {}
         nodes = tuple(
@@ -170,15 +161,13 @@ class Cluster:
         )
         problems = [f"{daemon} does not answer" for daemon, answers in daemons.items() if answers is False]
         problems += [f"slurmd on {node.name} does not answer" for node in nodes if not node.answers]
-        if daemons["slurmctld"] is not None:
-            problems += [f"{node.name} is {node.state}" for node in nodes if node.state not in HEALTHY]
+        problems += [f"{node.name} is {node.state}" for node in nodes if node.state not in HEALTHY]
         return Status(
             name=self.layout.name,
             state="degraded" if problems else "up",
             nodes_wanted=self.layout.shape.nodes,
             gpus_per_node=self.layout.shape.gpus_per_node,
             real_gpus=self.layout.shape.real_gpus,
-            root=self.layout.shape.root,
             slurm_conf=str(self.folder.slurm_conf),
             subnet=f"{self.layout.subnet}.0/24",
             partitions=PARTITIONS,

@@ -16,7 +16,6 @@ from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.sandbox import gpus, processes
 from trtllm_hpc.sandbox.layout import Folder, Layout
-from trtllm_hpc.sandbox.root import entering, which
 
 CPUS_PER_NODE = 16
 """Processors that each node claims to have; in fact all nodes share the machine's."""
@@ -62,9 +61,9 @@ def umask(mask: int) -> Iterator[None]:
         os.umask(previous)
 
 
-def slurm_version(root: str) -> tuple[int, int]:
+def slurm_version() -> tuple[int, int]:
     """Slurm's release as ``(year, month)``, e.g. (22, 5). Raises SandboxError if slurmd does not print it."""
-    output = processes.run(entering(root, ["slurmd", "-V"]))
+    output = processes.run([processes.which("slurmd") or "slurmd", "-V"])
     found = re.search(r"(\d+)\.(\d+)", output)
     if found is None:
         raise SandboxError(f"`slurmd -V` prints no version: {output.strip()!r}.")
@@ -80,12 +79,10 @@ def _values(folder: Folder, layout: Layout) -> dict[str, object]:
         "shm_size": SHM_SIZE,
         "machine_devices": gpus.DEVICES,
         "machine_hosts": _machine_hosts(),
-        "version": slurm_version(layout.shape.root),
+        "version": slurm_version(),
         # The interpreter itself: a virtual environment may be removed while the sandbox is up.
-        "python": which(layout.shape.root, "python3")
-        if layout.shape.root
-        else os.path.realpath(sys.executable),
-        "slurmstepd": which(layout.shape.root, "slurmstepd"),
+        "python": os.path.realpath(sys.executable),
+        "slurmstepd": processes.which("slurmstepd"),
     }
 
 

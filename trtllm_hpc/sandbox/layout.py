@@ -38,14 +38,12 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a sandbox is, and what it runs from."""
+    """How large a sandbox is."""
 
     nodes: int
     gpus_per_node: int
     real_gpus: bool = False
     """Whether the GPUs are the machine's own; otherwise nodes only claim to have them."""
-    root: str = ""
-    """Folder of the root file system; empty for the machine's own."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
@@ -57,7 +55,7 @@ class Shape:
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
         kind = "real GPU" if self.real_gpus else "GPU"
         gpus = f"1 {kind}" if self.gpus_per_node == 1 else f"{self.gpus_per_node} {kind}s"
-        return f"{nodes} with {gpus} each" + f" and the root {self.root}" * bool(self.root)
+        return f"{nodes} with {gpus} each"
 
     @property
     def gpus(self) -> int:

@@ -15,7 +15,6 @@ from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
 from trtllm_hpc.sandbox.layout import Folder, Host
 from trtllm_hpc.sandbox.processes import Process
-from trtllm_hpc.sandbox.root import pivoting
 
 NAMESPACES = ("--mount", "--uts", "--net", "--pid")
 
@@ -96,7 +95,7 @@ class Node(Host):
         )
 
 
-def start(node: Node, environment: Mapping[str, str], root: str) -> subprocess.Popen[bytes]:
+def start(node: Node, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a node. It reads the end of its input and ends when this is closed, unless it is kept."""
     command = [
         # A session of its own, so that Ctrl-C reaches only `up`, which then ends this
@@ -105,7 +104,7 @@ def start(node: Node, environment: Mapping[str, str], root: str) -> subprocess.P
         *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
         # Later mounts of the machine are visible inside, never the other way round.
         *("--propagation", "slave"),
-        *pivoting(root, ["bash", str(node.folder.init), node.name]),
+        *("bash", str(node.folder.init), node.name),
     ]
     pipe = subprocess.PIPE
     with node.folder.output(node.name).open("wb") as errors:

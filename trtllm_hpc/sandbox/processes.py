@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import time
@@ -44,6 +45,11 @@ def search_path() -> str:
     """PATH with the folders of administrators' commands, which `su` and cron may leave out."""
     given = os.environ.get("PATH", os.defpath).split(os.pathsep)
     return os.pathsep.join([*given, *(folder for folder in ADMIN_FOLDERS if folder not in given)])
+
+
+def which(command: str) -> str | None:
+    """Return the path of a command in :func:`search_path`; ``None`` if there is none."""
+    return shutil.which(command, path=search_path())
 
 
 def all_processes() -> Iterator[Process]:

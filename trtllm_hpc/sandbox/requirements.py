@@ -1,4 +1,4 @@
-"""What a sandbox needs of this machine, and the installation of Debian packages, here or as a new root."""
+"""What a sandbox needs of this machine, and the installation of Debian packages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,10 +17,9 @@ from trtllm_hpc.errors import SandboxError, SandboxImpossible
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.process import captured
 from trtllm_hpc.sandbox import processes
-from trtllm_hpc.sandbox.files import rendered, umask
+from trtllm_hpc.sandbox.files import rendered
 from trtllm_hpc.sandbox.nodes import NAMESPACES, tail
-from trtllm_hpc.sandbox.processes import Progress, lock
-from trtllm_hpc.sandbox.root import script, which
+from trtllm_hpc.sandbox.processes import Progress
 
 COMMANDS = {
     "srun": "slurm-client",
@@ -60,12 +59,9 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 SET_ASIDE = Path("/usr/sbin/policy-rc.d.before-trtllm-hpc")
 INSTALL_TIMEOUT_S = 900.0
 LOG = Path("/var/log/trtllm-hpc-install.log")
-"""What apt-get and debootstrap print."""
+"""What apt-get prints."""
 PROGRESS_S = 10.0
-"""Pause between two words on an installation."""
-
-_ALONE = "setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child --mount-proc"
-"""Runs a command whose processes and mounts end with this process, however this ends."""
+"""Pause between two reports on an installation."""
 
 
 def check_platform() -> None:
@@ -77,26 +73,25 @@ def check_platform() -> None:
         )
 
 
-def check_root(do: str = "start or stop a sandbox") -> None:
+def check_root() -> None:
     """Raise ``SandboxImpossible`` unless this is root."""
     if os.geteuid() != 0:
         raise SandboxImpossible(
-            f"Only root can {do}, because that makes namespaces and mounts. "
+            "Only root can start or stop a sandbox, because that makes namespaces and mounts. "
             "Once a sandbox is up, every user can submit to it.",
             hint="run the same command as root, or trtllm-hpc submit tiny-llama --cluster local",
         )
 
 
-def missing_packages(root: str = "", *, optional: bool = False) -> list[str]:
-    """The Debian packages with the commands and libraries that this machine or this root lacks, sorted."""
-    commands = COMMANDS | (OPTIONAL if optional else {}) | ({"python3": "python3"} if root else {})
-    lacking = {package for command, package in commands.items() if which(root, command) is None}
-    top = Path(root or "/")
+def missing_packages(*, optional: bool = False) -> list[str]:
+    """The Debian packages with the commands and libraries that this machine lacks, sorted."""
+    commands = COMMANDS | (OPTIONAL if optional else {})
     libraries = dict(LIBRARIES)
-    if not root and sys.base_prefix == "/usr":  # Triton loads the library of Debian's Python
+    if sys.base_prefix == "/usr":  # Triton loads the library of Debian's Python
         python = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
         libraries[f"/usr/lib/*/{python}.so.1.0"] = python
-    lacking |= {package for file, package in libraries.items() if not any(top.glob(file.lstrip("/")))}
+    lacking = {package for command, package in commands.items() if processes.which(command) is None}
+    lacking |= {package for file, package in libraries.items() if not any(Path("/").glob(file.lstrip("/")))}
     return sorted(lacking)
 
 
@@ -105,15 +100,9 @@ def install_command(packages: list[str]) -> str:
     return f"apt-get install --no-install-recommends -y {' '.join(packages)}"
 
 
-def check_packages(root: str = "") -> None:
+def check_packages() -> None:
     """Raise ``SandboxImpossible`` if a command or library is missing."""
-    packages = missing_packages(root)
-    if packages and root:
-        raise SandboxImpossible(
-            f"{root} is not a root file system with {', '.join(packages)}, which a sandbox needs.",
-            hint="trtllm-hpc sandbox root FOLDER, which makes such a root file system in a new folder",
-        )
-    if packages:
+    if packages := missing_packages():
         raise SandboxImpossible(
             f"A sandbox needs Debian packages that are not installed: {', '.join(packages)}.",
             hint="trtllm-hpc sandbox up --install (starts none of their services), "
@@ -134,14 +123,14 @@ def check_kernel() -> None:
             ) from error
 
 
-def install_missing(packages: list[str] | None = None, *, tell: Progress) -> list[str]:
-    """Install Debian packages, by default those that a sandbox lacks, and start no service; return them.
+def install_missing(*, tell: Progress) -> list[str]:
+    """Install the Debian packages that a sandbox lacks, and start no service; return them.
 
     Raises SandboxError if this is not root or not Linux, there is no apt-get, or it failed.
     """
     check_platform()
     check_root()
-    packages = missing_packages(optional=True) if packages is None else packages
+    packages = missing_packages(optional=True)
     if not packages:
         return []
     if shutil.which("apt-get") is None:
@@ -155,39 +144,6 @@ def install_missing(packages: list[str] | None = None, *, tell: Progress) -> lis
         _apt_get("update", tell=tell)
         _install(packages, tell)
     return packages
-
-
-def make_root(folder: Path, suite: str, mirror: str = "", *, install: bool = False, tell: Progress) -> bool:
-    """Make a root file system with everything that a sandbox needs; return whether it was missing.
-
-    The folder appears when it is complete; until then its name has ``.partial`` at the end. ``mirror`` is the
-    URL of Debian's packages, by default the mirror in apt's configuration. Raises SandboxError if this is not
-    root, the folder holds something else, or a step failed.
-    """
-    check_platform()
-    check_root("make a root file system")
-    folder = folder.absolute()
-    with umask(0o022), lock(f"root file system {folder}", tell):
-        if folder.is_dir() and any(folder.iterdir()):
-            check_packages(str(folder))
-            return False
-        if install and not which("", "debootstrap"):
-            install_missing(["debootstrap"], tell=tell)
-        elif not which("", "debootstrap"):
-            raise SandboxImpossible(
-                "debootstrap, which makes a root file system, is not installed.",
-                hint=f"trtllm-hpc sandbox root {folder} --install, or apt-get install debootstrap",
-            )
-        partial = Path(f"{folder}.partial")
-        packages = missing_packages(str(partial), optional=True)
-        tell(f"debootstrap {suite} and {' '.join(packages)} (output in {LOG})")
-        try:
-            shutil.rmtree(partial, ignore_errors=True)  # of one that was killed
-            command = ["bash", script("make-root.sh"), str(folder), suite, mirror, *packages]
-            _run_logged("debootstrap", [*_ALONE.split(), *command], tell=tell)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    return True
 
 
 @contextmanager
@@ -229,13 +185,7 @@ def _install(packages: list[str], tell: Progress) -> None:
 
 
 def _apt_get(*arguments: str, tell: Progress, hint: str = "apt-get update") -> None:
-    _run_logged(
-        "apt-get", ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *arguments], tell=tell, hint=hint
-    )
-
-
-def _run_logged(name: str, command: Sequence[str], *, tell: Progress, hint: str | None = None) -> None:
-    """Run an installer with its output in ``LOG``, and tell now and then how far it is.
+    """Run apt-get with its output in ``LOG``, and report now and then how far it is.
 
     Raises SandboxImpossible, with the end of the output, if it failed or took too long.
     """
@@ -246,6 +196,7 @@ def _run_logged(name: str, command: Sequence[str], *, tell: Progress, hint: str 
         # Ubuntu's needrestart would restart services that use a new library.
         "NEEDRESTART_SUSPEND": "1",
     }
+    command = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *arguments]
     begun = time.monotonic()
     with LOG.open("ab") as log:
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -254,11 +205,13 @@ def _run_logged(name: str, command: Sequence[str], *, tell: Progress, hint: str 
             with suppress(subprocess.TimeoutExpired):
                 process.wait(PROGRESS_S)
                 break
-            tell(f"{name}, for {passed_s + PROGRESS_S:.0f} s: {tail(LOG, 1).splitlines()[-1].strip()[:60]}")
+            tell(f"apt-get, for {passed_s + PROGRESS_S:.0f} s: {tail(LOG, 1).splitlines()[-1].strip()[:60]}")
         else:
-            raise SandboxImpossible(f"{name} did not finish within {INSTALL_TIMEOUT_S:g} s.\n{tail(LOG)}")
+            raise SandboxImpossible(f"apt-get did not finish within {INSTALL_TIMEOUT_S:g} s.\n{tail(LOG)}")
     finally:
         process.kill()
         process.wait()
     if process.returncode != 0:
-        raise SandboxImpossible(f"{name} failed with exit code {process.returncode}.\n{tail(LOG)}", hint=hint)
+        raise SandboxImpossible(
+            f"apt-get failed with exit code {process.returncode}.\n{tail(LOG)}", hint=hint
+        )

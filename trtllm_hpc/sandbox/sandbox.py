@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from trtllm_hpc.errors import SandboxError
@@ -51,7 +48,7 @@ class Sandbox:
         raw = self._state()
         if raw is None:
             return None
-        shape = Shape(raw["nodes"], raw["gpus_per_node"], raw.get("real_gpus", False), raw.get("root", ""))
+        shape = Shape(raw["nodes"], raw["gpus_per_node"], raw.get("real_gpus", False))
         return Layout(self.name, shape, raw["subnet"], tuple(raw.get("machine_gpus", ())))
 
     @property
@@ -83,16 +80,14 @@ class Sandbox:
         gpus_per_node: int | None = None,
         *,
         real_gpus: bool = False,
-        root: str | os.PathLike[str] | None = None,
         tell: Progress = silent,
     ) -> bool:
         """Start it and return when its nodes are idle; return whether anything had to be started.
 
         Each of ``nodes`` (1 to 32) claims ``gpus_per_node`` (0 to 16, by default 4); with ``real_gpus`` they
-        are the machine's own, by default as many as there are for every node. ``root`` is the folder of a
-        root file system such as `sandbox root` makes. ``tell`` is called with a few words before each wait.
-        Raises SandboxError if it cannot start here, or one of another shape is up; nothing of it is left
-        then.
+        are the machine's own, by default as many as there are for every node. ``tell`` is called with a few
+        words before each wait. Raises SandboxError if it cannot start here, or one of another shape is up;
+        nothing of it is left then.
         """
         requirements.check_platform()
         requirements.check_root()
@@ -100,12 +95,10 @@ class Sandbox:
             shape = gpus.real_shape(nodes, gpus_per_node)
         else:
             shape = Shape(nodes, DEFAULT_GPUS if gpus_per_node is None else gpus_per_node)
-        if root is not None:
-            shape = replace(shape, root=str(Path(root).absolute()))
         with self._locked(tell):
             if self._is_up_as(shape):
                 return False
-            requirements.check_packages(shape.root)
+            requirements.check_packages()
             requirements.check_kernel()
             self._remove()
             try:
@@ -146,7 +139,7 @@ class Sandbox:
             return False
         again = f"{self._command('down')} && {self._command('up')}"
         again += f" --nodes {shape.nodes} --gpus-per-node {shape.gpus_per_node}"
-        again += " --gpus real" * shape.real_gpus + f" --root {shlex.quote(shape.root)}" * bool(shape.root)
+        again += " --gpus real" * shape.real_gpus
         layout = self.layout
         if layout is not None and layout.shape != shape:
             raise SandboxError(
@@ -164,9 +157,7 @@ class Sandbox:
         tell(f"namespaces and network {layout.subnet}.0/24")
         with ExitStack() as stack:
             hosts = (cluster.head, *cluster.nodes)
-            starting = [
-                stack.enter_context(nodes.start(node, cluster.environment, shape.root)) for node in hosts
-            ]
+            starting = [stack.enter_context(nodes.start(node, cluster.environment)) for node in hosts]
             for node, process in zip(hosts, starting, strict=True):
                 nodes.await_mounts(node, process)
             check_pmix(cluster)

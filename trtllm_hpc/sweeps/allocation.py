@@ -52,7 +52,7 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
 
     Raises SubmissionError if Slurm refuses it.
     """
-    runs = [_read(paths.run(name)) for name in names]
+    runs = [_Rendered(run, read_spec(run.spec), readable_plan(run)) for run in map(paths.run, names)]
     cluster = read_cluster(runs[0].run.cluster)
     minutes = _minutes(record, runs, cluster)
     here = RunPaths(paths.folder)
@@ -73,24 +73,17 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
     job_id, started = _start(here, cluster, token)
     try:
         for it in runs:
-            _record(it, cluster, token, StageJob(job_id, time.time(), started), paths)
+            record_of_run = SubmissionRecord(cluster.scheduler, token, cluster.slurm_conf, complete=True)
+            record_of_run.within = str(paths.folder)
+            job = StageJob(job_id, time.time(), started)
+            record_of_run.stages = {stage.name: job for stage in it.plan.stages}
+            record_of_run.write(it.run)
     except BaseException:  # Ctrl-C above all: a job that nobody knows must not hold nodes
         if cluster.scheduler == "local":
             signal_group(int(job_id), signal.SIGTERM)
         else:
             Slurm(cluster.slurm_conf).cancel([sweep_job(str(paths.folder), job_id)])
         raise
-
-
-def _read(run: RunPaths) -> _Rendered:
-    return _Rendered(run, read_spec(run.spec), readable_plan(run))
-
-
-def _record(it: _Rendered, cluster: ClusterProfile, token: str, job: StageJob, paths: SweepPaths) -> None:
-    record = SubmissionRecord(cluster.scheduler, token, cluster.slurm_conf, complete=True)
-    record.within = str(paths.folder)
-    record.stages = {stage.name: job for stage in it.plan.stages}
-    record.write(it.run)
 
 
 def _start(here: RunPaths, cluster: ClusterProfile, token: str) -> tuple[str, int | None]:

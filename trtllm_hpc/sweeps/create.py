@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 
 from trtllm_hpc.config.diagnostics import in_job
@@ -22,7 +21,7 @@ from trtllm_hpc.runs.submit import require_scheduler
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, write_record
 from trtllm_hpc.validation.checks import check_submission
 from trtllm_hpc.validation.context import SlurmAnswers
-from trtllm_hpc.validation.load import LoadedVariant, load_sweep
+from trtllm_hpc.validation.load import load_sweep
 
 _NAMED = 4
 """Variants that a finding names."""
@@ -85,14 +84,42 @@ def plan_sweep(
     runs = source.runs or (runs_folder(first.cluster) if first is not None else Path())
     name = first.job.name.partition(f".{loaded.variants[0].override.name}")[0] if first is not None else ""
     paths = SweepPaths(new_run_folder(runs / SWEEPS, name).folder)
-    planner = _Planner(paths, runs, ignored_checks, loaded.sweep.allocation == "one")
+    planned_runs: dict[str, Plan] = {}
+    wrong: dict[str, Sequence[Diagnostic]] = {}
+    warnings: dict[str, None] = {}
+    slurm: SlurmAnswers | None = None
     for variant in loaded.variants:
-        planner.plan(variant)
-    if planner.found and (not skip or not planner.runs):
+        variant_name = variant.override.name
+        try:
+            if variant.facts is None or variant.diagnostics:
+                raise ConfigError(variant.diagnostics)
+            _refuse(_sweep_rules(variant.facts.job))
+            with path_errors(variant.facts.job, variant.facts.cluster):
+                plan = plan_facts(variant.facts, paths.run(variant_name), runs)
+                if slurm is None:
+                    require_scheduler(plan.cluster)
+                    slurm = SlurmAnswers(plan.cluster.slurm_conf)
+                warnings |= dict.fromkeys(check_submission(plan, ignored_checks, slurm))
+                warnings |= dict.fromkeys(f"note: {note}" for note in plan.notes)
+                if loaded.sweep.allocation == "one":
+                    _refuse(_in_one_rules(plan))
+                planned_runs[variant_name] = plan
+        except ConfigError as error:
+            wrong[variant_name] = error.diagnostics
+        except RenderError as error:
+            wrong[variant_name] = [Diagnostic("cannot-render", error.message, hint=error.hint)]
+    findings = tuple(_with_variants(wrong, len(loaded.variants)))
+    if wrong and (not skip or not planned_runs):
         hint = "fix them, or leave out the variants that are wrong with --skip-refused"
-        raise ConfigError(list(planner.findings(len(loaded.variants))), hint=hint if planner.runs else None)
+        raise ConfigError(list(findings), hint=hint if planned_runs else None)
     variants = [
-        Variant(it.override.name, it.override.values, tuple(planner.refused.get(it.override.name, ())))
+        Variant(
+            it.override.name,
+            it.override.values,
+            tuple(
+                ": ".join(filter(None, (its.field, its.message))) for its in wrong.get(it.override.name, ())
+            ),
+        )
         for it in loaded.variants
     ]
     record = SweepRecord(
@@ -104,57 +131,25 @@ def plan_sweep(
         loaded.sweep.max_running,
         loaded.sweep.time_limit_minutes,
     )
-    findings = tuple(planner.findings(len(variants)))
-    return PlannedSweep(paths, record, planner.runs, findings, tuple(planner.warnings))
+    return PlannedSweep(paths, record, planned_runs, findings, tuple(warnings))
 
 
-class _Planner:
-    def __init__(self, paths: SweepPaths, runs: Path, ignored: Collection[str], in_one: bool) -> None:
-        self._paths, self._runs, self._ignored, self._in_one = paths, runs, ignored, in_one
-        self._slurm: SlurmAnswers | None = None
-        self.runs: dict[str, Plan] = {}
-        self.found: dict[str, tuple[Diagnostic, list[str]]] = {}
-        self.refused: dict[str, list[str]] = {}
-        self.warnings: dict[str, None] = {}
+def _refuse(found: Iterable[Diagnostic]) -> None:
+    if diagnostics := list(found):
+        raise ConfigError(diagnostics)
 
-    def plan(self, variant: LoadedVariant) -> None:
-        name, wrong = variant.override.name, variant.diagnostics
-        if variant.facts is not None and not wrong:
-            wrong = list(_sweep_rules(variant.facts.job))
-        if wrong or variant.facts is None:
-            self._refuse(name, wrong)
-            return
-        try:
-            with path_errors(variant.facts.job, variant.facts.cluster):
-                plan = plan_facts(variant.facts, self._paths.run(name), self._runs)
-                self.warnings |= dict.fromkeys(self._check(plan))
-                if self._in_one and (found := list(_in_one_rules(plan))):
-                    raise ConfigError(found)
-                self.runs[name] = plan
-        except ConfigError as error:
-            self._refuse(name, error.diagnostics)
-        except RenderError as error:
-            self._refuse(name, [Diagnostic("cannot-render", error.message, hint=error.hint)])
 
-    def _check(self, plan: Plan) -> Iterator[str]:
-        if self._slurm is None:
-            require_scheduler(plan.cluster)
-            self._slurm = SlurmAnswers(plan.cluster.slurm_conf)
-        warnings = check_submission(plan, self._ignored, self._slurm)
-        return chain(warnings, (f"note: {note}" for note in plan.notes))
-
-    def _refuse(self, name: str, wrong: Sequence[Diagnostic]) -> None:
-        self.refused[name] = [": ".join(filter(None, (it.field, it.message))) for it in wrong]
-        for it in wrong:
-            self.found.setdefault(str(it), (it, []))[1].append(name)
-
-    def findings(self, count: int) -> Iterator[Diagnostic]:
-        """Yield what is wrong, each with the variants of which it is; ``count`` is the number of all."""
-        for found, names in self.found.values():
-            listed = ", ".join(names[:_NAMED])
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            which = f"all {count} variants" if len(names) == count else f"{listed}{more}"
-            yield replace(found, message=f"{found.message} (in {which})")
+def _with_variants(wrong: Mapping[str, Sequence[Diagnostic]], count: int) -> Iterator[Diagnostic]:
+    """Yield each finding once, with the variants that have it; ``count`` is the number of all variants."""
+    found: dict[str, tuple[Diagnostic, list[str]]] = {}
+    for variant, diagnostics in wrong.items():
+        for it in diagnostics:
+            found.setdefault(str(it), (it, []))[1].append(variant)
+    for diagnostic, names in found.values():
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        listed = f"{', '.join(names[:_NAMED])}{more}"
+        which = f"all {count} variants" if len(names) == count else listed
+        yield replace(diagnostic, message=f"{diagnostic.message} (in {which})")
 
 
 def _sweep_rules(job: JobFile) -> Iterator[Diagnostic]:
