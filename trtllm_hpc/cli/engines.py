@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from trtllm_hpc.cli.options import Command, complete_with, json_option, print_js
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow, details_of, list_entries
 from trtllm_hpc.engine_cache.listing import verify as verify_entry
 from trtllm_hpc.engine_cache.lookup import parts_of
-from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
+from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import default_runs_folder, engines_folder
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_duration, format_time
 from trtllm_hpc.runs.prune import Pruned, Selection, prune_engines
@@ -65,16 +66,33 @@ def cache_options(command: Command) -> Command:
 
 
 def _cache(folder: Path | None, cluster: str | None) -> Cache:
-    """Return the cache that the options name; it need not exist."""
+    """Return the cache that the options name; it need not exist.
+
+    Raises ConfigError if this user may not read it.
+    """
     from trtllm_hpc.runs.hub import runs_folder
     from trtllm_hpc.validation.load import load_cluster
 
     if folder is not None:
-        return Cache(folder.absolute())
-    if cluster is None:
-        return Cache(engines_folder(None, default_runs_folder()))
-    profile = load_cluster(cluster)
-    return Cache(engines_folder(profile.engines_folder, runs_folder(profile)))
+        return Cache(_readable(folder.absolute(), "--engines"))
+    named, runs = None, default_runs_folder()
+    if cluster is not None:
+        profile = load_cluster(cluster)
+        named, runs = profile.engines_folder, runs_folder(profile)
+    return Cache(_readable(engines_folder(named, runs), "engines_folder"))
+
+
+def _readable(folder: Path, key: str) -> Path:
+    try:
+        list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        hint = f"check its permissions (namei -l {shlex.quote(str(folder))}), or name another with --engines"
+        message = f"{folder}: {error.strerror}"
+        diagnostic = Diagnostic("unreadable", message, "the cache of engines", key, hint=hint)
+        raise ConfigError([diagnostic]) from None
+    return folder
 
 
 def _names(ctx: click.Context) -> list[str]:
