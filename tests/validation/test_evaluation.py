@@ -47,3 +47,11 @@ def test_a_server_without_openais_protocol_is_refused() -> None:
     assert messages() == []
     [message] = messages(openai="none")
     assert "which this server does not speak (serve.openai: none)" in message
+
+
+def test_a_triton_that_no_gateway_understands_is_refused() -> None:
+    engine = {"model": {"path": "/m"}, "engine": {"backend": "pytorch"}}
+    for frontend, refused in (("triton", True), ("openai", False)):
+        plain = {"serve": {"frontend": frontend}, "companion": {"evaluate": {"tasks": ["facts"]}}}
+        found = problems(facts_of(JobFile.model_validate({"name": "a", **engine, **plain}), HERE))
+        assert any("which this Triton does not speak" in it.message for it in found) is refused
