@@ -21,7 +21,7 @@ from tests.waiting import eventually
 ONE_BY_ONE = ("tests/local/", "tests/slurm/", "tests/reference/test_ranks.py")
 """Where each test, of half a minute, goes to the next free worker."""
 
-TOGETHER = ("tests/local/test_api.py", "tests/local/test_door.py")
+TOGETHER = ("tests/local/test_api.py", "tests/local/test_proxy.py")
 """Files below those whose tests share one run."""
 
 SLURM = "tests/slurm/"

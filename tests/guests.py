@@ -1,4 +1,4 @@
-"""Asking with a guest's key until the door refuses it."""
+"""Asking with a guest's key until the proxy refuses it."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def serve_and_measure() -> None:
         "serve": {
             "command": [sys.executable, __file__, "{port}", "serve"],
             "keep_running": True,
-            "door": "none",
+            "proxy": "none",
         },
         "companion": {"enabled": False},
     }

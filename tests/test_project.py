@@ -41,11 +41,11 @@ def test_every_relative_link_leads_somewhere() -> None:
 def test_a_package_index_shows_links_that_work_or_none() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     published = SETUP["description"](readme, "https://example.org/me/trtllm-hpc")
-    assert "](https://example.org/me/trtllm-hpc/blob/HEAD/docs/how-to/keyed-door.md)" in published
+    assert "](https://example.org/me/trtllm-hpc/blob/HEAD/docs/how-to/keyed-proxy.md)" in published
     assert LINK.findall(published) == []
     plain = SETUP["description"](readme, None)
     assert LINK.findall(plain) == []
-    assert "(`docs/how-to/keyed-door.md` in the source)" in plain
+    assert "(`docs/how-to/keyed-proxy.md` in the source)" in plain
     assert SETUP["project_urls"](None) == {}
 
 

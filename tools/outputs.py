@@ -27,7 +27,7 @@ from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import ReleaseDetails
 from trtllm_hpc.runs.difference import RunsDiff
-from trtllm_hpc.runs.guests import Visitor
+from trtllm_hpc.runs.guests import ProxyClient
 from trtllm_hpc.runs.hub import ModelRow
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedList
@@ -68,7 +68,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "bench run": {"": MeasurementSummary},
     "bench list": {"": list[MeasurementRow]},
     "bench compare": {"": Comparison},
-    "endpoint": {"": EndpointAccess, "with `--invite`, `--revoke` or `--invited`": list[Visitor]},
+    "endpoint": {"": EndpointAccess, "with `--invite`, `--revoke` or `--invited`": list[ProxyClient]},
     "metrics": {"": MetricsSample},
     "engines list": {"": list[EngineRow]},
     "engines show": {"": EngineDetails},

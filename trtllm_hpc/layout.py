@@ -112,8 +112,8 @@ class Instances:
         return [group.layout.world_size for group in self.groups for _ in group.servers] or alike
 
     @property
-    def behind_door(self) -> int:
-        """Servers among which the first node's door chooses: of a disaggregated run only the front."""
+    def behind_proxy(self) -> int:
+        """Servers among which the first node's proxy chooses: of a disaggregated run only the front."""
         return 1 if self.groups else self.count
 
     def first_node(self, instance: int) -> int:
@@ -129,7 +129,7 @@ class Instances:
 
     @property
     def leaders(self) -> dict[int, list[int]]:
-        """The instances that the door of each node, by its number within the job, passes requests on to."""
+        """The instances that the proxy of each node, by its number within the job, passes requests on to."""
         nodes: dict[int, list[int]] = {}
         for instance in range(self.count):
             nodes.setdefault(self.first_node(instance), []).append(instance)

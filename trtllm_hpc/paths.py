@@ -27,7 +27,7 @@ from trtllm_hpc.errors import ConfigError, Diagnostic
 STAGES = ("download", "build", "serve", "companion")
 """The stages of a run, in the order of their dependencies."""
 
-PROGRAMS = ("door", "gateway")
+PROGRAMS = ("proxy", "gateway")
 """Beside the server, with a log of their own."""
 STEPS = ("download", "build", "staging", "repository", "preflight", "serve", "front", "companion")
 """What writes one log for each rank: the stages, and steps beside the server within ``serve``."""
@@ -167,9 +167,9 @@ class RunPaths:
     guests = _Named("guests.json")
     """The colleagues who have been invited to ask the server; without their keys."""
     visits = _Named("visits.json")
-    """The guests whom the door lets in now, and how often everybody has asked."""
+    """The guests whom the proxy lets in now, and how often everybody has asked."""
     certificate = _Named("certificate.crt")
-    """The certificate that the door shows."""
+    """The certificate that the proxy shows."""
     certificate_key = _Named("certificate.pem")
     """The same with its private key (mode 0600), as HAProxy reads it."""
     instances = _Named("instances.json")
@@ -249,13 +249,13 @@ class RunPaths:
         """
         return self.events / f"{stage}.jsonl"
 
-    def door(self, node: int) -> Path:
+    def proxy(self, node: int) -> Path:
         """Return the configuration of HAProxy on the node of that number within the job."""
         return self.scripts / (f"haproxy.node{node}.cfg" if node else "haproxy.cfg")
 
-    def door_ports(self, node: int) -> Path:
-        """Return the file in which the door of a further node records its address and ports."""
-        return self.ranks / f"door_{node}.json"
+    def proxy_ports(self, node: int) -> Path:
+        """Return the file in which the proxy of a further node records its address and ports."""
+        return self.ranks / f"proxy_{node}.json"
 
     def guest_key(self, name: str) -> Path:
         """Return the file with the key of a guest (mode 0600)."""

@@ -1,4 +1,4 @@
-"""Upstream's own front before servers behind our door: ``python -m benchmarks.upstream.front FOLDER``.
+"""Upstream's own front before servers behind our proxy: ``python -m benchmarks.upstream.front FOLDER``.
 
 FOLDER holds the Python files of TensorRT-LLM, as for ``python -m benchmarks.upstream``; it takes root and
 Debian's Slurm. On a sandbox of four nodes a disaggregated job starts a context server and three generation

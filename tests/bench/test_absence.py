@@ -234,10 +234,10 @@ def test_only_without_any_instance_was_the_server_away(
     assert places[0].was_replaced_by(places[1]) is was_replaced_by
 
 
-def test_a_door_that_was_started_again_was_away(tmp_path: Path) -> None:
+def test_a_proxy_that_was_started_again_was_away(tmp_path: Path) -> None:
     paths = make_run(tmp_path / "run", None)
     before = ServerIdentity.of(paths)
-    add_event(paths, "serve", "door_restarted", why="the door (HAProxy) ended by itself, with exit code -9")
+    add_event(paths, "serve", "proxy_restarted", why="the proxy (HAProxy) ended by itself, with exit code -9")
     assert before.was_replaced_by(ServerIdentity.of(paths))
 
 

@@ -1,4 +1,4 @@
-"""The lines that ``trtllm-hpc endpoint`` prints, where the tests of the door do not run them."""
+"""The lines that ``trtllm-hpc endpoint`` prints, where the tests of the proxy do not run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line's front door."""
+"""The command line's front proxy."""
 
 from __future__ import annotations
 

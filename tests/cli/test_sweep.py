@@ -1,4 +1,4 @@
-"""``trtllm-hpc sweep`` as a person types it; Slurm is a fake with its manners."""
+"""``trtllm-hpc sweep`` as a person types it; a fake behaves as Slurm does."""
 
 from __future__ import annotations
 

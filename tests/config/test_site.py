@@ -11,7 +11,7 @@ from trtllm_hpc.config.files import default_profile, find_profile, profile_origi
 
 LIMITS = (
     "name: here\ngpus_per_node: 4\n"
-    "limits: {time_minutes: 90, gpus: 4, door: obligatory, message: Ask hpc@example.org.}\n"
+    "limits: {time_minutes: 90, gpus: 4, proxy: obligatory, message: Ask hpc@example.org.}\n"
 )
 
 
@@ -44,8 +44,8 @@ def test_the_users_own_profile_comes_before_the_sites_and_the_sites_before_a_shi
         ("serve: {time_limit_minutes: 91}", "serve.time_limit_minutes", "91 minutes, but the profile 'here'"),
         ("companion: {time_limit_minutes: 120}", "companion.time_limit_minutes", "allows 90"),
         ("serve: {instances: 5, placement: spread}", "serve", "5 GPUs, but the profile 'here' allows 4"),
-        ("serve: {door: none}", "serve.door", "allows only doors with a key"),
-        ("serve: {key: false}", "serve.key", "allows only doors with a key"),
+        ("serve: {proxy: none}", "serve.proxy", "allows only proxies with a key"),
+        ("serve: {key: false}", "serve.key", "allows only proxies with a key"),
     ],
 )
 def test_a_job_beyond_a_sites_limit_is_refused_with_the_sites_sentence(

@@ -19,7 +19,7 @@ CHAT: list[dict[str, Any]] = [
     {"role": "assistant", "content": " Là. "},
     {"role": "user", "content": "Merci"},
 ]
-# In the manners of published models: ChatML, Llama 3, Mistral, and what else templates use.
+# In the style of published models: ChatML, Llama 3, Mistral, and what else templates use.
 TEMPLATES = [
     """{% for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}

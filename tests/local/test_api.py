@@ -172,7 +172,7 @@ def test_what_cannot_be_measured_is_refused_before_a_request_is_sent(run: trtllm
 
 def test_plans_and_scripts_without_a_submission(job: Path, folder: Path) -> None:
     plan = trtllm_hpc.plan(job, "sandbox", ["serve.nodes=2"])
-    assert (plan.layout.nodes, plan.layout.world_size, plan.has_door) == (2, 2, True)
+    assert (plan.layout.nodes, plan.layout.world_size, plan.has_proxy) == (2, 2, True)
     rendered = trtllm_hpc.render(job, "local", runs=folder / "rendered")
     assert rendered.status.state is RunState.RENDERED
     with pytest.raises(NotReady):

@@ -102,7 +102,7 @@ def test_the_same_chain_ends_well(tmp_path: Path) -> None:
     assert eventually(lambda: leftovers(run) == [], 10), leftovers(run)
 
 
-def open_to_strangers(run: RunPaths) -> list[str]:
+def open_to_other_users(run: RunPaths) -> list[str]:
     """Shared memory that other users may read, and ports of the server that other machines reach."""
     record = RankRecord.read(run.rank_record("serve", 0))
     endpoint = Endpoint.read(run.endpoint)
@@ -123,7 +123,7 @@ def test_cancel_leaves_nothing(tmp_path: Path) -> None:
     """The output is a pipe: the command must end although the run goes on."""
     _, run = submit(tmp_path, engine=built(1))
     assert eventually(lambda: run.endpoint.exists(), 60), state(run)
-    assert open_to_strangers(run) == []
+    assert open_to_other_users(run) == []
     cancelled = types("cancel", run.folder)
     assert cancelled.returncode == 0, cancelled.stderr
     assert state(run) == "cancelled"

@@ -91,9 +91,9 @@ def test_a_warning_before_an_error_that_shares_a_rare_word_is_shown(word: str) -
 
 
 def test_of_a_consequence_the_warning_before_it_is_the_first_error() -> None:
-    log = "WARNING: moon_server7 could not open its door\n" + "fine\n" * 9
+    log = "WARNING: moon_server7 could not open its proxy\n" + "fine\n" * 9
     answer = explain(f"{log}error: worker died: moon_server7\n").splitlines()
-    assert answer[0].startswith("first error: moon_server7 could not open its door")
+    assert answer[0].startswith("first error: moon_server7 could not open its proxy")
     assert answer[2].startswith("  -:1: ")
     assert answer[3].startswith("then: ")
 

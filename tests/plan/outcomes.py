@@ -329,12 +329,12 @@ reference - {tensor_parallel: 2, serve: {mode: orchestrator}, repository: {model
 # Nodes of a phase's own kind, which are not counted together.
 1.2.0 llama {backend: pytorch, tensor_parallel: 2, serve: {nodes: 2, $TWO_TO_GENERATE}, $NODES_OF_4}
 1.2.0 llama {backend: pytorch, tensor_parallel: 2, serve: {nodes: 2, $TWO_TO_GENERATE}, $NODES_APART}
-# Ranks over nodes, and instances behind a door.
+# Ranks over nodes, and instances behind a proxy.
 reference - {tensor_parallel: 8, serve: {nodes: 3}}
 reference - {tensor_parallel: 2, serve: {nodes: 4}, site: {gpus_per_node: 0}}
 reference - {tensor_parallel: 8, serve: {nodes: 1}, site: {gpus_per_node: 4}}
 reference - {tensor_parallel: 6, serve: {nodes: 1}, site: {gpus_per_node: 4}}
-reference - {tensor_parallel: 2, serve: {instances: 2, door: none}}
+reference - {tensor_parallel: 2, serve: {instances: 2, proxy: none}}
 reference - {tensor_parallel: 2, serve: {instances: 2, minimum_instances: 3}}
 reference - {tensor_parallel: 2, serve: {instances: 3, nodes: 2}, site: {gpus_per_node: 4}}
 reference - {tensor_parallel: 2, serve: {instances: 2, nodes: 6}}
@@ -342,9 +342,9 @@ reference - {tensor_parallel: 2, serve: {instances: 4, nodes: 1}, site: {gpus_pe
 reference - {tensor_parallel: 2, serve: {instances: 3, instances_per_gpu: 2}}
 1.2.1 llama {backend: pytorch, serve: {instances: 2, instances_per_gpu: 2}}
 reference - {tensor_parallel: 2, serve: {instances: 2, nodes: 1, placement: spread}}
-reference - {tensor_parallel: 2, serve: {tls: true, door: none}}
-reference - {tensor_parallel: 2, serve: {cors: ["https://chat.example.org"], door: none}}
-reference - {tensor_parallel: 2, serve: {idle_minutes: 60, door: none}}
+reference - {tensor_parallel: 2, serve: {tls: true, proxy: none}}
+reference - {tensor_parallel: 2, serve: {cors: ["https://chat.example.org"], proxy: none}}
+reference - {tensor_parallel: 2, serve: {idle_minutes: 60, proxy: none}}
 """,
     "lora": """
 # The companion's adapters, which the engine takes or not.

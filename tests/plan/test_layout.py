@@ -100,8 +100,8 @@ def test_servers_of_both_phases_have_their_seats(
 ) -> None:
     placed = place_groups([WantedGroup(*group, gpus) for group in wanted], spread=spread)
     assert seats(placed) == expected
-    assert (placed.components, placed.behind_door) == ((allocation,), 1)
-    # "context server 0: 2 ranks on node 1, GPUs 0-1", or "on nodes 1-2, ...": a door on the first one.
+    assert (placed.components, placed.behind_proxy) == ((allocation,), 1)
+    # "context server 0: 2 ranks on node 1, GPUs 0-1", or "on nodes 1-2, ...": a proxy on the first one.
     on = [re.search(r"server (\d+): .* on nodes? (\d+)", seat) for seat in expected]
     found = [(int(it[2]), int(it[1])) for it in on if it is not None]
     assert [(node, number) for node, numbers in placed.leaders.items() for number in numbers] == found

@@ -135,18 +135,18 @@ def address() -> tuple[str, int]:
 
 @pytest.fixture
 def channels(worlds: list[World], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channel, Channel]]:
-    """Both ends between two ranks, with strangers before them."""
+    """Both ends between two ranks, with other connections before them."""
     monkeypatch.setattr(world, "GREETING_TIMEOUT_S", 1)
-    with ThreadPoolExecutor(2) as pool, ExitStack() as strangers:
+    with ThreadPoolExecutor(2) as pool, ExitStack() as others:
         leader = pool.submit(Channel, worlds[0])
         # A port scanner, one that claims to be rank 1, and a silent one.
         for said in (b"GET / HTTP/1.1\r\n\r\n" * 9, struct.pack("!i", 1) + b"1", b""):
-            strangers.enter_context(eventually(partial(stranger, address(), said)))
+            others.enter_context(eventually(partial(intruder, address(), said)))
         other = pool.submit(Channel, worlds[1])
         yield leader.result(), other.result()
 
 
-def stranger(address: tuple[str, int], said: bytes) -> socket.socket | None:
+def intruder(address: tuple[str, int], said: bytes) -> socket.socket | None:
     """A connection of somebody who does not know the ranks' secret."""
     try:
         opened = socket.create_connection(address)
@@ -173,7 +173,7 @@ def test_a_rank_obeys_nobody_who_has_taken_the_leaders_port(
 def test_rank_0_listens_on_the_leaders_address_alone(worlds: list[World]) -> None:
     with ThreadPoolExecutor(2) as pool:
         leader = pool.submit(Channel, worlds[0])
-        with eventually(lambda: stranger(address(), b"")):
+        with eventually(lambda: intruder(address(), b"")):
             pass
         port = address()[1]
         listening = subprocess.run(

@@ -64,7 +64,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"name": "bare", "gpus_per_node": 4, "partition": "batch"},
     ),
-    "local-door": (
+    "local-proxy": (
         {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"key": False, "cors": ["*"]}},
         {"name": "here", "scheduler": "local", "triton": {"server": "pytriton"}},
     ),
@@ -121,7 +121,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "name": "llama",
             "engine": {"directory": "/engines/llama tp2", "tensor_parallel": 2},
-            "serve": {"keep_running": True, "door": "none"},
+            "serve": {"keep_running": True, "proxy": "none"},
             "companion": {"benchmark": None},
         },
         {
@@ -180,7 +180,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "model": {"path": "/models/llama", "synthetic": None},
             "engine": {"backend": "pytorch", "tensor_parallel": 8},
             "serve": {
-                **{"nodes": 2, "door": "none", "frontend": "triton"},
+                **{"nodes": 2, "proxy": "none", "frontend": "triton"},
                 "tracing": {"endpoint": "http://collector:4318/v1/traces"},
             },
             "companion": {"enabled": False},
@@ -255,7 +255,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "name": "tiny-llama",
             "engine": {"tensor_parallel": 2, "max_num_tokens": 64},
             "repository": {"accumulate_tokens": True, "max_queue_size": 3, "bls_instances": 4},
-            "serve": {"door": "none"},
+            "serve": {"proxy": "none"},
         },
         {"name": "local", "scheduler": "local", "triton": {"server": "pytriton"}},
     ),
@@ -441,8 +441,8 @@ BASES = {
     "pyxis-orchestrator": "tensorrt-llm-two-nodes",
     "sandbox-instances": "sandbox-two-ranks",
     "renewed": "sandbox-two-ranks",
-    "local-door": "sandbox-two-ranks",
-    "local": "local-door",
+    "local-proxy": "sandbox-two-ranks",
+    "local": "local-proxy",
     "pyxis-large-instances": "sandbox-two-ranks",
     "pyxis-two-nodes": "sandbox-two-ranks",
     "apptainer-overlap-keeps-running": "pyxis-large-instances",

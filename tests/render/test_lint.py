@@ -160,7 +160,7 @@ def test_hostile_text_arrives_unharmed_and_is_never_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed (.ci/test does)")
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if plan_of(*case, "/run").has_door])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if plan_of(*case, "/run").has_proxy])
 def test_haproxy_takes_its_configurations(name: str, tmp_path: Path) -> None:
     files = {file: text for file, text in render_case(name).items() if file.startswith("haproxy")}
     assert files
@@ -173,9 +173,9 @@ def test_haproxy_takes_its_configurations(name: str, tmp_path: Path) -> None:
         (tmp_path / file).write_text("key secret\n")
     known = {
         "TRTLLM_HPC_ADDRESS": "127.0.0.1",
-        "TRTLLM_HPC_DOOR": str(tmp_path),
-        "TRTLLM_HPC_DOOR_THREADS": "1",
-        "TRTLLM_HPC_DOOR_CONNECTIONS": "100",
+        "TRTLLM_HPC_PROXY": str(tmp_path),
+        "TRTLLM_HPC_PROXY_THREADS": "1",
+        "TRTLLM_HPC_PROXY_CONNECTIONS": "100",
         "TRTLLM_HPC_KEY": str(tmp_path / "run-key"),
         "TRTLLM_HPC_CERTIFICATE": str(tmp_path / "crt"),
         "TRTLLM_HPC_CERTIFICATE_KEY": str(certificate),

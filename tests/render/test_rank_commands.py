@@ -41,7 +41,7 @@ TABLE: list[tuple[str, int, int, str, list[str], str | None]] = [
     ("sandbox-two-ranks", 0, 1, "trt7_0_1_", WORKER, "4,5,6,7"),
     ("local", 0, 0, "trt7_0_0_", [*NO_GPUS, *LEADER, *LOOPBACK], "4,5,6,7"),
     ("local", 0, 1, "trt7_0_1_", [*NO_GPUS, *WORKER], "4,5,6,7"),
-    ("local-door", 0, 0, "trt7_0_0_", [*NO_GPUS, *SOCKETS], "4,5,6,7"),
+    ("local-proxy", 0, 0, "trt7_0_0_", [*NO_GPUS, *SOCKETS], "4,5,6,7"),
     ("sandbox-instances", 0, 0, "trt7_0_0_", SOCKETS, "4,5"),
     ("sandbox-instances", 1, 0, "trt7_1_0_", SOCKETS, "6,7"),
     ("sandbox-instances", 1, 1, "trt7_1_1_", WORKER, "6,7"),
@@ -85,7 +85,7 @@ def command_of(folder: Path, case: Case, instance: int, rank: int) -> tuple[list
         "TRTLLM_HPC_HTTP_PORT": 1,
         "TRTLLM_HPC_GRPC_PORT": 2,
         "TRTLLM_HPC_METRICS_PORT": 3,
-        **({"TRTLLM_HPC_SOCKETS": folder / "sockets"} if plan.has_door else {}),
+        **({"TRTLLM_HPC_SOCKETS": folder / "sockets"} if plan.has_proxy else {}),
         "CUDA_VISIBLE_DEVICES": "4,5,6,7",
         "PATH": os.environ["PATH"],
     }

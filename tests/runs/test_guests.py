@@ -1,4 +1,4 @@
-"""Inviting colleagues to a run that does not serve yet; with a door: tests/local/test_door_runs.py."""
+"""Inviting colleagues to a run that does not serve yet; with a proxy: tests/local/test_proxy_runs.py."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from tests.runs.made import written
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.guests import Visitor, invite, revoke, visitors_of
+from trtllm_hpc.runs.guests import ProxyClient, clients_of, invite, revoke
 from trtllm_hpc.runtime.guests import guest_keys
 
 
 def key_of(run: RunPaths) -> tuple[Path, float | None]:
-    [guest] = visitors_of(run)
+    [guest] = clients_of(run)
     assert guest.key_file is not None and not guest.admitted
     return Path(guest.key_file), guest.expires_at
 
@@ -25,14 +25,14 @@ def test_a_guest_gets_a_key_and_loses_it(tmp_path: Path) -> None:
     file, expires_at = key_of(run)
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert expires_at is not None
-    assert visitors_of(run) == (Visitor("alice", 0, None, str(file), expires_at),)
+    assert clients_of(run) == (ProxyClient("alice", 0, None, str(file), expires_at),)
     assert guest_keys(run, expires_at) == {}
     assert guest_keys(run, expires_at - 1) == {file.read_text().strip(): "alice"}
     with pytest.raises(ConfigError, match="alice has a key already") as caught:
         invite(run, "alice", None)
     assert "--revoke alice" in (caught.value.diagnostics[0].hint or "")
     revoke(run, "alice")
-    assert visitors_of(run) == () and not file.exists() and guest_keys(run, 0.0) == {}
+    assert clients_of(run) == () and not file.exists() and guest_keys(run, 0.0) == {}
     with pytest.raises(ConfigError, match="'alice' is not a guest; invited: nobody"):
         revoke(run, "alice")
 
@@ -54,8 +54,8 @@ def test_names_that_a_guest_cannot_have(tmp_path: Path, name: str) -> None:
         invite(run, name, None)
 
 
-@pytest.mark.parametrize("serve", [{"door": "none"}, {"key": False}])
+@pytest.mark.parametrize("serve", [{"proxy": "none"}, {"key": False}])
 def test_a_run_without_keys_has_no_guests(tmp_path: Path, serve: dict[str, object]) -> None:
     _, run = written(tmp_path / "run", {"serve": serve})
-    with pytest.raises(ConfigError, match="no door that asks for a key"):
+    with pytest.raises(ConfigError, match="no proxy that asks for a key"):
         invite(run, "alice", None)

@@ -73,7 +73,7 @@ def test_the_reason_of_an_earlier_job_is_not_given_for_this_one(
     fake_slurm: FakeSlurm,  # noqa: F811
 ) -> None:
     add_event(run, "serve", "stage_begin", job_id="99")
-    add_event(run, "serve", "failed", reason="the door has ended")
+    add_event(run, "serve", "failed", reason="the proxy has ended")
     add_event(run, "serve", "stage_end", exit_code=7, job_id="99")
     add_event(run, "serve", "stage_begin", job_id="102")
     cancel_run(run)

@@ -253,7 +253,7 @@ def test_a_worker_that_ends_with_0_waits_for_the_cause() -> None:
 # Recorded runs --------------------------------------------------------------------------
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_ends.json").read_text(encoding="utf-8"))
-"""Real runs of ``benchmarks.faults`` behind a door: what each rank recorded, and what it had observed."""
+"""Real runs of ``benchmarks.faults`` behind a proxy: what each rank recorded, and what it had observed."""
 
 
 def records_of(run: dict[str, Any], before: float = float("inf")) -> list[RankRecord]:

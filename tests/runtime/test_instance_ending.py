@@ -1,4 +1,4 @@
-"""What follows from the end of an instance behind a door."""
+"""What follows from the end of an instance behind a proxy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.blame import how_it_ended
-from trtllm_hpc.runtime.door import DoorOptions
 from trtllm_hpc.runtime.instances.ending import (
     ENDED_GRACE_S,
     STEP_GRACE_S,
@@ -20,13 +19,14 @@ from trtllm_hpc.runtime.instances.ending import (
     lost,
 )
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
+from trtllm_hpc.runtime.proxy import ProxyOptions
 from trtllm_hpc.runtime.records import RankRecord
 
 OPTIONS = SupervisorOptions(
     count=2,
     minimum=1,
     restarts=1,
-    door=DoorOptions("haproxy", ("http",), "127.0.0.1"),
+    proxy=ProxyOptions("haproxy", ("http",), "127.0.0.1"),
     key=False,
     tls=False,
     certificate=None,

@@ -101,7 +101,7 @@ def test_the_next_job_removes_what_ended_jobs_left_and_nothing_else(
     monkeypatch.setattr(node, "SCRATCH", scratch)
     shm.mkdir()
     scratch.mkdir()
-    for parent, name in ((shm, "trt11_door0_"), (scratch, "trt11_0_0_")):
+    for parent, name in ((shm, "trt11_proxy0_"), (scratch, "trt11_0_0_")):
         os.close(node.make_owned(name, parent)[1])
     _, locked = node.make_owned("trt13_0_0_", scratch)
     for job in (10, 11, 12, 13, 14):

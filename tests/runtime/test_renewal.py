@@ -123,7 +123,7 @@ def test_a_job_whose_end_was_planned_has_not_failed(
     if why is not None and why.startswith("rank"):
         add_event(paths, "serve", "instance_end", instance=0, why=why, then="it is not started again")
         add_event(paths, "serve", "failed", why=why)
-    add_event(paths, "serve", "door_restarted", why="the run went on after this")
+    add_event(paths, "serve", "proxy_restarted", why="the run went on after this")
     if exit_code is not None:
         add_event(paths, "serve", "stage_end", exit_code=exit_code, job_id="1")
     Renewal("1", "2", failed=[{"job_id": "0", "why": "of old", "attempt": 1}]).write(paths.renewal)
@@ -209,12 +209,12 @@ def test_the_downtime_counts_from_the_withdrawal_of_the_endpoint(runtime: Runtim
     assert event.data == {"number": 1, "downtime_s": 12.3}
 
 
-DOOR = """
+PROXY = """
 import os, signal, socket, sys
 signal.signal(signal.SIGUSR1, lambda *_: signal.signal(signal.SIGUSR1, signal.SIG_DFL))
 up = ",".join(["openai", "openai_0", *[""] * 15, "UP"])
 listener = socket.socket(socket.AF_UNIX)
-listener.bind(os.environ["TRTLLM_HPC_DOOR"] + "/socket")
+listener.bind(os.environ["TRTLLM_HPC_PROXY"] + "/socket")
 listener.listen()
 while True:
     connection, _ = listener.accept()
@@ -226,12 +226,12 @@ while True:
 
 
 def test_a_run_that_drains_publishes_nothing_and_does_not_fail(runtime: Runtime, tmp_path: Path) -> None:
-    paths, door = runtime.paths, tmp_path / "haproxy"
-    door.write_text(f"#!{sys.executable} -IS\n{DOOR}")
-    door.chmod(0o755)
+    paths, proxy = runtime.paths, tmp_path / "haproxy"
+    proxy.write_text(f"#!{sys.executable} -IS\n{PROXY}")
+    proxy.chmod(0o755)
     paths.script("instance").write_text('while [ ! -e "$RUN/stop.json" ]; do sleep 0.05; done\n')
     options = ["--count=1", "--minimum=1", "--restarts=0", "--leaders=0:0", "--drain-seconds=1"]
-    options += [f"--program={door}", "--kinds=openai", "--loopback"]
+    options += [f"--program={proxy}", "--kinds=openai", "--loopback"]
     job = {"TRTLLM_HPC_JOB_ID": "1", "RUN": str(paths.folder)}
     supervisor = runtime.start("instances", *options, **job)
     assert eventually(lambda: read_events(paths))

@@ -24,8 +24,8 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_scripts
-from trtllm_hpc.runtime.door import threads, write_key
 from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.proxy import threads, write_key
 from trtllm_hpc.runtime.records import INSTANCE_HEADER, SESSION_HEADER
 
 pytestmark = pytest.mark.skipif(
@@ -61,8 +61,8 @@ class Servers:
         self._proxy = ["haproxy", "-db", "-f", str(configuration)]
         self._environment = {
             "TRTLLM_HPC_ADDRESS": "127.0.0.1",
-            "TRTLLM_HPC_DOOR": str(folder),
-            "TRTLLM_HPC_DOOR_THREADS": str(threads()),
+            "TRTLLM_HPC_PROXY": str(folder),
+            "TRTLLM_HPC_PROXY_THREADS": str(threads()),
             "TRTLLM_HPC_KEY": str(paths.key),
             "TRTLLM_HPC_PORT_OPENAI": str(port),
             **{f"TRTLLM_HPC_OPENAI_{at}": f"127.0.0.1:{server}" for at, server in enumerate(self.ports)},
@@ -145,7 +145,7 @@ def test_requests_of_no_session_go_to_all_instances(servers: Servers) -> None:
     assert len(set(reached(servers, *[chat("Who?")] * 20))) == 2
 
 
-def test_the_page_of_each_instance_for_prometheus_and_the_doors_own(servers: Servers) -> None:
+def test_the_page_of_each_instance_for_prometheus_and_the_proxies_own(servers: Servers) -> None:
     root = servers.url.removesuffix("/v1/chat/completions")
 
     async def pages() -> list[str]:
@@ -154,13 +154,13 @@ def test_the_page_of_each_instance_for_prometheus_and_the_doors_own(servers: Ser
             for at in (0, 1):
                 async with session.get(f"{root}/prometheus/metrics/{at}") as reply:
                     found.append(reply.headers["x-instance"])
-            async with session.get(f"{root}/metrics/door") as reply:
+            async with session.get(f"{root}/metrics/proxy") as reply:
                 return [*found, await reply.text()]
 
-    *instances, door = asyncio.run(pages())
+    *instances, proxy = asyncio.run(pages())
     assert instances == [str(port) for port in servers.ports]
     for at in (0, 1):
-        assert f'haproxy_server_status{{proxy="openai",server="instance{at}",state="UP"}} 1' in door
+        assert f'haproxy_server_status{{proxy="openai",server="instance{at}",state="UP"}} 1' in proxy
 
 
 def test_a_heavy_session_leaves_its_instance_for_what_is_too_much(tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_a_server_that_does_not_listen_is_not_asked_for_a_token(served: Served) 
 
 
 def at(served: Served) -> dict[str, str]:
-    """The variables of a server without a door that is already there."""
+    """The variables of a server without a proxy that is already there."""
     address, _, port = served.place.rpartition(":")
     return {"TRTLLM_HPC_ADDRESS": address, "TRTLLM_HPC_HTTP_PORT": port}
 

@@ -232,8 +232,8 @@ EXPORTED = {
 @pytest.mark.thorough
 def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, engine: Path) -> None:
     """Whatever the person has exported, and whatever lies in the folder where they submit."""
-    stranger = person.folder / "click.py"
-    stranger.write_text("raise SystemExit('the click.py of the working directory was run')\n")
+    shadowing = person.folder / "click.py"
+    shadowing.write_text("raise SystemExit('the click.py of the working directory was run')\n")
     person.environment = {**EXPORTED, "TMPDIR": str(person.folder)}
     streams = {"decoupled": True}
     sections = two_ranks(
@@ -245,7 +245,7 @@ def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, eng
     assert eventually(lambda: person.status(run)["stages"][-1]["state"] == "COMPLETED", 60), person.status(
         run
     )
-    stranger.unlink()
+    shadowing.unlink()
     person.environment = {}
     assert run.rank_log("serve", 0).read_text(errors="replace").startswith("rank 0 on")
     assert person.status(run)["state"] == "serving"

@@ -1,4 +1,4 @@
-"""Several instances behind one door, on a real Slurm, as an ordinary user would have them."""
+"""Several instances behind one proxy, on a real Slurm, as an ordinary user would have them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.doors import ask
+from tests.proxies import ask
 from tests.slurm.conftest import Person, user_processes
 from tests.waiting import eventually
 from trtllm_hpc.bench.records import read_records
@@ -62,8 +62,8 @@ def end(person: Person, run: RunPaths) -> None:
     person.has_nothing_left()
     status = person.status(run)
     assert status["state"] == "cancelled", status
-    # Neither the door nor an instance is blamed.
-    assert not [event for event in read_events(run, "serve") if event.name in ("failed", "door_restarted")]
+    # Neither the proxy nor an instance is blamed.
+    assert not [event for event in read_events(run, "serve") if event.name in ("failed", "proxy_restarted")]
 
 
 def endpoint_of(run: RunPaths) -> Endpoint:
@@ -91,7 +91,7 @@ def _answered(endpoint: Endpoint, path: str, model: str) -> int:
 def server_of(person: Person, run: RunPaths, instance: int) -> int:
     """Process id of an instance's leading tritonserver."""
     job = endpoint_of(run).job_id
-    mark = re.compile(rf"--http-address=unix:/dev/shm/trt{job}_door\d_\w+/{instance}/http")
+    mark = re.compile(rf"--http-address=unix:/dev/shm/trt{job}_proxy\d_\w+/{instance}/http")
     found = [
         process.pid
         for node in person.sandbox.nodes
@@ -102,17 +102,17 @@ def server_of(person: Person, run: RunPaths, instance: int) -> int:
     return int(found[0])
 
 
-def test_two_instances_behind_one_door(person: Person, engine: Path) -> None:
+def test_two_instances_behind_one_proxy(person: Person, engine: Path) -> None:
     few = {"requests": 20, "rate_per_second": 4.0, "max_tokens": 8, "min_requests": 1, "max_late_share": 1.0}
     serve = {"instances": 2, "placement": "spread", "minimum_instances": 1, "tls": True, "keep_running": True}
     run = start(person, engine, {**serve, "routing": "session"}, companion={"benchmark": few})
     assert_names(person, run)
-    assert_strangers_are_refused(person, run)
+    assert_other_users_are_refused(person, run)
     assert_every_listening_port_is_known(person)
     assert_the_key_alone_is_taken(endpoint_of(run))
-    assert_measured_through_the_door(person, run)
+    assert_measured_through_the_proxy(person, run)
     assert_sessions_stay_with_an_instance(run)
-    assert_a_killed_door_of_a_node_is_opened_again(person, run)
+    assert_a_killed_proxy_of_a_node_is_opened_again(person, run)
     assert_a_killed_instance_costs_only_what_it_had_begun(person, run)
     assert_a_dead_process_of_a_model_restarts_its_instance(person, run)
     end(person, run)
@@ -269,22 +269,22 @@ for kind, address, port in json.loads(sys.argv[1]):
         found += over_http(address, port, PATHS if kind == "http" else [("GET", "/metrics")])
 print(json.dumps(found))
 """
-"""Asks for everything without the key, at doors that encrypt."""
+"""Asks for everything without the key, at proxies that encrypt."""
 
 
-def assert_strangers_are_refused(person: Person, served: RunPaths) -> None:
+def assert_other_users_are_refused(person: Person, served: RunPaths) -> None:
     endpoint = endpoint_of(served)
     ports = {"http": endpoint.http_port, "grpc": endpoint.grpc_port, "metrics": endpoint.metrics_port}
-    doors = [(kind, endpoint.address, port) for kind, port in ports.items()]
-    [record] = [json.loads(file.read_text()) for file in served.ranks.glob("door_*.json")]
+    proxies = [(kind, endpoint.address, port) for kind, port in ports.items()]
+    [record] = [json.loads(file.read_text()) for file in served.ranks.glob("proxy_*.json")]
     assert len({endpoint.address, record["address"]}) == 2
-    doors += [(name.partition("_")[0], record["address"], port) for name, port in record["ports"].items()]
-    assert len(doors) == 6
-    stranger = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups", str(person.bin / "python")]
+    proxies += [(name.partition("_")[0], record["address"], port) for name, port in record["ports"].items()]
+    assert len(proxies) == 6
+    other_user = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups", str(person.bin / "python")]
     for node in person.sandbox.nodes:
-        found = json.loads(node.run([*stranger, "-I", "-c", _ASK, json.dumps(doors)]))
-        of_a_door = Counter({401: 8, "StatusCode.UNAUTHENTICATED": 8})
-        assert Counter(found) == of_a_door + of_a_door, (node.name, found)
+        found = json.loads(node.run([*other_user, "-I", "-c", _ASK, json.dumps(proxies)]))
+        of_a_proxy = Counter({401: 8, "StatusCode.UNAUTHENTICATED": 8})
+        assert Counter(found) == of_a_proxy + of_a_proxy, (node.name, found)
 
 
 _KNOCK = """
@@ -318,7 +318,7 @@ _LISTENS = {
     "srun": (r"0\.0\.0\.0|\*|\[::\]", r"closed|reset|kept, nothing said|.{4}"),
     "slurmstepd": (r"0\.0\.0\.0|\*|\[::\]|127\.0\.0\.1", r"closed|reset|kept, nothing said"),
 }
-"""By process: where it may listen, and what it may answer; as in docs/explanation/decisions/door.md."""
+"""By process: where it may listen, and what it may answer; as in docs/explanation/decisions/proxy.md."""
 
 
 def assert_every_listening_port_is_known(person: Person) -> None:
@@ -332,7 +332,7 @@ def assert_every_listening_port_is_known(person: Person) -> None:
 
 def assert_ports_are_known(person: Person, node: Node, asking: Node) -> None:
     """Another user on one node asks every port of a node."""
-    stranger = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups", str(person.bin / "python")]
+    other_user = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups", str(person.bin / "python")]
     open_ports = []
     for line in node.run(["ss", "-H", "-t", "-l", "-n", "-p"]).splitlines():
         address, _, port = line.split()[3].rpartition(":")
@@ -343,7 +343,7 @@ def assert_ports_are_known(person: Person, node: Node, asking: Node) -> None:
         open_ports.append((process, address, int(port)))
     here = [it for it in open_ports if asking is node or not it[1].startswith("127.")]
     places = [(it[1] if it[1][0] == "1" else node.address, it[2]) for it in here]
-    answers = json.loads(asking.run([*stranger, "-I", "-c", _KNOCK, json.dumps(places)]))
+    answers = json.loads(asking.run([*other_user, "-I", "-c", _KNOCK, json.dumps(places)]))
     for (process, *_), answer in zip(here, answers, strict=True):
         assert re.fullmatch(_LISTENS[process][1], answer, re.DOTALL), (process, node.name, answer)
 
@@ -362,15 +362,15 @@ def _status(endpoint: Endpoint, authorization: str) -> int:
     return ask(endpoint, endpoint.http_port, "GET", "/v2/health/ready", headers=key)[0]
 
 
-def assert_a_killed_door_of_a_node_is_opened_again(person: Person, served: RunPaths) -> None:
-    def door() -> list[int]:
-        found = subprocess.run(["pgrep", "-f", f"haproxy.*{served.door(1)}"], capture_output=True, text=True)
+def assert_a_killed_proxy_of_a_node_is_opened_again(person: Person, served: RunPaths) -> None:
+    def proxy() -> list[int]:
+        found = subprocess.run(["pgrep", "-f", f"haproxy.*{served.proxy(1)}"], capture_output=True, text=True)
         return [int(word) for word in found.stdout.split()]
 
-    [killed] = door()
+    [killed] = proxy()
     os.kill(killed, signal.SIGKILL)
-    assert eventually(lambda: door() not in ([], [killed]), 10)
-    # The first door reaches the instance behind it again.
+    assert eventually(lambda: proxy() not in ([], [killed]), 10)
+    # The first proxy reaches the instance behind it again.
     before = answered(served)[1]
     few = ("--concurrency", "4", "--requests", "8", *LENIENT)
     assert eventually(
@@ -381,7 +381,7 @@ def assert_a_killed_door_of_a_node_is_opened_again(person: Person, served: RunPa
     )
 
 
-def assert_measured_through_the_door(person: Person, run: RunPaths) -> None:
+def assert_measured_through_the_proxy(person: Person, run: RunPaths) -> None:
     def companion() -> str:
         stages = {stage["stage"]: stage["state"] for stage in person.status(run)["stages"]}
         return str(stages["companion"])

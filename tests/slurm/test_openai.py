@@ -1,4 +1,4 @@
-"""``trtllm-serve`` on a real cluster, by stand-ins of upstream's server and launcher with their manners."""
+"""``trtllm-serve`` on a real cluster, by stand-ins that behave as upstream's server and launcher do."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.doors import ask
 from tests.prometheus import prometheus, samples, targets
+from tests.proxies import ask
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.upstream.container import add_llm_api, add_nsys
@@ -317,7 +317,7 @@ def process_of(site: Site, word: str, *, node: int) -> int:
 
 def assert_servers_hear_their_own_node_only(site: Site) -> None:
     """Another user on each node asks every port of all nodes that HAProxy or a server listens at."""
-    stranger = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups", "sh", "-c"]
+    other_user = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups", "sh", "-c"]
     for node in site.sandbox.nodes:
         lines = node.run(["ss", "-H", "-t", "-l", "-n", "-p"]).splitlines()
         # MPI's ports and Slurm's are open to all, and answer nothing.
@@ -329,9 +329,9 @@ def assert_servers_hear_their_own_node_only(site: Site) -> None:
             for line, address, _, port in places if asking is not node else ():
                 url = f"https://{node.address}:{port}/v1/models"
                 curl = f"curl -sk -m 2 -o /dev/null -w '%{{http_code}}' {url} || true"
-                said = asking.run([*stranger, curl])
-                is_door = "haproxy" in line and address != "127.0.0.1"
-                assert said == ("401" if is_door else "000"), (asking.name, line, said)
+                said = asking.run([*other_user, curl])
+                is_proxy = "haproxy" in line and address != "127.0.0.1"
+                assert said == ("401" if is_proxy else "000"), (asking.name, line, said)
 
 
 @pytest.mark.thorough
@@ -359,7 +359,7 @@ def test_a_request_that_is_not_streamed_ends_with_its_client(site: Site, tmp_pat
         )
         assert "1 run; " in written.stdout, written
         with prometheus(site.folder / "monitoring" / "trtllm-hpc.yml", tmp_path) as ask:
-            assert targets(ask) == {("server", "0"): "up", ("door", "0"): "up"}
+            assert targets(ask) == {("server", "0"): "up", ("proxy", "0"): "up"}
             [counted] = samples(ask, "trtllm_request_success_total")
             assert (counted["run"], counted["value"]) == (run.run_id, "1")
     site.cancel(run)

@@ -35,7 +35,7 @@ def test_a_waiting_run_shows_its_expected_start_and_use(person: Person, engine_a
         *("--output=/dev/null", "--wrap=sleep 300"),
     ).strip()
     engine = {"directory": str(engine_alone)}
-    serve = {"door": "none", "cpus_per_rank": 1}
+    serve = {"proxy": "none", "cpus_per_rank": 1}
     companion = {"request": {"max_tokens": 4}, "benchmark": None}
     job = person.job("queued", engine=engine, serve=serve, companion=companion)
     _, run = person.submit(job, "--set", "cluster.gpu_request=gres", wait=False)

@@ -55,7 +55,7 @@ def test_the_next_job_serves_on_and_clients_follow_it(person: Person, engine_alo
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_open_streams_end_before_the_next_job_serves_three_times_in_a_row(person: Person) -> None:
-    """Each server is older than the minute within which a door must see a ready server."""
+    """Each server is older than the minute within which a proxy must see a ready server."""
     limits = {"time_limit_minutes": 5, "ready_timeout_seconds": 60, "drain_seconds": 60}
     server = bare_server(person.folder, "0.2", renew=True, keep_running=True, **limits)
     run = person.serves(person.job("streams", **server))

@@ -1,4 +1,4 @@
-"""How the variants of a sweep are submitted, cancelled and resumed; Slurm is a fake with its manners."""
+"""How the variants of a sweep are submitted, cancelled and resumed; a fake behaves as Slurm does."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.layout import Instances, Layout, place
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.door import OPENAI_KINDS, TRITON_KINDS
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
+from trtllm_hpc.runtime.proxy import OPENAI_KINDS, TRITON_KINDS
 from trtllm_hpc.runtime.server_spec import ServerSpec, literal
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, ReleaseUse
 from trtllm_hpc.tensorrt_llm.memory.shapes import MemoryModel
@@ -148,15 +148,15 @@ class Backend:
     request_protocol: Literal["openai", "both"] = "openai"
     """Over what the companion sends its first request; ``both``: Triton's HTTP and gRPC."""
     can_have_gateway = False
-    """Whether a gateway of ours can speak OpenAI's protocol, behind the door."""
+    """Whether a gateway of ours can speak OpenAI's protocol, behind the proxy."""
     why_no_logits: str | None = "OpenAI's protocol returns no logits"
     """Why requests cannot ask for logits; ``None``: they can."""
     why_no_adapters: str | None = "OpenAI's protocol takes no weights of LoRA adapters"
     """Why requests cannot bring weights of LoRA adapters; ``None``: they can."""
-    door_kinds: tuple[str, ...] = OPENAI_KINDS
-    """What the door listens for, without the gateway."""
+    proxy_kinds: tuple[str, ...] = OPENAI_KINDS
+    """What the proxy listens for, without the gateway."""
     health_path = "/health"
-    """By which the door sees that a server is ready."""
+    """By which the proxy sees that a server is ready."""
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -218,7 +218,7 @@ class Backend:
 class TritonBackend(Backend):
     """Triton in front of what is loaded."""
 
-    door_kinds = TRITON_KINDS
+    proxy_kinds = TRITON_KINDS
     health_path = "/v2/health/ready"
     program = "tritonserver"
     text_model = "ensemble"
@@ -232,7 +232,7 @@ class TritonBackend(Backend):
     def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
         """Return ``tritonserver``: rank 0 with the whole repository, the others with their part."""
         program, *common = self._common(facts, instances.layout)
-        listens = _sockets() if facts.job.serve.door != "none" else _ports(facts.cluster)
+        listens = _sockets() if facts.job.serve.proxy != "none" else _ports(facts.cluster)
         explicit = ["--model-control-mode=explicit", *(f"--load-model={it}" for it in self.worker_models)]
         closed = ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"]
         spec = ServerSpec(

@@ -59,7 +59,7 @@ def _commands(job: JobFile) -> Mapping[str, list[str]]:
 
 
 def command_has_a_port(facts: JobFacts) -> Diagnostics:
-    """The command listens where the door looks for it."""
+    """The command listens where the proxy looks for it."""
     command = facts.job.serve.command
     if command and not any("{port}" in word for word in command):
         message = "has no {port}: the port is chosen on the node, and the server must listen there"

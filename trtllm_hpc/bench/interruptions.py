@@ -1,6 +1,6 @@
 """What interrupts a measurement: a server that is away for a while, or the end of the companion.
 
-With ``serve.renew`` another job serves after the time limit; behind a door an instance that died is started
+With ``serve.renew`` another job serves after the time limit; behind a proxy an instance that died is started
 again. What was measured in between says nothing about the server. A companion may be killed, run into its
 time limit, or lose its server between two levels: the next attempt keeps the levels that it measured whole.
 """
@@ -41,9 +41,9 @@ class ServerIdentity:
     """``None``: no endpoint is published."""
     ready_at: float
     restarts: tuple[int, ...]
-    """Restarts of each instance behind the door."""
-    door_restarts: int = 0
-    """How often the door was started again, which cuts every open request."""
+    """Restarts of each instance behind the proxy."""
+    proxy_restarts: int = 0
+    """How often the proxy was started again, which cuts every open request."""
 
     @classmethod
     def of(cls, paths: RunPaths) -> ServerIdentity:
@@ -53,13 +53,17 @@ class ServerIdentity:
             restarts = tuple(int(one["restarts"]) for one in read_json(paths.instances) or [])
         except (OSError, ValueError, TypeError, KeyError):
             restarts = ()
-        doors = sum(event.name == "door_restarted" for event in read_events(paths, "serve"))
+        proxies = sum(event.name == "proxy_restarted" for event in read_events(paths, "serve"))
         job_id, ready_at = (None, 0.0) if endpoint is None else (endpoint.job_id, endpoint.ready_at)
-        return cls(job_id, ready_at, restarts, doors)
+        return cls(job_id, ready_at, restarts, proxies)
 
     def was_replaced_by(self, now: ServerIdentity) -> bool:
-        """Return whether every instance, or the door before them, has been away between this and ``now``."""
-        if (self.job_id, self.ready_at, self.door_restarts) != (now.job_id, now.ready_at, now.door_restarts):
+        """Return whether every instance, or the proxy before them, has been away between this and ``now``."""
+        if (self.job_id, self.ready_at, self.proxy_restarts) != (
+            now.job_id,
+            now.ready_at,
+            now.proxy_restarts,
+        ):
             return True
         pairs = list(zip(self.restarts, now.restarts, strict=False))
         return bool(pairs) and all(before < after for before, after in pairs)
@@ -86,7 +90,7 @@ def ended_parts(paths: RunPaths) -> list[str]:
         at = time.strftime("%H:%M:%S", time.localtime(event.time))
         if event.name == "instance_end":
             found.append(f"at {at} instance {event.data.get('instance')}: {why}; {then}")
-        elif event.name in ("front_restarted", "door_restarted"):
+        elif event.name in ("front_restarted", "proxy_restarted"):
             found.append(f"at {at} {why}; {then}")
     return found
 

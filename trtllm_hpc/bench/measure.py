@@ -331,7 +331,7 @@ class _Run:
         self._power.follow(endpoint)
         away_s = time.monotonic() - begun
         self._notes.append(
-            f"The server, or the door before it, was away for {away_s:.0f} s or more during {step}: that "
+            f"The server, or the proxy before it, was away for {away_s:.0f} s or more during {step}: that "
             "pass is measured again."
         )
         return True

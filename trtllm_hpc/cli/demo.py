@@ -183,7 +183,7 @@ def _serve(traces: _Traces, sandbox: Sandbox | None, job: str, *more: str) -> Ru
         settings.append(f"cluster.slurm_conf={sandbox.slurm_conf}")
         settings += ["serve.nodes=2"] if job == _RANDOM else []
     else:
-        settings += [] if shutil.which("haproxy") else ["serve.door=none"]
+        settings += [] if shutil.which("haproxy") else ["serve.proxy=none"]
         settings += [] if shutil.which("mpirun") else ["engine.tensor_parallel=1"]
     traces.add("runs", str(default_runs_folder()))
     run = submit(job, profile, settings, on_warning=print_warning)
@@ -193,8 +193,8 @@ def _serve(traces: _Traces, sandbox: Sandbox | None, job: str, *more: str) -> Ru
 
 
 def _chats(run: Run) -> bool:
-    """Return whether the model has a chat template, and the server a door, which OpenAI's protocol needs."""
-    return run.job.model.path is not None and run.job.serve.door != "none"
+    """Return whether the model has a chat template, and the server a proxy, which OpenAI's protocol needs."""
+    return run.job.model.path is not None and run.job.serve.proxy != "none"
 
 
 def _ask(run: Run) -> None:

@@ -17,7 +17,7 @@ import click
 
 from trtllm_hpc.cli.options import Time, complete_with, json_option, print_json, run_argument, wait_option
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.report.status import visitor_lines
+from trtllm_hpc.report.status import client_lines
 from trtllm_hpc.runtime.guests import read_guests
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -64,7 +64,7 @@ def command(
     read. The server is asked for one token, to know whether its model has a chat
     template; without one the lines ask for a completion.
 
-    A colleague whom you invite gets a key of their own: the door logs and counts
+    A colleague whom you invite gets a key of their own: the proxy logs and counts
     their requests by NAME, and refuses what controls the server. Revoked, it is
     refused within seconds, and nothing is started again.
 
@@ -95,17 +95,17 @@ def command(
 def _guests(
     run: RunPaths, revoked: str | None, invited: str | None, expires_s: float | None, as_json: bool
 ) -> None:
-    from trtllm_hpc.runs.guests import invite, revoke, visitors_of
+    from trtllm_hpc.runs.guests import clients_of, invite, revoke
 
     if revoked is not None:
         revoke(run, revoked)
     if invited is not None:
         invite(run, invited, expires_s)
-    guests = [it for it in visitors_of(run) if it.key_file is not None]
+    guests = [it for it in clients_of(run) if it.key_file is not None]
     if as_json:
         print_json(guests)
         return
-    click.echo("\n".join(visitor_lines(guests, time.time())) or "nobody else is invited")
+    click.echo("\n".join(client_lines(guests, time.time())) or "nobody else is invited")
     endpoint = Endpoint.read(run.endpoint)
     if invited is not None and endpoint is not None:
         click.echo(_instructions(run, endpoint, invited))

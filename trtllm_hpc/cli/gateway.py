@@ -40,7 +40,7 @@ def command(
 ) -> None:
     """Answer OpenAI's protocol in front of a Triton server, until SIGTERM.
 
-    It asks for no key: a run's door does. By hand it listens on this machine alone.
+    It asks for no key: a run's proxy does. By hand it listens on this machine alone.
 
     \b
     Examples:

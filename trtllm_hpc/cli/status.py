@@ -24,7 +24,7 @@ from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.report.status import end_line, grouped, status_table, use_sentence, visitor_lines
+from trtllm_hpc.report.status import client_lines, end_line, grouped, status_table, use_sentence
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import submitted_at
 from trtllm_hpc.runs.status import RunState, RunStatus, status_or_files
@@ -92,7 +92,7 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
     yield from cause_lines(status.causes)
     if used := use_sentence(status):
         yield f"used: {used}"
-    yield from (f"asked by {line}" for line in visitor_lines(status.visitors, time.time()))
+    yield from (f"asked by {line}" for line in client_lines(status.clients, time.time()))
     endpoint = status.endpoint
     if endpoint is not None:
         yield f"endpoint: {endpoint.places} on {endpoint.host}"

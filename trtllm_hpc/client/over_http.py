@@ -15,7 +15,7 @@ from trtllm_hpc.wire.openai import DONE
 from trtllm_hpc.wire.response import error_message
 
 _LOST = (502, 503)
-"""What the door answers for a server that was lost, and for one that is not ready."""
+"""What the proxy answers for a server that was lost, and for one that is not ready."""
 _NO_TEMPLATE = re.compile("no chat template|provide a chat template")
 """In the words of the gateway here, and of transformers, which vLLM and trtllm-serve pass on."""
 

@@ -59,7 +59,7 @@ class Request:
     messages: tuple[Message, ...] = ()
     """Of a chat, the last of which ``prompts`` repeats; over OpenAI's protocol only. Empty: it is no chat."""
     session: str | None = None
-    """Name of the conversation, which the door keeps at one instance (``serve.routing``)."""
+    """Name of the conversation, which the proxy keeps at one instance (``serve.routing``)."""
 
     further_headers: Mapping[str, str] = field(default_factory=dict)
     """Such as ``traceparent``."""

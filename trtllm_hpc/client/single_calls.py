@@ -1,4 +1,4 @@
-"""Single calls to a server over HTTP and gRPC, with the key and the certificate of its door."""
+"""Single calls to a server over HTTP and gRPC, with the key and the certificate of its proxy."""
 
 from __future__ import annotations
 

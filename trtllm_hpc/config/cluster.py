@@ -131,8 +131,8 @@ class Limits(Section):
     """Longest time limit of a job."""
     gpus: Annotated[int, Field(ge=0)] | None = None
     """Most GPUs of a run at the same time."""
-    door: Literal["obligatory", "free"] = "free"
-    """``obligatory``: every server has a door that asks for a key."""
+    proxy: Literal["obligatory", "free"] = "free"
+    """``obligatory``: every server has a proxy that asks for a key."""
     message: OneLine | None = None
     """What users read when a job is refused: whom to ask, or what to do instead."""
 
@@ -180,7 +180,7 @@ class ClusterProfile(Section):
     triton: Triton = Field(default_factory=Triton)
     haproxy: OneLine = "haproxy"
     """HAProxy (2.4 or later) on the nodes, outside any container: a path, or a name on ``PATH``. Not needed
-    with ``serve.door: none`` in job files."""
+    with ``serve.proxy: none`` in job files."""
     environment: dict[VariableName, AnyText] = Field(default={})
     """Variables set in every script. No secrets: scripts are files."""
     setup: list[OneLine] = Field(default=[])

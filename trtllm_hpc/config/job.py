@@ -190,13 +190,13 @@ class Serve(Section):
     """Settings of ``mode: disaggregated``."""
 
     instances: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Servers with the same model, each of as many ranks as the engine has. Several need a door."""
+    """Servers with the same model, each of as many ranks as the engine has. Several need a proxy."""
     placement: Literal["pack", "spread"] = "pack"
     """``pack``: as many instances on a node as it has GPUs for. ``spread``: one on each node."""
     instances_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
     """Instances that share their GPUs, and the fraction of GPU memory for the KV cache."""
     routing: Literal["least", "session"] = "least"
-    """How the door chooses an instance. ``least``: the one with the fewest open requests. ``session``: the
+    """How the proxy chooses an instance. ``least``: the one with the fewest open requests. ``session``: the
     same one for the same header ``X-Session-ID``, or OpenAI's ``user``."""
     routing_imbalance: Annotated[float, Field(ge=1.05, le=100)] = 1.75
     """With ``session``: an instance that has so many times its share of the open requests is passed over."""
@@ -240,31 +240,31 @@ class Serve(Section):
     profile: Profile | None = None
     """A profile of some ranks, in ``results/profiles/``; ``None``: none is made."""
     tracing: Tracing | None = None
-    """Where ``trtllm-serve`` (from 1.2.0 on) or Triton sends its traces. The door and the gateway pass the
+    """Where ``trtllm-serve`` (from 1.2.0 on) or Triton sends its traces. The proxy and the gateway pass the
     header ``traceparent`` on."""
     openai: Literal["gateway", "none"] = "gateway"
-    """``gateway``: behind the door, Triton also speaks OpenAI's protocol, through a gateway that the first
+    """``gateway``: behind the proxy, Triton also speaks OpenAI's protocol, through a gateway that the first
     request starts."""
-    door: Literal["none", "haproxy"] = "haproxy"
+    proxy: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: clients reach the servers through HAProxy, which asks for the run's key; the servers
     listen on Unix sockets that other users cannot reach. ``none``: everybody who reaches the node may call
     the server."""
     key: bool = True
-    """Whether the door asks for a key. Without a key everybody who reaches the node may call the server."""
+    """Whether the proxy asks for a key. Without a key everybody who reaches the node may call the server."""
     max_request_mib: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Largest request that the door lets through: a body over HTTP, a message over gRPC outside streams."""
+    """Largest request that the proxy lets through: a body over HTTP, a message over gRPC outside streams."""
     cors: list[Annotated[OneLine, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)\z")]] = Field(default=[])
-    """Origins of web pages that may call the door over HTTP and OpenAI's protocol, for example
+    """Origins of web pages that may call the proxy over HTTP and OpenAI's protocol, for example
     ``https://chat.example.org``; ``*``: every page. A page needs the key as well."""
     tls: bool = False
-    """Whether the door encrypts; the fingerprint of its certificate is in the endpoint."""
+    """Whether the proxy encrypts; the fingerprint of its certificate is in the endpoint."""
     certificate: AbsolutePath | None = None
-    """PEM file with the door's certificate, the certificates that signed it, and its private key; ``None``: a
-    certificate made for the run."""
+    """PEM file with the certificate of the proxy, the certificates that signed it, and its private key.
+    ``None``: a certificate made for the run."""
     idle_minutes: Annotated[float, Field(gt=0, le=525_600), Time(60)] | None = None
     """A server that nobody has asked for so long ends itself, unless its companion stops it anyway. ``None``:
     it waits until its time limit. Requests that generate or infer count, and open ones; health checks,
-    metrics and lists of models do not. Needs a door."""
+    metrics and lists of models do not. Needs a proxy."""
     keep_running: bool = False
     """Go on serving after the companion is done, until the time limit or ``cancel``."""
     renew: bool = False

@@ -183,7 +183,7 @@ def _words(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _label(word: str, value: Any, place: int) -> str:
-    """Return ``tp4`` for a number, ``fp8kv`` or ``dtype-bfloat16`` for text, ``no-door`` for nothing."""
+    """Return ``tp4`` for a number, ``fp8kv`` or ``dtype-bfloat16`` for text, ``no-proxy`` for nothing."""
     if value is None or isinstance(value, bool):
         return word if value else f"no-{word}"
     if isinstance(value, str):

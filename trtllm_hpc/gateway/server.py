@@ -68,7 +68,7 @@ def serve(sockets: list[socket.socket], target: Target, facts: Facts) -> None:
             access_log=False,
             timeout_graceful_shutdown=_GRACE_S,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            # The address of a client is the door's, whatever a header says.
+            # The address of a client is the proxy's, whatever a header says.
             proxy_headers=False,
             ws="none",
         )

@@ -16,10 +16,10 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import Instances, Layout, ServerGroup
 from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.plan.mounts import all_mounts, is_below, outside
-from trtllm_hpc.runtime.door import OPENAI_KINDS
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
 from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
+from trtllm_hpc.runtime.proxy import OPENAI_KINDS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 
@@ -98,20 +98,20 @@ class Plan:
         return wanted and bool(self.instances.talking)
 
     @property
-    def has_door(self) -> bool:
+    def has_proxy(self) -> bool:
         """Whether a proxy stands in front of the server, which is started and watched by a supervisor."""
-        return self.job.serve.door != "none"
+        return self.job.serve.proxy != "none"
 
     @property
-    def door_kinds(self) -> tuple[str, ...]:
-        """What the door listens for, each at a port of its own."""
-        kinds = self.backend.door_kinds
+    def proxy_kinds(self) -> tuple[str, ...]:
+        """What the proxy listens for, each at a port of its own."""
+        kinds = self.backend.proxy_kinds
         return (*kinds, *OPENAI_KINDS) if self.has_gateway else kinds
 
     @property
     def has_gateway(self) -> bool:
-        """Whether a gateway of ours, behind the door, speaks OpenAI's protocol."""
-        return self.backend.can_have_gateway and self.has_door and self.job.serve.openai == "gateway"
+        """Whether a gateway of ours, behind the proxy, speaks OpenAI's protocol."""
+        return self.backend.can_have_gateway and self.has_proxy and self.job.serve.openai == "gateway"
 
     @property
     def backend(self) -> Backend:
@@ -138,7 +138,7 @@ class Plan:
     @property
     def restarts(self) -> int:
         """How often an instance is started again."""
-        if not self.has_door:
+        if not self.has_proxy:
             return 0  # the client knows the server by the address that it began with
         if self.job.serve.restarts is not None:
             return self.job.serve.restarts

@@ -57,7 +57,7 @@ def wanted_of(plan: Plan, checked: Plan) -> Wanted:
         nodes=layout.nodes,
         measures_network=checked.measures_network,
         network_interface=cluster.network_interface,
-        haproxy=cluster.haproxy if plan.has_door else None,
+        haproxy=cluster.haproxy if plan.has_proxy else None,
         mpi=None if cluster.mpi == "mpirun" else cluster.mpi,
     )
 

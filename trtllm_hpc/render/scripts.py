@@ -86,13 +86,13 @@ def render_scripts(plan: Plan, build: Build | None = None) -> dict[str, str]:
         scripts["mpirun.sh"] = _script(plan, "mpirun.sh.j2")
     name = "servers.sh.j2" if plan.phases else "instance.sh.j2"
     scripts["instance.sh"] = _script(plan, name, "serve")
-    if plan.has_door:
+    if plan.has_proxy:
         if plan.phases:
             scripts["front.sh"] = _script(plan, "front.sh.j2", "serve")
         for node in plan.instances.leaders:
-            scripts[RunPaths(plan.run_folder).door(node).name] = _script(plan, "haproxy.cfg.j2", node=node)
+            scripts[RunPaths(plan.run_folder).proxy(node).name] = _script(plan, "haproxy.cfg.j2", node=node)
         if len(plan.instances.leaders) > 1:
-            scripts["door.sh"] = _script(plan, "door.sh.j2")
+            scripts["proxy.sh"] = _script(plan, "proxy.sh.j2")
     if plan.job.companion.enabled:
         scripts["companion.sh"] = _script(plan, "companion.sh.j2")
     return scripts

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from trtllm_hpc.bench.progress import clock_text
 from trtllm_hpc.report.formatting import format_time, quantity
 from trtllm_hpc.report.tables import Table
-from trtllm_hpc.runs.guests import Visitor
+from trtllm_hpc.runs.guests import ProxyClient
 from trtllm_hpc.runs.stages import StageStatus, joined
 from trtllm_hpc.runs.status import RunStatus
 
@@ -53,10 +53,10 @@ def use_sentence(status: RunStatus) -> str:
     return ", ".join(parts)
 
 
-def visitor_lines(visitors: Sequence[Visitor], now: float) -> list[str]:
+def client_lines(clients: Sequence[ProxyClient], now: float) -> list[str]:
     """Return a line for each guest and everybody who has asked."""
     lines = []
-    for guest in visitors:
+    for guest in clients:
         end = "" if guest.expires_at is None else f" until {format_time(guest.expires_at)}"
         key = "" if guest.key_file is None else f"{'' if guest.admitted else 'not '}admitted{end}, "
         last = "" if guest.last_at is None else f", the last {_span(guest.last_at, now)} ago"

@@ -28,8 +28,8 @@ _LONGEST_PAUSE_S = 1.0
 _HEALTH_TIMEOUT_S = 5.0
 _SETTLE_S = 2.0
 """The end of a serve stage counts after this time: a job that was submitted again may not have begun yet."""
-_DOOR_SETTLE_S = 2.0
-"""From an instance's being ready to the door's seeing it, which looks twice a second."""
+_PROXY_SETTLE_S = 2.0
+"""From an instance's being ready to the proxy's seeing it, which looks twice a second."""
 _RENEWAL_S = 300.0
 _QUERY_PAUSE_S = 5.0
 """Slurm is queried at once, after this pause, and then after ever longer ones."""
@@ -40,7 +40,7 @@ def endpoint_of(
 ) -> Endpoint:
     """Wait for the ready endpoint of a run; query Slurm now and then whether it can still come.
 
-    A ``wait_seconds`` of 0 waits only for the moment that the door takes to see a server that is ready.
+    A ``wait_seconds`` of 0 waits only for the moment that the proxy takes to see a server that is ready.
     ``on_wait`` is called before each pause with the seconds waited so far. Raises BuildFailed, StartFailed,
     RunCancelled or JobLost if the endpoint can never come; NotReady if it did not come within
     ``wait_seconds``. If one job follows the other (``serve.renew``), the next one is waited for at least five
@@ -62,7 +62,7 @@ def endpoint_of(
         end, waited_s = serve_end(run), time.monotonic() - started
         if end is not None and waited_s >= min(wait_seconds, _SETTLE_S):
             raise end
-        left_s = (wait_seconds if endpoint is None else max(wait_seconds, _DOOR_SETTLE_S)) - waited_s
+        left_s = (wait_seconds if endpoint is None else max(wait_seconds, _PROXY_SETTLE_S)) - waited_s
         if left_s > 0 and on_wait is not None:
             on_wait(waited_s)
         if left_s <= 0 or waited_s >= query_at_s:

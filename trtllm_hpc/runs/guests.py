@@ -1,4 +1,4 @@
-"""Guests of a run, colleagues with keys of their own to its door; and who has asked the server."""
+"""Guests of a run, colleagues with keys of their own to its proxy; and who has asked the server."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from dataclasses import asdict, dataclass
 from trtllm_hpc.errors import ConfigError, Diagnostic, NotReady
 from trtllm_hpc.logs.reading import stat_of
 from trtllm_hpc.paths import RunPaths, call_name, write_json
-from trtllm_hpc.runtime.door import write_key
 from trtllm_hpc.runtime.guests import ANYBODY, OWNER, Guest, Visits, read_guests
+from trtllm_hpc.runtime.proxy import write_key
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _CONFIRMED_S = 15.0
-"""For the door to do what the file says; it looks once a second."""
+"""For the proxy to do what the file says; it looks once a second."""
 
 
 @dataclass(frozen=True)
-class Visitor:
+class ProxyClient:
     """Who has asked a server, or may ask it with a guest's key."""
 
     name: str
     """A guest's, ``owner``, or ``anybody`` where the server asks for no key."""
     requests: int
-    """That generate or infer, through the door."""
+    """That generate or infer, through the proxy."""
     last_at: float | None
     """When the last of them came, in seconds since the epoch."""
     key_file: str | None = None
@@ -35,10 +35,10 @@ class Visitor:
     expires_at: float | None = None
     """``None``: the key is good until it is revoked."""
     admitted: bool = False
-    """Whether the door lets the guest in now."""
+    """Whether the proxy lets the guest in now."""
 
 
-def visitors_of(paths: RunPaths) -> tuple[Visitor, ...]:
+def clients_of(paths: RunPaths) -> tuple[ProxyClient, ...]:
     """Return the guests of a run and everybody else who has asked its server."""
     visits = Visits.read(paths.visits) or Visits()
     guests: dict[str, Guest] = {}
@@ -49,20 +49,20 @@ def visitors_of(paths: RunPaths) -> tuple[Visitor, ...]:
         count, last_at = visits.asked.get(name, (0, None))
         guest, admitted = guests.get(name), serves and name in visits.admitted
         of_guest = () if guest is None else (str(paths.guest_key(name)), guest.expires_at, admitted)
-        found.append(Visitor(name, int(count), last_at, *of_guest))
+        found.append(ProxyClient(name, int(count), last_at, *of_guest))
     return tuple(found)
 
 
 def invite(paths: RunPaths, name: str, expires_s: float | None) -> None:
-    """Make a key for a guest and wait until the door of a run that serves takes the key.
+    """Make a key for a guest and wait until the proxy of a run that serves takes the key.
 
-    Raises ConfigError for a name or a run that cannot have it, NotReady if the door does not confirm it.
+    Raises ConfigError for a name or a run that cannot have it, NotReady if the proxy does not confirm it.
     """
     from trtllm_hpc.config.files import read_spec  # imported here: `status` needs no job file
 
     serve = read_spec(paths.spec).serve
-    if serve.door == "none" or not serve.key:
-        raise _refused(paths, "the run has no door that asks for a key: everybody may ask this server")
+    if serve.proxy == "none" or not serve.key:
+        raise _refused(paths, "the run has no proxy that asks for a key: everybody may ask this server")
     if not _NAME.fullmatch(name) or name in (OWNER, ANYBODY):
         hint = "letters, digits, '.', '_', '@' and '-', such as a user name"
         raise _refused(paths, f"{name!r} cannot name a guest", hint)
@@ -75,16 +75,16 @@ def invite(paths: RunPaths, name: str, expires_s: float | None) -> None:
         key.unlink(missing_ok=True)
         write_key(key)
         guests[name] = Guest(name, now, None if expires_s is None else now + expires_s)
-    _wait_for_door(paths, name, admitted=True)
+    _wait_for_proxy(paths, name, admitted=True)
 
 
 def revoke(paths: RunPaths, name: str) -> None:
-    """End a guest's key and wait until the door refuses it; raises as :func:`invite`."""
+    """End a guest's key and wait until the proxy refuses it; raises as :func:`invite`."""
     with _changing(paths) as guests:
         if guests.pop(name, None) is None:
             raise _refused(paths, f"{name!r} is not a guest; invited: {', '.join(guests) or 'nobody'}")
     paths.guest_key(name).unlink(missing_ok=True)
-    _wait_for_door(paths, name, admitted=False)
+    _wait_for_proxy(paths, name, admitted=False)
 
 
 @contextmanager
@@ -97,13 +97,13 @@ def _changing(paths: RunPaths) -> Iterator[dict[str, Guest]]:
         write_json(paths.guests, [asdict(guest) for guest in guests.values()])
 
 
-def _wait_for_door(paths: RunPaths, name: str, *, admitted: bool) -> None:
+def _wait_for_proxy(paths: RunPaths, name: str, *, admitted: bool) -> None:
     deadline = time.monotonic() + _CONFIRMED_S
     while paths.endpoint.exists() and (name in (Visits.read(paths.visits) or Visits()).admitted) != admitted:
         if time.monotonic() > deadline:
             what = f"has not confirmed that it {'takes' if admitted else 'refuses'} the key of {name}"
             hint = f"trtllm-hpc status {call_name(paths)}"
-            raise NotReady(f"The door of run {paths.run_id} {what}.", hint=hint)
+            raise NotReady(f"The proxy of run {paths.run_id} {what}.", hint=hint)
         time.sleep(0.2)
 
 

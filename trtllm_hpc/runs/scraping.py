@@ -65,5 +65,5 @@ def _pages(run: RunPaths, endpoint: Endpoint) -> Iterator[tuple[str, str, str, s
         yield part, str(number), place, f"{path}/{number}" if numbered else path
     if endpoint.is_triton and openai:
         yield "gateway", "0", openai, "/metrics"
-    if run.door(0).exists():
-        yield "door", "0", place, "/metrics/door"
+    if run.proxy(0).exists():
+        yield "proxy", "0", place, "/metrics/proxy"

@@ -23,7 +23,7 @@ from trtllm_hpc.logs.reading import stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name, remove_abandoned
 from trtllm_hpc.runs.accounting import NOTHING, RunUse, run_use
-from trtllm_hpc.runs.guests import Visitor, visitors_of
+from trtllm_hpc.runs.guests import ProxyClient, clients_of
 from trtllm_hpc.runs.stages import StageFailure, StageStatus, silent_for_s, stages_of, unanswered_stages
 from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
@@ -103,7 +103,7 @@ class RunStatus:
     stages: tuple[StageStatus, ...]
     ranks: tuple[RankStatus, ...]
     instances: tuple[InstanceStatus, ...]
-    """In runs with a door."""
+    """In runs with a proxy."""
     endpoint: Endpoint | None
     """Where the server answers; ``None`` unless the run serves."""
     exit_code: ExitCode
@@ -120,7 +120,7 @@ class RunStatus:
     """Why the front of a disaggregated run was started again, each time."""
     gateway_failure: str | None = None
     """Why nobody answers over OpenAI's protocol any more, though the server does over Triton's."""
-    visitors: tuple[Visitor, ...] = ()
+    clients: tuple[ProxyClient, ...] = ()
     """Who has asked the server how often, and its guests."""
     unlike: tuple[str, ...] = ()
     """What the job has found to be other than in the run that this one repeats."""
@@ -224,7 +224,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         failed_jobs=_failed_jobs(run),
         front_restarts=tuple(run.quoted(str(it.data.get("why"))) for it in _named(served, "front_restarted")),
         gateway_failure=gateway[-1] if gateway else None,
-        visitors=visitors_of(run.paths),
+        clients=clients_of(run.paths),
         unlike=tuple({str(it.data.get("warning")): None for it in _named(run.events("serve"), UNLIKE)}),
         load=load_line(run),
         evaluation=read_evaluation(run.paths.evaluation()),

@@ -49,7 +49,7 @@ class Progress:
     log: tuple[str, ...] = ()
     """The last lines of the log that matters now: the build's, or that of the server's leader."""
     waiting: int | None = None
-    """Requests that wait in the server while it is measured; behind a door, in instance 0."""
+    """Requests that wait in the server while it is measured; behind a proxy, in instance 0."""
 
     @property
     def sentences(self) -> dict[str, tuple[str, str]]:

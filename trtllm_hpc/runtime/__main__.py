@@ -18,7 +18,7 @@ from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.runtime.node_checks import PARTS
 
 if TYPE_CHECKING:
-    from trtllm_hpc.runtime.door import DoorOptions
+    from trtllm_hpc.runtime.proxy import ProxyOptions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,21 +141,21 @@ def _instances(paths: RunPaths, options: Namespace) -> int:
     from trtllm_hpc.runtime.instances.instance import SupervisorOptions
     from trtllm_hpc.runtime.instances.supervisor import RunSupervisor
 
-    options.door = None if options.program is None else _door_options(options)
+    options.proxy = None if options.program is None else _proxy_options(options)
     return RunSupervisor(paths, SupervisorOptions(**_values_of(SupervisorOptions, options))).run()
 
 
-def _door(paths: RunPaths, options: Namespace) -> int:
-    from trtllm_hpc.runtime.door import run_node_door
+def _proxy(paths: RunPaths, options: Namespace) -> int:
+    from trtllm_hpc.runtime.proxy import run_node_proxy
 
-    return run_node_door(paths, options.node, _door_options(options), options.instances)
+    return run_node_proxy(paths, options.node, _proxy_options(options), options.instances)
 
 
-def _door_options(options: Namespace) -> DoorOptions:
-    from trtllm_hpc.runtime.door import DoorOptions
+def _proxy_options(options: Namespace) -> ProxyOptions:
+    from trtllm_hpc.runtime.proxy import ProxyOptions
 
     address = _address(options.interface, loopback=options.loopback)
-    return DoorOptions(options.program, tuple(options.kinds.split(",")), address)
+    return ProxyOptions(options.program, tuple(options.kinds.split(",")), address)
 
 
 def _address(interface: str | None, *, loopback: bool) -> str:
@@ -196,7 +196,7 @@ _PID: _Options = {"--while-pid": {**_NUMBER, "dest": "pid"}}
 _LAST_JOB: _Options = {"--job": {**_TEXT, "dest": "job_id"}, "--state": {"default": ""}}
 """The job before this one, and its state in Slurm."""
 _ADDRESS = {"--interface": _MAYBE_TEXT, "--loopback": _FLAG}
-_DOOR = {"--program": _MAYBE_TEXT, "--kinds": {"default": ""}, **_ADDRESS}
+_PROXY = {"--program": _MAYBE_TEXT, "--kinds": {"default": ""}, **_ADDRESS}
 _NETWORK = {"--first": _NUMBER, "--interface": _MAYBE_TEXT, "--minimum": _MAYBE_SECONDS}
 _PROGRAM: _Options = {"command": {"nargs": argparse.REMAINDER}}
 
@@ -317,10 +317,10 @@ COMMANDS = {
         | {"--ready-timeout-seconds": _SECONDS, "--hang-seconds": _MAYBE_SECONDS},
     ),
     "instances": _Command(
-        "open the door, run all instances and watch them",
+        "open the proxy, run all instances and watch them",
         _instances,
         _of(_NUMBER, "--count", "--minimum", "--restarts")
-        | _DOOR
+        | _PROXY
         | _of(_FLAG, "--key", "--tls")
         | {"--certificate": _MAYBE_FILE}
         | {"--leaders": {"type": _leaders, "required": True, "help": "NODE:INSTANCE,INSTANCE of each node"}}
@@ -330,10 +330,10 @@ COMMANDS = {
         | _of(_MAYBE_SECONDS, "--companion-start-seconds", "--companion-silence-seconds")
         | _of(_MAYBE_SECONDS, "--hang-seconds", "--idle-seconds"),
     ),
-    "door": _Command(
-        "run the door of a further node",
-        _door,
-        _DOOR | {"--node": _NUMBER, "instances": {"type": int, "nargs": "+"}},
+    "proxy": _Command(
+        "run the proxy of a further node",
+        _proxy,
+        _PROXY | {"--node": _NUMBER, "instances": {"type": int, "nargs": "+"}},
     ),
     "launched": _Command(
         "start the server as the task of trtllm-llmapi-launch",

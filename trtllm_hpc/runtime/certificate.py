@@ -1,4 +1,4 @@
-"""The certificate that the door shows: one that is made for the run, or a given one.
+"""The certificate that the proxy shows: one that is made for the run, or a given one.
 
 Clients trust exactly the file ``certificate.crt`` of the run folder, whoever has signed it.
 ``certificate.pem`` is what HAProxy takes: certificate and private key.
@@ -37,7 +37,7 @@ def make_certificate(paths: RunPaths, address: str) -> None:
 
 
 def take_certificate(paths: RunPaths, given: Path) -> str:
-    """Let the door show a given certificate; returns the name that it is for.
+    """Let the proxy show a given certificate; returns the name that it is for.
 
     Its private key stays where it is. Raises StartFailed without both in the file, or without ``openssl``.
     """
@@ -50,7 +50,7 @@ def take_certificate(paths: RunPaths, given: Path) -> str:
     if own is None or "PRIVATE KEY-----" not in text:
         lacking = "certificate" if own is None else "private key"
         raise StartFailed(f"{given} holds no {lacking}", hint=hint)
-    # The first one alone is the door's own; with those that have signed it, clients would trust more than it.
+    # Only the first is the proxy's own; with those that have signed it, clients would trust more than it.
     write_text(paths.certificate, own[0])
     paths.certificate_key.unlink(missing_ok=True)
     paths.certificate_key.symlink_to(given)
@@ -69,7 +69,7 @@ def _name(certificate: Path) -> str:
     except (OSError, subprocess.CalledProcessError) as error:
         raise _failed("the certificate cannot be read", error) from error
     names = re.search(r"(?:DNS|IP Address):([^,\s]+)", shown) or re.search(r"CN ?= ?([^,\s/]+)", shown)
-    return names[1].replace("*", "door") if names else "localhost"
+    return names[1].replace("*", "proxy") if names else "localhost"
 
 
 def _openssl(*words: str) -> str:

@@ -46,10 +46,10 @@ def with_addresses(
 class Front:
     """Starts ``trtllm-serve disaggregated`` once all servers are ready, watches it, and starts it again.
 
-    ``servers`` are addresses of this node's door, which lead to the servers of each phase: they stay the same
-    when a server is started again. Each front listens at the next of ``ports`` of this node, as upstream's
-    binds none that had open connections a minute ago (without SO_REUSEADDR). It may leave a question
-    unanswered for ``hang_seconds``, as the probe counts; ``None``: for ever.
+    ``servers`` are addresses of this node's proxy, which lead to the servers of each phase. They stay
+    the same when a server is started again. Each front listens at the next of ``ports`` of this node, as
+    upstream's binds none that had open connections a minute ago (without SO_REUSEADDR). It may leave a
+    question unanswered for ``hang_seconds``, as the probe counts; ``None``: for ever.
     """
 
     def __init__(

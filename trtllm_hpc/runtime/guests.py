@@ -1,4 +1,4 @@
-"""Guests, who have further keys to a run's door, and how often everybody has asked.
+"""Guests, who have further keys to a run's proxy, and how often everybody has asked.
 
 ``endpoint --invite`` and ``--revoke`` write files of the run folder, which the run's supervisor reads.
 """
@@ -25,7 +25,7 @@ class Guest:
     invited_at: float
     """Seconds since the epoch."""
     expires_at: float | None = None
-    """When the door begins to refuse the key; ``None``: the key is good until it is revoked."""
+    """When the proxy begins to refuse the key; ``None``: the key is good until it is revoked."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Visits(JsonRecord):
     """Who may ask and who has asked, as last recorded inside the job."""
 
     admitted: list[str] = field(default_factory=list)
-    """The guests whom the door lets in."""
+    """The guests whom the proxy lets in."""
     asked: dict[str, list[float]] = field(default_factory=dict)
     """By name: the number of requests, and the time of the last one in seconds since the epoch."""
 

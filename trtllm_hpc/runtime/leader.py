@@ -16,11 +16,11 @@ from typing import Any
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.blame import rank_name
-from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.ending import Observed
 from trtllm_hpc.runtime.heartbeat import SILENT, Troubles, watch_ranks
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.process import start_ticks
+from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.records import JsonRecord, rank_records, try_event
 from trtllm_hpc.runtime.server_spec import RankOptions
 from trtllm_hpc.runtime.servers import endpoint_of
@@ -37,7 +37,7 @@ class ReadyRecord(JsonRecord):
     started_at: float
     """When its leader started its server, in seconds since the epoch."""
     endpoint: dict[str, Any] = field(default_factory=dict)
-    """Without a door: the fields of :class:`~trtllm_hpc.runtime.records.Endpoint` that say where the server
+    """Without a proxy: the fields of :class:`~trtllm_hpc.runtime.records.Endpoint` that say where the server
     answers."""
 
 

@@ -42,7 +42,7 @@ def most_tokens(seconds: float) -> int:
 
 
 class Probe:
-    """Asks a server, without the door, in a thread of its own, from ``begin`` on.
+    """Asks a server, without the proxy, in a thread of its own, from ``begin`` on.
 
     A server that does not compute may take ``limit_s`` for an answer, and ``first_limit_s`` for the first
     one, before which it may still compile.

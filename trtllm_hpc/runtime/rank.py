@@ -21,7 +21,6 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import host_variables
 from trtllm_hpc.runtime.caches import begin_tuning, cached_files, copy_tuning
 from trtllm_hpc.runtime.checks import step_world
-from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.ending import AFTER_LEADER_S, NO_SUPERVISOR, End, Observed, conclude, decide
 from trtllm_hpc.runtime.gpus import GpuWatch
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
@@ -37,6 +36,7 @@ from trtllm_hpc.runtime.process import (
     start_bound,
     step_daemon,
 )
+from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.python_backend import ModelProcesses
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
 from trtllm_hpc.runtime.server_spec import RankOptions, expand, find_program

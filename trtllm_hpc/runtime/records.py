@@ -58,14 +58,14 @@ def _names(kind: type) -> frozenset[str]:
 
 
 INSTANCE_HEADER = "x-trtllm-hpc-instance"
-"""Header of a request, over HTTP or gRPC, that the door is to pass on to one of its instances: its number,
+"""Header of a request, over HTTP or gRPC, that the proxy is to pass on to one of its instances: its number,
 from 0. If that instance is not ready, another one gets the request."""
 
 SESSION_HEADER = "x-session-id"
 """Header of a request, over HTTP or gRPC, that names its conversation, for ``serve.routing``."""
 
 RELAY_VARIABLE = "TRTLLM_HPC_RELAYS"
-"""Environment variable of a gateway, whose requests the door has already counted."""
+"""Environment variable of a gateway, whose requests the proxy has already counted."""
 RELAY_HEADER = "x-trtllm-hpc-relayed"
 """Header of such requests."""
 
@@ -90,15 +90,15 @@ class Endpoint(JsonRecord):
     phases_s: dict[str, float] = field(default_factory=dict)
     """Duration of each phase from the job's first line to ready, in seconds."""
     key_file: str | None = None
-    """File with the key that the door asks for; ``None`` if everybody may call the server."""
+    """File with the key that the proxy asks for; ``None`` if everybody may call the server."""
     certificate_file: str | None = None
-    """File with the certificate that the door shows; ``None`` if it does not encrypt."""
+    """File with the certificate that the proxy shows; ``None`` if it does not encrypt."""
     fingerprint: str | None = None
     """Of that certificate, by SHA-256."""
     certificate_name: str | None = None
     """A name that it is for, if it is a given one; ``None``: for ``address``."""
     instances: int = 1
-    """Servers behind the door."""
+    """Servers behind the proxy."""
     openai_url: str | None = None
     """URL of OpenAI's protocol, which ends with ``/v1``; ``None`` if the server does not speak it."""
 
@@ -129,11 +129,11 @@ class Endpoint(JsonRecord):
 
     @property
     def scheme(self) -> str:
-        """``https`` if the door encrypts, else ``http``."""
+        """``https`` if the proxy encrypts, else ``http``."""
         return "http" if self.certificate_file is None else "https"
 
     def tls(self, *protocols: str) -> ssl.SSLContext | None:
-        """Return what trusts the door's certificate and no other; ``None`` if the door does not encrypt.
+        """Return what trusts the proxy's certificate and no other; ``None`` if the proxy does not encrypt.
 
         Args:
             protocols: to be agreed on by ALPN, e.g. ``h2``.
@@ -189,7 +189,7 @@ class Endpoint(JsonRecord):
 
     @property
     def metrics(self) -> str:
-        """URL of the metrics page; behind a door, of instance 0."""
+        """URL of the metrics page; behind a proxy, of instance 0."""
         if not self.is_triton and self.openai_url is not None:
             return f"{self.openai_root}/metrics"
         return f"{self.scheme}://{self.address}:{self.metrics_port}/metrics"

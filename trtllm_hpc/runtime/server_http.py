@@ -1,4 +1,4 @@
-"""The HTTP endpoint of a server itself, without the door: is it ready, and does it answer a question?"""
+"""The HTTP endpoint of a server itself, without the proxy: is it ready, and does it answer a question?"""
 
 from __future__ import annotations
 

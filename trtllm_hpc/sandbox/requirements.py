@@ -42,7 +42,7 @@ COMMANDS = {
 """Debian package of each command that a sandbox or its jobs run."""
 
 OPTIONAL = {"haproxy": "haproxy"}
-"""The same for what ``serve.door: none`` does without: installed with the others, but not missed."""
+"""The same for what ``serve.proxy: none`` does without: installed with the others, but not missed."""
 
 LIBRARIES = {"/usr/lib/*/libpmix.so": "libpmix-dev"}
 """Debian package of each library; `srun --mpi=pmix` loads this one by the name that only -dev has."""

@@ -252,16 +252,16 @@ def _programs(context: Context) -> list[str]:
     return [word for word in words if isinstance(word, str) and word.endswith(".py")]
 
 
-@CHECKS.add("door", of_job=True)
-def door(context: Context) -> Diagnostic | None:
+@CHECKS.add("proxy", of_job=True)
+def proxy(context: Context) -> Diagnostic | None:
     """HAProxy is there; only the job can tell on the nodes."""
-    if not context.plan.has_door:
+    if not context.plan.has_proxy:
         return None
     program = context.cluster.haproxy
     if context.on_slurm and not context.cluster.is_sandbox:
         return unknown(f"the serve job looks for {program} on its nodes")
     found = shutil.which(program)
-    hint = "install HAProxy (package haproxy), set haproxy in the profile, or set serve.door to none"
+    hint = "install HAProxy (package haproxy), set haproxy in the profile, or set serve.proxy to none"
     return ok(f"HAProxy is {found}") if found else fail(f"there is no program {program!r}", hint)
 
 

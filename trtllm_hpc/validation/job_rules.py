@@ -136,13 +136,13 @@ def server_wait_ends(job: JobFile) -> Diagnostics:
 
 @RULES.add
 def evaluation_is_over_openai(job: JobFile) -> Diagnostics:
-    """An evaluation asks over OpenAI's protocol, which Triton speaks through the gateway behind the door."""
+    """An evaluation asks over OpenAI's protocol, which Triton speaks through the gateway behind the proxy."""
     evaluates = job.companion.enabled and job.companion.evaluate is not None
     if evaluates and job.frontend == "triton" and not backend_of(job).can_have_gateway:
         message = "the evaluation asks over OpenAI's protocol, which this Triton does not speak"
         yield in_job("conflict", "companion.evaluate", message, "set serve.frontend to openai")
-    elif evaluates and job.frontend == "triton" and "none" in (job.serve.door, job.serve.openai):
-        key = "serve.door" if job.serve.door == "none" else "serve.openai"
+    elif evaluates and job.frontend == "triton" and "none" in (job.serve.proxy, job.serve.openai):
+        key = "serve.proxy" if job.serve.proxy == "none" else "serve.openai"
         message = (
             f"the evaluation asks over OpenAI's protocol, which this server does not speak ({key}: none)"
         )

@@ -22,12 +22,12 @@ RULES += [
              "is set, but serve.mode is {job.serve.mode}", "set serve.mode to disaggregated, or remove it"),
     Excludes("serve.routing!=least", "serve.mode=disaggregated",
              "the front of the servers chooses among them", "set serve.disaggregated.router"),
-    Excludes("serve.tls", "serve.door=none", "only a door encrypts", "set serve.door to haproxy"),
-    Excludes("serve.cors", "serve.door=none", "only a door answers browsers", "set serve.door to haproxy"),
-    Excludes("serve.idle_minutes", "serve.door=none", "only a door sees whether anybody asks",
-             "set serve.door to haproxy, or serve.idle_minutes to null"),
-    Excludes("serve.door=none", "serve.renew", "only a door can let open requests end",
-             "set serve.door to haproxy"),
+    Excludes("serve.tls", "serve.proxy=none", "only a proxy encrypts", "set serve.proxy to haproxy"),
+    Excludes("serve.cors", "serve.proxy=none", "only a proxy answers browsers", "set serve.proxy to haproxy"),
+    Excludes("serve.idle_minutes", "serve.proxy=none", "only a proxy sees whether anybody asks",
+             "set serve.proxy to haproxy, or serve.idle_minutes to null"),
+    Excludes("serve.proxy=none", "serve.renew", "only a proxy can let open requests end",
+             "set serve.proxy to haproxy"),
     Requires("serve.certificate", "serve.tls", "is set, but serve.tls is false",
              "set serve.tls to true, or remove it"),
     Excludes("serve.renew", "stops_server", "the companion stops the server, so there is nothing to renew",
@@ -131,7 +131,7 @@ def gpus_suffice(facts: JobFacts) -> Diagnostics:
 
 @RULES.add
 def instances_can_serve(facts: JobFacts) -> Diagnostics:
-    """Several instances need a door, GPUs to share, and the mode leader."""
+    """Several instances need a proxy, GPUs to share, and the mode leader."""
     serve = facts.job.serve
     count = serve.instances
     if serve.minimum_instances is not None and serve.minimum_instances > count:
@@ -141,9 +141,9 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
     if count > 1 and serve.mode != "leader":
         message = f"serve.mode {serve.mode} serves with one instance"
         yield in_job("conflict", "serve.instances", message, "set it to 1, or serve.mode to leader", count)
-    elif count > 1 and serve.door == "none":
-        message = f"{count} instances need a door in front of them"
-        yield in_job("conflict", "serve.door", message, "set serve.door to haproxy", serve.door)
+    elif count > 1 and serve.proxy == "none":
+        message = f"{count} instances need a proxy in front of them"
+        yield in_job("conflict", "serve.proxy", message, "set serve.proxy to haproxy", serve.proxy)
     if serve.instances_per_gpu > 1 and count % serve.instances_per_gpu:
         message = f"{count} instances cannot share their GPUs by {serve.instances_per_gpu}"
         hint = f"set serve.instances to a multiple of {serve.instances_per_gpu}"
@@ -195,9 +195,9 @@ def site_limits(facts: JobFacts) -> Diagnostics:
     gpus = sum(part.nodes * part.gpus_per_node for part in parts)
     if limits.gpus is not None and gpus > limits.gpus:
         yield in_job("site-limit", "serve", f"{gpus} GPUs, {allows} {limits.gpus}", hint, gpus)
-    if limits.door == "obligatory" and not (job.serve.door == "haproxy" and job.serve.key):
-        field = "serve.key" if job.serve.door == "haproxy" else "serve.door"
-        yield in_job("site-limit", field, f"no server without a key, {allows} only doors with a key", hint)
+    if limits.proxy == "obligatory" and not (job.serve.proxy == "haproxy" and job.serve.key):
+        field = "serve.key" if job.serve.proxy == "haproxy" else "serve.proxy"
+        yield in_job("site-limit", field, f"no server without a key, {allows} only proxies with a key", hint)
 
 
 @RULES.add

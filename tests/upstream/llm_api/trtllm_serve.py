@@ -1,4 +1,4 @@
-"""A stand-in for ``trtllm-serve``: its options, its refusals, its routes and its manners (1.2.0).
+"""A stand-in for ``trtllm-serve``: its options, its refusals, its routes and its behaviour (1.2.0).
 
 Options: ``tensorrt_llm/commands/serve.py``. The port is bound before the model is loaded; ``/health``
 answers from then on whatever happens. The ranks are joined through the launcher's port, and must be as many

@@ -50,7 +50,7 @@ class Target:
     min_length_input: str | None = None
     """Input for the least length of answers (OpenAI's protocol: ``min_tokens``); ``None`` sends none."""
     instance: int | None = None
-    """The instance behind the door that gets the requests, over gRPC; ``None``: any."""
+    """The instance behind the proxy that gets the requests, over gRPC; ``None``: any."""
     session: SessionName = "header"
     """How a turn names its conversation."""
 
@@ -60,7 +60,7 @@ class Target:
             return {}, payload
         if self.session == "header":
             return {SESSION_HEADER: session}, payload
-        # First: the door reads only the beginning of a long request.
+        # First: the proxy reads only the beginning of a long request.
         return {}, b'{"user":%b,%b' % (json.dumps(session).encode(), payload.removeprefix(b"{"))
 
     @property

@@ -287,7 +287,7 @@ def energy_counter(endpoint: Endpoint) -> tuple[str, float] | None:
         if endpoint.is_triton:
             joules = fetch_page(endpoint).total((Source("nv_energy_consumption"),), None)
             return None if joules is None else (name, joules)
-        if endpoint.instances > 1:  # the door asks any of them
+        if endpoint.instances > 1:  # the proxy asks any of them
             return None
         with closing(_connection(endpoint)) as connection:
             path = f"{urlsplit(endpoint.openai_root).path}/energy_metrics"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, DoorOptions
 from trtllm_hpc.runtime.heartbeat import SilenceWatch, watch_ranks
 from trtllm_hpc.runtime.process import start_bound, start_ticks
+from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE, ProxyOptions
 from trtllm_hpc.runtime.records import try_event
 from trtllm_hpc.runtime.stop import SUPERVISOR_VARIABLE
 
@@ -25,7 +25,7 @@ class SupervisorOptions:
     """Fewest instances that must live."""
     restarts: int
     """Of each instance that has served."""
-    door: DoorOptions | None
+    proxy: ProxyOptions | None
     """``None``: the single server listens on the network itself."""
     key: bool
     tls: bool
@@ -63,7 +63,7 @@ class Instance:
     number: int
     step: str
     sockets: Path | None = None
-    """Folder of its sockets behind a door."""
+    """Folder of its sockets behind a proxy."""
     state: str = "starting"
     """``starting``, ``ready``, ``restarting``, ``failed`` or ``ended``."""
     restarts: int = 0

@@ -1,4 +1,4 @@
-"""Publish the endpoint of a run, once every instance is ready and the door reaches it."""
+"""Publish the endpoint of a run, once every instance is ready and the proxy reaches it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from typing import Any
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.certificate import fingerprint
-from trtllm_hpc.runtime.instances.doors import Doors
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
+from trtllm_hpc.runtime.instances.proxies import Proxies
 from trtllm_hpc.runtime.leader import ReadyRecord
 from trtllm_hpc.runtime.notice import notify
 from trtllm_hpc.runtime.records import Endpoint, read_events, try_event
 from trtllm_hpc.runtime.renewal import note_renewed
 
 _REACH_TIMEOUT_S = 60.0
-"""From the moment at which all instances are ready to the moment at which the door reaches them."""
+"""From the moment at which all instances are ready to the moment at which the proxy reaches them."""
 
 
 class Publisher:
     """Writes the endpoint, and takes it back."""
 
-    def __init__(self, paths: RunPaths, options: SupervisorOptions, doors: Doors) -> None:
-        self._paths, self._options, self._doors = paths, options, doors
+    def __init__(self, paths: RunPaths, options: SupervisorOptions, proxies: Proxies) -> None:
+        self._paths, self._options, self._proxies = paths, options, proxies
         self._ready_since: float | None = None
         self.is_published = False
 
     def tick(self, instances: Sequence[Instance]) -> bool:
         """Publish the endpoint once all living instances are ready and reached; returns whether it was.
 
-        Raises StartFailed if the door does not reach them in time.
+        Raises StartFailed if the proxy does not reach them in time.
         """
         living = [instance for instance in instances if instance.lives]
         if not living or any(instance.state != "ready" for instance in living):
@@ -45,21 +45,21 @@ class Publisher:
         known = {number: record for number, file in files.items() if (record := ReadyRecord.read(file))}
         if len(known) < len(living):
             return False  # an instance has just ended
-        front = self._doors.front
+        front = self._proxies.front
         if front is not None:
             front.start(next(iter(known.values())).models)
             if not front.is_ready():
                 return False
         self._ready_since = self._ready_since or time.monotonic()
         wanted = len(living) if front is None else 1
-        reached = wanted if self._doors.own is None else self._doors.own.servers_up()
+        reached = wanted if self._proxies.own is None else self._proxies.own.servers_up()
         if reached >= wanted:
             self._publish(list(known.values()))
             return True
         if time.monotonic() - self._ready_since > _REACH_TIMEOUT_S:
             raise StartFailed(
-                f"the door sees {reached} of {wanted} instances, though all are ready",
-                hint=f"read {self._paths.batch_log('door')}; a container must share the host's /dev/shm",
+                f"the proxy sees {reached} of {wanted} instances, though all are ready",
+                hint=f"read {self._paths.batch_log('proxy')}; a container must share the host's /dev/shm",
             )
         return False
 
@@ -73,7 +73,7 @@ class Publisher:
 
     def _publish(self, records: Sequence[ReadyRecord]) -> None:
         ready_at, options = time.time(), self._options
-        where = records[0].endpoint if options.door is None else self._at_the_door(options.door.address)
+        where = records[0].endpoint if options.proxy is None else self._at_the_proxy(options.proxy.address)
         endpoint = Endpoint(
             job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""),
             models=sorted(set.intersection(*(set(record.models) for record in records))),
@@ -82,7 +82,7 @@ class Publisher:
             key_file=str(self._paths.key) if options.key else None,
             certificate_file=str(self._paths.certificate) if options.tls else None,
             fingerprint=fingerprint(self._paths.certificate) if options.tls else None,
-            certificate_name=self._doors.certificate_name,
+            certificate_name=self._proxies.certificate_name,
             instances=1 if options.roles else options.count,
             **where,
         )
@@ -95,9 +95,9 @@ class Publisher:
         sentence = f"ready at {endpoint.place} on {endpoint.host}"
         notify(self._paths, "ready", sentence, http=endpoint.place)
 
-    def _at_the_door(self, address: str) -> dict[str, Any]:
-        """Return the fields of the endpoint that say where the door answers."""
-        ports, scheme = self._doors.ports, "https" if self._options.tls else "http"
+    def _at_the_proxy(self, address: str) -> dict[str, Any]:
+        """Return the fields of the endpoint that say where the proxy answers."""
+        ports, scheme = self._proxies.ports, "https" if self._options.tls else "http"
         return {
             "host": socket.gethostname(),
             "address": address,

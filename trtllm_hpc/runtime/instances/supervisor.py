@@ -1,4 +1,4 @@
-"""Run all instances, and the door if there is one, to the end of the run.
+"""Run all instances, and the proxy if there is one, to the end of the run.
 
 On the job's first node, outside of any container, it alone writes the endpoint and the stage's events. A
 child process (``instance.sh``) starts an instance's ranks. What ends an instance or the run is decided in
@@ -20,11 +20,11 @@ from trtllm_hpc.runtime.blame import failed_by_itself, verdict
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import Heartbeat, Troubles, stopped_below
-from trtllm_hpc.runtime.instances.doors import Doors
+from trtllm_hpc.runtime.instances.clients import ClientWatch
 from trtllm_hpc.runtime.instances.ending import RunEnd, after_end, early_end, lost
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
+from trtllm_hpc.runtime.instances.proxies import Proxies
 from trtllm_hpc.runtime.instances.publishing import Publisher
-from trtllm_hpc.runtime.instances.visitors import Visitors
 from trtllm_hpc.runtime.lock import add_findings
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, send
 from trtllm_hpc.runtime.records import StopRequest, rank_records, try_event
@@ -48,13 +48,13 @@ class RunSupervisor:
         self._paths = paths
         self._options = options
         self._instances: list[Instance] = []
-        self._doors = Doors(paths, options, lambda: self._signal is not None)
-        self._publisher = Publisher(paths, options, self._doors)
+        self._proxies = Proxies(paths, options, lambda: self._signal is not None)
+        self._publisher = Publisher(paths, options, self._proxies)
         self._heartbeat = Heartbeat(paths.rank_heartbeat(SUPERVISOR, 0))
         self._companion = CompanionWatch(
             paths, options.companion_start_seconds, options.companion_silence_seconds, self._heartbeat.file
         )
-        self._visitors = Visitors(paths, self._doors, options.idle_seconds)
+        self._clients = ClientWatch(paths, self._proxies, options.idle_seconds)
         self._engine = EngineCheck(paths)
         self._troubles = Troubles(paths, "serve", options.hang_seconds)
         self._signal: str | None = None
@@ -71,7 +71,7 @@ class RunSupervisor:
         adopt_orphans()
         add_findings(self._paths)
         try:
-            folders = self._doors.open()
+            folders = self._proxies.open()
             for number, step in enumerate(serve_steps(self._options.count)):
                 self._instances.append(Instance(number, step, folders.get(number)))
                 self._start(self._instances[-1])
@@ -102,13 +102,13 @@ class RunSupervisor:
         """Look at everything once; returns whether anything is left to do."""
         self._heartbeat.beat()
         if self._signal is not None:
-            self._doors.remove_folder()  # after KillWait Slurm kills this process, whatever is left to do
+            self._proxies.remove_folder()  # after KillWait Slurm kills this process, whatever is left to do
         if self._stopping_since is None:
             if self._engine.fault is not None and not self._has_failed:
                 self._end_run(RunEnd(self._engine.fault))
             if self._is_warned:
                 self._drain()
-            elif self._doors.watch(may_restart=self._publisher.is_published):
+            elif self._proxies.watch(may_restart=self._publisher.is_published):
                 self._note_signal("SIGTERM")
             if self._signal or self._has_failed or StopRequest.read(self._paths.stop_request):
                 self._stop()
@@ -126,7 +126,7 @@ class RunSupervisor:
         return any(instance.child is not None or instance.lives for instance in self._instances)
 
     def _publish_or_watch(self) -> None:
-        front, gateway = self._doors.front, self._doors.gateway
+        front, gateway = self._proxies.front, self._proxies.gateway
         all_ready = all(instance.state == "ready" for instance in self._instances if instance.lives)
         if front is not None and (why := front.watch(servers_ready=all_ready)) is not None:
             self._end_run(RunEnd(why))
@@ -136,7 +136,7 @@ class RunSupervisor:
             print(f"error: {why}.\n  next: {following}", file=sys.stderr, flush=True)
         if self._troubles.is_due():
             self._give_up_what_stands_still()
-        if (why := self._visitors.tick(serves=self._publisher.is_published)) is not None:
+        if (why := self._clients.tick(serves=self._publisher.is_published)) is not None:
             request_stop(self._paths, by=IDLE, reason=why)
         if self._publisher.is_published:
             if (sentence := self._companion.missing()) is not None:
@@ -150,7 +150,7 @@ class RunSupervisor:
             pid for instance in self._instances if instance.child for pid in descendants(instance.child.pid)
         }
         all_ready = all(instance.state == "ready" for instance in self._instances)
-        faults = stopped_below(os.getpid(), of_instances) | self._doors.missing_sockets(all_ready=all_ready)
+        faults = stopped_below(os.getpid(), of_instances) | self._proxies.missing_sockets(all_ready=all_ready)
         late = self._troubles.look(faults)
         send([int(part) for part in late if part.isdecimal()], signal.SIGKILL)
         if "sockets" in late:
@@ -249,10 +249,10 @@ class RunSupervisor:
             self._draining_since = time.monotonic()
             try_event(self._paths, "serve", "draining")
             self._publisher.withdraw()
-            if self._doors.own is not None:
-                self._doors.own.drain()
+            if self._proxies.own is not None:
+                self._proxies.own.drain()
         waited_s = time.monotonic() - self._draining_since
-        is_open = self._doors.own is not None and self._doors.own.is_open()
+        is_open = self._proxies.own is not None and self._proxies.own.is_open()
         if not is_open or waited_s > self._options.drain_seconds:
             request_stop(self._paths, by=RENEWAL, reason="the time limit of its job is near")
 
@@ -272,9 +272,9 @@ class RunSupervisor:
         return time.monotonic() - self._stopping_since > grace_s
 
     def _terminate(self) -> None:
-        """Signal everything below this process but the doors, which close last."""
-        self._doors.remove_folder()
-        send(set(descendants(os.getpid())) - self._doors.pids, signal.SIGTERM)
+        """Signal everything below this process but the proxies, which close last."""
+        self._proxies.remove_folder()
+        send(set(descendants(os.getpid())) - self._proxies.pids, signal.SIGTERM)
 
     def _close(self) -> None:
         # After a failure there is a stop request, which the ranks obey by themselves.
@@ -282,7 +282,7 @@ class RunSupervisor:
         if any(instance.runs for instance in self._instances):
             self._terminate()
             self._wait_for_instances(_SIGNAL_GRACE_S, until_signal=False)
-        self._doors.close()
+        self._proxies.close()
         kill_descendants()
         self._note()
 

@@ -18,7 +18,7 @@ from trtllm_hpc.runtime.process import output_of
 from trtllm_hpc.runtime.records import read_events
 
 _HAPROXY = (2, 4)
-"""The door's configuration needs it (docs/explanation/decisions/door.md)."""
+"""The proxy's configuration needs it (docs/explanation/decisions/proxy.md)."""
 _TIMEOUT_S = 30
 _NODES = "nodes"
 _SLOW_GBPS = 1.0
@@ -47,7 +47,9 @@ def _haproxy(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
     if wanted.haproxy is None:
         return None
     where = f"on {facts['host']}"
-    hint = "name HAProxy's path as haproxy in the profile, install it on the nodes, or set serve.door to none"
+    hint = (
+        "name HAProxy's path as haproxy in the profile, install it on the nodes, or set serve.proxy to none"
+    )
     program = shutil.which(wanted.haproxy)
     if program is None:
         return fail(f"there is no {wanted.haproxy} {where}", hint)

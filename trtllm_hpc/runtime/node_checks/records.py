@@ -44,7 +44,7 @@ class Wanted(JsonRecord):
     """Whether the job has measured the network between the nodes."""
     network_interface: str | None = None
     haproxy: str | None = None
-    """``None``: the run has no door."""
+    """``None``: the run has no proxy."""
     mpi: str | None = None
     """The plugin of ``srun --mpi``; ``None`` without Slurm's."""
 

@@ -9,7 +9,7 @@ from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand
 from trtllm_hpc.runtime.servers import openai, triton
 
 ServerHttp = triton.TritonHttp | openai.OpenAIHttp
-"""The server's own endpoint, without the door, which says whether the server is ready."""
+"""The server's own endpoint, without the proxy, which says whether the server is ready."""
 
 
 def start_command(paths: RunPaths, options: RankOptions, scratch: Path) -> StartCommand:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.process import descendants
+from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.served_model import Chat, chat_of, vocabulary_variables, with_auth_key
 from trtllm_hpc.runtime.server_http import PROMPT, Asked, Question, Refused, quickly
 from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
@@ -48,7 +48,7 @@ def _place(options: RankOptions) -> str:
         return f"{os.environ['TRTLLM_HPC_ADDRESS']}:{os.environ['TRTLLM_HPC_HTTP_PORT']}"
     if options.rank != 0:
         return "127.0.0.1:0"
-    # The door passes requests on to this port of the leader's node.
+    # The proxy passes requests on to this port of the leader's node.
     port = Path(f"{os.environ[SOCKETS_VARIABLE]}.port").read_text(encoding="ascii").strip()
     return f"127.0.0.1:{port}"
 
@@ -99,7 +99,7 @@ class OpenAIHttp:
         )
 
     def endpoint(self) -> dict[str, Any]:
-        """Return the URL of the endpoint in a run without a door."""
+        """Return the URL of the endpoint in a run without a proxy."""
         ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
         return {**ports, "openai_url": f"http://{self._place}/v1"}
 
@@ -144,7 +144,7 @@ class OpenAIHttp:
         return ""
 
     def others_ask(self) -> bool:
-        """Return whether more than one connection is open: the door keeps none without a request."""
+        """Return whether more than one connection is open: the proxy keeps none without a request."""
         port = int(self._place.rpartition(":")[2])
         return sum(local == port and state == _ESTABLISHED for local, state, _ in _sockets()) > 1
 

@@ -20,7 +20,7 @@ from urllib.parse import quote
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import wheel_numpy
-from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
+from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.server_http import PROMPT, QUICK_S, Question, call, quickly
 from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
 
@@ -40,7 +40,7 @@ def start_command(paths: RunPaths, options: RankOptions, scratch: Path) -> Start
     (scratch / "repository").symlink_to(paths.repository)
     http = TritonHttp.here()
     if options.rank == 0 and http.sockets is not None:
-        # The door's folder, which no other user may enter.
+        # The proxy's folder, which no other user may enter.
         shutil.rmtree(http.sockets, ignore_errors=True)
         http.sockets.mkdir(mode=0o700)
     program, *words = options.words(
@@ -145,7 +145,7 @@ class TritonHttp:
         return cls(address, http, grpc, metrics)
 
     def endpoint(self) -> dict[str, Any]:
-        """Return the ports of the endpoint in a run without a door."""
+        """Return the ports of the endpoint in a run without a proxy."""
         return {"http_port": self.http_port, "grpc_port": self.grpc_port, "metrics_port": self.metrics_port}
 
     def ready_models(self) -> list[str] | None:
@@ -186,7 +186,7 @@ class TritonHttp:
         return http.client.HTTPConnection(self.address, port, timeout=timeout_s)
 
     def others_ask(self) -> bool:
-        """Return true: the door's connections over gRPC stay open, whether anybody asks or not."""
+        """Return true: the proxy's connections over gRPC stay open, whether anybody asks or not."""
         return True
 
     def _model_states(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The doors of a run, HAProxy on each node with an instance's leader, and what stands behind the first."""
+"""The proxies of a run, HAProxy on each node with an instance's leader, and what stands behind the first."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from pathlib import Path
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.certificate import make_certificate, take_certificate
-from trtllm_hpc.runtime.door import Door, DoorOptions, DoorRecord, write_key
 from trtllm_hpc.runtime.front import FRONT_RESTARTS, Front, Gateway
 from trtllm_hpc.runtime.instances.instance import SupervisorOptions
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import start_bound
+from trtllm_hpc.runtime.proxy import Proxy, ProxyOptions, ProxyRecord, write_key
 from trtllm_hpc.runtime.records import try_event
 
 _TICK_S = 0.2
 _OPEN_TIMEOUT_S = 60.0
-"""For the doors of the other nodes to open."""
+"""For the proxies of the other nodes to open."""
 _CLOSE_TIMEOUT_S = 10.0
 _SETTLE_S = 1.0
 """For a signal to the job to arrive here, when something else has ended first."""
 
 
-class Doors:
-    """The door on this node, which knows the doors of the other nodes; a run may have no door at all."""
+class Proxies:
+    """The proxy on this node, which knows the proxies of the other nodes; a run may have no proxy at all."""
 
     def __init__(self, paths: RunPaths, options: SupervisorOptions, is_signalled: Callable[[], bool]) -> None:
         self._paths, self._options, self._is_signalled = paths, options, is_signalled
         self.ports: dict[str, int] = {}
-        """Of the door on this node, by the kind of server that it leads to."""
+        """Of the proxy on this node, by the kind of server that it leads to."""
         self.certificate_name: str | None = None
-        self.own: Door | None = None
-        """The door on this node."""
+        self.own: Proxy | None = None
+        """The proxy on this node."""
         self.front: Front | None = None
         self.gateway: Gateway | None = None
         self._others: list[subprocess.Popen[bytes]] = []
         self._sockets: set[Path] = set()
-        self._hint = f"read {paths.batch_log('door')}"
+        self._hint = f"read {paths.batch_log('proxy')}"
 
     def open(self) -> dict[int, Path]:
         """Open all of them; return the folder for the sockets of each instance. Raises StartFailed."""
         options = self._options
-        if options.door is None:
+        if options.proxy is None:
             return {}
-        self._make_credentials(options.door)
-        self.ports = dict(zip(options.door.kinds, free_ports(len(options.door.kinds)), strict=True))
+        self._make_credentials(options.proxy)
+        self.ports = dict(zip(options.proxy.kinds, free_ports(len(options.proxy.kinds)), strict=True))
         others = self._open_others()
         further = {
             name: f"{record.address}:{port}"
@@ -66,15 +66,15 @@ class Doors:
                 ports |= {f"server_{number}": port for number, port in zip(numbers, free, strict=True)}
                 servers[role] = [f"127.0.0.1:{port}" for port in free]
             self.front = Front(self._paths, servers, fronts, options.hang_seconds)
-        door = self.own = Door(self._paths, 0, options.door, ports, options.leaders.get(0, ()), further)
+        proxy = self.own = Proxy(self._paths, 0, options.proxy, ports, options.leaders.get(0, ()), further)
         if "openai" in self.ports and "http" in self.ports:
-            self.gateway = Gateway(self._paths, door.gateway)
-        folders = {number: door.sockets(number) for number in range(options.count)}
+            self.gateway = Gateway(self._paths, proxy.gateway)
+        folders = {number: proxy.sockets(number) for number in range(options.count)}
         for node, record in others.items():
             folders |= {number: Path(record.folder) / str(number) for number in options.leaders[node]}
         return folders
 
-    def _make_credentials(self, door: DoorOptions) -> None:
+    def _make_credentials(self, proxy: ProxyOptions) -> None:
         """Make the keys and the certificate that the run is to have."""
         if self._options.key:
             write_key(self._paths.key)
@@ -83,41 +83,41 @@ class Doors:
         if self._options.certificate is not None:
             self.certificate_name = take_certificate(self._paths, self._options.certificate)
         elif self._options.tls:
-            make_certificate(self._paths, door.address)
+            make_certificate(self._paths, proxy.address)
 
-    def _open_others(self) -> dict[int, DoorRecord]:
-        """Open the doors of the other nodes; return where they are, once all of them are open."""
+    def _open_others(self) -> dict[int, ProxyRecord]:
+        """Open the proxies of the other nodes; return where they are, once all of them are open."""
         others = {node: instances for node, instances in self._options.leaders.items() if node != 0}
         for node, instances in others.items():
-            self._paths.door_ports(node).unlink(missing_ok=True)
-            words = [str(self._paths.script("door")), str(node), *map(str, instances)]
+            self._paths.proxy_ports(node).unlink(missing_ok=True)
+            words = [str(self._paths.script("proxy")), str(node), *map(str, instances)]
             self._others.append(start_bound(["bash", *words], os.environ))
         return {node: self._record_of(node) for node in others}
 
-    def _record_of(self, node: int) -> DoorRecord:
+    def _record_of(self, node: int) -> ProxyRecord:
         deadline = time.monotonic() + _OPEN_TIMEOUT_S
-        while (record := DoorRecord.read(self._paths.door_ports(node))) is None:
-            ended = any(door.poll() is not None for door in self._others)
+        while (record := ProxyRecord.read(self._paths.proxy_ports(node))) is None:
+            ended = any(proxy.poll() is not None for proxy in self._others)
             if ended or self._is_signalled() or time.monotonic() > deadline:
-                raise StartFailed(f"the door of node {node} of the job did not open", hint=self._hint)
+                raise StartFailed(f"the proxy of node {node} of the job did not open", hint=self._hint)
             time.sleep(_TICK_S)
         return record
 
     def watch(self, *, may_restart: bool) -> bool:
-        """Open an ended door again, or raise StartFailed; returns whether Slurm ends the job."""
-        ended = [door for door in self._others if door.poll() is not None]
+        """Open an ended proxy again, or raise StartFailed; returns whether Slurm ends the job."""
+        ended = [proxy for proxy in self._others if proxy.poll() is not None]
         if self.own is None or (self.own.is_open() and not ended):
             return False
         time.sleep(_SETTLE_S)
-        # A door ends with 0 only after a signal: Slurm ends the job's steps.
-        if self._is_signalled() or any(door.returncode == 0 for door in ended):
+        # A proxy ends with 0 only after a signal: Slurm ends the job's steps.
+        if self._is_signalled() or any(proxy.returncode == 0 for proxy in ended):
             return True
         if ended:
-            raise StartFailed("the door of another node has ended", hint=self._hint)
-        sentence = f"the door (HAProxy) ended by itself, with exit code {self.own.process.returncode}"
+            raise StartFailed("the proxy of another node has ended", hint=self._hint)
+        sentence = f"the proxy (HAProxy) ended by itself, with exit code {self.own.process.returncode}"
         if not may_restart or not self.own.restart():
             raise StartFailed(sentence, hint=self._hint)
-        try_event(self._paths, "serve", "door_restarted", why=sentence)
+        try_event(self._paths, "serve", "proxy_restarted", why=sentence)
         return False
 
     def missing_sockets(self, *, all_ready: bool) -> dict[str, str]:
@@ -131,23 +131,23 @@ class Doors:
         return {"sockets": f"sockets of the server were removed: {missing[0]}"} if missing else {}
 
     def remove_folder(self) -> None:
-        """Let no further request reach a server, if a door is open on this node."""
+        """Let no further request reach a server, if a proxy is open on this node."""
         if self.own is not None:
             self.own.remove_folder()
 
     @property
     def pids(self) -> set[int]:
-        """The processes of all doors."""
+        """The processes of all proxies."""
         own = set() if self.own is None else {self.own.process.pid}
-        return own | {door.pid for door in self._others}
+        return own | {proxy.pid for proxy in self._others}
 
     def close(self) -> None:
         """Let open requests end, for a moment, and close all of them."""
         for part in (self.front, self.gateway, self.own):
             if part is not None:
                 part.close()
-        for door in self._others:
-            door.terminate()
-        for door in self._others:
+        for proxy in self._others:
+            proxy.terminate()
+        for proxy in self._others:
             with suppress(subprocess.TimeoutExpired):
-                door.wait(_CLOSE_TIMEOUT_S)
+                proxy.wait(_CLOSE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Runs with a door from their start to their end, on the local profile: what fails, and what is given."""
+"""Runs with a proxy from their start to their end, on the local profile: what fails, and what is given."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from benchmarks.strangers import open_door, ready_server
-from tests.doors import ask
+from benchmarks.other_users import open_proxy, ready_server
 from tests.guests import SOON_S, asking_until_refused
 from tests.prometheus import collector, needs_prometheus, prometheus, samples, targets
+from tests.proxies import ask
 from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.client.single_calls import not_ready
@@ -33,8 +33,8 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.certificate import take_certificate
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
 
-from .test_door import DOOR
 from .test_local_profile import built, leftovers, state, submit, types
+from .test_proxy import PROXY
 
 pytestmark = [
     pytest.mark.triton,
@@ -52,16 +52,16 @@ os.execvp("haproxy", ["haproxy", *sys.argv[1:]])
 """HAProxy in a moment in which somebody else was faster: the listening socket stays open beside it."""
 
 
-def test_a_port_of_the_door_that_is_taken_fails_the_run(tmp_path: Path) -> None:
+def test_a_port_of_the_proxy_that_is_taken_fails_the_run(tmp_path: Path) -> None:
     program = tmp_path / "haproxy"
     program.write_text(f"#!{sys.executable}\n{TAKES_THE_PORT}")
     program.chmod(0o755)
     words = ("--set", f"cluster.haproxy={program}")
-    _, run = submit(tmp_path, *words, engine=built(1), serve=DOOR, companion={"enabled": False})
+    _, run = submit(tmp_path, *words, engine=built(1), serve=PROXY, companion={"enabled": False})
     assert eventually(lambda: state(run) == "failed", 60), state(run)
     status = documented("status", types("status", run.folder, "--json").stdout)
     assert status["exit_code"] == ExitCode.START
-    assert "the door (HAProxy) ended by itself, with exit code 1" in status["sentence"]
+    assert "the proxy (HAProxy) ended by itself, with exit code 1" in status["sentence"]
     [cause] = [one for one in status["causes"] if one["id"] == "process-port"]
     assert re.search(r"has taken the port 127\.0\.0\.1:\d+\.$", cause["sentence"]), cause
     assert "trtllm-hpc resume" in cause["next"]
@@ -70,17 +70,17 @@ def test_a_port_of_the_door_that_is_taken_fails_the_run(tmp_path: Path) -> None:
 
 def test_a_missing_haproxy_is_told_with_what_to_do(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
-    job.write_text(json.dumps({"name": "here", "serve": DOOR}))
+    job.write_text(json.dumps({"name": "here", "serve": PROXY}))
     words = ("--cluster", "local", "--runs", tmp_path / "runs", "--set", "cluster.haproxy=/no/such/haproxy")
     answer = types("submit", job, *words)
     assert answer.returncode == ExitCode.CONFIG, answer.stderr
     assert "there is no program '/no/such/haproxy'" in answer.stderr
-    assert "or set serve.door to none" in answer.stderr
+    assert "or set serve.proxy to none" in answer.stderr
 
 
 def test_a_server_that_fails_at_its_start_is_told(tmp_path: Path) -> None:
     words = ("--set", "cluster.triton.server=/bin/false")
-    _, run = submit(tmp_path, *words, engine=built(1), serve=DOOR, companion={"enabled": False})
+    _, run = submit(tmp_path, *words, engine=built(1), serve=PROXY, companion={"enabled": False})
     assert eventually(lambda: state(run) == "failed", 60), state(run)
     status = documented("status", types("status", run.folder, "--json").stdout)
     assert status["exit_code"] == ExitCode.START
@@ -91,7 +91,7 @@ def test_a_server_that_fails_at_its_start_is_told(tmp_path: Path) -> None:
 
 
 def test_guests_are_named_until_a_key_is_revoked_or_expires_and_then_nobody_asks(tmp_path: Path) -> None:
-    serve = {**DOOR, "tls": True, "idle_minutes": 0.25}
+    serve = {**PROXY, "tls": True, "idle_minutes": 0.25}
     _, run = submit(tmp_path, engine=built(1), serve=serve, companion={"enabled": False})
     assert eventually(lambda: run.endpoint.exists(), 60), state(run)
     endpoint = Endpoint.read(run.endpoint)
@@ -126,7 +126,7 @@ def test_guests_are_named_until_a_key_is_revoked_or_expires_and_then_nobody_asks
     assert eventually(lambda: row("alice")["requests"] >= 3, 30), row("alice")
     assert row("bob")["requests"] >= 2 and not row("bob")["admitted"]
     assert "asked by alice: admitted, " in types("status", run.folder).stdout
-    assert "guest alice: POST /v2/models/ensemble/generate 200" in run.batch_log("door").read_text()
+    assert "guest alice: POST /v2/models/ensemble/generate 200" in run.batch_log("proxy").read_text()
     assert key not in "".join(file.read_text() for file in run.logs.iterdir())
     theirs = replace(endpoint, key_file=str(kept))
     assert types("endpoint", run.folder, "--revoke", "alice").returncode == 0
@@ -148,7 +148,7 @@ def by_grpc(endpoint: Endpoint) -> bool:
 
 
 def is_answered(ask: Callable[[], bool]) -> bool:
-    """Whether there is a key, and the door lets it in."""
+    """Whether there is a key, and the proxy lets it in."""
     try:
         return ask()
     except RequestFailed as error:
@@ -159,21 +159,21 @@ def is_answered(ask: Callable[[], bool]) -> bool:
 def status_of(
     endpoint: Endpoint, port: int, method: str, path: str, body: Any = None, more: Mapping[str, str] = {}
 ) -> int:
-    """The status with which a port of the door answers whoever has the endpoint's key."""
+    """The status with which a port of the proxy answers whoever has the endpoint's key."""
     return ask(endpoint, port, method, path, body, {**endpoint.authorization, **more})[0]
 
 
 @pytest.mark.thorough
 def test_a_given_certificate_is_shown_and_trusted_alone(tmp_path: Path) -> None:
-    given = signed_certificate(tmp_path, "door.cluster.example")
-    serve = {**DOOR, "tls": True, "certificate": str(given)}
+    given = signed_certificate(tmp_path, "proxy.cluster.example")
+    serve = {**PROXY, "tls": True, "certificate": str(given)}
     _, run = submit(tmp_path, engine=built(1), serve=serve, companion={"enabled": False})
     try:
         assert eventually(lambda: run.endpoint.exists(), 60), state(run)
         endpoint = Endpoint.read(run.endpoint)
         assert endpoint is not None
         shown = ssl.get_server_certificate((endpoint.address, endpoint.http_port))
-        assert shown == (tmp_path / "door.crt").read_text()
+        assert shown == (tmp_path / "proxy.crt").read_text()
         few = ("--requests", "4", "--concurrency", "2", "--min-requests", "1", "--min-window-seconds", "0")
         for words in (
             ("client", run.folder, "--prompt", "Hello", "--max-tokens", "4"),
@@ -186,8 +186,8 @@ def test_a_given_certificate_is_shown_and_trusted_alone(tmp_path: Path) -> None:
             assert answer.returncode == 0, (words, answer.stdout, answer.stderr)
         told = types("status", run.folder).stdout
         assert f"SHA-256 {endpoint.fingerprint}" in told, told
-        # Another one by the same signer, for the same name, is not the door's.
-        other = signed_certificate(tmp_path, "door.cluster.example", name="other", with_authority=False)
+        # Another one by the same signer, for the same name, is not the proxy's.
+        other = signed_certificate(tmp_path, "proxy.cluster.example", name="other", with_authority=False)
         run.certificate.write_text((tmp_path / "other.crt").read_text())
         assert other.exists() and not_ready(endpoint, 5.0)
         key = re.findall(r"KEY-----\n(.+)\n", given.read_text())[0].encode()
@@ -198,12 +198,14 @@ def test_a_given_certificate_is_shown_and_trusted_alone(tmp_path: Path) -> None:
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
 
 
-def signed_certificate(folder: Path, domain: str, *, name: str = "door", with_authority: bool = True) -> Path:
+def signed_certificate(
+    folder: Path, domain: str, *, name: str = "proxy", with_authority: bool = True
+) -> Path:
     """A certificate signed by an authority of the test's own, with its chain and key in one file."""
     if with_authority:
         made = ("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=authority")
         openssl(folder, *made, "-keyout", "authority.key", "-out", "authority.crt")
-    asked = ("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=door")
+    asked = ("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=proxy")
     openssl(folder, *asked, "-keyout", f"{name}.key", "-out", f"{name}.csr")
     (folder / "names").write_text(f"subjectAltName=DNS:{domain}\n")
     signer = ("-CA", "authority.crt", "-CAkey", "authority.key", "-CAcreateserial", "-extfile", "names")
@@ -218,16 +220,16 @@ def openssl(folder: Path, *words: str) -> None:
     subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
 
-@pytest.mark.parametrize(("part", "lacks"), [("door.crt", "private key"), ("door.key", "certificate")])
+@pytest.mark.parametrize(("part", "lacks"), [("proxy.crt", "private key"), ("proxy.key", "certificate")])
 def test_half_a_certificate_is_told(tmp_path: Path, part: str, lacks: str) -> None:
-    signed_certificate(tmp_path, "door.cluster.example")
+    signed_certificate(tmp_path, "proxy.cluster.example")
     with pytest.raises(StartFailed, match=f"{part} holds no {lacks}"):
         take_certificate(RunPaths(tmp_path / "run"), tmp_path / part)
 
 
 @pytest.mark.thorough
 def test_a_run_that_is_done_ends_at_once(tmp_path: Path) -> None:
-    answer, run = submit(tmp_path, "--wait", engine=built(1), serve=DOOR)
+    answer, run = submit(tmp_path, "--wait", engine=built(1), serve=PROXY)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     times = {event.name: event.time for event in read_events(run, "serve")}
     # Triton waits 30 s for connections that stay open.
@@ -240,26 +242,27 @@ def test_with_tls_half_of_the_places_are_kept_for_connections_that_begin_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections that send no more than a byte fill the other half for 10 s."""
-    monkeypatch.setattr("trtllm_hpc.runtime.door.connections", lambda: 40)
-    with ready_server() as server, open_door(tmp_path, server, tls=True) as door, ExitStack() as opened:
-        strangers = [
-            opened.enter_context(socket.create_connection((door.address, door.http_port))) for _ in range(60)
+    monkeypatch.setattr("trtllm_hpc.runtime.proxy.connections", lambda: 40)
+    with ready_server() as server, open_proxy(tmp_path, server, tls=True) as proxy, ExitStack() as opened:
+        others = [
+            opened.enter_context(socket.create_connection((proxy.address, proxy.http_port)))
+            for _ in range(60)
         ]
-        for stranger in strangers:
-            stranger.sendall(b"\x16")  # so begins TLS; without a byte the kernel keeps them back at first
-        assert not_ready(door, 30.0) is None
-        gone, _, _ = select.select(strangers, [], [], 0)
-        assert len(gone) <= len(strangers) - 20, "the owner has waited for the slow half"
+        for other_user in others:
+            other_user.sendall(b"\x16")  # so begins TLS; without a byte the kernel keeps them back at first
+        assert not_ready(proxy, 30.0) is None
+        gone, _, _ = select.select(others, [], [], 0)
+        assert len(gone) <= len(others) - 20, "the owner has waited for the slow half"
 
 
 # Prometheus and OpenTelemetry ---------------------------------------------------------------------
 
 
 @needs_prometheus
-def test_prometheus_scrapes_all_through_the_door_and_a_trace_goes_through_to_triton(tmp_path: Path) -> None:
+def test_prometheus_scrapes_all_through_the_proxy_and_a_trace_goes_through_to_triton(tmp_path: Path) -> None:
     """A real Prometheus over TLS, and a collector that gets the spans of the real Triton."""
     with collector() as spans:
-        serve = {**DOOR, "tls": True, "tracing": {"endpoint": spans.url}}
+        serve = {**PROXY, "tls": True, "tracing": {"endpoint": spans.url}}
         _, run = submit(tmp_path, engine=built(1), serve=serve, companion={"enabled": False})
         assert eventually(lambda: run.endpoint.exists(), 60), state(run)
         endpoint = Endpoint.read(run.endpoint)
@@ -276,12 +279,12 @@ def test_prometheus_scrapes_all_through_the_door_and_a_trace_goes_through_to_tri
         assert "1 run; have Prometheus reload it" in types(*words).stdout
         assert "no change" in types(*words).stdout
         with prometheus(folder / "trtllm-hpc.yml", folder) as ask:
-            parts = ("triton", "gateway", "door")
+            parts = ("triton", "gateway", "proxy")
             assert targets(ask) == {(part, "0"): "up" for part in parts}
             [counted] = samples(ask, 'trtllm_hpc_gateway_requests_total{status="200"}')
             assert (counted["run"], counted["route"]) == (run.run_id, "/v1/completions")
             [ready] = samples(ask, 'haproxy_server_status{proxy="http",server="instance0",state="UP"}')
-            assert (ready["part"], ready["value"]) == ("door", "1")
+            assert (ready["part"], ready["value"]) == ("proxy", "1")
             counts = samples(ask, "nv_inference_count")
             assert ("stand-in", "tensorrt_llm") in {(one["model"], one["exported_model"]) for one in counts}
         types("cancel", run.folder)

@@ -1,4 +1,4 @@
-"""One request to a port of a run's door."""
+"""One request to a port of a run's proxy."""
 
 from __future__ import annotations
 

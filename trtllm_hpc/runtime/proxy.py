@@ -1,7 +1,7 @@
-"""The door: HAProxy between everybody and the servers.
+"""The proxy: HAProxy between everybody and the servers.
 
 Servers listen on Unix sockets in a folder that no other user may enter. HAProxy listens on the network, asks
-for the run's key, and passes requests on: on the job's first node to all instances, through a door with the
+for the run's key, and passes requests on: on the job's first node to all instances, through a proxy with the
 same key on each other node that has an instance's leader. The configurations are rendered with the other
 scripts.
 """
@@ -31,7 +31,7 @@ from trtllm_hpc.runtime.records import JsonRecord
 
 TRITON_KINDS = ("http", "grpc", "metrics")
 OPENAI_KINDS = ("openai",)
-"""What the door listens for, by the server behind it."""
+"""What the proxy listens for, by the server behind it."""
 
 SOCKETS_VARIABLE = "TRTLLM_HPC_SOCKETS"
 """Environment variable: the folder of an instance's sockets."""
@@ -54,8 +54,8 @@ _GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
-class DoorRecord(JsonRecord):
-    """Where the door of a further node listens."""
+class ProxyRecord(JsonRecord):
+    """Where the proxy of a further node listens."""
 
     address: str
     ports: dict[str, int]
@@ -65,8 +65,8 @@ class DoorRecord(JsonRecord):
 
 
 @dataclass(frozen=True)
-class DoorOptions:
-    """What all doors of a run have in common."""
+class ProxyOptions:
+    """What all proxies of a run have in common."""
 
     program: str
     """HAProxy."""
@@ -76,7 +76,7 @@ class DoorOptions:
     """Of this node."""
 
 
-class Door:
+class Proxy:
     """HAProxy on node number ``node`` of the job, before the ``instances`` whose leaders are there.
 
     ``ports`` are by the names of the frontends: the kinds, or the same with ``_INSTANCE``. ``further`` says
@@ -89,13 +89,13 @@ class Door:
         self,
         paths: RunPaths,
         node: int,
-        options: DoorOptions,
+        options: ProxyOptions,
         ports: Mapping[str, int],
         instances: Sequence[int],
         further: Mapping[str, str],
     ) -> None:
         # Its name cannot be guessed, so nobody else can make it first; mode 0700.
-        prefix = f"trt{os.environ['TRTLLM_HPC_JOB_ID']}_door{node}_"
+        prefix = f"trt{os.environ['TRTLLM_HPC_JOB_ID']}_proxy{node}_"
         self.folder, self._owned = make_owned(prefix, SHM)
         self.gateway = self.folder / "gateway"  # not the name of a frontend: with TLS that is a socket, too
         """Socket of the gateway with OpenAI's protocol, in front of Triton."""
@@ -103,25 +103,25 @@ class Door:
         self._kinds = options.kinds
         servers = {**self._local_servers(instances), **further}
         if paths.key.exists():
-            # HAProxy reads the header of its own questions to other doors from here.
+            # HAProxy reads the header of its own questions to other proxies from here.
             write_text(self.folder / "key.map", f"key {paths.key.read_text().strip()}\n", mode=0o600)
         self._guests: dict[str, str] = {}
         write_text(self._guest_map, "")
-        self._command = [options.program, "-db", "-f", str(paths.door(node))]
+        self._command = [options.program, "-db", "-f", str(paths.proxy(node))]
         self._environment = {
             **os.environ,
             "TRTLLM_HPC_ADDRESS": options.address,
-            "TRTLLM_HPC_DOOR": str(self.folder),
+            "TRTLLM_HPC_PROXY": str(self.folder),
             "TRTLLM_HPC_GATEWAY": f"unix@{self.gateway}",
-            "TRTLLM_HPC_DOOR_THREADS": str(threads()),
-            "TRTLLM_HPC_DOOR_CONNECTIONS": str(connections()),
+            "TRTLLM_HPC_PROXY_THREADS": str(threads()),
+            "TRTLLM_HPC_PROXY_CONNECTIONS": str(connections()),
             "TRTLLM_HPC_KEY": str(paths.key),
             "TRTLLM_HPC_CERTIFICATE": str(paths.certificate),
             "TRTLLM_HPC_CERTIFICATE_KEY": str(paths.certificate_key),
             **{f"TRTLLM_HPC_PORT_{name.upper()}": str(port) for name, port in ports.items()},
             **{f"TRTLLM_HPC_{name.upper()}": where for name, where in servers.items()},
         }
-        self._log = paths.batch_log("door")
+        self._log = paths.batch_log("proxy")
         self._restarts_left = _RESTARTS
         self.process = self._start()
         """HAProxy."""
@@ -223,15 +223,15 @@ class Door:
             return start_bound(self._command, self._environment, self._log)
         except OSError as error:
             raise StartFailed(
-                f"the door cannot be opened: {program} cannot be started on {os.uname().nodename} "
+                f"the proxy cannot be opened: {program} cannot be started on {os.uname().nodename} "
                 f"({error.strerror})",
                 hint="install HAProxy on the nodes (the package haproxy of every distribution), or set "
-                "haproxy in the cluster profile to its path, or serve without a door: serve.door: none",
+                "haproxy in the cluster profile to its path, or serve without a proxy: serve.proxy: none",
             ) from error
 
 
 def remove_abandoned(sockets: Path) -> None:
-    """Remove the folder of a door, with its ``sockets``, whose process was killed, and could not do it."""
+    """Remove the folder of a proxy, with its ``sockets``, whose process was killed, and could not do it."""
     if is_abandoned(sockets.parent):
         shutil.rmtree(sockets.parent, ignore_errors=True)
 
@@ -252,8 +252,8 @@ def connections() -> int:
     return max(1, (files - _OTHER_FILES) // 6)
 
 
-def run_node_door(paths: RunPaths, node: int, options: DoorOptions, instances: Sequence[int]) -> int:
-    """Run the door of a further node until this process is told to end; returns its exit code."""
+def run_node_proxy(paths: RunPaths, node: int, options: ProxyOptions, instances: Sequence[int]) -> int:
+    """Run the proxy of a further node until this process is told to end; returns its exit code."""
     parent, stops = os.getppid(), list[str]()
     on_signals(stops.append)
     # The gateway is on the job's first node only.
@@ -261,14 +261,14 @@ def run_node_door(paths: RunPaths, node: int, options: DoorOptions, instances: S
     names = [f"{kind}_{instance}" for instance in instances for kind in kinds]
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     try:
-        door = Door(paths, node, options, ports, instances, {})
-        DoorRecord(options.address, ports, str(door.folder)).write(paths.door_ports(node))
-        while not stops and os.getppid() == parent and (door.is_open() or door.restart()):
+        proxy = Proxy(paths, node, options, ports, instances, {})
+        ProxyRecord(options.address, ports, str(proxy.folder)).write(paths.proxy_ports(node))
+        while not stops and os.getppid() == parent and (proxy.is_open() or proxy.restart()):
             time.sleep(_TICK_S)
     except StartFailed as error:
         print(f"error: {error.message}.\n  next: {error.hint}", file=sys.stderr, flush=True)
         return ExitCode.START
-    door.close()
+    proxy.close()
     return ExitCode.OK if stops else ExitCode.START
 
 

@@ -12,13 +12,13 @@ from tests.waiting import eventually
 from tests.webhook import listening
 from trtllm_hpc.paths import RunPaths, write_json, write_text
 from trtllm_hpc.runtime.guests import Visits, guest_keys
-from trtllm_hpc.runtime.instances import visitors
-from trtllm_hpc.runtime.instances.doors import Doors
-from trtllm_hpc.runtime.instances.visitors import Visitors
+from trtllm_hpc.runtime.instances import clients
+from trtllm_hpc.runtime.instances.clients import ClientWatch
+from trtllm_hpc.runtime.instances.proxies import Proxies
 from trtllm_hpc.runtime.records import read_events
 
 
-class FakeDoor:
+class FakeProxy:
     """What HAProxy counts, and the guests that it was given."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(visitors, "time", made)
+    monkeypatch.setattr(clients, "time", made)
     return made
 
 
@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> RunPaths:
     return paths
 
 
-def looks(of: Visitors, clock: Clock, until: float, *, serves: bool = True) -> str | None:
+def looks(of: ClientWatch, clock: Clock, until: float, *, serves: bool = True) -> str | None:
     """Look once a second up to a moment, or to the end of the server."""
     why = None
     while clock.now < until and why is None:
@@ -64,14 +64,14 @@ def looks(of: Visitors, clock: Clock, until: float, *, serves: bool = True) -> s
     return why
 
 
-def watched(run: RunPaths, idle_s: float | None, door: FakeDoor) -> Visitors:
-    doors = SimpleNamespace(own=door)
-    return Visitors(run, cast(Doors, doors), idle_s)
+def watched(run: RunPaths, idle_s: float | None, proxy: FakeProxy) -> ClientWatch:
+    proxies = SimpleNamespace(own=proxy)
+    return ClientWatch(run, cast(Proxies, proxies), idle_s)
 
 
 def test_a_server_that_nobody_asks_is_announced_and_ends(run: RunPaths, clock: Clock) -> None:
-    door = FakeDoor()
-    idle = watched(run, 120, door)
+    proxy = FakeProxy()
+    idle = watched(run, 120, proxy)
     assert looks(idle, clock, 1500, serves=False) is None, (
         "the time before the server is ready does not count"
     )
@@ -83,7 +83,7 @@ def test_a_server_that_nobody_asks_is_announced_and_ends(run: RunPaths, clock: C
     assert webhook.notices[0]["text"].endswith("nobody asks: the server ends in 1 min, after 2 minutes idle")
     [announced] = read_events(run)
     assert (announced.name, announced.data) == ("idle", {"ends_at": 1620.0})
-    door.counts = {"owner": (1, 0)}
+    proxy.counts = {"owner": (1, 0)}
     assert looks(idle, clock, 1571) is None
     assert read_events(run)[-1].data == {"ends_at": None}
     assert looks(idle, clock, 2000) == "nobody has asked for 2 minutes (serve.idle_minutes)"
@@ -91,38 +91,38 @@ def test_a_server_that_nobody_asks_is_announced_and_ends(run: RunPaths, clock: C
 
 
 def test_an_open_request_keeps_a_server(run: RunPaths, clock: Clock) -> None:
-    door = FakeDoor()
-    door.counts = {"alice": (1, 1)}
-    idle = watched(run, 60, door)
+    proxy = FakeProxy()
+    proxy.counts = {"alice": (1, 1)}
+    idle = watched(run, 60, proxy)
     assert looks(idle, clock, 2000) is None
-    door.counts = {"alice": (1, 0)}
+    proxy.counts = {"alice": (1, 0)}
     assert looks(idle, clock, 3000) is not None and clock.now == 2060
 
 
 def test_counts_outlive_haproxy_and_the_job(run: RunPaths, clock: Clock) -> None:
-    door = FakeDoor()
-    watch = watched(run, None, door)
+    proxy = FakeProxy()
+    watch = watched(run, None, proxy)
     for counted in (3, 5, 2):  # it was started again
-        door.counts = {"owner": (counted, 0)}
+        proxy.counts = {"owner": (counted, 0)}
         looks(watch, clock, clock.now + 6)
     assert Visits.read(run.visits) == Visits([], {"owner": [7, 1013.0]})
-    looks(watched(run, None, door), clock, clock.now + 1)
+    looks(watched(run, None, proxy), clock, clock.now + 1)
     assert (Visits.read(run.visits) or Visits()).asked["owner"][0] == 9
 
 
 def test_a_guest_is_let_in_until_the_key_expires(run: RunPaths, clock: Clock) -> None:
-    door = FakeDoor()
-    watch = watched(run, None, door)
+    proxy = FakeProxy()
+    watch = watched(run, None, proxy)
     run.guest_key("alice").parent.mkdir()
     write_text(run.guest_key("alice"), "secret\n")
     write_json(run.guests, [{"name": "alice", "invited_at": 1.0, "expires_at": 1010.0}])
     looks(watch, clock, 1005)
-    assert door.guests == {"secret": "alice"}
+    assert proxy.guests == {"secret": "alice"}
     assert (Visits.read(run.visits) or Visits()).admitted == ["alice"]
     run.guests.write_text("[")  # a file that cannot be read changes nothing
     looks(watch, clock, 1006)
-    assert door.guests == {"secret": "alice"}
+    assert proxy.guests == {"secret": "alice"}
     write_json(run.guests, [{"name": "alice", "invited_at": 1.0, "expires_at": 1010.0}])
     looks(watch, clock, 1010)
-    assert door.guests == {} and guest_keys(run, 1009.0) == {"secret": "alice"}
+    assert proxy.guests == {} and guest_keys(run, 1009.0) == {"secret": "alice"}
     assert (Visits.read(run.visits) or Visits()).admitted == []

@@ -1,14 +1,14 @@
-"""Whether one stranger's connections lock the owner of a run out of the door.
+"""Whether another user's connections lock the owner of a run out of the proxy.
 
-``python -m benchmarks.strangers [--connections 10600] [--seconds 12] [--as-user nobody]``, as root
+``python -m benchmarks.other_users [--connections 10600] [--seconds 12] [--as-user nobody]``, as root
 
 HAProxy has the configuration that ``trtllm-hpc`` renders for a run with a key. Another user opens more
 connections than HAProxy takes, never sends the key, and opens each connection again as soon as HAProxy
 closes it: connections without a byte, with one byte, with the beginning of HTTP/2, and with the first message
-of a handshake where the door has TLS, at the port for HTTP and at the port for gRPC. Before, meanwhile and
+of a handshake where the proxy has TLS, at the port for HTTP and at the port for gRPC. Before, meanwhile and
 afterwards the owner opens a connection every 0.2 s and asks with the key whether the server is ready. First
 the owner opens 1,024 connections with TLS at once. The exit code is 1 when an answer takes 2 s or more (10 s
-while HAProxy computes a handshake for each of the stranger's connections), or when one of the owner's 1,024
+while HAProxy computes a handshake for each of the other user's connections), or when one of the owner's 1,024
 connections is refused.
 """
 
@@ -38,8 +38,8 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.runtime.certificate import make_certificate
-from trtllm_hpc.runtime.door import TRITON_KINDS, Door, DoorOptions, write_key
 from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.proxy import TRITON_KINDS, Proxy, ProxyOptions, write_key
 from trtllm_hpc.runtime.records import Endpoint
 
 BOUND_S = 2.0
@@ -49,7 +49,7 @@ _BURST = 1024
 _LIMIT_S = 20.0
 _START_LIMIT_S = 10.0
 
-_STRANGER = """
+_OTHER_USER = """
 import resource, select, socket, sys, time
 port, count, first = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -104,27 +104,27 @@ def ready_server() -> Iterator[Endpoint]:
 
 
 @contextlib.contextmanager
-def open_door(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator[Endpoint]:
-    """Run HAProxy before a server; yield the endpoint of the door.
+def open_proxy(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator[Endpoint]:
+    """Run HAProxy before a server; yield the endpoint of the proxy.
 
     Raises:
         ServerFailed: HAProxy did not start.
     """
     os.environ.setdefault("TRTLLM_HPC_JOB_ID", "0")
-    serve = {"door": "haproxy", "openai": "none", "tls": tls}
-    job = JobFile.model_validate({"name": "door", "serve": serve})
+    serve = {"proxy": "haproxy", "openai": "none", "tls": tls}
+    job = JobFile.model_validate({"name": "proxy", "serve": serve})
     facts = facts_of(job, ClusterProfile(name="here", scheduler="local"))
     paths = RunPaths(folder)
     scripts = render_scripts(make_plan(facts, paths, sys.executable))
-    for file in (paths.door(0), paths.batch_log("door")):
+    for file in (paths.proxy(0), paths.batch_log("proxy")):
         file.parent.mkdir(parents=True, exist_ok=True)
-    paths.door(0).write_text(scripts["haproxy.cfg"], encoding="utf-8")
+    paths.proxy(0).write_text(scripts["haproxy.cfg"], encoding="utf-8")
     write_key(paths.key)
     if tls:
         make_certificate(paths, "127.0.0.1")
     ports = dict(zip(TRITON_KINDS, free_ports(len(TRITON_KINDS)), strict=True))
     behind = {"http_0": server.http, "grpc_0": server.grpc, "metrics_0": f"127.0.0.1:{server.metrics_port}"}
-    door = Door(paths, 0, DoorOptions("haproxy", TRITON_KINDS, "127.0.0.1"), ports, [], behind)
+    proxy = Proxy(paths, 0, ProxyOptions("haproxy", TRITON_KINDS, "127.0.0.1"), ports, [], behind)
     endpoint = replace(
         server,
         http_port=ports["http"],
@@ -135,20 +135,20 @@ def open_door(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator[
     try:
         end = time.monotonic() + _START_LIMIT_S
         while not_ready(endpoint, 1.0):
-            if not door.is_open() or time.monotonic() > end:
+            if not proxy.is_open() or time.monotonic() > end:
                 raise ServerFailed("HAProxy did not start, or does not find the server ready")
             time.sleep(0.1)
         yield endpoint
     finally:
-        door.close()
+        proxy.close()
 
 
-def slowest(door: Endpoint, seconds: float) -> float:
+def slowest(proxy: Endpoint, seconds: float) -> float:
     """Ask again and again, each time over a new connection; returns the longest time until an answer."""
     end, longest = time.monotonic() + seconds, 0.0
     while time.monotonic() < end:
         began = time.monotonic()
-        answered = not_ready(door, _LIMIT_S) is None
+        answered = not_ready(proxy, _LIMIT_S) is None
         longest = max(longest, time.monotonic() - began if answered else float("inf"))
         time.sleep(_PAUSE_S)
     return longest
@@ -164,28 +164,28 @@ def client_hello() -> bytes:
     return sent.read()
 
 
-def attack(door: Endpoint, port: int, said: bytes, arguments: argparse.Namespace) -> list[float]:
-    """Let a stranger in; returns the owner's longest waits before, meanwhile and afterwards."""
-    waits = [slowest(door, 1.0)]
-    stranger = subprocess.Popen(
-        ["/usr/bin/python3", "-c", _STRANGER, str(port), str(arguments.connections), said.hex()],
+def attack(proxy: Endpoint, port: int, said: bytes, arguments: argparse.Namespace) -> list[float]:
+    """Let another user in; returns the owner's longest waits before, meanwhile and afterwards."""
+    waits = [slowest(proxy, 1.0)]
+    other_user = subprocess.Popen(
+        ["/usr/bin/python3", "-c", _OTHER_USER, str(port), str(arguments.connections), said.hex()],
         user=arguments.as_user,
     )
     try:
-        waits.append(slowest(door, arguments.seconds))
-        assert stranger.poll() is None, "the stranger has failed"
+        waits.append(slowest(proxy, arguments.seconds))
+        assert other_user.poll() is None, "the other user has failed"
     finally:
-        stranger.kill()
-        stranger.wait()
-    return [*waits, slowest(door, 2.0)]
+        other_user.kill()
+        other_user.wait()
+    return [*waits, slowest(proxy, 2.0)]
 
 
-async def refused(door: Endpoint, count: int) -> int:
+async def refused(proxy: Endpoint, count: int) -> int:
     """Open connections at once, as one busy client does; returns how many of them HAProxy did not take."""
-    trusting = door.tls()
+    trusting = proxy.tls()
 
     async def asks() -> bool:
-        reader, writer = await asyncio.open_connection(door.address, door.http_port, ssl=trusting)
+        reader, writer = await asyncio.open_connection(proxy.address, proxy.http_port, ssl=trusting)
         # HAProxy answers by itself: the server behind it does not count.
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         status = await reader.readline()
@@ -197,18 +197,18 @@ async def refused(door: Endpoint, count: int) -> int:
 
 
 def holds(server: Endpoint, tls: bool, arguments: argparse.Namespace) -> bool:
-    """Print the owner's waits in each case at one door; returns whether none is too long."""
+    """Print the owner's waits in each case at one proxy; returns whether none is too long."""
     kept = True
-    with tempfile.TemporaryDirectory() as folder, open_door(Path(folder), server, tls=tls) as door:
+    with tempfile.TemporaryDirectory() as folder, open_proxy(Path(folder), server, tls=tls) as proxy:
         beginnings = {"nothing": b"", "one byte": b"G", "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"}
         if tls:
             beginnings["ClientHello"] = client_hello()
-            if lost := asyncio.run(refused(door, _BURST)):
+            if lost := asyncio.run(refused(proxy, _BURST)):
                 print(f"{lost} of {_BURST} connections of the owner refused", flush=True)
                 kept = False
-        for kind, port in (("http", door.http_port), ("grpc", door.grpc_port)):
+        for kind, port in (("http", proxy.http_port), ("grpc", proxy.grpc_port)):
             for name, said in beginnings.items():
-                waits = attack(door, port, said, arguments)
+                waits = attack(proxy, port, said, arguments)
                 print(f"{kind}{' with TLS' * tls}, {name} sent: ", end="")
                 print(", ".join(f"{wait:.2f} s" for wait in waits), flush=True)
                 kept = kept and max(waits) < (HANDSHAKES_BOUND_S if name == "ClientHello" else BOUND_S)

@@ -1,6 +1,6 @@
-"""The door on the local profile: a real HAProxy in front of a real tritonserver, and strangers before it.
+"""The proxy on the local profile: a real HAProxy in front of a real tritonserver, and other users before it.
 
-All tests share one run; ``test_door_runs.py`` has those with runs of their own.
+All tests share one run; ``test_proxy_runs.py`` has those with runs of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from tests.doors import ask
+from tests.proxies import ask
 from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
@@ -42,9 +42,9 @@ pytestmark = [
 ]
 
 PAGE = "https://chat.example.org"
-DOOR = {
+PROXY = {
     "ready_timeout_seconds": 120,
-    "door": "haproxy",
+    "proxy": "haproxy",
     "max_request_mib": 1,
     "restarts": 3,
     "cors": [PAGE],
@@ -53,8 +53,8 @@ DOOR = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunPaths]:
-    folder = tmp_path_factory.mktemp("door")
-    _, paths = submit(folder, engine=built(1), serve=DOOR, companion={"enabled": False})
+    folder = tmp_path_factory.mktemp("proxy")
+    _, paths = submit(folder, engine=built(1), serve=PROXY, companion={"enabled": False})
     assert eventually(lambda: paths.endpoint.exists(), 60), state(paths)
     yield paths
     types("cancel", paths.folder)
@@ -102,7 +102,7 @@ def test_the_runs_own_commands_are_let_in(run: RunPaths) -> None:
 
 
 def test_a_connection_without_the_key_does_not_stay_open(run: RunPaths, endpoint: Endpoint) -> None:
-    """One stranger's idle connections would take all places of the door."""
+    """Another user's idle connections would take all places of the proxy."""
     headers = {"Authorization": f"Bearer {run.key.read_text().strip()}"}
     owner = http.client.HTTPConnection("127.0.0.1", endpoint.http_port, timeout=10)
     owner.request("GET", "/v2/health/ready", headers=headers)
@@ -112,14 +112,14 @@ def test_a_connection_without_the_key_does_not_stay_open(run: RunPaths, endpoint
         endpoint.http_port: (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
         endpoint.grpc_port: (b"", preface[:5], preface, preface + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])),
     }
-    strangers = []
+    others = []
     for port, beginnings in said.items():
         for beginning in beginnings:
-            strangers.append(socket.create_connection(("127.0.0.1", port), timeout=10))
-            strangers[-1].sendall(beginning)
-    for stranger in strangers:
-        with stranger:
-            while stranger.recv(4096):
+            others.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+            others[-1].sendall(beginning)
+    for other_user in others:
+        with other_user:
+            while other_user.recv(4096):
                 pass
     kept = owner.sock
     owner.request("GET", "/v2/health/ready", headers=headers)
@@ -178,11 +178,11 @@ def test_only_pages_of_listed_origins_may_call(endpoint: Endpoint) -> None:
             assert named == ("authorization" if status == 204 else None)
 
 
-_STRANGER = """
+_OTHER_USER = """
 import glob, http.client, json, socket, sys
 key_file, sockets, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 found = []
-for file in [key_file, *glob.glob(sockets.rsplit('_door', 1)[0] + '*')]:
+for file in [key_file, *glob.glob(sockets.rsplit('_proxy', 1)[0] + '*')]:
     try:
         open(file, 'rb').read(1)
         found.append(file)
@@ -202,9 +202,9 @@ print(json.dumps([found, connection.getresponse().status]))
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
 def test_another_user_of_the_node_gets_nothing(run: RunPaths, endpoint: Endpoint) -> None:
-    [sockets] = Path("/dev/shm").glob(f"trt{endpoint.job_id}_door0_*/0")
+    [sockets] = Path("/dev/shm").glob(f"trt{endpoint.job_id}_proxy0_*/0")
     assert (sockets / "http").is_socket()
-    words = ["/usr/bin/python3", "-I", "-c", _STRANGER, str(run.key), str(sockets), str(endpoint.http_port)]
+    words = ["/usr/bin/python3", "-I", "-c", _OTHER_USER, str(run.key), str(sockets), str(endpoint.http_port)]
     answer = subprocess.run(words, capture_output=True, text=True, user="nobody", cwd="/", check=True)
     assert json.loads(answer.stdout) == [[], 401]
 
@@ -234,7 +234,7 @@ def test_a_body_beyond_the_bound_is_refused_before_it_is_sent(
     endpoint: Endpoint, length: str, answer: bytes
 ) -> None:
     headers = [f"{name}: {value}" for name, value in endpoint.authorization.items()]
-    lines = ["POST /v2/models/ensemble/generate HTTP/1.1", "Host: door", *headers, length, "", ""]
+    lines = ["POST /v2/models/ensemble/generate HTTP/1.1", "Host: proxy", *headers, length, "", ""]
     with socket.create_connection((endpoint.address, endpoint.http_port), timeout=10) as connection:
         connection.sendall("\r\n".join(lines).encode())
         assert connection.recv(4096).split()[1] == answer
@@ -277,7 +277,7 @@ def memory_mib(run: RunPaths) -> float:
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words, status = (entry / "cmdline").read_bytes().split(b"\0"), (entry / "status").read_text()
-            if any(os.fsencode(run.folder) in word or b"door0_" in word for word in words):
+            if any(os.fsencode(run.folder) in word or b"proxy0_" in word for word in words):
                 found += int(re.findall(r"VmRSS:\s*(\d+)", status)[0]) / 1024
     return found
 
@@ -303,9 +303,11 @@ def test_ten_thousand_malformed_requests_harm_nobody(run: RunPaths, endpoint: En
     assert min(later - before for before, later in pairwise(memory)) < 5, memory
 
 
-def test_a_killed_door_is_opened_again(run: RunPaths, endpoint: Endpoint) -> None:
-    doors = subprocess.run(["pgrep", "-f", f"haproxy.*{run.door(0)}"], capture_output=True, text=True).stdout
-    os.kill(int(doors.split()[0]), signal.SIGKILL)
+def test_a_killed_proxy_is_opened_again(run: RunPaths, endpoint: Endpoint) -> None:
+    proxies = subprocess.run(
+        ["pgrep", "-f", f"haproxy.*{run.proxy(0)}"], capture_output=True, text=True
+    ).stdout
+    os.kill(int(proxies.split()[0]), signal.SIGKILL)
 
     def is_open() -> bool:
         try:
@@ -313,7 +315,7 @@ def test_a_killed_door_is_opened_again(run: RunPaths, endpoint: Endpoint) -> Non
         except OSError:
             return False
 
-    restarted = lambda: "door_restarted" in [event.name for event in read_events(run, "serve")]  # noqa: E731
+    restarted = lambda: "proxy_restarted" in [event.name for event in read_events(run, "serve")]  # noqa: E731
     assert eventually(restarted, 10) and eventually(is_open, 10)
 
 
@@ -369,7 +371,7 @@ def lines_of_endpoint_ask_the_server(run: RunPaths) -> None:
 
 
 def bodies_may_be_chunked_and_are_bounded(endpoint: Endpoint, body: dict[str, Any]) -> None:
-    """Their length is unknown to the door, so the gateway bounds them."""
+    """Their length is unknown to the proxy, so the gateway bounds them."""
     plain = json.dumps(body).encode()
     port = urlsplit(str(endpoint.openai_url)).port
     chunks: list[tuple[Any, dict[str, str], int]] = [
@@ -430,7 +432,7 @@ def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
     assert run.batch_log("gateway") == run.logs / "gateway.out"
     told = types("status", run.folder).stdout
     assert "\ngateway: " in told and "has ended 3 times" in told and "\nserving: " in told
-    for program in ("door", "gateway"):
+    for program in ("proxy", "gateway"):
         log = types("logs", run.folder, "--stage", program)
         assert (log.returncode, log.stdout) == (0, run.batch_log(program).read_text())
     assert "has ended 3 times" in run.batch_log("serve").read_text()
@@ -438,7 +440,7 @@ def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
 
 def test_the_sockets_are_removed_before_a_hanging_server_is_killed(run: RunPaths, endpoint: Endpoint) -> None:
     """Slurm kills the job some seconds after its signal, and then nobody is left to remove them."""
-    [folder] = Path("/dev/shm").glob(f"trt{endpoint.job_id}_door*")
+    [folder] = Path("/dev/shm").glob(f"trt{endpoint.job_id}_proxy*")
     servers = subprocess.run(["pgrep", "-f", f"http-address=unix:{folder}/"], capture_output=True, text=True)
     [server, *_] = map(int, servers.stdout.split())
     os.kill(server, signal.SIGSTOP)

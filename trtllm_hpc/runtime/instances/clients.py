@@ -7,10 +7,10 @@ import time
 from contextlib import suppress
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.door import Door
 from trtllm_hpc.runtime.guests import IDLE, Visits, guest_keys
-from trtllm_hpc.runtime.instances.doors import Doors
+from trtllm_hpc.runtime.instances.proxies import Proxies
 from trtllm_hpc.runtime.notice import notify
+from trtllm_hpc.runtime.proxy import Proxy
 from trtllm_hpc.runtime.records import try_event
 
 _LOOK_S = 1.0
@@ -20,11 +20,11 @@ _WARNING_S = 600.0
 """How long before its end a server is announced to be idle, at most; at least half of the whole time."""
 
 
-class Visitors:
-    """Looks at the door: without a door nobody is counted, and no server ends idle."""
+class ClientWatch:
+    """Looks at the proxy: without a proxy nobody is counted, and no server ends idle."""
 
-    def __init__(self, paths: RunPaths, doors: Doors, idle_s: float | None) -> None:
-        self._paths, self._doors, self._idle_s = paths, doors, idle_s
+    def __init__(self, paths: RunPaths, proxies: Proxies, idle_s: float | None) -> None:
+        self._paths, self._proxies, self._idle_s = paths, proxies, idle_s
         self._visits = self._written = Visits.read(paths.visits) or Visits()
         self._counts: dict[str, int] = {}
         self._look_at = self._write_at = 0.0
@@ -33,21 +33,21 @@ class Visitors:
 
     def tick(self, *, serves: bool) -> str | None:
         """Look at most once a second; return a sentence once nobody has asked for too long."""
-        now, door = time.monotonic(), self._doors.own
-        if now < self._look_at or door is None:
+        now, proxy = time.monotonic(), self._proxies.own
+        if now < self._look_at or proxy is None:
             return None
         self._look_at = now + _LOOK_S
         with suppress(OSError, ValueError):  # HAProxy is started again, or the file system fails: until then
-            self._look_at_door(door, now)
+            self._look_at_proxy(proxy, now)
         if not serves:
             self._asked_at = now
         return None if self._idle_s is None else self._idle(self._idle_s, self._asked_at + self._idle_s - now)
 
-    def _look_at_door(self, door: Door, now: float) -> None:
+    def _look_at_proxy(self, proxy: Proxy, now: float) -> None:
         asked = dict(self._visits.asked)
         keys = guest_keys(self._paths, time.time())
-        door.admit(keys)
-        for name, (count, running) in door.asked().items():
+        proxy.admit(keys)
+        for name, (count, running) in proxy.asked().items():
             more = count - self._counts.get(name, 0)
             more = count if more < 0 else more  # HAProxy was started again, and counts from zero
             self._counts[name] = count
