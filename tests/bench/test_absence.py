@@ -314,3 +314,8 @@ def test_a_companion_outlives_the_job_that_another_one_follows(tmp_path: Path) -
     assert server_has_ended(paths)
     Renewal("1", "2").write(paths.renewal)
     assert not server_has_ended(paths)
+    Renewal("2", None, number=1).write(paths.renewal)
+    assert not server_has_ended(paths), "job 2 follows, and is about to begin"
+    add_event(paths, "serve", "stage_begin", job_id="2")
+    add_event(paths, "serve", "stage_end", job_id="2", exit_code=0)
+    assert server_has_ended(paths)
