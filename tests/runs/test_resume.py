@@ -195,7 +195,7 @@ def test_the_last_node_is_never_left_out(run_of: RunOf, fake_slurm: FakeSlurm) -
     paths = run_of(*FAILED)
     broken_gpu(paths)
     for other in ("n1", "n3"):
-        fake_slurm.drain(other, "new disk")
+        fake_slurm.drain(other)
     resume_run(paths)
     assert [job["exclude"] for job in list(fake_slurm.jobs.values())[3:]] == [None, None]
     [node] = run_status(paths).bad_nodes

@@ -213,9 +213,12 @@ def test_a_job_whose_submit_was_killed_before_the_record_is_seen_and_cancelled(
         (
             "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates "
             "accounting/QOS policy (job submit limit, user's size and/or time limits)",
-            "squeue --me (AssocMaxSubmitJobLimit: wait until some of these jobs end",
+            "for the limit AssocMaxSubmitJobLimit",
         ),
-        ("sbatch: error: QOSMaxGRESPerUser\nsbatch: error: Job violates accounting/QOS policy", "GPUs"),
+        (
+            "sbatch: error: QOSMaxGRESPerUser\nsbatch: error: Job violates accounting/QOS policy",
+            "squeue --me, and",
+        ),
     ],
 )
 def test_a_clear_refusal_searches_no_queue_and_has_its_own_hint(

@@ -72,19 +72,16 @@ def command(
         "model": lambda row: PurePath(row.model).name if row.model else NONE,
         "endpoint": lambda row: row.endpoint or NONE,
         "age": lambda row: format_duration(max(0.0, time.time() - row.created_at)),
-        "waited": lambda row: NONE if row.waited_s is None else format_duration(row.waited_s),
         "GPU-h": lambda row: quantity(row.gpu_hours, 2),
     }
-    if any(row.saved_gpu_hours for row in rows):
-        columns["saved"] = lambda row: quantity(row.saved_gpu_hours, 2)
     print_listing(
         rows,
         columns,
         as_json=as_json,
         empty=f"no such runs in {runs_folder(context)}",
-        right=("age", "waited", "GPU-h", "saved"),
+        right=("age", "GPU-h"),
         one_line=list(columns),
-        optional=("endpoint", "model", "saved", "GPU-h", "waited"),
+        optional=("endpoint", "model", "GPU-h"),
     )
 
 

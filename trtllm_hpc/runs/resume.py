@@ -13,8 +13,7 @@ from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.files import stage_of
 from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.runs.stages import queued_jobs
-from trtllm_hpc.runs.status import RunStatus, run_status
+from trtllm_hpc.runs.status import RunStatus, queued_jobs, run_status
 from trtllm_hpc.runs.submit import Turn, require_scheduler, sole_command, submit_stages
 from trtllm_hpc.runtime.bad_nodes import Pool, bad_hosts, exclude
 from trtllm_hpc.runtime.plan_record import Stage

@@ -14,7 +14,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.logs.snapshot import readable_plan
 from trtllm_hpc.paths import RunPaths, write_text
 from trtllm_hpc.render.environment import render_template
-from trtllm_hpc.runs.stages import SWEEP_JOB_NAME, sweep_job
+from trtllm_hpc.runs.status import SWEEP_JOB_NAME, sweep_job
 from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
 from trtllm_hpc.runtime.process import signal_group, start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE

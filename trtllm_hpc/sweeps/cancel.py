@@ -9,7 +9,7 @@ from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.cancel import cancel_run
-from trtllm_hpc.runs.stages import sweep_job
+from trtllm_hpc.runs.status import sweep_job
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, read_record, run_folders
 from trtllm_hpc.sweeps.status import SweepStatus, sweep_status
