@@ -91,16 +91,12 @@ def command(
 def prune(runs: Path | None, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
     """Remove the folders of runs that have ended; without --yes, only list them.
 
-    With both options a run goes that ended long ago and not among the last N; with
-    neither, only what an interrupted removal has left, which always goes. A sweep
-    counts as one run and goes as a whole, after its last variant. A run always
-    stays if one of its jobs has not ended, or Slurm does not say so; if a link
-    beside it (such as 'best') leads to it; if the job file of a run that stays
-    names it; and if one of its scripts is queued by hand.
+    Without --older-than only what an interrupted removal has left goes. A sweep
+    counts as one run and goes as a whole, after its last variant. A run stays if
+    one of its jobs has not ended, or Slurm does not say so.
 
     \b
     Examples:
-      trtllm-hpc runs prune --older-than 30d
-      trtllm-hpc runs prune --older-than 30d --keep 10 --yes
+      trtllm-hpc runs prune --older-than 30d --yes
     """
     return prune_runs(runs or default_runs_folder(), selection, remove_them=remove_them, warn=print_warning)
