@@ -167,7 +167,7 @@ class Sweep:
             RunNotFound: no variant has a name of ``only``.
             SubmissionError: Slurm does not answer, or another process submits variants right now.
         """
-        from trtllm_hpc.sweeps.cancel import cancel_sweep
+        from trtllm_hpc.sweeps.submit import cancel_sweep
 
         return cancel_sweep(self.paths, only=only)
 
@@ -184,9 +184,6 @@ class Sweep:
             RunNotFound: no variant has a name of ``only``.
             SubmissionError: Slurm refused a script, or does not answer.
         """
-        from trtllm_hpc.sweeps.cancel import require_variants
         from trtllm_hpc.sweeps.submit import submit_variants
 
-        record = self.record
-        require_variants(record, only)
-        return submit_variants(self.paths, record, only=only, on_progress=on_progress)
+        return submit_variants(self.paths, self.record, only=only, on_progress=on_progress)
