@@ -292,7 +292,7 @@ class Run:
             SubmissionError: jobs of the run are still in the queue or running, another command submits,
                 cancels or removes it, every stage has completed, or Slurm refused a script.
         """
-        from trtllm_hpc.runs.resume import resume_run
+        from trtllm_hpc.runs.submit import resume_run
 
         resume_run(self.paths)
         return self

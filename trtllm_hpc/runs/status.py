@@ -617,7 +617,10 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         causes=causes,
         use=run_use(run, stages),
         bad_nodes=run.bad_nodes,
-        failed_jobs=_failed_jobs(run),
+        failed_jobs=tuple(
+            FailedJob(**{**known_fields(FailedJob, it), "why": run.quoted(it["why"])})
+            for it in ([] if run.renewal is None else run.renewal.failed)
+        ),
         front_restarts=tuple(run.quoted(str(it.data.get("why"))) for it in _named(served, "front_restarted")),
         gateway_failure=gateway[-1] if gateway else None,
         clients=clients_of(run.paths),
@@ -722,13 +725,6 @@ def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
     return StageFailure(stage, *of_job, first, reported, last.get("next"))
 
 
-def _failed_jobs(run: RunSnapshot) -> tuple[FailedJob, ...]:
-    """Return the earlier jobs that failed; ``explain`` looks into their logs."""
-    records = [] if run.renewal is None else run.renewal.failed
-    jobs = (FailedJob(**known_fields(FailedJob, record)) for record in records)
-    return tuple(replace(job, why=run.quoted(job.why)) for job in jobs)
-
-
 def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
     """Return the instances as last recorded; after the end of the stage none can still serve."""
     instances = [InstanceStatus(**known_fields(InstanceStatus, it)) for it in run.instances or ()]
@@ -806,37 +802,31 @@ def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStat
     busy = next((stage for stage in stages if not stage.final), None)
     if busy is None:
         return str(state.value)
-    show = {"build": _building, "serve": _loading, "download": _downloading}.get(busy.stage)
-    progress = show(run) if show is not None and busy.state == "RUNNING" else ""
-    if state is RunState.SERVING:
-        marks = [event for event in run.events("serve") if event.name in (IDLE, "ready")]
-        if marks and (ends_at := marks[-1].data.get("ends_at")) is not None:
-            minutes = max(1, math.ceil((ends_at - time.time()) / 60))
-            progress += f"; nobody asks: the server ends in {minutes} min (serve.idle_minutes), "
-            progress += "unless a request comes"
+    progress = _progress(run, busy.stage) if busy.state == "RUNNING" else ""
+    marks = [event for event in run.events("serve") if event.name in (IDLE, "ready")]
+    if state is RunState.SERVING and marks and (ends_at := marks[-1].data.get("ends_at")) is not None:
+        minutes = max(1, math.ceil((ends_at - time.time()) / 60))
+        progress += f"; nobody asks: the server ends in {minutes} min (serve.idle_minutes), "
+        progress += "unless a request comes"
     return f"stage {busy.stage} {busy.sentence}{progress}"
 
 
-def _building(run: RunSnapshot) -> str:
-    step = build_step(run)
-    return "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
-
-
-def _downloading(run: RunSnapshot) -> str:
-    model = None if run.plan is None else run.plan.model
-    record = record_of(model)
-    return f"; {record.downloaded(Path(model))}" if model is not None and record is not None else ""
-
-
-def _loading(run: RunSnapshot) -> str:
-    """Return, to be appended to the sentence, how far server and copies of weights are."""
+def _progress(run: RunSnapshot, stage: str) -> str:
+    """Return, to be appended to the sentence, how far a running stage is."""
+    if stage == "build":
+        step = build_step(run)
+        return "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
+    if stage == "download":
+        model = None if run.plan is None else run.plan.model
+        record = record_of(model)
+        return f"; {record.downloaded(Path(model))}" if model is not None and record is not None else ""
+    if stage != "serve":
+        return ""
     nodes = run.ranks("staging")
     busy = sum(node.ended_at is None for node in nodes)
     copied, total = (sum(node.details[key] for node in nodes) / 2**30 for key in ("copied", "bytes"))
-    speed = copied / max([1e-3, *(node.details["seconds"] for node in nodes)])
-    so_far = f"{copied:.2f} of {total:.2f} GiB, {speed:.2f} GiB/s"
-    copies = f"; {busy} of {len(nodes)} nodes still copy weights to their disks: {so_far}" if busy else ""
-    return f"{loading_now(run)}{copies}"
+    copies = f"; {busy} of {len(nodes)} nodes still copy weights to their disks"
+    return f"{loading_now(run)}{f'{copies}: {copied:.2f} of {total:.2f} GiB' if busy else ''}"
 
 
 def _troubles(run: RunSnapshot, stages: Sequence[StageStatus]) -> str:
@@ -874,10 +864,9 @@ def _exit_code(state: RunState, failed: StageStatus | None, failure: StageFailur
         return ExitCode.SUBMISSION
     if failed.stage == "build":
         return ExitCode.BUILD
-    known = {ExitCode.CONFIG, ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST}
-    known |= {ExitCode.MEASUREMENT, ExitCode.ACCURACY}
-    if failed.stage == "serve":
-        # With the companion inside its allocation, the serve job ends with the companion's code.
-        inside = known - {ExitCode.START, *([] if failure.stage == "companion" else [ExitCode.CONFIG])}
-        return next((code for code in inside if code == failed.exit_code), ExitCode.START)
-    return next((code for code in known if code == failed.exit_code), ExitCode.REQUEST)
+    known = {ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT, ExitCode.ACCURACY}
+    # With the companion inside its allocation, the serve job ends with the companion's code.
+    known |= {ExitCode.CONFIG} if failure.stage != "serve" else set()
+    known |= {ExitCode.START} if failed.stage != "serve" else set()
+    otherwise = ExitCode.START if failed.stage == "serve" else ExitCode.REQUEST
+    return next((code for code in known if code == failed.exit_code), otherwise)

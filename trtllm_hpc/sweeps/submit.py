@@ -13,9 +13,15 @@ from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, locked, read_json
 from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.listing import listed_runs
-from trtllm_hpc.runs.resume import prepare_rest, resume_run
 from trtllm_hpc.runs.status import RunState, sweep_job
-from trtllm_hpc.runs.submit import Turn, refuse_cancelled, sole_command, submit_stages
+from trtllm_hpc.runs.submit import (
+    Turn,
+    prepare_rest,
+    refuse_cancelled,
+    resume_run,
+    sole_command,
+    submit_stages,
+)
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 from trtllm_hpc.sweeps.allocation import submit_in_one
