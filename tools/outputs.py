@@ -26,7 +26,6 @@ from trtllm_hpc.evaluation.scores import EvaluationSummary
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import ReleaseDetails
-from trtllm_hpc.runs.difference import RunsDiff
 from trtllm_hpc.runs.guests import ProxyClient
 from trtllm_hpc.runs.hub import ModelRow
 from trtllm_hpc.runs.listing import ListedRun
@@ -53,7 +52,6 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "sweep resume": {"": SweepStatus},
     "sweep report": {"": SweepResults},
     "runs": {"": list[ListedRun]},
-    "runs diff": {"": RunsDiff},
     "runs prune": {"": PrunedList},
     "status": {"": RunStatus},
     "submit": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},

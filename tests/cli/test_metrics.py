@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,16 +53,6 @@ def test_watching_tells_rates_until_it_is_interrupted(run: RunPaths) -> None:
     for record in (first, second):
         assert record["values"]["finished_per_s[tensorrt_llm]"] == pytest.approx(5 / record["over_s"])
         assert record["values"]["queue_ms[tensorrt_llm]"] == 2
-
-
-def test_ctrl_c_ends_the_watch_of_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(time, "sleep", interrupted)
-    words = ["metrics", "--prometheus", str(tmp_path / "monitoring"), "--runs", str(tmp_path), "--watch"]
-    ended = CliRunner().invoke(command, words)
-    assert (ended.exit_code, "reload it" in ended.output) == (0, True)
 
 
 def test_a_metrics_page_that_cannot_be_had_is_one_sentence(tmp_path: Path) -> None:

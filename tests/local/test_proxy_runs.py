@@ -22,9 +22,9 @@ import pytest
 
 from benchmarks.other_users import open_proxy, ready_server
 from tests.guests import SOON_S, asking_until_refused
-from tests.prometheus import collector, needs_prometheus, prometheus, samples, targets
 from tests.proxies import ask
 from tests.schemas.check import documented
+from tests.traces import collector
 from tests.waiting import eventually
 from trtllm_hpc.client.single_calls import not_ready
 from trtllm_hpc.client.sync_client import Client
@@ -258,9 +258,7 @@ def test_with_tls_half_of_the_places_are_kept_for_connections_that_begin_tls(
 # Prometheus and OpenTelemetry ---------------------------------------------------------------------
 
 
-@needs_prometheus
-def test_prometheus_scrapes_all_through_the_proxy_and_a_trace_goes_through_to_triton(tmp_path: Path) -> None:
-    """A real Prometheus over TLS, and a collector that gets the spans of the real Triton."""
+def test_a_trace_goes_through_proxy_and_gateway_to_triton(tmp_path: Path) -> None:
     with collector() as spans:
         serve = {**PROXY, "tls": True, "tracing": {"endpoint": spans.url}}
         _, run = submit(tmp_path, engine=built(1), serve=serve, companion={"enabled": False})
@@ -273,20 +271,5 @@ def test_prometheus_scrapes_all_through_the_proxy_and_a_trace_goes_through_to_tr
         traced = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
         assert status_of(endpoint, port, "POST", "/v1/completions", asked, traced) == 200
         assert eventually(lambda: any(trace.encode() in body for body in spans.bodies), 30)
-
-        folder = tmp_path / "monitoring"
-        words: list[str | Path] = ["metrics", "--prometheus", folder, "--runs", run.folder.parent]
-        assert "1 run; have Prometheus reload it" in types(*words).stdout
-        assert "no change" in types(*words).stdout
-        with prometheus(folder / "trtllm-hpc.yml", folder) as ask:
-            parts = ("triton", "gateway", "proxy")
-            assert targets(ask) == {(part, "0"): "up" for part in parts}
-            [counted] = samples(ask, 'trtllm_hpc_gateway_requests_total{status="200"}')
-            assert (counted["run"], counted["route"]) == (run.run_id, "/v1/completions")
-            [ready] = samples(ask, 'haproxy_server_status{proxy="http",server="instance0",state="UP"}')
-            assert (ready["part"], ready["value"]) == ("proxy", "1")
-            counts = samples(ask, "nv_inference_count")
-            assert ("stand-in", "tensorrt_llm") in {(one["model"], one["exported_model"]) for one in counts}
         types("cancel", run.folder)
         assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
-    assert "0 runs; have Prometheus reload it" in types(*words).stdout

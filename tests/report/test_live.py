@@ -5,8 +5,7 @@ import pytest
 from trtllm_hpc.bench.progress import Snapshot, Step
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.report.live import live_printer
-from trtllm_hpc.runs.stages import StageStatus
-from trtllm_hpc.runs.status import RunState, RunStatus
+from trtllm_hpc.runs.status import RunState, RunStatus, StageStatus
 from trtllm_hpc.runs.watch import Progress
 
 

@@ -6,7 +6,7 @@ from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.report.log_table import LogRow, print_logs
 from trtllm_hpc.report.status import status_table
 from trtllm_hpc.report.tables import Table, as_text, print_table, wrap
-from trtllm_hpc.runs.stages import StageStatus
+from trtllm_hpc.runs.status import StageStatus
 
 ROWS = [
     LogRow("build", None, None, "ended 0", 6, None, "/runs/r/logs/build.out"),

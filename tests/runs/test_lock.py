@@ -1,4 +1,4 @@
-"""``lock.json``: what a run is made of, how it is repeated, and how two runs differ."""
+"""``lock.json``: what a run is made of, and how it is repeated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 
 from tests.render.cases import CASES, plan_of
 from tests.runs.made import written
-from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths
@@ -134,23 +133,3 @@ def test_the_job_adds_what_it_finds_and_names_other_nodes(tmp_path: Path) -> Non
     assert event.data["warning"] == (
         'nodes: gpus is [["H200, 550"]], but [["H100, 550"]] in the run that is repeated'
     )
-
-
-def test_two_runs_are_compared(tmp_path: Path) -> None:
-    one, other = (
-        written(tmp_path / name, {"serve": {"cpus_per_rank": nodes, "environment": {"HF_TOKEN": name}}})[1]
-        for name, nodes in (("one", 1), ("other", 2))
-    )
-    found(one, 0, "n1", packages={"torch": "2.8"})
-    found(other, 0, "n2", packages={"torch": "2.9"})
-    add_findings(one)
-    add_findings(other)
-    record = documented("runs diff", typed("runs", "diff", one.folder, other.folder, "--json").output)
-    assert record["settings"] == [{"key": "serve.cpus_per_rank", "a": 1, "b": 2}]
-    [package] = record["environment"]
-    assert (package["key"], package["b"]) == ("nodes: packages", [{"torch": "2.9"}])
-    assert record["figures"] is None
-    text = typed("runs", "diff", one.folder, other.folder).output
-    assert "serve.cpus_per_rank" in text and "nodes: packages" in text and "figures: " in text
-    one.lock.unlink()  # a run may have none
-    assert "serve.cpus_per_rank" in typed("runs", "diff", one.folder, other.folder).output

@@ -22,9 +22,8 @@ from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.listing import listed_runs
-from trtllm_hpc.runs.resume import resume_run
 from trtllm_hpc.runs.status import RunState, run_status
-from trtllm_hpc.runs.submit import require_scheduler, submit_stages
+from trtllm_hpc.runs.submit import require_scheduler, resume_run, submit_stages
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
@@ -213,9 +212,12 @@ def test_a_job_whose_submit_was_killed_before_the_record_is_seen_and_cancelled(
         (
             "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates "
             "accounting/QOS policy (job submit limit, user's size and/or time limits)",
-            "squeue --me (AssocMaxSubmitJobLimit: wait until some of these jobs end",
+            "for the limit AssocMaxSubmitJobLimit",
         ),
-        ("sbatch: error: QOSMaxGRESPerUser\nsbatch: error: Job violates accounting/QOS policy", "GPUs"),
+        (
+            "sbatch: error: QOSMaxGRESPerUser\nsbatch: error: Job violates accounting/QOS policy",
+            "squeue --me, and",
+        ),
     ],
 )
 def test_a_clear_refusal_searches_no_queue_and_has_its_own_hint(

@@ -19,7 +19,6 @@ from typing import Any
 import openai
 import pytest
 
-from tests.prometheus import prometheus, samples, targets
 from tests.proxies import ask
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
@@ -353,15 +352,6 @@ def test_a_request_that_is_not_streamed_ends_with_its_client(site: Site, tmp_pat
         client.completions.create(model="any", prompt="the river")
     # Documented are 2 s; the rest is for a busy machine.
     assert eventually(lambda: "is disconnected, abort 1" in log.read_text(), 10)
-    if shutil.which("prometheus") is not None:
-        written = site.types(
-            "metrics", "--prometheus", site.folder / "monitoring", "--runs", run.folder.parent
-        )
-        assert "1 run; " in written.stdout, written
-        with prometheus(site.folder / "monitoring" / "trtllm-hpc.yml", tmp_path) as ask:
-            assert targets(ask) == {("server", "0"): "up", ("proxy", "0"): "up"}
-            [counted] = samples(ask, "trtllm_request_success_total")
-            assert (counted["run"], counted["value"]) == (run.run_id, "1")
     site.cancel(run)
 
 

@@ -277,14 +277,13 @@ def _show_reading(entry: str, file: str) -> None:
 def prune(cache: Cache, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
     """Remove engines from the cache; without --yes, only list them.
 
-    With NAMEs these go. Else those go that all options let go, and what killed
-    builds have left, and broken engines; without options only the latter. An engine
-    that is being built, or used by an active run, always stays.
+    With NAMEs these go. Else what killed builds have left and broken engines go, and
+    with --older-than unused engines. An engine that is being built, or used by an
+    active run, always stays.
 
     \b
     Examples:
-      trtllm-hpc engines prune --older-than 30d
-      trtllm-hpc engines prune --keep-bytes 2T --yes
+      trtllm-hpc engines prune --older-than 30d --yes
       trtllm-hpc engines prune build-7a8d --yes
     """
     names = tuple(row.name for name in selection.names for row in _find(cache, name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -51,18 +50,6 @@ def print_listing(
         click.echo(below)
 
 
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a size; write it like 500G or 1.5T.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
 def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Sequence[Pruned]]], Any]:
     """Make a command ``prune`` of a function that returns what a selection chooses.
 
@@ -74,8 +61,6 @@ def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Se
         def prune(
             *,
             older_than: float | None,
-            keep: int | None,
-            keep_bytes: int | None = None,
             names: tuple[str, ...] = (),
             yes: bool,
             as_json: bool,
@@ -84,9 +69,9 @@ def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Se
             from trtllm_hpc.report.formatting import format_bytes
             from trtllm_hpc.runs.prune import PrunedList, Selection
 
-            if names and (older_than, keep, keep_bytes) != (None, None, None):
-                raise click.UsageError("Give either names or options that choose.")
-            selection = Selection(names, older_than, keep, keep_bytes)
+            if names and older_than is not None:
+                raise click.UsageError("Give either names or --older-than.")
+            selection = Selection(names, older_than)
             chosen = choose(selection=selection, remove_them=yes, **others)
             if as_json:
                 print_json(PrunedList(yes, tuple(chosen)))
@@ -106,10 +91,6 @@ def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Se
 
         json_option(prune)
         click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")(prune)
-        if with_sizes:
-            keeps = f"Not those {last} last, as many as fit into SIZE: 500G, 1.5T."
-            click.option("--keep-bytes", callback=_size, metavar="SIZE", help=keeps)(prune)
-        click.option("--keep", type=click.IntRange(min=0), metavar="N", help=f"Not the N {last} last.")(prune)
         ago = f"Those {last} longer ago: 12h, 30d, 8w."
         click.option("--older-than", type=Time(), metavar="SPAN", help=ago)(prune)
         return prune

@@ -43,8 +43,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     If Slurm does not answer within 10 s, you see what the run's own files show,
     and the exit code is 5.
 
-    For a queued job: why it waits and any limit that holds it. For the run:
-    GPU-hours by stage and waiting time.
+    For a queued job: why it waits. For the run: GPU-hours by stage.
 
     \b
     Examples:

@@ -187,7 +187,6 @@ def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None, a
 @click.command("report")
 @sweep_argument
 @click.option("--slo", metavar="LIMITS", help="Rank under these limits.  [default: those of the job file]")
-@click.option("--gpu-price", type=click.FloatRange(min=0), metavar="PRICE", help="Price of a GPU-hour.")
 @click.option("--to", type=OutputFile(), metavar="FILE", help="The page.  [default: report.html of SWEEP]")
 @click.option("--csv", type=OutputFile(), metavar="FILE", help="Write a row for each level of each variant.")
 @click.option(
@@ -201,7 +200,6 @@ def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None, a
 def report_command(
     sweep: Sweep,
     slo: str | None,
-    gpu_price: float | None,
     runs: Path | None,
     as_json: bool,
     **files: Path | None,
@@ -214,14 +212,14 @@ def report_command(
 
     \b
     Examples:
-      trtllm-hpc sweep report latest --slo 'ttft.p99<500ms,tpot.p99<50ms' --gpu-price 2.5
+      trtllm-hpc sweep report latest --slo 'ttft.p99<500ms,tpot.p99<50ms'
       trtllm-hpc sweep report latest --csv points.csv --png charts
     """
     from trtllm_hpc.report.html.page import draw_charts
     from trtllm_hpc.sweeps.page import sections_of, write_report
     from trtllm_hpc.sweeps.results import write_csv
 
-    results = sweep.results(slo=slo, gpu_price=gpu_price)
+    results = sweep.results(slo=slo)
     files["to"] = files["to"] or (None if as_json else sweep.paths.report)
     writers: dict[str, Any] = {
         "csv": write_csv,

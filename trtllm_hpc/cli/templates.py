@@ -10,7 +10,6 @@ import click
 
 from trtllm_hpc.cli.options import (
     EXISTING_FOLDER,
-    Time,
     cluster_option,
     complete_with,
     job_options,
@@ -71,26 +70,16 @@ def command() -> None:
     metavar="FOLDER",
     help="Copy them from a folder: all_models, or a checkout of upstream's repository.",
 )
-@click.option("--here", is_flag=True, help="Run the image on this machine (apptainer, enroot, docker).")
-@click.option(
-    "--wait-minutes",
-    type=Time(60, 0.01),
-    default=60.0,
-    show_default=True,
-    help="Give up after this time, including the wait in the queue.",
-)
 @json_option
 def fetch(
     cluster: str,
     settings: tuple[str, ...],
     source: Path | None,
-    here: bool,
-    wait_minutes: float,
     as_json: bool,
 ) -> None:
     """Fetch the model templates from the profile's image to this machine.
 
-    Without options one Slurm task prints them inside the container.
+    Without --from one Slurm task prints them inside the container.
     """
     from trtllm_hpc.render.templates_cache import keep_archive, keep_folder
     from trtllm_hpc.validation.load import load_cluster
@@ -103,9 +92,7 @@ def fetch(
 
         image = profile.container.image or "the node's own files"
         click.echo(f"copying the templates out of {image} ...", err=True)
-        archive, origin = extract_templates(
-            profile, here=here, wait_s=wait_minutes * 60, profile_name=cluster
-        )
+        archive, origin = extract_templates(profile, cluster)
         kept = keep_archive(profile, archive, origin)
     if warning := _release_warning(profile, kept):
         print_warning(warning)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.report.status import stage_times
-from trtllm_hpc.runs.stages import joined
+from trtllm_hpc.runs.watch import joined
 from trtllm_hpc.scheduler.states import STATES
 
 if TYPE_CHECKING:

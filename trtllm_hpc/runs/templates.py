@@ -7,8 +7,6 @@ import binascii
 import os
 import re
 import shlex
-import shutil
-import subprocess
 from collections.abc import Sequence
 
 from trtllm_hpc.config.cluster import ClusterProfile
@@ -27,40 +25,40 @@ USUAL_FOLDERS = ("/app/all_models", "/tensorrtllm_backend/all_models")
 
 TASK_MINUTES = 60
 """Time limit of the task; the first use of a registry's image downloads it."""
+_WAIT_S = 60.0 * TASK_MINUTES
+"""Bound on the whole, including the wait in the queue."""
 
 
-def extract_templates(
-    cluster: ClusterProfile, *, here: bool, wait_s: float, profile_name: str
-) -> tuple[bytes, str]:
+def extract_templates(cluster: ClusterProfile, profile_name: str) -> tuple[bytes, str]:
     """Return the templates of the profile's image as a ``tar.gz``, and the folder that they were in.
 
-    One task prints them inside the container; with ``here`` on this machine instead of under Slurm. Raises
-    SubmissionError if the task could not run, or found no templates.
+    One task prints them inside the container: under Slurm, or on this machine with a profile without Slurm.
+    Raises SubmissionError if the task could not run, or found no templates.
 
     Args:
-        wait_s: bound on the whole, including the wait in the queue.
         profile_name: the profile as named on the command line, for the next command.
     """
     chosen = cluster.container.all_models
     folders = (chosen,) if chosen is not None else USUAL_FOLDERS
     inside = ["bash", "-c", render_template("scripts/templates.sh.j2", folders=folders)]
-    with_slurm = cluster.scheduler == "slurm" and not here
-    doctor = f"trtllm-hpc doctor --cluster {shlex.quote(profile_name)}" if with_slurm else None
-    if with_slurm:
-        command = [*_srun(cluster), *_in_container(cluster, inside)]
-    else:
-        command = _command_here(cluster, inside)
-    answer = _run(command, cluster, wait_s, doctor)
+    has_slurm = cluster.scheduler == "slurm"
+    command = [*(_srun(cluster) if has_slurm else ()), *_in_container(cluster, inside)]
+    conf = (cluster.slurm_conf or os.environ.get("SLURM_CONF")) if has_slurm else None
+    by_hand = "copy the templates yourself and type --from FOLDER"
+    doctor = f"trtllm-hpc doctor --cluster {shlex.quote(profile_name)}; or {by_hand}"
+    try:
+        # Inside an allocation srun would start a step of that job, with its options.
+        answer = run_command(command, conf, timeout_s=_WAIT_S, without=("SLURM_", "SBATCH_"))
+    except SubmissionError as error:
+        error.hint = "squeue --me (is the task waiting?)" if error.transient else doctor
+        raise
     messages = answer.stderr.strip()
     if answer.returncode:
+        # Where the task never began, naming another folder in the image would not help.
         searched = "no folder of model templates here" in messages
-        hint = "set container.all_models in the profile, or copy them yourself and type --from FOLDER"
-        if not searched and doctor is not None:
-            # The task never began: naming another folder in the image would not help.
-            hint = f"{doctor}; or copy them yourself and type --from FOLDER"
         raise SubmissionError(
             f"{command[0]} ended with exit code {answer.returncode}: {messages or 'it printed no message'}",
-            hint=hint,
+            hint=f"set container.all_models in the profile, or {by_hand}" if searched else doctor,
         )
     try:
         archive = base64.b64decode(answer.stdout, validate=False)
@@ -111,47 +109,13 @@ def _srun(cluster: ClusterProfile) -> list[str]:
 
 def _in_container(cluster: ClusterProfile, inside: Sequence[str]) -> list[str]:
     container = cluster.container
-    binds = [argument for mount in container.mounts for argument in ("--bind", mount)]
     if container.runtime == "pyxis":
         arguments = [f"--container-image={container.image}", "--no-container-mount-home"]
         if container.mounts:
             arguments.append(f"--container-mounts={','.join(container.mounts)}")
         return [*arguments, *container.options, *inside]
     if container.runtime == "apptainer":
+        binds = [argument for mount in container.mounts for argument in ("--bind", mount)]
         overlay = [f"--overlay={container.overlay}:ro"] if container.overlay else []
         return ["apptainer", "exec", *overlay, *binds, *container.options, str(container.image), *inside]
     return list(inside)
-
-
-def _command_here(cluster: ClusterProfile, inside: Sequence[str]) -> list[str]:
-    """Return the command that runs the image on this machine; raises SubmissionError if no program can."""
-    container = cluster.container
-    if container.runtime != "pyxis":
-        return _in_container(cluster, inside)
-    image = str(container.image)
-    if image.startswith("/") and shutil.which("enroot"):
-        return ["enroot", "start", image, *inside]
-    if not image.startswith("/") and shutil.which("docker"):
-        # enroot writes the registry before a '#' (enroot import, docker://REGISTRY#IMAGE).
-        return ["docker", "run", "--rm", "--entrypoint", "", image.replace("#", "/", 1), *inside]
-    raise SubmissionError(
-        f"Neither enroot nor docker on this machine can run {image}.",
-        hint="leave --here out to run it under Slurm, or type --from FOLDER",
-    )
-
-
-def _run(
-    command: Sequence[str], cluster: ClusterProfile, wait_s: float, doctor: str | None
-) -> subprocess.CompletedProcess[str]:
-    conf = (cluster.slurm_conf or os.environ.get("SLURM_CONF")) if command[0] == "srun" else None
-    try:
-        # Inside an allocation srun would start a step of that job, with its options.
-        return run_command(command, conf, timeout_s=wait_s, without=("SLURM_", "SBATCH_"))
-    except SubmissionError as error:
-        if error.transient:
-            error.message = f"The templates had not arrived after {wait_s:.0f} s."
-            error.hint = "squeue --me (is the task waiting?), then the same command, --wait-minutes longer"
-        else:
-            again = doctor or f"run this where {command[0]} is installed"
-            error.hint = f"{again}; or copy the templates yourself and type --from FOLDER"
-        raise
