@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 
 @dataclass(frozen=True)
@@ -136,19 +135,6 @@ class Instances:
         return nodes
 
     @property
-    def talking(self) -> str:
-        """Nodes of the whole job that will talk: ``0,1`` with each other, ``0,1:2,3`` across."""
-        words = [_span(self.first_node(one), self.layout) for one in range(self.count)]
-        if self.groups:
-            before = {1: self.components[0].nodes}
-            phases = [
-                [_span(before.get(it.component or 0, 0) + one.first_node, it.layout) for one in it.servers]
-                for it in self.groups
-            ]
-            words = [*chain(*phases), ":".join(",".join(dict.fromkeys(phase)) for phase in phases)]
-        return " ".join(word for word in words if {",", ":"} & set(word)) if self.nodes > 1 else ""
-
-    @property
     def worlds(self) -> str:
         """Ranks of each server that has several, by their numbers among all tasks of the job: ``0,1 2,3``."""
         size, before, found = self.layout.world_size, 0, list[list[int]]()
@@ -163,10 +149,6 @@ class Instances:
                 found.append([before + first + it for first in firsts for it in range(own.ranks_per_node)])
             before += 0 if group.component is None else on.world_size
         return " ".join(",".join(map(str, ranks)) for ranks in found if len(ranks) > 1)
-
-
-def _span(first: int, layout: Layout) -> str:
-    return ",".join(map(str, range(first, first + layout.nodes)))
 
 
 def seats(instances: Instances) -> list[str]:

@@ -381,7 +381,7 @@ _PHASES = {
 CASES |= {
     # The serve job is heterogeneous, with a component for each phase.
     "openai-heterogeneous": (
-        {**_SPLIT_SERVERS, "preflight": {"network": "nccl", "minimum_gb_per_s": 2}},
+        {**_SPLIT_SERVERS, "preflight": {"network": "nccl"}},
         {
             "name": "pyxis",
             "partition": "batch",

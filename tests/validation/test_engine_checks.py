@@ -57,11 +57,6 @@ def test_every_releases_word_for_a_paged_cache(
     assert read_engine(new_engine(tmp_path / "e", build=build, plugins=plugins)).paged_kv_cache is paged
 
 
-def test_gathered_logits_of_the_old_tools(tmp_path: Path) -> None:
-    engine = read_engine(old_engine(tmp_path / "e", build={"gather_all_token_logits": True}))
-    assert engine.gather_context_logits and engine.gather_generation_logits
-
-
 def test_output_length_stands_in_for_the_whole_length_before_0_11(tmp_path: Path) -> None:
     build = {"max_seq_len": None, "max_output_len": 200}
     assert read_engine(new_engine(tmp_path / "e", build=build)).max_seq_len == 1224

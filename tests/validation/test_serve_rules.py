@@ -24,14 +24,6 @@ def test_a_mistake_elsewhere_does_not_hide_what_is_wrong_with_a_copy(files: Fold
     assert {diagnostic.field for diagnostic in found} == places
 
 
-def test_a_type_of_gpus_without_gpus(files: Folder) -> None:
-    profile = NEWER.replace("gpus_per_node", "# gpus_per_node") + "gpus_per_node: 0\n"
-    job = SERVERS + "    generation: {servers: 2}\n"
-    phases = "phases: {context: {gpu_type: a100}, generation: {gpus_per_node: 4, gpu_type: h100}}\n"
-    diagnostic = files.diagnostic(job, profile + phases)
-    assert (diagnostic.field, diagnostic.value) == ("phases.context.gpu_type", "a100")
-
-
 def test_phases_of_nodes_are_for_slurm(files: Folder) -> None:
     diagnostic = files.diagnostic(JOB, CLUSTER + "scheduler: local\nphases: {context: {partition: a}}\n")
     assert (diagnostic.field, diagnostic.message) == ("phases", "is for Slurm, but scheduler is local")

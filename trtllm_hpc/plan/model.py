@@ -92,10 +92,9 @@ class Plan:
         return (self,) if self.component is None else self.phases
 
     @property
-    def measures_network(self) -> bool:
-        """Whether the job first measures the network between its nodes."""
-        wanted = self.job.preflight.network != "none" and self.cluster.scheduler == "slurm"
-        return wanted and bool(self.instances.talking)
+    def tries_network(self) -> bool:
+        """Whether the job first tries the network between its nodes."""
+        return self.job.preflight.network != "none" and self.instances.nodes > 1
 
     @property
     def has_proxy(self) -> bool:

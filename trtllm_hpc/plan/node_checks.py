@@ -55,7 +55,7 @@ def wanted_of(plan: Plan, checked: Plan) -> Wanted:
         gpus_per_node=layout.gpus_per_node if cluster.gpu_request != "none" else 0,
         ranks=layout.world_size,
         nodes=layout.nodes,
-        measures_network=checked.measures_network,
+        tries_network=checked.tries_network,
         network_interface=cluster.network_interface,
         haproxy=cluster.haproxy if plan.has_proxy else None,
         mpi=None if cluster.mpi == "mpirun" else cluster.mpi,

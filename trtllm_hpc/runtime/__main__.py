@@ -197,7 +197,7 @@ _LAST_JOB: _Options = {"--job": {**_TEXT, "dest": "job_id"}, "--state": {"defaul
 """The job before this one, and its state in Slurm."""
 _ADDRESS = {"--interface": _MAYBE_TEXT, "--loopback": _FLAG}
 _PROXY = {"--program": _MAYBE_TEXT, "--kinds": {"default": ""}, **_ADDRESS}
-_NETWORK = {"--first": _NUMBER, "--interface": _MAYBE_TEXT, "--minimum": _MAYBE_SECONDS}
+_NETWORK = {"--first": _NUMBER, "--interface": _MAYBE_TEXT}
 _PROGRAM: _Options = {"command": {"nargs": argparse.REMAINDER}}
 
 
@@ -267,12 +267,12 @@ COMMANDS = {
         | {"--without-mpi": _FLAG},
     ),
     "network": _Command(
-        "measure the network between nodes",
+        "try the network between nodes",
         "network:check_network",
-        _NETWORK | {"--talking": _TEXT, "--nodes": _NUMBER},
+        _NETWORK | {"--nodes": _NUMBER},
     ),
     "nccl": _Command(
-        "measure NCCL between the ranks of servers",
+        "join the ranks of servers by NCCL",
         "nccl:check_ranks",
         _NETWORK
         | _of(_TEXT, "--worlds", "--address")

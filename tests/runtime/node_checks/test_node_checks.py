@@ -15,10 +15,11 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime import served_model
 from trtllm_hpc.runtime.caches import CACHES, TOP
 from trtllm_hpc.runtime.node_checks.child import run_child
-from trtllm_hpc.runtime.node_checks.host import look_at_host, network_between
+from trtllm_hpc.runtime.node_checks.host import look_at_host, network_tried
 from trtllm_hpc.runtime.node_checks.image import look_at_image
 from trtllm_hpc.runtime.node_checks.records import Wanted, read_found, write_found
 from trtllm_hpc.runtime.node_checks.run import UNATTENDED_VARIABLE, wait_until_unattended
+from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.served_model import VOCABULARY, VOCABULARY_VARIABLE
 from trtllm_hpc.runtime.servers.triton import find_server
 
@@ -181,7 +182,36 @@ def test_a_job_ends_some_time_after_nobody_waits_for_it(
     assert now == [8]
 
 
-def test_a_network_without_pairs_was_not_measured(tmp_path: Path) -> None:
-    RunPaths(tmp_path).network.write_text('{"ranks": {"links": []}}')
-    found = network_between(RunPaths(tmp_path), "ranks of a node")
-    assert found.message == "the network between ranks of a node was not measured"
+@pytest.mark.parametrize(
+    ("event", "state", "message"),
+    [
+        (
+            ("nccl_ok", {"library": "NCCL 2.28", "gb_per_s": {"0,1": 226.14}}),
+            "ok",
+            "ranks of a node reach each other: 226.14 GB/s (NCCL 2.28)",
+        ),
+        (
+            ("preflight_warning", {"warning": "network: between ranks: NCCL is not tried: no torch"}),
+            "unknown",
+            "between ranks: NCCL is not tried: no torch",
+        ),
+        (
+            ("preflight_failed", {"reason": "network: between ranks: rank 1 (n2): an all-reduce fails"}),
+            "fail",
+            "between ranks: rank 1 (n2): an all-reduce fails",
+        ),
+        (
+            ("preflight_failed", {"reason": "network: n1 and n2 cannot talk: timed out"}),
+            "unknown",
+            "whether ranks of a node reach each other is not known",
+        ),
+    ],
+)
+def test_what_an_earlier_step_has_found_in_the_network(
+    tmp_path: Path, event: tuple[str, dict[str, Any]], state: str, message: str
+) -> None:
+    paths = RunPaths(tmp_path)
+    paths.events.mkdir()
+    add_event(paths, "serve", event[0], **event[1])
+    found = network_tried(paths, "nccl_ok", "ranks of a node")
+    assert (found.state, found.message) == (state, message)

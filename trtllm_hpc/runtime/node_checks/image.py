@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
+from trtllm_hpc.errors import Diagnostic, fail, ok, unknown
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import alone
 from trtllm_hpc.runtime.caches import CACHES, OF_HOME, TOP
@@ -46,7 +46,6 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> Findings:
         "image-versions": ok(f"the image has {listed or 'no package and no library that is asked for'}"),
         "image-release": None if wanted.release is None else planned_version(wanted.release, release),
         "image-numpy": None if wanted.has_tensorrt_llm else wheel_numpy(),
-        "image-home": _home(),
         "image-caches": _caches(),
         "image-vocabulary": _vocabulary(wanted),
         "image-launcher": _launcher(wanted),
@@ -88,17 +87,6 @@ def _writable(folder: Path) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-def _home() -> Diagnostic:
-    home = Path.home()
-    if (why := _writable(home)) is None:
-        return ok(f"the home in the container, {home}, is writable")
-    return warn(
-        f"the home in the container, {home}, is not writable ({why}): libraries that keep files in ~ fail",
-        "TensorRT-LLM's caches have folders of their own (check image-caches); for others set HOME in the "
-        "profile's environment",
-    )
 
 
 def _caches() -> Diagnostic | None:
@@ -220,7 +208,7 @@ def _import_hint(why: str) -> str:
     if "No module named 'tensorrt_llm'" in why:
         return "name an image with TensorRT-LLM as container.image in the profile"
     if "Read-only" in why or "Permission" in why:
-        return "something writes where the container may not: see the checks image-home and image-caches"
+        return "something writes where the container may not: see the check image-caches"
     return "trtllm-hpc explain knows many such messages; --keep keeps this check's logs"
 
 

@@ -40,8 +40,8 @@ class Wanted(JsonRecord):
     ranks: int = 2
     """Tasks of the ranks' step."""
     nodes: int = 1
-    measures_network: bool = False
-    """Whether the job has measured the network between the nodes."""
+    tries_network: bool = False
+    """Whether the job has tried the network between its nodes."""
     network_interface: str | None = None
     haproxy: str | None = None
     """``None``: the run has no proxy."""

@@ -7,10 +7,11 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime import nccl
 from trtllm_hpc.runtime.alone import alone
 from trtllm_hpc.runtime.node import step_tasks
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, run_child
-from trtllm_hpc.runtime.node_checks.host import network_between
+from trtllm_hpc.runtime.node_checks.host import network_tried
 from trtllm_hpc.runtime.node_checks.image import _import_hint
 from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
 
@@ -30,9 +31,8 @@ def look_at_step(paths: RunPaths, wanted: Wanted, part: str) -> Findings:
     facts = dict(outcome.steps)
     if part == "ranks":
         found["ranks-joined"] = _joined(outcome, wanted)
-        found["ranks-bandwidth"] = network_between(
-            paths, "two nodes" if wanted.nodes > 1 else "ranks of a node"
-        )
+        whom = "ranks of two nodes" if wanted.nodes > 1 else "ranks of a node"
+        found["ranks-nccl"] = network_tried(paths, nccl.EVENT, whom)
     return found, facts
 
 
