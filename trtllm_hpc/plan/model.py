@@ -50,10 +50,8 @@ class Plan:
     """In order; the output of the last is the engine. Empty when no engine is built."""
     repository: tuple[RepositoryModel, ...] | RepositoryRecipe
     """Models with templates of our own (the reference backend), or how to fill upstream's."""
-    templates: str | None
-    """Folder of upstream's templates on this machine; ``None``: the job takes the container's."""
     all_models: str | None
-    """Where the container has them."""
+    """Where the container has upstream's templates."""
     stages: tuple[Stage, ...]
     """In the order of submission."""
     served_engines: tuple[ServedEngine, ...]
@@ -225,7 +223,7 @@ class Plan:
     @property
     def fills_repository_in_job(self) -> bool:
         """Whether the repository is made by the serve stage's first step."""
-        return isinstance(self.repository, RepositoryRecipe) and self.templates is None
+        return isinstance(self.repository, RepositoryRecipe)
 
     @property
     def record(self) -> PlanRecord:

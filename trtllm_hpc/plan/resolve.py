@@ -27,14 +27,12 @@ def make_plan(
     python: str,
     *,
     engines_folder: str | None = None,
-    templates: str | None = None,
 ) -> Plan:
     """Resolve a job file and a profile into a plan, which depends on these arguments only.
 
     Args:
         python: the interpreter to use on the nodes when the profile names none.
         engines_folder: the cache of engines; by default ``engines`` beside the folder of runs.
-        templates: folder of upstream's model templates, if this machine has the image's.
 
     The rules have judged both files: what they refuse is not looked for again.
     """
@@ -65,7 +63,6 @@ def make_plan(
         engine_found=None,
         build_steps=build.steps,
         repository=backend.repository(served, paths),
-        templates=templates,
         all_models=cluster.container.all_models
         or (release.paths.all_models if release is not None else None),
         stages=make_stages(job, cluster, instances, paths, builds=bool(build.steps)),
