@@ -134,22 +134,6 @@ class Instances:
             nodes.setdefault(self.first_node(instance), []).append(instance)
         return nodes
 
-    @property
-    def worlds(self) -> str:
-        """Ranks of each server that has several, by their numbers among all tasks of the job: ``0,1 2,3``."""
-        size, before, found = self.layout.world_size, 0, list[list[int]]()
-        if not self.groups:
-            found = [[*range(one * size, (one + 1) * size)] for one in range(self.count)]
-        for group in self.groups:
-            on, own = _allocation(self.groups if group.component is None else (group,)), group.layout
-            for one in group.servers:
-                firsts = (
-                    on.ranks_per_node * (one.first_node + it) + one.first_gpu for it in range(own.nodes)
-                )
-                found.append([before + first + it for first in firsts for it in range(own.ranks_per_node)])
-            before += 0 if group.component is None else on.world_size
-        return " ".join(",".join(map(str, ranks)) for ranks in found if len(ranks) > 1)
-
 
 def seats(instances: Instances) -> list[str]:
     """Return in words where each server of a disaggregated run is."""

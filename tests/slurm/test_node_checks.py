@@ -80,13 +80,12 @@ def test_a_healthy_site_has_no_fault(site: Site) -> None:
     assert set(wrong) <= {
         "node-gpus",
         "node-locked-memory",
-        "ranks-nccl",
     }, wrong
     assert "fail" not in outcomes(wrong), wrong
     for part in ("build", "front", "ranks"):
         assert found.get(f"import-{part}", {"state": "ok"})["state"] == "ok"
     assert "joins 2 ranks on sbx" in found["ranks-joined"]["message"]
-    assert "ranks of two nodes" in found["ranks-nccl"]["message"] or found["ranks-nccl"]["state"] == "unknown"
+    assert "joins the ranks: an all-reduce of" in found["ranks-nccl"]["message"]
     assert found["node-network"]["message"] == "the nodes reach each other"
     assert "front.yaml" in found["image-parsers"]["message"]
     record = json.loads(bundle.read_text())

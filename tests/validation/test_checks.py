@@ -358,14 +358,6 @@ def test_links_that_lead_out_of_what_is_mounted(
     assert found == ("fail" if absolute else "ok")
 
 
-def test_a_mount_whose_source_is_not_there(checked: Checked, model: Path) -> None:
-    missing = {**PYXIS, "mounts": [f"{model}/nowhere:/data:ro"]}
-    outcome = checked(cluster={"container": missing})["mount-sources"]
-    assert outcome.state == "warn" and "nowhere does not exist" in outcome.message
-    there = {**PYXIS, "mounts": [f"{model}:/data:ro"]}
-    assert state(checked(cluster={"container": there}), "mount-sources") == "ok"
-
-
 def test_a_mounted_model_is_read_where_it_really_is(checked: Checked, model: Path) -> None:
     mounted = {**PYXIS, "mounts": [f"{model.parent}:/models:ro"]}
     rows = checked(

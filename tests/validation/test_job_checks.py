@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.tensorrt_llm.memory_models import LLAMA_3_8B, LLAMA_3_70B
@@ -150,21 +149,6 @@ def test_limits_that_only_a_streamed_answer_has(checked: Checked) -> None:
     del asks["streaming"]
     openai = {"backend": "pytorch", "tensorrt_llm_version": "1.2.1"}
     assert state(checked(companion={"benchmark": asks}, engine=openai), "slo") == "ok"
-
-
-def test_the_adapters_of_a_workload(checked: Checked, tmp_path: Path) -> None:
-    folder, engine = tmp_path / "adapter", {"max_lora_rank": 8}
-    asks = {"benchmark": {"workload": {"lora": [{"directory": str(folder)}]}}}
-    assert "lora-adapters" not in checked()
-    outcome = checked(engine=engine, companion=asks)["lora-adapters"]
-    assert outcome.state == "warn" and "is not on this machine" in outcome.message and outcome.hint
-    folder.mkdir()
-    says(checked(engine=engine, companion=asks), "lora-adapters", "it has no model.lora_weights.npy")
-    np.save(folder / "model.lora_weights.npy", np.zeros((1, 1, 4), np.float16))
-    np.save(folder / "model.lora_config.npy", np.array([[[1, 0, 8]]], np.int32))
-    assert state(checked(engine=engine, companion=asks), "lora-adapters") == "ok"
-    found = checked(engine={"max_lora_rank": 4}, companion=asks)
-    says(found, "lora-adapters", "an adapter has rank 8, and the engine takes ranks up to 4")
 
 
 def test_the_file_of_a_workload(checked: Checked, tmp_path: Path) -> None:

@@ -277,10 +277,9 @@ class Serve(Section):
 class Preflight(Section):
     """What is checked on the nodes before the server starts."""
 
-    network: Literal["sockets", "nccl", "none"] = "sockets"
+    network: Literal["sockets", "none"] = "sockets"
     """``sockets``: the nodes of a job exchange packets by TCP, in a second; a pair that cannot talk ends the
-    job. ``nccl``: then also the ranks of each server exchange data by NCCL; this imports PyTorch on each
-    rank."""
+    job."""
 
 
 class Request(Section):

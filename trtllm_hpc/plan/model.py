@@ -17,7 +17,7 @@ from trtllm_hpc.layout import Instances, Layout, ServerGroup
 from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.plan.mounts import all_mounts, is_below, outside
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
-from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
 from trtllm_hpc.runtime.proxy import OPENAI_KINDS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -189,11 +189,6 @@ class Plan:
     def stage(self, name: str) -> Stage | None:
         """The stage of that name, or ``None`` if this run has none."""
         return next((stage for stage in self.stages if stage.name == name), None)
-
-    @property
-    def repository_models(self) -> tuple[RepositoryModel, ...] | tuple[ModelRecipe, ...]:
-        """The models of the repository, with either kind of template."""
-        return self.repository.models if isinstance(self.repository, RepositoryRecipe) else self.repository
 
     @property
     def mounts(self) -> tuple[str, ...]:

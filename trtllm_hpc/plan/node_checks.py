@@ -48,8 +48,6 @@ def wanted_of(plan: Plan, checked: Plan) -> Wanted:
         programs=[list(words) for words in _programs(plan)],
         launcher=plan.server.spec.launcher,
         serve={role: expand(spec.leader[1:], _ADDRESS) for role, spec in _serve_specs(plan)},
-        model=plan.server.spec.model,
-        tokenizer=plan.server.spec.tokenizer,
         model_yaml=next((text for it in models for name, text in it.files.items() if name == _YAML), None),
         front=[] if plan.front is None else [*plan.front.command[1:], front_file],
         gpus_per_node=layout.gpus_per_node if cluster.gpu_request != "none" else 0,

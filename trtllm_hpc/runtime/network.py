@@ -26,7 +26,7 @@ from trtllm_hpc.runtime.checks import report
 from trtllm_hpc.runtime.node import own_address, remove_of_ended_jobs, task_number
 from trtllm_hpc.runtime.records import try_event
 
-EVENT = "network_ok"
+NETWORK_OK = "network_ok"
 """Name of the event that all nodes have reached each other."""
 _MEETING = "TRTLLM_HPC_MEETING"
 """Environment variable with the place where the nodes meet, on the first node: ``address port key``."""
@@ -54,13 +54,13 @@ def check_network(paths: RunPaths, options: Namespace) -> int:
             Thread(target=_lead, args=(paths, options.nodes, meeting, key), daemon=True).start()
         faults = _follow(address, int(port), hello)
     except OSError as error:  # the first node cannot report this
-        return refuse_network(paths, [f"{host} and the first node, {address}, cannot talk: {error}"])
+        return _refuse(paths, [f"{host} and the first node, {address}, cannot talk: {error}"])
     if hello["number"]:  # the first node reports what was found
         return ExitCode.START if faults else ExitCode.OK
-    return refuse_network(paths, faults)
+    return _refuse(paths, faults)
 
 
-def refuse_network(paths: RunPaths, faults: Iterable[str]) -> int:
+def _refuse(paths: RunPaths, faults: Iterable[str]) -> int:
     """Report faults of the network; returns the exit code, 0 without any."""
     return report(paths, [Diagnostic("", f"network: {fault}") for fault in faults])
 
@@ -142,7 +142,7 @@ def _lead(paths: RunPaths, count: int, meeting: socket.socket, key: str) -> None
         here = ", ".join(sorted(hello["host"] for hello, _ in nodes))
         faults = [f"only {len(nodes)} of {count} nodes came within {_ARRIVAL_S:.0f} s: {here}"]
     if not faults:
-        try_event(paths, "serve", EVENT, nodes=count)
+        try_event(paths, "serve", NETWORK_OK, nodes=count)
     for _, stream in reversed(nodes):  # this process ends with the last answer, its own
         with suppress(OSError):  # its task has ended
             _say(stream, {"faults": faults})

@@ -271,16 +271,3 @@ def _links_out_of_mounts(path: str, here: Path, targets: Sequence[str]) -> Itera
             target = os.path.normpath(inside.parent / file.readlink())
             if not is_below(target, targets):
                 yield str(inside), target
-
-
-@CHECKS.add("mount-sources")
-def mount_sources(context: Context) -> Diagnostic | None:
-    """A container does not start if a mount's source is missing."""
-    if context.cluster.container.image is None:
-        return None
-    for mount in context.cluster.container.mounts:
-        source = Path(mount.partition(":")[0])
-        if not os.path.lexists(source):
-            message = f"{source} does not exist on this machine; a container does not start without it"
-            return warn(message, "fix container.mounts in the profile, unless the nodes see it")
-    return ok("the sources of the profile's mounts are there")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.hub import HUB_NAME, record_of
-from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, unknown, warn
+from trtllm_hpc.errors import ConfigError, Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
 from trtllm_hpc.validation.context import Checks, Context
@@ -107,30 +107,6 @@ def workload_file(context: Context) -> Diagnostic | None:
     except ConfigError as error:
         return _misread(error)
     return ok(f"the benchmark's workload is {file}")
-
-
-@CHECKS.add("lora-adapters", of_job=True)
-def lora_adapters(context: Context) -> Diagnostic | None:
-    """The adapters can be read; the companion reads them on its node, which may see other folders."""
-    named = (adapter.directory for _, adapter in context.job.named_adapters)
-    folders = dict.fromkeys(Path(folder) for folder in named if folder is not None)
-    if not folders:
-        return None
-    from trtllm_hpc.client.lora import read_adapter
-
-    absent = [folder for folder in folders if not folder.exists()]
-    if absent:
-        message = f"the LoRA adapter {absent[0]} is not on this machine"
-        return warn(message, "check that the companion's node can read that folder")
-    try:
-        highest = max(read_adapter(folder, task_id=0).rank for folder in folders)
-    except RequestFailed as error:
-        return fail(error.message.rstrip("."), error.hint or "name another folder")
-    taken = context.job.engine.max_lora_rank
-    if context.job.engine.directory is None and highest > taken:
-        message = f"an adapter has rank {highest}, and the engine takes ranks up to {taken}"
-        return fail(message, f"set engine.max_lora_rank to {highest}")
-    return ok(f"the LoRA adapters can be read; their highest rank is {highest}")
 
 
 @CHECKS.add("evaluation", of_job=True)

@@ -47,16 +47,6 @@ def prompt_leaves_room(job: JobFile) -> Diagnostics:
 
 
 @RULES.add
-def steps_hold_a_batch(job: JobFile) -> Diagnostics:
-    """A step computes at least one token for every running request."""
-    tokens, batch = job.engine.max_num_tokens, job.engine.max_batch_size
-    if tokens is not None and batch is not None and tokens < batch:
-        message = f"a step of {tokens} tokens is too short for a batch of {batch} requests, a token each"
-        hint = f"set engine.max_num_tokens to {batch} or more, or lower engine.max_batch_size"
-        yield in_job("conflict", "engine.max_num_tokens", message, hint, tokens)
-
-
-@RULES.add
 def cache_holds_a_request(job: JobFile) -> Diagnostics:
     """The KV cache has room for the longest request, which could never run otherwise."""
     budget, longest = job.kv_cache.max_tokens, job.engine.longest_request

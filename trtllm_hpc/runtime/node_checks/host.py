@@ -10,8 +10,8 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime import nccl, network
 from trtllm_hpc.runtime.checks import full_file_system, locked_memory, shared_memory, transports
+from trtllm_hpc.runtime.network import NETWORK_OK
 from trtllm_hpc.runtime.node import interface_address, locked_memory_kib, query_gpus, shm_free_gib
 from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
 from trtllm_hpc.runtime.process import output_of
@@ -29,7 +29,7 @@ def look_at_host(paths: RunPaths, wanted: Wanted) -> Findings:
         "node-haproxy": _haproxy(wanted, facts),
         "node-mpi-plugin": _mpi_plugin(wanted, facts),
         "node-interface": _interface(wanted, facts),
-        "node-network": network_tried(paths, network.EVENT, "the nodes") if wanted.tries_network else None,
+        "node-network": _network(paths) if wanted.tries_network else None,
         "node-transports": transports(facts["host"], os.environ),
         "node-gpus": _gpus(wanted, facts),
         "node-shared-memory": shared_memory(facts["host"], shm_free_gib(), wanted.ranks // wanted.nodes or 1),
@@ -87,25 +87,18 @@ def _interface(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
     return fail(f"{message} (it has: {', '.join(present)})", "set network_interface in the cluster profile")
 
 
-def network_tried(paths: RunPaths, ok_event: str, whom: str) -> Diagnostic:
-    """Judge what an earlier step has found in the network between ``whom``: its event, or its faults."""
-    of_ranks = ok_event == nccl.EVENT
+def _network(paths: RunPaths) -> Diagnostic:
+    """Judge what the step before has found in the network between the nodes."""
     faults = list[str]()
     for event in read_events(paths):
-        if event.name == ok_event:
-            rates = event.data.get("gb_per_s") or {}
-            figures = f": {min(rates.values()):.2f} GB/s ({event.data['library']})" if rates else ""
-            return ok(f"{whom} reach each other{figures}")
-        text = str(event.data.get("reason") or event.data.get("warning") or "")
-        if text.startswith("network: ") and (nccl.BETWEEN in text) == of_ranks:
-            faults.append(text.removeprefix("network: "))
-            if event.name == "preflight_warning":
-                return unknown(faults[0])
+        if event.name == NETWORK_OK:
+            return ok("the nodes reach each other")
+        if event.name == "preflight_failed":
+            faults.append(str(event.data["reason"]).removeprefix("network: "))
     if faults:
-        hint = "set network_interface in the profile; NCCL_DEBUG=INFO in its environment shows what NCCL does"
-        return fail("; ".join(faults), hint)
+        return fail("; ".join(faults), "set network_interface in the profile, or ask your site")
     hint = "run the same command with --keep, then read logs/preflight_*.out"
-    return unknown(f"whether {whom} reach each other is not known", hint)
+    return unknown("whether the nodes reach each other is not known", hint)
 
 
 def _gpus(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
