@@ -135,24 +135,6 @@ class Instances:
         return nodes
 
 
-def seats(instances: Instances) -> list[str]:
-    """Return in words where each server of a disaggregated run is."""
-    found = []
-    for group in instances.groups:
-        one = group.layout
-        whose = "" if group.component is None else f"{group.role} "
-        for server in group.servers:
-            last_node = server.first_node + one.nodes - 1
-            several = f"{whose}nodes {server.first_node}-{last_node}"
-            nodes = several if one.nodes > 1 else f"{whose}node {server.first_node}"
-            ranks = f"{one.world_size} rank{'s' * (one.world_size > 1)}"
-            last_gpu = server.first_gpu + one.gpus_per_node - 1
-            gpus = f"{server.first_gpu}-{last_gpu}" if one.gpus_per_node > 1 else f"{server.first_gpu}"
-            on_gpus = f", GPU{'s' * (one.gpus_per_node > 1)} {gpus}" if one.gpus_per_node else ""
-            found.append(f"{group.role} server {server.number}: {ranks} on {nodes}{on_gpus}")
-    return found
-
-
 def _allocation(groups: tuple[ServerGroup, ...]) -> Layout:
     """Return nodes that are alike, each large enough for the fullest."""
     ranks: dict[int, int] = {}

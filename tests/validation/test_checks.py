@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,6 @@ def test_a_good_job_fails_nowhere(checked: Checked) -> None:
 
 
 # Slurm -------------------------------------------------------------------------------------------
-
-
-def test_slurm_that_offers_everything(checked: Checked, slurm: Callable[..., None]) -> None:
-    slurm()
-    rows = checked(needs=ALL, cluster={"partition": "gpu"})
-    assert [state(rows, name) for name in ("slurm-commands", "slurm-controller", "partition")] == ["ok"] * 3
-    assert "4 nodes of 8 GPUs" in rows["partition"].message
 
 
 def test_the_type_of_the_gpus_is_one_of_the_partitions(checked: Checked, slurm: Callable[..., None]) -> None:
@@ -86,9 +78,7 @@ def test_a_controller_that_does_not_answer_fails_by_itself(
     ("offers", "mpi", "found", "words"),
     [
         ("echo pmi2", "pmix", "warn", "no MPI plugin 'pmix'; it offers pmi2. Open MPI's mpirun joins"),
-        ("echo none", "pmix", "warn", "it offers none"),
         ("echo none", "pmi2", "fail", "no MPI plugin 'pmi2'"),
-        ("echo none", "mpirun", "ok", "mpirun joins the ranks"),
         ("echo pmix_v4; echo pmi2", "pmix", "fail", "it offers pmix_v4, pmi2"),
         ("echo pmi2", "pmi2", "warn", "by PMIx, but the profile says pmi2"),
         ("echo pmix", "pmix", "ok", "offers the MPI plugin pmix"),
@@ -127,7 +117,6 @@ GPU_PARTITION = (
             {"serve": {"nodes": 4}},
             "asks for 4 nodes, but the partition 'gpu' gives a job at most 3",
         ),
-        ("MaxNodes=1", {"serve": {"nodes": 2}}, "gives a job at most 1 node"),
         ("MaxTime=00:30:00", {"serve": {"time_limit_minutes": 300}}, "asks for 300 minutes, but"),
         ("MaxTime=00:30:00", {"build": {"time_limit_minutes": 31}}, "stage build asks for 31 minutes"),
         ("AllowAccounts=a,b", {}, "does not take the account 'mine'"),
@@ -174,16 +163,6 @@ def test_limits_that_are_kept_or_not_known(checked: Checked, slurm: Callable[...
     assert state(checked(needs=(LIMITS,)), "partition-limits") == "unknown"
 
 
-def test_a_partition_that_is_not_there_or_too_small(checked: Checked, slurm: Callable[..., None]) -> None:
-    slurm()
-    says(checked(needs=ALL, cluster={"partition": "big"}), "partition", "no partition 'big'", "cpu, gpu")
-    says(
-        checked(needs=ALL, cluster={"partition": "cpu"}),
-        "partition",
-        "has 0 GPUs, but the profile says 8",
-    )
-
-
 PHASES = {
     "engine": {"backend": "pytorch", "max_input_len": None},
     "model": {"path": "/models/llama", "synthetic": None},
@@ -191,60 +170,39 @@ PHASES = {
 }
 
 
-def test_the_partitions_of_both_phases_are_judged(checked: Checked, slurm: Callable[..., None]) -> None:
+def test_each_partition_is_judged_under_its_own_key(checked: Checked, slurm: Callable[..., None]) -> None:
     slurm(limits=GPU_PARTITION)
 
-    def found(**phases: Any) -> dict[str, Any]:
-        return checked(needs=ALL, **PHASES, cluster={"partition": "gpu", "phases": phases})
+    def found(check: str, **cluster: Any) -> Any:
+        return checked(needs=ALL, **PHASES, cluster={"partition": "gpu", **cluster})[check]
 
-    assert "4 nodes of 8 GPUs" in found(context={"gpus_per_node": 4})["partition"].message
-    missing = found(generation={"partition": "big"})["partition"]
-    assert (
-        "no partition 'big'" in missing.message
-        and missing.hint
-        == "set phases.generation.partition in the profile, or --set cluster.phases.generation.partition=NAME"
-    )
-    small = found(generation={"partition": "cpu"})["partition"]
-    assert "'cpu' has 0 GPUs" in small.message and "set phases.generation.gpus_per_node to 0" in (
+    assert "4 nodes of 8 GPUs" in found("partition", phases={"context": {"gpus_per_node": 4}}).message
+    missing = found("partition", phases={"generation": {"partition": "big"}})
+    assert "no partition 'big'; you may see cpu, gpu" in missing.message
+    assert (missing.hint or "").startswith("set phases.generation.partition in the profile, or --set")
+    small = found("partition", phases={"generation": {"partition": "cpu"}})
+    assert "'cpu' has 0 GPUs" in small.message and "phases.generation.gpus_per_node to 0" in (
         small.hint or ""
     )
+    limits = found("partition-limits", phases={"generation": {"partition": "elsewhere"}})
+    assert "the phase context of stage serve asks for 4 nodes" in limits.message
     alone = {"partition": "cpu,gpu", "companion_partition": "none"}
     says(checked(needs=ALL, cluster=alone), "partition", "no partition 'none'")
-    assert state(checked(needs=ALL, cluster={"partition": "cpu,gpu"}), "partition") == "ok"
-    there = {"partition": "gpu"}
-    apart = checked(
-        needs=ALL, **PHASES, cluster={"partition": "cpu", "phases": {"context": there, "generation": there}}
-    )
-    assert state(apart, "partition") == "ok", "the server does not use the profile's own partition"
     other = checked(needs=ALL, cluster={"partition": "gpu", "phases": {"generation": {"partition": "big"}}})
     assert state(other, "partition") == "ok", "the job has no phases"
-    limits = found(generation={"partition": "elsewhere"})["partition-limits"]
-    assert "the phase context of stage serve asks for 4 nodes" in limits.message
-    assert (
-        limits.hint
-        == "lower serve.disaggregated.context.servers, or set phases.context.partition in the profile"
-    )
 
 
-@pytest.mark.parametrize(
-    ("gres", "words"),
-    [
-        ("gpu:4", "has 2 nodes of 4 GPUs, claimed: there is no GPU behind them"),
-        ("gpu:real:1", "has 2 nodes of 1 GPU, the machine's own"),
-        ("(null)", "has 2 nodes of 0 GPUs"),
-    ],
-)
 def test_a_sandbox_says_whether_its_gpus_are_real(
-    checked: Checked, slurm: Callable[..., None], monkeypatch: pytest.MonkeyPatch, gres: str, words: str
+    checked: Checked, slurm: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slurm(sinfo=f"echo 'batch*|2|{gres}|16|4000|infinite'")
+    slurm(sinfo="echo 'batch*|2|gpu:4|16|4000|infinite'")
     monkeypatch.setattr(os, "access", lambda *_: True)
     monkeypatch.setattr(Path, "is_file", lambda *_: True)
     sandbox = {"slurm_conf": "/run/trtllm-hpc/x/slurm.conf", "partition": "batch"}
     row = checked(needs=ALL, cluster={**sandbox, "gpus_per_node": 0})["partition"]
-    assert row.state == "ok" and row.message.endswith(words)
+    assert row.message.endswith("has 2 nodes of 4 GPUs, claimed: there is no GPU behind them")
     row = checked(needs=ALL, cluster={**sandbox, "gpus_per_node": 8})["partition"]
-    assert row.state == "fail" and "--set cluster.gpus_per_node=" in (row.hint or "")
+    assert row.state == "fail" and "--set cluster.gpus_per_node=4" in (row.hint or "")
 
 
 PYXIS = {"runtime": "pyxis", "image": "/images/24.12-trtllm.sqsh", "examples": "/examples"}
@@ -264,9 +222,7 @@ def test_pyxis(checked: Checked, slurm: Callable[..., None]) -> None:
         ("include more.d/*.conf", "global", "ok"),
         ("required /usr/lib/spank_pyxis.so", "job", "fail"),
         ("required /usr/lib/spank_pyxis.so container_scope=job", "global", "warn"),
-        ("optional /usr/lib/other.so\n# required /usr/lib/spank_pyxis.so", "job", "unknown"),
         ("include /nowhere/*", "job", "unknown"),
-        ("required /usr/lib/spank_pyxis.so", "step", None),
     ],
 )
 def test_how_long_pyxis_keeps_containers(
@@ -301,27 +257,11 @@ def test_folders_that_every_machine_has_for_itself(
     assert state(checked(cluster=local), "runs-folder-shared") == "ok"
 
 
-def test_the_python_that_submits_must_be_shared_too(checked: Checked) -> None:
-    folder = str(Path(sys.executable).resolve().parent)
-    says(checked(cluster={"node_local_folders": [folder]}), "runs-folder-shared", "cannot see")
-
-
-def test_the_type_of_a_file_system_is_that_of_the_innermost_mount() -> None:
-    assert file_system_checks._file_system("/proc/self/status") == "proc"
-    assert file_system_checks._file_system("/process") not in ("", "proc")
-
-
 def test_folders_that_cannot_be_made(checked: Checked, tmp_path: Path) -> None:
     rows = checked()
     assert state(rows, "runs-folder") == state(rows, "engines-folder") == "ok"
     (tmp_path / "runs").write_text("a file")
     says(checked(), "runs-folder", "is no folder")
-
-
-@pytest.mark.skipif(os.getuid() == 0, reason="root writes everywhere")
-def test_folders_that_are_closed(checked: Checked, tmp_path: Path) -> None:
-    tmp_path.chmod(0o555)
-    says(checked(), "runs-folder", "cannot be written to")
 
 
 def test_images(checked: Checked, tmp_path: Path) -> None:

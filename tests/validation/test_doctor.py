@@ -52,13 +52,6 @@ def test_doctor_of_a_bad_job_has_the_exit_code_of_bad_jobs(types: Types) -> None
     assert "1 failed" in output.splitlines()[-1]
 
 
-def test_doctor_of_a_job_that_does_not_load_tells_its_diagnostics(types: Types, home: Path) -> None:
-    (home / "wrong.yaml").write_text("name: wrong\nengin: {}\n")
-    code, _, errors = types("doctor", "wrong.yaml", "--cluster", "local")
-    assert code == ExitCode.CONFIG and "engin" in errors
-    assert "trtllm-hpc doctor wrong.yaml --cluster local" in errors
-
-
 def test_doctor_for_programs(types: Types) -> None:
     code, output, _ = types("doctor", "good.yaml", "--cluster", "local", "--json")
     record = documented("doctor", output)
@@ -125,13 +118,6 @@ def test_doctor_ignores_what_submit_ignores(types: Types, home: Path) -> None:
     assert code == 0 and "warn" in row and "(ignored)" in row
     code, _, errors = types("doctor", "dummy.yaml", "--cluster", "local", "--ignore", "model-fils")
     assert code == ExitCode.CONFIG and "no check is called 'model-fils'" in errors
-
-
-def test_a_check_that_is_not_there_cannot_be_ignored(fake_slurm: FakeSlurm, types: Types) -> None:
-    words = ("submit", "good.yaml", "--cluster", "./here.yaml", "--ignore", "sloo")
-    code, _, errors = types(*words)
-    assert code == ExitCode.CONFIG and "no check is called 'sloo'" in errors
-    assert "slo" in errors and fake_slurm.jobs == {}
 
 
 def test_render_only_warns(types: Types, home: Path) -> None:

@@ -158,26 +158,8 @@ def test_the_file_of_a_workload(checked: Checked, tmp_path: Path) -> None:
     assert outcome.state == "warn" and "is not on this machine" in outcome.message and outcome.hint
     file.write_text('[{"prompt": "why?"}]')
     assert state(checked(companion=asks), "workload-file") == "ok"
-    assert "workload-file" not in checked()
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "words"),
-    [
-        ("dataset", '{"prompt": "why?"}\n{"prompt": 3}\n', ":2: prompt must be text"),
-        ("trace", '{"timestamp": 1, "prompt": "a"}\n{"prompt": "b"}\n', ":2: has no time"),
-        ("trace", '{"timestamp": 1, "input_length": 9, "output_length": "x"}\n', ":1: output_length must"),
-    ],
-)
-def test_a_workload_that_cannot_be_read_is_told_before_there_is_a_server(
-    checked: Checked, tmp_path: Path, kind: str, text: str, words: str
-) -> None:
-    file = tmp_path / "file"
-    file.write_text(text)
-    asks = {"benchmark": {"workload": {"kind": kind, "path": str(file)}}}
-    outcome = checked(companion=asks)["workload-file"]
-    assert (outcome.state, outcome.message.startswith(str(file))) == ("fail", True)
-    assert words in outcome.message and outcome.hint
+    file.write_text('{"prompt": "why?"}\n{"prompt": 3}\n')
+    says(checked(companion=asks), "workload-file", f"{file}:2: prompt must be text")
 
 
 def test_a_model_that_does_not_fit(checked: Checked, model: Path) -> None:

@@ -9,7 +9,7 @@ from trtllm_hpc.backends.base import ServerPlan
 from trtllm_hpc.backends.profile import rank_profile
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.layout import Instances, Layout, one_node, seats
+from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan, staged_model
 from trtllm_hpc.runtime.plan_record import Dependency, Resources, Stage
@@ -68,7 +68,7 @@ def make_plan(
         stages=make_stages(job, cluster, instances, paths, builds=bool(build.steps)),
         served_engines=backend.served_engines(job, paths),
         facts=facts,
-        notes=(*seats(instances), *build.notes, *_proxy_notes(job)),
+        notes=(*build.notes, *_proxy_notes(job)),
     )
 
 
