@@ -155,7 +155,6 @@ NO_DRIVER = edited(
 NO_TENSOR_PARALLEL = edited(
     "commands/serve.py", '@click.option("--tensor_parallel_size", "--tp_size", type=int, default=1)\n', ""
 )
-RENAMED = edited("llmapi/llm_args.py", '_KINDS = {"NGram"', '_KINDS = {"N_Gram"')
 FAULTS = {
     "no driver libraries": Fault("import-ranks", "libcuda.so.1", NO_DRIVER),
     "the front without them": Fault("import-front", "libcuda.so.1", NO_DRIVER, serve=PHASES),
@@ -167,13 +166,11 @@ FAULTS = {
         "ranks-joined", "a world of 1 in a step of 2 tasks", mpi4py("", ALONE)
     ),
     "an option less": Fault("image-parsers", "No such option", NO_TENSOR_PARALLEL),
-    "an option less in the help": Fault("image-options", "--tp_size", NO_TENSOR_PARALLEL),
     "a key less": Fault(
         "image-parsers",
         "max_input_len",
         edited("llmapi/llm_args.py", "max_input_len: int", "max_input_tokens: int"),
     ),
-    "a word that is spelled otherwise": Fault("image-parsers", "NGram", RENAMED),
     "a front that knows no such router": Fault(
         "image-parsers",
         "Unsupported router type: load_balancing",
@@ -193,13 +190,6 @@ FAULTS = {
         "import-ranks",
         "/proc/flashinfer",
         settings=("cluster.environment.FLASHINFER_WORKSPACE_BASE=/proc/flashinfer",),
-    ),
-    "no HAProxy": Fault("node-haproxy", "no /opt/haproxy", settings=("cluster.haproxy=/opt/haproxy",)),
-    "an old HAProxy": Fault(
-        "node-haproxy",
-        "is 2.2.9",
-        program("haproxy-2.2", "echo HAProxy version 2.2.9"),
-        settings=("cluster.haproxy=haproxy-2.2",),
     ),
     "no such interface": Fault(
         "node-interface", "no interface ib9", settings=("cluster.network_interface=ib9",)

@@ -260,7 +260,6 @@ COMMANDS = {
         | {"--component": {"type": int, "default": 0}}
         | {"--engine": {"type": Path, "action": "append", "default": []}}
         | {"--engine-ranks": {"type": int, "action": "append", "default": []}}
-        | {"--paged-context-for": {"dest": "paged_context"}}
         | {"--program": {"action": "append", "default": [], "dest": "programs"}}
         | _of(_MAYBE_TEXT, "--phase", "--release")
         | _of(_MAYBE_FILE, "--tokenizer", "--model")
