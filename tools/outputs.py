@@ -19,7 +19,6 @@ from trtllm_hpc.cli.render import RenderedRun
 from trtllm_hpc.cli.submit import SubmittedRun
 from trtllm_hpc.cli.sweep_run import CheckedSweep
 from trtllm_hpc.cli.sweep_saved import SweepRow
-from trtllm_hpc.cli.templates import FetchedTemplates
 from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
 from trtllm_hpc.evaluation.scores import EvaluationSummary
@@ -75,8 +74,6 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "models list": {"": list[ModelRow]},
     "models fetch": {"": ModelRow},
     "models prune": {"": PrunedList},
-    "templates fetch": {"": FetchedTemplates},
-    "templates show": {"": dict[str, str]},
     "versions": {"": list[Release]},
     "versions show": {"of a release": ReleaseDetails, "of a program of it": Command},
     "sandbox status": {"": Status},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 
 @dataclass(frozen=True)
@@ -134,57 +133,6 @@ class Instances:
         for instance in range(self.count):
             nodes.setdefault(self.first_node(instance), []).append(instance)
         return nodes
-
-    @property
-    def talking(self) -> str:
-        """Nodes of the whole job that will talk: ``0,1`` with each other, ``0,1:2,3`` across."""
-        words = [_span(self.first_node(one), self.layout) for one in range(self.count)]
-        if self.groups:
-            before = {1: self.components[0].nodes}
-            phases = [
-                [_span(before.get(it.component or 0, 0) + one.first_node, it.layout) for one in it.servers]
-                for it in self.groups
-            ]
-            words = [*chain(*phases), ":".join(",".join(dict.fromkeys(phase)) for phase in phases)]
-        return " ".join(word for word in words if {",", ":"} & set(word)) if self.nodes > 1 else ""
-
-    @property
-    def worlds(self) -> str:
-        """Ranks of each server that has several, by their numbers among all tasks of the job: ``0,1 2,3``."""
-        size, before, found = self.layout.world_size, 0, list[list[int]]()
-        if not self.groups:
-            found = [[*range(one * size, (one + 1) * size)] for one in range(self.count)]
-        for group in self.groups:
-            on, own = _allocation(self.groups if group.component is None else (group,)), group.layout
-            for one in group.servers:
-                firsts = (
-                    on.ranks_per_node * (one.first_node + it) + one.first_gpu for it in range(own.nodes)
-                )
-                found.append([before + first + it for first in firsts for it in range(own.ranks_per_node)])
-            before += 0 if group.component is None else on.world_size
-        return " ".join(",".join(map(str, ranks)) for ranks in found if len(ranks) > 1)
-
-
-def _span(first: int, layout: Layout) -> str:
-    return ",".join(map(str, range(first, first + layout.nodes)))
-
-
-def seats(instances: Instances) -> list[str]:
-    """Return in words where each server of a disaggregated run is."""
-    found = []
-    for group in instances.groups:
-        one = group.layout
-        whose = "" if group.component is None else f"{group.role} "
-        for server in group.servers:
-            last_node = server.first_node + one.nodes - 1
-            several = f"{whose}nodes {server.first_node}-{last_node}"
-            nodes = several if one.nodes > 1 else f"{whose}node {server.first_node}"
-            ranks = f"{one.world_size} rank{'s' * (one.world_size > 1)}"
-            last_gpu = server.first_gpu + one.gpus_per_node - 1
-            gpus = f"{server.first_gpu}-{last_gpu}" if one.gpus_per_node > 1 else f"{server.first_gpu}"
-            on_gpus = f", GPU{'s' * (one.gpus_per_node > 1)} {gpus}" if one.gpus_per_node else ""
-            found.append(f"{group.role} server {server.number}: {ranks} on {nodes}{on_gpus}")
-    return found
 
 
 def _allocation(groups: tuple[ServerGroup, ...]) -> Layout:

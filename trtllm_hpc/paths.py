@@ -145,8 +145,6 @@ class RunPaths:
     ranks = _Named("ranks")
     """Folder of the rank records."""
     endpoint = _Named("endpoint.json")
-    network = _Named("network.json")
-    network_table = _Named("network.txt")
     """Host and ports of the leader; exists only once it is ready."""
     stop_request = _Named("stop.json")
     """Exists once the server was asked to stop, and names who asked."""

@@ -140,7 +140,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tensorrt-llm-two-nodes": (
         {
             "name": "llama-70b-fp8",
-            "preflight": {"network": "nccl"},
             "model": {"path": "/models/it's Llama 3", "synthetic": None, "family": "llama"},
             "engine": {
                 "backend": "tensorrtllm",
@@ -381,7 +380,7 @@ _PHASES = {
 CASES |= {
     # The serve job is heterogeneous, with a component for each phase.
     "openai-heterogeneous": (
-        {**_SPLIT_SERVERS, "preflight": {"network": "nccl", "minimum_gb_per_s": 2}},
+        _SPLIT_SERVERS,
         {
             "name": "pyxis",
             "partition": "batch",

@@ -342,8 +342,7 @@ def test_a_companion_cancelled_in_the_queue_leaves_no_server(person: Person, eng
 def test_a_refused_question_is_what_failed(person: Person, engine_alone: Path, where: str) -> None:
     sections = one_rank(engine_alone, companion={"request": {"prompt": "word " * 400, "max_tokens": 4}})
     job = person.job("refused", **sections)
-    refused_before_the_queue(person, "prompt-length", job)
-    words = ("--set", f"cluster.companion={where}", "--ignore", "prompt-length")
+    words = ("--set", f"cluster.companion={where}")
     _, run = person.submit(job, *words, exit_code=ExitCode.REQUEST)
     assert "companion" in person.status(run)["sentence"]  # and no rank is blamed
     assert "died first" not in person.status(run)["sentence"]

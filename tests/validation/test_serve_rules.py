@@ -24,19 +24,6 @@ def test_a_mistake_elsewhere_does_not_hide_what_is_wrong_with_a_copy(files: Fold
     assert {diagnostic.field for diagnostic in found} == places
 
 
-def test_a_type_of_gpus_without_gpus(files: Folder) -> None:
-    profile = NEWER.replace("gpus_per_node", "# gpus_per_node") + "gpus_per_node: 0\n"
-    job = SERVERS + "    generation: {servers: 2}\n"
-    phases = "phases: {context: {gpu_type: a100}, generation: {gpus_per_node: 4, gpu_type: h100}}\n"
-    diagnostic = files.diagnostic(job, profile + phases)
-    assert (diagnostic.field, diagnostic.value) == ("phases.context.gpu_type", "a100")
-
-
-def test_phases_of_nodes_are_for_slurm(files: Folder) -> None:
-    diagnostic = files.diagnostic(JOB, CLUSTER + "scheduler: local\nphases: {context: {partition: a}}\n")
-    assert (diagnostic.field, diagnostic.message) == ("phases", "is for Slurm, but scheduler is local")
-
-
 SERVERS = (
     JOB
     + "model: {path: /models/llama}\nengine: {backend: pytorch, tensor_parallel: 2}\n"
@@ -44,21 +31,6 @@ SERVERS = (
 )
 TOKENS = "router: load_balancing\n    router_args: {use_tokens: true}"
 NEWER = CLUSTER + "gpus_per_node: 4\ncontainer: {tensorrt_llm_version: 1.2.0}\n"
-
-
-@pytest.mark.parametrize(
-    ("line", "code", "key", "words", "hint"),
-    [
-        ("context: {servrs: 2}", "unknown-key", "context.servrs", "is not a known key", "servers"),
-        ("kv_transfr: UCX", "unknown-key", "kv_transfr", "is not a known key", "kv_transfer"),
-    ],
-)  # fmt: skip
-def test_keys_that_a_phase_of_servers_does_not_have(
-    files: Folder, line: str, code: str, key: str, words: str, hint: str
-) -> None:
-    diagnostic = files.diagnostic(f"{SERVERS}    {line}\n", NEWER)
-    assert (diagnostic.code, diagnostic.field) == (code, f"serve.disaggregated.{key}")
-    assert words in diagnostic.message and hint in (diagnostic.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -92,12 +64,6 @@ def test_mooncake_and_keys_of_the_front_by_release(files: Folder) -> None:
     )
     style = "    kv_transfer: UCX\n    front: {schedule_style: generation_first, num_workers: 4}\n"
     assert files.load(SERVERS + style, newer.replace("tensorrt_llm_version: 1.2.0", "mounts: []")).job
-
-
-def test_what_a_phase_has_of_its_own_is_accepted(files: Folder) -> None:
-    own = "{servers: 2, tensor_parallel: 1, max_num_tokens: 4096, llm_api: {enable_attention_dp: true}}"
-    job = files.load(f"{SERVERS}    context: {own}\n    kv_transfer: UCX\n", NEWER).job
-    assert job.with_phase(job.serve.disaggregated.context).engine.world_size == 1  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

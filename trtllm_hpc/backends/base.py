@@ -141,8 +141,6 @@ class Backend:
     """Whether what is loaded brings its tokenizer."""
     checks_paged_context = False
     """Whether reuse and chunked context need an engine whose prompts are computed over a paged cache."""
-    chunking_keys = "engine.enable_chunked_prefill"
-    """The keys to set so that long prompts are computed in chunks; empty if they always are."""
     text_model: str | None = None
     """Triton's model that takes and gives text; ``None`` where the server has one model only."""
     request_protocol: Literal["openai", "both"] = "openai"

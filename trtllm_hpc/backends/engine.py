@@ -58,7 +58,6 @@ class EngineBackend(Backend):
 
     release_use = "exact"
     checks_paged_context = True
-    chunking_keys = f"engine.paged_context_fmha and {Backend.chunking_keys}"
     own_keys: ClassVar[Mapping[str, str]] = {"build.commands": ", which takes no engine of TensorRT-LLM"}
     profilers = ("nsys",)
 

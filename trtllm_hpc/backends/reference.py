@@ -87,7 +87,6 @@ class Reference(TritonBackend):
     )  # fmt: skip
     meets_in_folder = True
     has_tokenizer = True
-    chunking_keys = ""
     needs_gpus = False
     why_no_adapters = "the reference backend has no LoRA adapters"
     why_no_logits = "the reference backend returns no logits"

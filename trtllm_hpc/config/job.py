@@ -277,12 +277,9 @@ class Serve(Section):
 class Preflight(Section):
     """What is checked on the nodes before the server starts."""
 
-    network: Literal["sockets", "nccl", "none"] = "sockets"
-    """``sockets``: nodes that will talk measure round trip and rate by TCP, in a few seconds; a pair that
-    cannot talk ends the job. Nothing is measured on a single node. ``nccl``: then also the ranks of each
-    server, by an all-reduce and in pairs; this imports PyTorch on each rank."""
-    minimum_gb_per_s: Annotated[float, Field(ge=0, le=10_000)] = 0
-    """The job ends when a pair of nodes is slower in either direction; 0: a slow pair is a warning."""
+    network: Literal["sockets", "none"] = "sockets"
+    """``sockets``: the nodes of a job exchange packets by TCP, in a second; a pair that cannot talk ends the
+    job."""
 
 
 class Request(Section):

@@ -17,7 +17,7 @@ from trtllm_hpc.layout import Instances, Layout, ServerGroup
 from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.plan.mounts import all_mounts, is_below, outside
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
-from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
 from trtllm_hpc.runtime.proxy import OPENAI_KINDS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -50,10 +50,8 @@ class Plan:
     """In order; the output of the last is the engine. Empty when no engine is built."""
     repository: tuple[RepositoryModel, ...] | RepositoryRecipe
     """Models with templates of our own (the reference backend), or how to fill upstream's."""
-    templates: str | None
-    """Folder of upstream's templates on this machine; ``None``: the job takes the container's."""
     all_models: str | None
-    """Where the container has them."""
+    """Where the container has upstream's templates."""
     stages: tuple[Stage, ...]
     """In the order of submission."""
     served_engines: tuple[ServedEngine, ...]
@@ -92,10 +90,9 @@ class Plan:
         return (self,) if self.component is None else self.phases
 
     @property
-    def measures_network(self) -> bool:
-        """Whether the job first measures the network between its nodes."""
-        wanted = self.job.preflight.network != "none" and self.cluster.scheduler == "slurm"
-        return wanted and bool(self.instances.talking)
+    def tries_network(self) -> bool:
+        """Whether the job first tries the network between its nodes."""
+        return self.job.preflight.network != "none" and self.instances.nodes > 1
 
     @property
     def has_proxy(self) -> bool:
@@ -194,11 +191,6 @@ class Plan:
         return next((stage for stage in self.stages if stage.name == name), None)
 
     @property
-    def repository_models(self) -> tuple[RepositoryModel, ...] | tuple[ModelRecipe, ...]:
-        """The models of the repository, with either kind of template."""
-        return self.repository.models if isinstance(self.repository, RepositoryRecipe) else self.repository
-
-    @property
     def mounts(self) -> tuple[str, ...]:
         """What the container sees: run folder, engines, folders of the job file, mounts of the profile."""
         caches = (self.engines_folder,) if self.build_steps else ()
@@ -226,7 +218,7 @@ class Plan:
     @property
     def fills_repository_in_job(self) -> bool:
         """Whether the repository is made by the serve stage's first step."""
-        return isinstance(self.repository, RepositoryRecipe) and self.templates is None
+        return isinstance(self.repository, RepositoryRecipe)
 
     @property
     def record(self) -> PlanRecord:

@@ -9,7 +9,7 @@ from trtllm_hpc.backends.base import ServerPlan
 from trtllm_hpc.backends.profile import rank_profile
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.layout import Instances, Layout, one_node, seats
+from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan, staged_model
 from trtllm_hpc.runtime.plan_record import Dependency, Resources, Stage
@@ -27,14 +27,12 @@ def make_plan(
     python: str,
     *,
     engines_folder: str | None = None,
-    templates: str | None = None,
 ) -> Plan:
     """Resolve a job file and a profile into a plan, which depends on these arguments only.
 
     Args:
         python: the interpreter to use on the nodes when the profile names none.
         engines_folder: the cache of engines; by default ``engines`` beside the folder of runs.
-        templates: folder of upstream's model templates, if this machine has the image's.
 
     The rules have judged both files: what they refuse is not looked for again.
     """
@@ -65,13 +63,12 @@ def make_plan(
         engine_found=None,
         build_steps=build.steps,
         repository=backend.repository(served, paths),
-        templates=templates,
         all_models=cluster.container.all_models
         or (release.paths.all_models if release is not None else None),
         stages=make_stages(job, cluster, instances, paths, builds=bool(build.steps)),
         served_engines=backend.served_engines(job, paths),
         facts=facts,
-        notes=(*seats(instances), *build.notes, *_proxy_notes(job)),
+        notes=(*build.notes, *_proxy_notes(job)),
     )
 
 

@@ -34,14 +34,6 @@ def checks_table(rows: Sequence[Diagnostic], *, narrow: bool) -> Table:
     return table
 
 
-def rules_table(rows: Sequence[Diagnostic]) -> Table:
-    """Return the table of the rules of job files and profiles; a job that loads meets them all."""
-    table = Table("rule", "outcome", "meaning")
-    for row in rows:
-        table.add_row(row.code, (row.state, _STYLES[row.state]), row.message)
-    return table
-
-
 def memory_table(plan: MemoryPlan) -> Table:
     """Return the table of the memory planner's figures for one rank."""
     room, limits, buffers = plan.room, plan.limits, plan.room.buffers

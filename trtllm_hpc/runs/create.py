@@ -17,7 +17,6 @@ from trtllm_hpc.plan.resolve import make_plan, with_download, with_engine
 from trtllm_hpc.render.lock import lock_of
 from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
 from trtllm_hpc.render.scripts import render_build
-from trtllm_hpc.render.templates_cache import find_templates
 from trtllm_hpc.runs.hub import download, locator, runs_folder
 from trtllm_hpc.runtime.lock import changes, in_words
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -83,7 +82,6 @@ def plan_facts(facts: JobFacts, paths: RunPaths, runs: Path) -> Plan:
 
     The engine cache is not searched yet. Raises ConfigError, RenderError and OSError.
     """
-    templates = find_templates(facts.cluster) if facts.release is not None else None
     engines = str(engines_folder(facts.cluster.engines_folder, runs))
     refuse_folder_names(paths.folder, engines, facts.cluster)
     return make_plan(
@@ -91,7 +89,6 @@ def plan_facts(facts: JobFacts, paths: RunPaths, runs: Path) -> Plan:
         paths,
         default_python(),
         engines_folder=engines,
-        templates=None if templates is None else str(templates),
     )
 
 

@@ -272,7 +272,7 @@ def prepare_rest(paths: RunPaths) -> tuple[list[Stage], dict[str, StageJob]]:
     if plan.stage("companion") is None:
         names.add("companion")  # it runs in the allocation of the server, without a job of its own
     server = next((stage for stage in status.stages if stage.stage in names and stage.stage == "serve"), None)
-    bad = {} if server is None else bad_hosts(paths, server.state)
+    bad = {} if server is None else bad_hosts(paths)
     _set_aside(paths, names)
     serve = next((stage for stage in stages if stage.name == "serve"), None)
     if server is not None and serve is not None and bad and plan.scheduler == "slurm":

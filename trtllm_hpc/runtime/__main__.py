@@ -102,10 +102,10 @@ def _values_of(kind: type, options: Namespace) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in fields(kind)}
 
 
-def _exclude(paths: RunPaths, job_id: str, state: str) -> str | None:
+def _exclude(paths: RunPaths, job_id: str) -> str | None:
     from trtllm_hpc.runtime.renewal import change_of_next
 
-    return change_of_next(paths, job_id, state, sys.stdin)
+    return change_of_next(paths, job_id, sys.stdin)
 
 
 def _quantize(options: Namespace) -> None:
@@ -193,11 +193,11 @@ def _of(how: dict[str, Any], *names: str) -> _Options:
 _STAGE: _Options = {"stage": {"choices": STAGES}}
 _EXIT_CODE: _Options = {"exit_code": {"type": int}}
 _PID: _Options = {"--while-pid": {**_NUMBER, "dest": "pid"}}
-_LAST_JOB: _Options = {"--job": {**_TEXT, "dest": "job_id"}, "--state": {"default": ""}}
+_JOB: _Options = {"--job": {**_TEXT, "dest": "job_id"}}
+_LAST_JOB: _Options = {**_JOB, "--state": {"default": ""}}
 """The job before this one, and its state in Slurm."""
 _ADDRESS = {"--interface": _MAYBE_TEXT, "--loopback": _FLAG}
 _PROXY = {"--program": _MAYBE_TEXT, "--kinds": {"default": ""}, **_ADDRESS}
-_NETWORK = {"--first": _NUMBER, "--interface": _MAYBE_TEXT, "--minimum": _MAYBE_SECONDS}
 _PROGRAM: _Options = {"command": {"nargs": argparse.REMAINDER}}
 
 
@@ -232,7 +232,7 @@ COMMANDS = {
         "print the next job's id if it is not to serve any more", "renewal:unwanted_next", _EXIT_CODE
     ),
     "exclude": _Command(
-        "keep the next job from nodes at fault; prints what scontrol is to change", _exclude, _LAST_JOB
+        "keep the next job from nodes at fault; prints what scontrol is to change", _exclude, _JOB
     ),
     "placed": _Command(
         "fail if this job has a node that it should not have",
@@ -260,23 +260,15 @@ COMMANDS = {
         | {"--component": {"type": int, "default": 0}}
         | {"--engine": {"type": Path, "action": "append", "default": []}}
         | {"--engine-ranks": {"type": int, "action": "append", "default": []}}
-        | {"--paged-context-for": {"dest": "paged_context"}}
         | {"--program": {"action": "append", "default": [], "dest": "programs"}}
         | _of(_MAYBE_TEXT, "--phase", "--release")
         | _of(_MAYBE_FILE, "--tokenizer", "--model")
         | {"--without-mpi": _FLAG},
     ),
     "network": _Command(
-        "measure the network between nodes",
+        "try the network between nodes",
         "network:check_network",
-        _NETWORK | {"--talking": _TEXT, "--nodes": _NUMBER},
-    ),
-    "nccl": _Command(
-        "measure NCCL between the ranks of servers",
-        "nccl:check_ranks",
-        _NETWORK
-        | _of(_TEXT, "--worlds", "--address")
-        | _of(_NUMBER, "--ranks", "--ranks-per-node", "--port"),
+        _of(_NUMBER, "--first", "--nodes") | {"--interface": _MAYBE_TEXT},
     ),
     "stage-model": _Command(
         "copy the model to this node",

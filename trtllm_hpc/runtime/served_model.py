@@ -61,13 +61,6 @@ def vocabulary_variables(model: str, tokenizer: str | None, folder: Path) -> Map
     return {}
 
 
-def has_vocabulary(folder: Path) -> bool:
-    """Return whether a folder has the vocabulary that ``openai_harmony`` takes."""
-    with suppress(OSError):
-        return hashlib.sha256((folder / VOCABULARY).read_bytes()).hexdigest() == VOCABULARY_SHA256
-    return False
-
-
 def with_auth_key(arguments: Sequence[str], paths: RunPaths, folder: Path) -> list[str]:
     """Return the arguments with a file that has the servers' key too, if run and image have such a key."""
     spec = importlib.util.find_spec("tensorrt_llm") if paths.servers_key.exists() else None  # no import

@@ -14,12 +14,7 @@ from trtllm_hpc.config.benchmark import Benchmark, excluded, is_set
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.validation.benchmark_rules import settings_problems
-from trtllm_hpc.validation.job_rules import (
-    adapters_fit,
-    adapters_keep_their_numbers,
-    answers_fit,
-    prompts_fit,
-)
+from trtllm_hpc.validation.job_rules import adapters_fit, answers_fit, prompts_fit
 
 SWEEPS = {"rate_per_second": "rates_per_second", "concurrency": "concurrencies", "model": "models"}
 """The field that takes several values of a setting."""
@@ -73,7 +68,7 @@ def refuse_over_limits(job: JobFile, settings: Benchmark, named: Named = str) ->
     companion = job.companion.model_copy(update={"enabled": True, "benchmark": settings})
     prefix = "companion.benchmark."
     with_settings = job.model_copy(update={"companion": companion})
-    rules = (answers_fit, prompts_fit, adapters_fit, adapters_keep_their_numbers)
+    rules = (answers_fit, prompts_fit, adapters_fit)
     problems = [problem for rule in rules for problem in rule(with_settings)]
     found = [
         _problem(named(it.field.removeprefix(prefix)), it.message, it.hint)
@@ -146,38 +141,22 @@ def _adapter(given: Any) -> Any:
     return {"directory": directory, "share": float(share) if has_share else None, "task_id": task_id}
 
 
-# What is given without effect is refused. In a job file the same is no mistake, because all defaults are
-# written out there.
-
-
 def _without_effect(settings: Benchmark, given: Mapping[str, Any], named: Named) -> Iterator[Diagnostic]:
-    """Yield each given setting that would have no effect."""
-    for field, without in (("slo", "no_slo"), ("workload.lora", "workload.no_lora")):
-        if given.keys() >= {field, without}:
-            yield _problem(named(without), f"removes what {named(field)} sets", "leave one out")
-    rate = named("rate_per_second")
+    """Yield each given setting without effect. A job file has all defaults, so there they are allowed."""
+    rate, concurrency = named("rate_per_second"), named("concurrency")
     if {"rate_per_second", "concurrency"} <= given.keys():
-        message = f"an open loop has a rate, a closed loop a {named('concurrency')}"
+        message = f"an open loop has a rate, a closed loop a {concurrency}"
         yield _problem(rate, message, "leave one out")
-    yield from _unused_arrival(settings, given, named)
-    if given.get("find_max") and len(given.get("rate_per_second", ())) > 1:
-        message = f"{named('find_max')} starts at one rate and finds the others itself"
-        yield _problem(rate, message, "give one")
-
-
-def _unused_arrival(settings: Benchmark, given: Mapping[str, Any], named: Named) -> Iterator[Diagnostic]:
+    elif "rate_per_second" in given and settings.arrival == "trace":
+        hint = f"leave it out, replay the trace faster with {named('workload.speed')}, or add "
+        yield _problem(rate, "a trace has its own times", f"{hint}{named('arrival')} poisson")
     if settings.closed_loop:
-        for field in ("arrival", "burstiness"):
-            if field in given:
-                hint = f"leave out this or {named('concurrency')}"
-                yield _problem(named(field), "a closed loop has no gaps between sends", hint)
+        for field in given.keys() & {"arrival", "burstiness"}:
+            message = "a closed loop has no gaps between sends"
+            yield _problem(named(field), message, f"leave out this or {concurrency}")
     elif "burstiness" in given and settings.arrival != "gamma":
         message = f"has an effect with {named('arrival')} gamma only, and arrivals are {settings.arrival}"
         yield _problem(named("burstiness"), message)
-    if "rate_per_second" in given and settings.arrival == "trace" and "concurrency" not in given:
-        faster = f"replay the trace faster with {named('workload.speed')}"
-        hint = f"leave it out, {faster}, or add {named('arrival')} poisson"
-        yield _problem(named("rate_per_second"), "a trace has its own times", hint)
-    uses_times = settings.arrival == "trace" and not settings.closed_loop
-    if "workload.speed" in given and settings.workload.kind == "trace" and not uses_times:
-        yield _problem(named("workload.speed"), "the times of the trace are not used", "leave it out")
+    if given.get("find_max") and len(given.get("rate_per_second", ())) > 1:
+        message = f"{named('find_max')} starts at one rate and finds the others itself"
+        yield _problem(rate, message, "give one")

@@ -1,7 +1,7 @@
 """Load both files with every layer, judge them by all rules, and report everything that is wrong at once.
 
 The rules are those of the rooms of validation, and those of the job's backend. A rule is a generator of
-diagnostics. It reads valid values only; the first sentence of its docstring is its row in ``doctor``.
+diagnostics. It reads valid values only.
 """
 
 from __future__ import annotations
@@ -279,12 +279,6 @@ class _Trees:
             copy = shlex.join(["cp", str(self.job_file), f"{shipped}.yaml"])
             hint = f"add --set KEY=VALUE for each key to change to: {command}; or edit a copy: {copy}"
         return ConfigError(self.diagnostics, hint=hint)
-
-
-def rules_of(job: JobFile) -> tuple[Rule, ...]:
-    """Return every rule that a job file and a profile must keep, in the order in which they are judged."""
-    of_both = (*serve_rules.RULES, *_backend_rules(job), serve_rules.site_limits)
-    return (*job_rules.RULES, *cluster_rules.RULES, *of_both)
 
 
 def problems(facts: JobFacts) -> list[Diagnostic]:

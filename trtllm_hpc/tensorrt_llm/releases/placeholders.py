@@ -97,26 +97,6 @@ def settable_placeholders(version: str, group: str, model: str) -> Mapping[str, 
     }
 
 
-def differences(version: str, found: Mapping[tuple[str, str], set[str]]) -> list[str]:
-    """How known templates' placeholders, by group and model, differ from those of a release, by line."""
-    lines = []
-    for group, model in templates():
-        there = found.get((group, model))
-        if there is None:
-            continue
-        wanted = set(placeholders_of(version, group, model))
-        if there - wanted:
-            lines.append(f"{group}/{model} has {', '.join(sorted(there - wanted))}")
-        if wanted - there:
-            lines.append(f"{group}/{model} lacks {', '.join(sorted(wanted - there))}")
-    return lines
-
-
-def templates() -> tuple[tuple[str, str], ...]:
-    """Every template that is known, as group and model."""
-    return tuple((group, model) for group, models in read_data("placeholders").items() for model in models)
-
-
 def _entries(group: str, model: str) -> Mapping[str, Mapping[str, Any]]:
     return cast("Mapping[str, Mapping[str, Any]]", read_data("placeholders").get(group, {}).get(model, {}))
 

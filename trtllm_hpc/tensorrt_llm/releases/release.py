@@ -22,7 +22,6 @@ from trtllm_hpc.tensorrt_llm.releases.commands import (
     releases_with,
 )
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data, with_tuples
-from trtllm_hpc.tensorrt_llm.releases.placeholders import differences
 
 _TAG = re.compile(r"tritonserver[^/]*?(?<!\d)(\d\d\.\d\d)-trtllm")
 """In ``nvidia/tritonserver:24.12-trtllm-python-py3`` and ``tritonserver_24.12-trtllm-python-py3.sqsh``."""
@@ -210,11 +209,6 @@ def _version(text: str) -> Version | None:
     with suppress(InvalidVersion):
         return Version(text)
     return None
-
-
-def fitting_releases(found: Mapping[tuple[str, str], set[str]]) -> list[str]:
-    """The releases, oldest first, whose model templates have exactly these placeholders."""
-    return [release.version for release in releases() if not differences(release.version, found)]
 
 
 _BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
