@@ -34,22 +34,6 @@ class RunUse:
     """From the end of a server that nobody asked (``serve.idle_minutes``) to the time limit of its job."""
 
 
-@dataclass(frozen=True)
-class StageUse:
-    """What one stage has used, by its own events."""
-
-    stage: str
-    waited_s: float | None
-    """From the submission to the start of its last job."""
-    ran_s: float
-    """Of all the jobs that ran it."""
-    gpus: int
-    gpu_hours: float
-    mean_w: float | None = None
-    """Of the server's GPUs, as ``RunUse.server_mean_w``; the peak, too."""
-    peak_w: float | None = None
-
-
 NOTHING = RunUse(None, None, None)
 
 
@@ -114,26 +98,6 @@ def _saved_gpu_hours(run: RunSnapshot, times: JobTimes) -> float | None:
         return None
     left_s = serve.first.minutes * 60 - (times.ended_at - times.started_at)
     return max(0.0, left_s) * serve.gpus / _HOUR_S
-
-
-def uses_from_events(run: RunSnapshot, now: float | None = None) -> list[StageUse]:
-    """Return what each stage that has begun has used; Slurm is not asked.
-
-    A stage without an end counts until ``now``; ``None``: until its last event.
-    """
-    uses = []
-    for stage, gpus in run.planned_gpus.items():
-        events = run.events(stage)
-        if not (spans := _spans(events)):
-            continue
-        if now is not None and events[-1].name != "stage_end":
-            spans[-1] = (spans[-1][0], now)
-        job = run.submission.stages.get(stage) if run.submission else None
-        ran_s = sum(max(0.0, end - begin) for begin, end in spans)  # clocks may differ
-        waited_s = None if job is None else max(0.0, spans[-1][0] - job.submitted_at)
-        power = _server_power(run) if stage == "serve" else (None, None)
-        uses.append(StageUse(stage, waited_s, ran_s, gpus, ran_s * gpus / _HOUR_S, *power))
-    return uses
 
 
 def _spans(events: Sequence[Event]) -> list[tuple[float, float]]:
