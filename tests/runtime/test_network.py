@@ -43,7 +43,7 @@ def test_in_a_round_each_node_talks_to_one_other() -> None:
 
 
 def test_only_nodes_that_will_talk_are_paired() -> None:
-    one_place = {"nodes": None, "gpus_per_node": 4, "per_gpu": 1, "spread": False}
+    one_place = {"nodes": None, "gpus_per_node": 4, "spread": False}
     assert place(1, 8, **one_place).talking == "0,1"  # type: ignore[arg-type]
     assert place(2, 8, **one_place).talking == "0,1 2,3"  # type: ignore[arg-type]
     assert place(4, 4, **one_place).talking == ""  # type: ignore[arg-type]

@@ -39,14 +39,6 @@ def test_a_finding(files: Folder, job: str, code: str, place: str, words: str) -
     assert words in diagnostic.message and diagnostic.hint
 
 
-def test_a_wrong_value_elsewhere_hides_no_refusal(files: Folder) -> None:
-    model = "model: {path: /models/m, family: mixtral}\n"
-    found = files.diagnostics(
-        trt("0.5.0", "  max_batch_size: many\n  quantization: {method: nvfp4}\n", model)
-    )
-    assert {"engine.max_batch_size", "model.family"} <= {problem.field for problem in found}
-
-
 def test_everything_comes_at_once_and_each_key_once(files: Folder) -> None:
     engine = "  reduce_fusion: true\n  fused_mlp: true\n  opt_num_tokens: 64\n  plugins: {moe: auto}\n"
     found = files.diagnostics(trt("0.5.0", engine + "  inflight_batching: true\n"))

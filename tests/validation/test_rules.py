@@ -37,7 +37,6 @@ LOCAL = CLUSTER + "scheduler: local\n"
         ("container:\n  image: a.sif\n", "conflict", "cluster:3 container.image"),
         ("container:\n  mounts: ['/a:/a']\n", "conflict", "cluster:3 container.mounts"),
         ("container: {runtime: apptainer, image: a, scope: step}\n", "conflict", "cluster:2 container.scope"),
-        ("container: {runtime: pyxis, image: a, overlay: /o}\n", "conflict", "cluster:2 container.overlay"),
         ("container: {cache_folder: /c}\n", "conflict", "cluster:2 container.cache_folder"),
         ("gpu_type: a100\n", "conflict", "cluster:2 gpu_type"),
         ("gpu_type: a100\ngpus_per_node: 4\ngpu_request: none\n", "conflict", "cluster:2 gpu_type"),
@@ -195,23 +194,6 @@ def test_rows_name_keys_and_values_that_there_are() -> None:
             names = {"key": "k", "value": 1, "job": facts.job, "cluster": facts.cluster}
             assert row.why.format(**names) and row.fix.format(**names)
     assert len(rows) > 35
-
-
-def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder) -> None:
-    """A wrong type in one section neither hides nor makes up a conflict in another."""
-    found = files.diagnostics(
-        "name: x\nengine: {tensor_parallel: two, max_input_len: 9, max_seq_len: 9}\n"
-        "model: {synthetic: tiny-llama, path: /x}\nserve: {nodes: 3}\nnonsense: 1\n"
-    )
-    assert {(diagnostic.code, diagnostic.field) for diagnostic in found} >= {
-        ("wrong-type", "engine.tensor_parallel"),
-        ("conflict", "model"),
-        ("conflict", "engine.max_input_len"),
-        ("unknown-key", "nonsense"),
-    }
-    assert not any(
-        diagnostic.field == "serve.nodes" for diagnostic in found
-    )  # nobody knows how many ranks there are
 
 
 def test_a_key_with_the_name_of_pydantics_mark_is_just_unknown(files: Folder) -> None:

@@ -118,8 +118,7 @@ def _in_container(cluster: ClusterProfile, inside: Sequence[str]) -> list[str]:
             arguments.append(f"--container-mounts={','.join(container.mounts)}")
         return [*arguments, *container.options, *inside]
     if container.runtime == "apptainer":
-        overlay = [f"--overlay={container.overlay}:ro"] if container.overlay else []
-        return ["apptainer", "exec", *overlay, *binds, *container.options, str(container.image), *inside]
+        return ["apptainer", "exec", *binds, *container.options, str(container.image), *inside]
     return list(inside)
 
 
