@@ -24,7 +24,6 @@ from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
 from trtllm_hpc.evaluation.scores import EvaluationSummary
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
-from trtllm_hpc.report.versions import ReleaseDetails
 from trtllm_hpc.runs.guests import ProxyClient
 from trtllm_hpc.runs.hub import ModelRow
 from trtllm_hpc.runs.listing import ListedRun
@@ -75,7 +74,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "models fetch": {"": ModelRow},
     "models prune": {"": PrunedList},
     "versions": {"": list[Release]},
-    "versions show": {"of a release": ReleaseDetails, "of a program of it": Command},
+    "versions show": {"of a release": Release, "of a program of it": Command},
     "sandbox status": {"": Status},
     "sandbox up": {"": Status},
     "sandbox down": {"": Status},

@@ -74,8 +74,6 @@ class Instances:
     """Instances on each node; where they are not alike, on the fullest one."""
     layout: Layout
     """Of one instance, with its own GPUs."""
-    per_gpu: int = 1
-    """Instances that share the same GPUs."""
     groups: tuple[ServerGroup, ...] = ()
     """The servers of a disaggregated run, which are not alike; ``layout`` is the first group's."""
 
@@ -101,7 +99,7 @@ class Instances:
             world_size=self.count * one.world_size,
             nodes=self.count * one.nodes // self.per_node,
             ranks_per_node=self.per_node * one.ranks_per_node,
-            gpus_per_node=-(-self.per_node // self.per_gpu) * one.gpus_per_node,
+            gpus_per_node=self.per_node * one.gpus_per_node,
         )
 
     @property
@@ -188,29 +186,24 @@ def place_groups(wanted: Sequence[WantedGroup], *, spread: bool, apart: bool = F
     return Instances(number, max(on_node.values()), groups[0].layout, groups=tuple(groups))
 
 
-def place(
-    count: int, world_size: int, *, nodes: int | None, gpus_per_node: int, per_gpu: int, spread: bool
-) -> Instances:
+def place(count: int, world_size: int, *, nodes: int | None, gpus_per_node: int, spread: bool) -> Instances:
     """Spread ``count`` instances of ``world_size`` ranks each.
 
     Args:
         nodes: for all instances together; ``None`` takes as few as the GPUs allow, one without GPUs.
         gpus_per_node: GPUs that the cluster has on each node; 0 for none.
-        per_gpu: instances that share the same GPUs.
         spread: no two instances on a node.
 
     The rules ``ranks_spread`` and ``gpus_suffice`` have refused what cannot be spread.
     """
     if nodes is not None:
         per_instance = max(1, nodes // count)
-        return Instances(
-            count, max(1, count // nodes), make_layout(world_size, per_instance, gpus_per_node), per_gpu
-        )
+        return Instances(count, max(1, count // nodes), make_layout(world_size, per_instance, gpus_per_node))
     one = make_layout(world_size, None, gpus_per_node)
     if one.nodes > 1 or spread:
-        return Instances(count, 1, one, per_gpu)
-    room = gpus_per_node // world_size * per_gpu if gpus_per_node else count
-    return Instances(count, next(each for each in range(room, 0, -1) if count % each == 0), one, per_gpu)
+        return Instances(count, 1, one)
+    room = gpus_per_node // world_size if gpus_per_node else count
+    return Instances(count, next(each for each in range(room, 0, -1) if count % each == 0), one)
 
 
 def one_node(world_size: int, gpus: int) -> Layout:

@@ -39,7 +39,7 @@ def no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 OF_TENSORRT_LLM = (
     *("models", "instances", "batching_strategy", "max_queue_delay_microseconds", "parameters"),
     *("logits_datatype", "encoder_input_features_data_type", "prompt_embedding_table_data_type"),
-    *("lora", "plugins", "quantization", "encoder_decoder", "options", "llm_api", "command", "health_path"),
+    *("lora", "plugins", "quantization", "encoder_decoder", "options", "llm_api", "command"),
     "commands",
     *("kv_cache", "repository", "max_attention_window"),
 )

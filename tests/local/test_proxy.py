@@ -41,13 +41,11 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed (.ci/test does)"),
 ]
 
-PAGE = "https://chat.example.org"
 PROXY = {
     "ready_timeout_seconds": 120,
     "proxy": "haproxy",
     "max_request_mib": 1,
     "restarts": 3,
-    "cors": [PAGE],
 }
 
 
@@ -155,27 +153,6 @@ def test_without_the_key_no_call_over_grpc_is_let_in(endpoint: Endpoint) -> None
         for call in (client.is_server_live, client.get_model_repository_index, client.get_log_settings):
             with pytest.raises(InferenceServerException, match="UNAUTHENTICATED"):
                 call()
-
-
-def test_only_pages_of_listed_origins_may_call(endpoint: Endpoint) -> None:
-    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
-    assert endpoint.openai_url is not None
-    for port in (endpoint.http_port, urlsplit(endpoint.openai_url).port):
-        for method, origin, further, status in (
-            ("OPTIONS", PAGE, asked, 204),
-            ("POST", PAGE, {}, 401),
-            ("OPTIONS", PAGE, {}, 401),
-            ("OPTIONS", "https://other.example.org", asked, 401),
-        ):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-            connection.request(method, "/v1/chat/completions", headers={"Origin": origin, **further})
-            answer = connection.getresponse()
-            connection.close()
-            assert (answer.status, answer.getheader("Vary")) == (status, "origin")
-            allowed = answer.getheader("Access-Control-Allow-Origin")
-            assert allowed == (PAGE if origin == PAGE else None)
-            named = answer.getheader("Access-Control-Allow-Headers")
-            assert named == ("authorization" if status == 204 else None)
 
 
 _OTHER_USER = """

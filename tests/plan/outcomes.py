@@ -256,11 +256,8 @@ reference - {tensor_parallel: 2, serve: {instances: 2, proxy: none}}
 reference - {tensor_parallel: 2, serve: {instances: 2, minimum_instances: 3}}
 reference - {tensor_parallel: 2, serve: {instances: 3, nodes: 2}, site: {gpus_per_node: 4}}
 reference - {tensor_parallel: 2, serve: {instances: 4, nodes: 1}, site: {gpus_per_node: 4}}
-reference - {tensor_parallel: 2, serve: {instances: 3, instances_per_gpu: 2}}
-1.2.1 llama {backend: pytorch, serve: {instances: 2, instances_per_gpu: 2}}
 reference - {tensor_parallel: 2, serve: {instances: 2, nodes: 1, placement: spread}}
 reference - {tensor_parallel: 2, serve: {tls: true, proxy: none}}
-reference - {tensor_parallel: 2, serve: {cors: ["https://chat.example.org"], proxy: none}}
 reference - {tensor_parallel: 2, serve: {idle_minutes: 60, proxy: none}}
 """,
     "lora": """

@@ -31,31 +31,28 @@ def test_ranks_are_spread_evenly_over_as_few_nodes_as_fit(
 
 
 PLACES = [
-    # instances, world, nodes, GPUs a node, per GPU, spread -> instances a node, all: nodes, ranks, GPUs
-    (1, 8, None, 4, 1, False, (1, (2, 4, 4))),
-    (2, 2, None, 0, 1, False, (2, (1, 4, 0))),
-    (2, 2, None, 0, 1, True, (1, (2, 2, 0))),
-    (2, 2, 4, 0, 1, False, (1, (4, 1, 0))),
-    (4, 2, None, 4, 1, False, (2, (2, 4, 4))),
-    (3, 2, None, 4, 1, False, (1, (3, 2, 2))),
-    (4, 2, None, 4, 1, True, (1, (4, 2, 2))),
-    (2, 8, None, 4, 1, False, (1, (4, 4, 4))),
-    (4, 1, None, 2, 2, False, (4, (1, 4, 2))),
-    (2, 4, None, 4, 2, False, (2, (1, 8, 4))),
+    # instances, world, nodes, GPUs a node, spread -> instances a node, all: nodes, ranks, GPUs
+    (1, 8, None, 4, False, (1, (2, 4, 4))),
+    (2, 2, None, 0, False, (2, (1, 4, 0))),
+    (2, 2, None, 0, True, (1, (2, 2, 0))),
+    (2, 2, 4, 0, False, (1, (4, 1, 0))),
+    (4, 2, None, 4, False, (2, (2, 4, 4))),
+    (3, 2, None, 4, False, (1, (3, 2, 2))),
+    (4, 2, None, 4, True, (1, (4, 2, 2))),
+    (2, 8, None, 4, False, (1, (4, 4, 4))),
 ]
 
 
-@pytest.mark.parametrize(("count", "world", "nodes", "gpus", "per_gpu", "spread", "expected"), PLACES)
+@pytest.mark.parametrize(("count", "world", "nodes", "gpus", "spread", "expected"), PLACES)
 def test_instances_are_placed_as_asked(
     count: int,
     world: int,
     nodes: int | None,
     gpus: int,
-    per_gpu: int,
     spread: bool,
     expected: tuple[int, tuple[int, int, int]],
 ) -> None:
-    placed = place(count, world, nodes=nodes, gpus_per_node=gpus, per_gpu=per_gpu, spread=spread)
+    placed = place(count, world, nodes=nodes, gpus_per_node=gpus, spread=spread)
     assert (placed.per_node, placed.components) == (expected[0], (Layout(count * world, *expected[1]),))
     assert sorted(number for numbers in placed.leaders.values() for number in numbers) == list(range(count))
     assert set(placed.leaders) <= set(range(placed.nodes))

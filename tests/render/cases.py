@@ -65,7 +65,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"name": "bare", "gpus_per_node": 4, "partition": "batch"},
     ),
     "local-proxy": (
-        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"key": False, "cors": ["*"]}},
+        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"key": False}},
         {"name": "here", "scheduler": "local", "triton": {"server": "pytriton"}},
     ),
     "pyxis-large-instances": (
@@ -132,7 +132,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 "runtime": "apptainer",
                 "image": "/images/triton.sif",
                 "mounts": ["/engines"],
-                "overlay": "/images/more of it",
+                "options": ["--overlay", "/images/more of it:ro"],
                 "cache_folder": "/scratch/ana/cache",
             },
         },
@@ -375,7 +375,7 @@ CASES["openai-profiled"] = (
 
 _PHASES = {
     "context": {"partition": "h100", "gpu_type": "h100"},
-    "generation": {"partition": "gb200", "account": "answers", "gpus_per_node": 4, "gpu_type": "gb200"},
+    "generation": {"partition": "gb200", "gpus_per_node": 4, "gpu_type": "gb200"},
 }
 CASES |= {
     # The serve job is heterogeneous, with a component for each phase.

@@ -133,16 +133,6 @@ def test_the_leaders_sockets_are_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "sockets").stat().st_mode & 0o777 == 0o700
 
 
-def test_instances_that_share_gpus_see_the_same_ones(tmp_path: Path) -> None:
-    job, cluster = CASES["sandbox-instances"]
-    shared = {**job, "serve": {**job["serve"], "nodes": 1, "instances_per_gpu": 2}}
-    seen = []
-    for instance in range(4):
-        (folder := tmp_path / str(instance)).mkdir()
-        seen.append(command_of(folder, (shared, cluster), instance, 0)[1])
-    assert seen == ["4,5", "4,5", "6,7", "6,7"]
-
-
 @pytest.mark.parametrize(
     ("release", "says_so"), [("0.16.0", False), ("0.18.2", True), ("0.19.0", True), ("0.20.0", False)]
 )

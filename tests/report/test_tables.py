@@ -68,12 +68,6 @@ def test_columns_without_room_are_left_out_the_last_named_first() -> None:
     assert table.fitted(20) == (f"name\n{'─' * 17}\nengine-0123456789\n", ["model", "backend"])
 
 
-def test_columns_of_one_name_are_left_out_one_by_one() -> None:
-    table = Table("name", "size", "size", optional=("size", "size"), rows=[("engine", "4", "16")])
-    assert table.fitted(12) == (f"name    size\n{'─' * 12}\nengine  4\n", ["size"])
-    assert table.fitted(8)[1] == ["size", "size"]
-
-
 def test_columns_left_out_are_named_below_the_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

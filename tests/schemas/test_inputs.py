@@ -73,7 +73,7 @@ def test_every_key_in_seconds_or_minutes_takes_a_time(
     model: type[JobFile] | type[ClusterProfile],
 ) -> None:
     keys = [key for key in all_keys(model) if TIME.search(key)]
-    assert len(keys) > 1
+    assert keys
     for key in keys:
         wrong = []
         try:

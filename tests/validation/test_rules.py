@@ -35,7 +35,6 @@ LOCAL = CLUSTER + "scheduler: local\n"
          "cluster:6 container.mounts[0]"),
         ("container:\n  image: a.sif\n", "conflict", "cluster:3 container.image"),
         ("container: {runtime: apptainer, image: a, scope: step}\n", "conflict", "cluster:2 container.scope"),
-        ("container: {runtime: pyxis, image: a, overlay: /o}\n", "conflict", "cluster:2 container.overlay"),
         ("container: {cache_folder: /c}\n", "conflict", "cluster:2 container.cache_folder"),
         ("scheduler: local\ncompanion: overlap\n", "conflict", "cluster:3 companion"),
         ("scheduler: local\npartition: gpu\n", "conflict", "cluster:3 partition"),

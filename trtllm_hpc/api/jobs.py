@@ -121,7 +121,6 @@ def doctor(
     What the checks find is no error: see ``ok`` and ``checks`` of the report.
     Arguments and errors are those of :func:`plan` and :func:`submit`.
     """
-    from trtllm_hpc.config.path_errors import path_errors
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
     from trtllm_hpc.validation.checks import ignoring, run_checks
     from trtllm_hpc.validation.job_checks import memory_of
@@ -130,9 +129,8 @@ def doctor(
         context = cluster_context(default_profile(cluster), settings, None if runs is None else Path(runs))
     else:
         context = check_context(JobSource.of(job, cluster, settings, runs))
-    with path_errors(context.job if context.has_job else None, context.cluster):
-        checks = ignoring(run_checks(context), ignored_checks)
-        memory = memory_of(context) if context.has_job else None
+    checks = ignoring(run_checks(context), ignored_checks)
+    memory = memory_of(context) if context.has_job else None
     return DoctorReport(
         checks=tuple(checks),
         memory=memory if isinstance(memory, MemoryPlan) else None,

@@ -66,7 +66,7 @@ class Measurement:
     def __str__(self) -> str:
         from trtllm_hpc.report.measurement_table import measurement_text
 
-        return measurement_text(self.summary, self.records)
+        return measurement_text(self.summary)
 
     @classmethod
     def find(cls, name: str | Path = "latest", runs: Path | str | None = None) -> Measurement:
@@ -247,16 +247,6 @@ class Measurement:
         file = self.files.report if to is None else Path(to)
         write_report(self.paths, self.name, file)
         return file
-
-    def charts(self) -> Sequence[Path]:
-        """Draw the report's charts into ``results/NAME.charts/``, and return the files.
-
-        Errors are those of :meth:`report`.
-        """
-        from trtllm_hpc.report.html.page import write_charts
-
-        self._refuse_copy()
-        return write_charts(self.paths, self.name, self.files.charts)
 
     def _refuse_copy(self) -> None:
         if self._is_copy:

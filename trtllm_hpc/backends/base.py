@@ -173,7 +173,6 @@ class Backend:
             job.engine.world_size,
             nodes=serve.nodes,
             gpus_per_node=cluster.gpus_per_node,
-            per_gpu=serve.instances_per_gpu,
             spread=serve.placement == "spread" and cluster.scheduler != "local",
         )
 

@@ -135,7 +135,7 @@ class Command(Backend):
             worker=None if worker is None else expand(worker, values),
             model=job.model.path,
             tokenizer=job.model.tokenizer,
-            health=job.serve.health_path,
+            health=Backend.health_path,
             generate=None,
         )
         return Service((ServerPlan(spec),))

@@ -169,7 +169,7 @@ def arguments(job: JobFile) -> dict[str, Any]:
     engine, keys = job.engine, job.kv_cache
     policy = engine.capacity_scheduler_policy
     cache = {
-        "free_gpu_memory_fraction": job.kv_cache_fraction,
+        "free_gpu_memory_fraction": keys.free_gpu_memory_fraction,
         "max_tokens": keys.max_tokens,
         "enable_block_reuse": keys.enable_block_reuse,
         "host_cache_size": keys.host_cache_size,

@@ -103,10 +103,7 @@ class Reference(TritonBackend):
         if job.engine.directory is not None:
             return Build()
         model = job.model
-        source: tuple[Argument, ...] = (
-            *("--synthetic", model.synthetic or "tiny-llama"),
-            *("--seed", str(model.seed)),
-        )
+        source: tuple[Argument, ...] = ("--synthetic", model.synthetic or "tiny-llama")
         if model.path:
             source = ("--model", Placeholder("model"))
         command = (

@@ -134,7 +134,7 @@ def show_measurement(found: Measurement, *, as_json: bool) -> None:
     else:
         from trtllm_hpc.report.measurement_table import print_measurement
 
-        print_measurement(found.summary, found.records)
+        print_measurement(found.summary)
 
 
 @click.command("compare")
@@ -208,8 +208,7 @@ def compare_command(
     metavar="FILE",
     help="Write the report here.  [default: report.html of the run, or results/NAME.html]",
 )
-@click.option("--png", is_flag=True, help="Also draw each chart as an image into results/NAME.charts/.")
-def report_command(found: Measurement, runs: Any, output: Path | None, png: bool) -> None:
+def report_command(found: Measurement, runs: Any, output: Path | None) -> None:
     """Write the report of a measurement: one HTML file that opens without a network.
 
     Without NAME it is the run's newest measurement that has finished;
@@ -218,9 +217,6 @@ def report_command(found: Measurement, runs: Any, output: Path | None, png: bool
     \b
     Examples:
       trtllm-hpc report latest
-      trtllm-hpc report latest:sweep --png --output sweep.html
+      trtllm-hpc report latest:sweep --output sweep.html
     """
     click.echo(found.report(output))
-    if png:
-        for chart in found.charts():
-            click.echo(chart)

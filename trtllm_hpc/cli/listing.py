@@ -26,7 +26,6 @@ def print_listing(
     below: str = "",
     right: Collection[str] = (),
     one_line: Collection[str] = (),
-    least: Mapping[str, int] | None = None,
     optional: Sequence[str] = (),
 ) -> None:
     """Print rows as a table, or as JSON.
@@ -34,7 +33,7 @@ def print_listing(
     Args:
         columns: for each header what makes its cell of a row.
         empty: printed if there are no rows; ``below``: printed below the table.
-        right, one_line, least, optional: as for :class:`trtllm_hpc.report.tables.Table`.
+        right, one_line, optional: as for :class:`trtllm_hpc.report.tables.Table`.
     """
     if as_json:
         print_json(rows)
@@ -45,7 +44,7 @@ def print_listing(
     from trtllm_hpc.report.tables import Table, print_table
 
     cells = [[cell(row) for cell in columns.values()] for row in rows]
-    print_table(Table(*columns, right=right, one_line=one_line, least=least, optional=optional, rows=cells))
+    print_table(Table(*columns, right=right, one_line=one_line, optional=optional, rows=cells))
     if below:
         click.echo(below)
 

@@ -7,7 +7,7 @@ import click
 from trtllm_hpc.cli.listing import print_listing
 from trtllm_hpc.cli.options import complete_with, json_option, print_json
 from trtllm_hpc.report.formatting import NONE
-from trtllm_hpc.report.versions import print_command, print_release, release_details
+from trtllm_hpc.report.versions import print_command, print_release
 from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS, Command
 from trtllm_hpc.tensorrt_llm.releases.families import families
 from trtllm_hpc.tensorrt_llm.releases.release import (
@@ -93,7 +93,7 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
         else:
             print_command(command)
     elif as_json:
-        print_json(release_details(chosen))
+        print_json(chosen)
     else:
         print_release(chosen)
 

@@ -25,9 +25,6 @@ from trtllm_hpc.config.types import (
     TokenCount,
 )
 
-KV_CACHE_FRACTION = 0.9
-"""The default of TensorRT-LLM from 0.8 on, and of the reference backend."""
-
 
 class Model(Section):
     """The model: a local Hugging Face folder, a model of a hub, or one made on the spot."""
@@ -49,8 +46,6 @@ class Model(Section):
     synthetic: Literal["tiny-llama", "stand-in"] | None = None
     """A random model instead of ``path``, ``tiny-llama`` where neither is named; nothing is downloaded.
     ``stand-in`` computes nothing and needs no PyTorch: for trying how a server starts, fails and ends."""
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    """Seed of the synthetic model's weights."""
     tokenizer: AbsolutePath | None = None
     """Folder of the tokenizer; ``None``: the model's folder."""
     family: OneLine | None = None
@@ -193,13 +188,9 @@ class Serve(Section):
     """Servers with the same model, each of as many ranks as the engine has. Several need a proxy."""
     placement: Literal["pack", "spread"] = "pack"
     """``pack``: as many instances on a node as it has GPUs for. ``spread``: one on each node."""
-    instances_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
-    """Instances that share their GPUs, and the fraction of GPU memory for the KV cache."""
     routing: Literal["least", "session"] = "least"
     """How the proxy chooses an instance. ``least``: the one with the fewest open requests. ``session``: the
     same one for the same header ``X-Session-ID``, or OpenAI's ``user``."""
-    routing_imbalance: Annotated[float, Field(ge=1.05, le=100)] = 1.75
-    """With ``session``: an instance that has so many times its share of the open requests is passed over."""
     minimum_instances: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Fewest instances that must serve, start or be restarted for the run to live; ``None``: all."""
     restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
@@ -228,9 +219,6 @@ class Serve(Section):
     ``{gpus_per_node}``, ``{leader_address}`` and ``{leader_port}``."""
     worker_command: list[AnyText] | None = None
     """``command`` for every node of an instance but the first; ``None``: the same command."""
-    health_path: Annotated[OneLine, Field(pattern=r"^/")] = "/health"
-    """Path at which the server of ``command`` answers with status 200 once it listens. The server is ready
-    when it has also generated a token."""
     image: OneLine | None = None
     """Container image of this job, where the profile has a container runtime; ``None``: the profile's."""
     environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\z")], AnyText] = Field(
@@ -242,9 +230,6 @@ class Serve(Section):
     tracing: Tracing | None = None
     """Where ``trtllm-serve`` (from 1.2.0 on) or Triton sends its traces. The proxy and the gateway pass the
     header ``traceparent`` on."""
-    openai: Literal["gateway", "none"] = "gateway"
-    """``gateway``: behind the proxy, Triton also speaks OpenAI's protocol, through a gateway that the first
-    request starts."""
     proxy: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: clients reach the servers through HAProxy, which asks for the run's key; the servers
     listen on Unix sockets that other users cannot reach. ``none``: everybody who reaches the node may call
@@ -253,9 +238,6 @@ class Serve(Section):
     """Whether the proxy asks for a key. Without a key everybody who reaches the node may call the server."""
     max_request_mib: Annotated[int, Field(ge=1, le=4096)] = 64
     """Largest request that the proxy lets through: a body over HTTP, a message over gRPC outside streams."""
-    cors: list[Annotated[OneLine, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)\z")]] = Field(default=[])
-    """Origins of web pages that may call the proxy over HTTP and OpenAI's protocol, for example
-    ``https://chat.example.org``; ``*``: every page. A page needs the key as well."""
     tls: bool = False
     """Whether the proxy encrypts; the fingerprint of its certificate is in the endpoint."""
     certificate: AbsolutePath | None = None
@@ -336,12 +318,6 @@ class JobFile(Section):
     companion: Companion = Field(default_factory=Companion)
 
     @property
-    def kv_cache_fraction(self) -> float | None:
-        """Share of the free GPU memory for one instance's KV cache; ``None``: the backend's default."""
-        asked, sharing = self.kv_cache.free_gpu_memory_fraction, self.serve.instances_per_gpu
-        return asked if sharing == 1 else (asked or KV_CACHE_FRACTION) / sharing
-
-    @property
     def frontend(self) -> Literal["openai", "triton"]:
         """What answers requests."""
         return self.serve.frontend or FRONTENDS[self.engine.backend]
@@ -386,9 +362,8 @@ class JobFile(Section):
 class JobDocument(JobFile):
     """A job file as it is written: a job, and keys that say what it is made from."""
 
-    extends: OneLine | list[OneLine] = Field(default=[])
-    """Job file that this one builds on, or a list of them: the name of a shipped one, or a path that starts
-    at this file's folder. Later files lie over earlier ones, and this file over all: sections are merged,
-    lists replaced, and ``null`` removes what a base has."""
+    extends: OneLine | None = None
+    """Job file that this one builds on: the name of a shipped one, or a path that starts at this file's
+    folder. Sections are merged, lists replaced, and ``null`` removes what the base has."""
     sweep: Sweep | None = None
     """Variants of the job, for ``trtllm-hpc sweep``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -16,7 +15,6 @@ from trtllm_hpc.config.diagnostics import (
     placeholder_problems,
 )
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.validate import UnknownValueError
 from trtllm_hpc.engines.build_steps import OWN_FOLDERS, OWN_NUMBERS
 from trtllm_hpc.engines.command_lines import NOWHERE, program_problems, raw_problems
 from trtllm_hpc.engines.facts import EngineFacts
@@ -93,8 +91,7 @@ def _with_first_able(problem: Diagnostic, facts: EngineFacts) -> Diagnostic:
     """The problem, its hint with the first release that builds the engine as the job file has it."""
     able = None
     if problem.code == "release":
-        with suppress(UnknownValueError):  # a wrong value of another key must not hide this problem
-            able = facts.first_able
+        able = facts.first_able
     if able is None or re.search(rf"{re.escape(able.version)}(?![.\d])", f"{problem.message} {problem.hint}"):
         return problem
     said = f"the first release that builds this engine is {able.version}"

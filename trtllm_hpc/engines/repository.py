@@ -221,8 +221,6 @@ class _Recipes:
             chosen["encoder_engine_dir"] = f"{copy.engine}/encoder"
             fraction = job.kv_cache.cross_kv_cache_fraction or CROSS_KV_CACHE_FRACTION
             chosen["cross_kv_cache_fraction"] = fraction
-        if job.kv_cache_fraction is not None:
-            chosen["kv_cache_free_gpu_mem_fraction"] = job.kv_cache_fraction
         if job.repository.guided_decoding_backend is not None and job.engine.backend == "python":
             chosen["tokenizer_dir"] = job.model.tokenizer or job.model.path
         if copy.gpu_device_ids is not None:

@@ -108,7 +108,7 @@ class Plan:
     @property
     def has_gateway(self) -> bool:
         """Whether a gateway of ours, behind the proxy, speaks OpenAI's protocol."""
-        return self.backend.can_have_gateway and self.has_proxy and self.job.serve.openai == "gateway"
+        return self.backend.can_have_gateway and self.has_proxy
 
     @property
     def backend(self) -> Backend:

@@ -19,6 +19,7 @@ _STOP_SECONDS = 60
 """For a server's orderly end, before its time limit."""
 NODE_CHECK_MINUTES = 10
 _DOWNLOAD_CPUS = 2
+_DOWNLOAD_MINUTES = 480
 
 
 def make_plan(
@@ -89,7 +90,7 @@ def with_download(plan: Plan) -> Plan:
     """Return the plan with a first stage that downloads its model, on nodes without GPUs."""
     update = {"partition": plan.cluster.download_partition, "qos": None, "reservation": None}
     cluster = plan.cluster.model_copy(update={**update, "constraint": None})
-    asked = _resources(cluster, one_node(1, 0), _DOWNLOAD_CPUS, None, cluster.download_minutes)
+    asked = _resources(cluster, one_node(1, 0), _DOWNLOAD_CPUS, None, _DOWNLOAD_MINUTES)
     first = _stage("download", plan.job, RunPaths(plan.run_folder), asked)
     after = Dependency("afterok", "download")
     return replace(plan, stages=(first, *(replace(it, after=(after, *it.after)) for it in plan.stages)))

@@ -45,16 +45,6 @@ class CachedEngine:
     """The name that it has, or will have, in ``engines list``."""
     folder: str | None = None
     """Where it is, if it was found."""
-    nearest: str | None = None
-    """If it was missed: the engine in the cache that differs least."""
-    differences: tuple[str, ...] = ()
-    """How ``nearest`` differs, a line for each part."""
-    steps_found: tuple[str, ...] = ()
-    """Steps of the build whose output is in the cache."""
-    broken: tuple[str, ...] = ()
-    """What is wrong with the engine of that name, which is therefore built again."""
-    reason: str | None = None
-    """Why the state is unknown."""
 
 
 def engine_record(found: Hit | Miss | Unknown | None) -> CachedEngine | None:
@@ -64,8 +54,7 @@ def engine_record(found: Hit | Miss | Unknown | None) -> CachedEngine | None:
     if found is None:
         return None
     if isinstance(found, Unknown):
-        return CachedEngine("unknown", reason=found.reason)
+        return CachedEngine("unknown")
     if isinstance(found, Hit):
         return CachedEngine("found", found.entry.name, str(found.entry.output))
-    nearest = found.nearest.name if found.nearest else None
-    return CachedEngine("missed", found.key.name, None, nearest, found.differences, found.found, found.broken)
+    return CachedEngine("missed", found.key.name)

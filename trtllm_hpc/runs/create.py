@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from trtllm_hpc.config.diagnostics import path_refused
 from trtllm_hpc.config.files import default_profile
-from trtllm_hpc.config.path_errors import path_errors
 from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
+from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, engines_folder
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan, with_download, with_engine
@@ -65,16 +66,19 @@ class CreatedRun(NamedTuple):
 def plan_run(source: JobSource, *, command: str) -> Iterator[Plan]:
     """Load and plan a job; ``command`` is the ``trtllm-hpc`` command that errors advise the user to repeat.
 
-    While the context is open, an ``OSError`` about a path that a key named becomes a ``ConfigError`` about
-    that key. Raises ConfigError if the job file or the profile is wrong; RenderError if a path cannot be
-    written into a script.
+    Raises ConfigError if the job file or the profile is wrong, or, while the context is open, the system
+    refuses a path; RenderError if a path cannot be written into a script.
     """
     job_file, cluster, settings, runs = source
     options = () if runs is None else ("--runs", str(runs))
     facts = load(job_file, cluster, tuple(settings), command=command, options=options, locate=locator(runs))
     folder = runs or runs_folder(facts.cluster)
-    with path_errors(facts.job, facts.cluster, None if runs is None else {"--runs": str(runs)}):
+    try:
         yield plan_facts(facts, new_run_folder(folder, facts.job.name), folder)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise ConfigError([path_refused(error)]) from None
 
 
 def plan_facts(facts: JobFacts, paths: RunPaths, runs: Path) -> Plan:

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 
 from trtllm_hpc.config.diagnostics import in_job
-from trtllm_hpc.config.path_errors import path_errors
 from trtllm_hpc.errors import ConfigError, Diagnostic, RenderError
 from trtllm_hpc.paths import SWEEPS
 from trtllm_hpc.plan.model import Plan
@@ -92,16 +91,15 @@ def plan_sweep(
         try:
             if variant.facts is None or variant.diagnostics:
                 raise ConfigError(variant.diagnostics)
-            with path_errors(variant.facts.job, variant.facts.cluster):
-                plan = plan_facts(variant.facts, paths.run(variant_name), runs)
-                if slurm is None:
-                    require_scheduler(plan.cluster)
-                    slurm = SlurmAnswers(plan.cluster.slurm_conf)
-                if broken := list(_sweep_rules(plan, in_one=loaded.sweep.allocation == "one")):
-                    raise ConfigError(broken)
-                warnings |= dict.fromkeys(check_submission(plan, ignored_checks, slurm))
-                warnings |= dict.fromkeys(f"note: {note}" for note in plan.notes)
-                planned[variant_name] = plan
+            plan = plan_facts(variant.facts, paths.run(variant_name), runs)
+            if slurm is None:
+                require_scheduler(plan.cluster)
+                slurm = SlurmAnswers(plan.cluster.slurm_conf)
+            if broken := list(_sweep_rules(plan, in_one=loaded.sweep.allocation == "one")):
+                raise ConfigError(broken)
+            warnings |= dict.fromkeys(check_submission(plan, ignored_checks, slurm))
+            warnings |= dict.fromkeys(f"note: {note}" for note in plan.notes)
+            planned[variant_name] = plan
         except ConfigError as error:
             wrong[variant_name] = error.diagnostics
         except RenderError as error:

@@ -14,9 +14,9 @@ from trtllm_hpc.report.html.chart import (
     CATEGORIES,
     QUIET,
     Chart,
+    ChartSection,
     NoChart,
     Row,
-    Section,
     Spec,
     axis,
     layer,
@@ -45,7 +45,7 @@ def write_report(results: SweepResults, to: Path) -> None:
     write_text(to, rendered("sweep", list(sections_of(results)), "sort", results=results, **values))
 
 
-def sections_of(results: SweepResults) -> Iterator[Section]:
+def sections_of(results: SweepResults) -> Iterator[ChartSection]:
     """Yield the sections of the page in order."""
     stream = "No level has both figures: times between tokens are known only of answers that were streamed."
     no_slo = "No level has goodput. It needs an SLO: --slo LIMITS."
@@ -57,13 +57,13 @@ def sections_of(results: SweepResults) -> Iterator[Section]:
     gpu = ("output_tokens_per_s_per_gpu", _GPU)
     chart = partial(_chart, results)
     front = chart("frontier", "Throughput and interactivity", user, gpu, stream)
-    yield Section("frontier", "The frontier", [front], wide=True)
+    yield ChartSection("frontier", "The frontier", [front], wide=True)
     charts = (
         chart("ttft", "TTFT p99 over load", load, ttft, stream),
         chart("itl", "Inter-token latency p99 over load", load, itl, stream),
         chart("goodput", "Goodput over load", load, good, no_slo),
     )
-    yield Section("load", "Latency and goodput", charts)
+    yield ChartSection("load", "Latency and goodput", charts)
 
 
 def _chart(

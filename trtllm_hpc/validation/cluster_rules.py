@@ -109,8 +109,6 @@ RULES += [
              "set container.runtime to pyxis or apptainer, or remove it"),
     Requires("cluster.container.scope!=job", "cluster.container.runtime=pyxis",
              "is for pyxis, but container.runtime is {cluster.container.runtime}", "remove it"),
-    Requires("cluster.container.overlay", "cluster.container.runtime=apptainer",
-             "is for apptainer, but container.runtime is {cluster.container.runtime}", "remove it"),
     Requires("cluster.container.cache_folder",
              "cluster.container.runtime=pyxis cluster.container.runtime=apptainer",
              "is for pyxis or apptainer, but container.runtime is none", "remove it"),

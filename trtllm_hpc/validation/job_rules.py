@@ -128,12 +128,11 @@ def evaluation_is_over_openai(job: JobFile) -> Diagnostics:
     if evaluates and job.frontend == "triton" and not backend_of(job).can_have_gateway:
         message = "the evaluation asks over OpenAI's protocol, which this Triton does not speak"
         yield in_job("conflict", "companion.evaluate", message, "set serve.frontend to openai")
-    elif evaluates and job.frontend == "triton" and "none" in (job.serve.proxy, job.serve.openai):
-        key = "serve.proxy" if job.serve.proxy == "none" else "serve.openai"
+    elif evaluates and job.frontend == "triton" and job.serve.proxy == "none":
         message = (
-            f"the evaluation asks over OpenAI's protocol, which this server does not speak ({key}: none)"
+            "the evaluation asks over OpenAI's protocol, which this server does not speak without a proxy"
         )
-        yield in_job("conflict", "companion.evaluate", message, f"leave {key} out")
+        yield in_job("conflict", "companion.evaluate", message, "leave serve.proxy out")
 
 
 @RULES.add

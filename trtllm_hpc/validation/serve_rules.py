@@ -23,7 +23,6 @@ RULES += [
     Excludes("serve.routing!=least", "serve.mode=disaggregated",
              "the front of the servers chooses among them", "set serve.disaggregated.router"),
     Excludes("serve.tls", "serve.proxy=none", "only a proxy encrypts", "set serve.proxy to haproxy"),
-    Excludes("serve.cors", "serve.proxy=none", "only a proxy answers browsers", "set serve.proxy to haproxy"),
     Excludes("serve.idle_minutes", "serve.proxy=none", "only a proxy sees whether anybody asks",
              "set serve.proxy to haproxy, or serve.idle_minutes to null"),
     Excludes("serve.proxy=none", "serve.renew", "only a proxy can let open requests end",
@@ -110,17 +109,15 @@ def gpus_suffice(facts: JobFacts) -> Diagnostics:
     if job.serve.mode != "leader" or not gpus or nodes is None:
         return
     instances, ranks = max(1, count // nodes), world // max(1, nodes // count)
-    sharing = -(-instances // job.serve.instances_per_gpu)
-    if any(True for _ in ranks_spread(facts)) or sharing * ranks <= gpus:
+    if any(True for _ in ranks_spread(facts)) or instances * ranks <= gpus:
         return
     needs = f"{ranks} ranks on a node need as many GPUs"
     if instances > 1:
-        needs = (
-            f"{instances} instances of {ranks} rank{'s' * (ranks > 1)} on a node need {sharing * ranks} GPUs"
-        )
+        each = f"{ranks} rank{'s' * (ranks > 1)}"
+        needs = f"{instances} instances of {each} on a node need {instances * ranks} GPUs"
     message = f"{needs}, but a node of {cluster.name!r} has {gpus}"
     if instances > 1:
-        hint = "raise serve.nodes or serve.instances_per_gpu, or lower serve.instances"
+        hint = "raise serve.nodes, or lower serve.instances"
         yield in_job("conflict", "serve.instances", message, hint, count)
     elif cluster.scheduler == "local":
         yield in_job("conflict", "engine", message, f"lower engine.tensor_parallel to {gpus} or less", world)
@@ -131,7 +128,7 @@ def gpus_suffice(facts: JobFacts) -> Diagnostics:
 
 @RULES.add
 def instances_can_serve(facts: JobFacts) -> Diagnostics:
-    """Several instances need a proxy, GPUs to share, and the mode leader."""
+    """Several instances need a proxy and the mode leader."""
     serve = facts.job.serve
     count = serve.instances
     if serve.minimum_instances is not None and serve.minimum_instances > count:
@@ -144,18 +141,11 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
     elif count > 1 and serve.proxy == "none":
         message = f"{count} instances need a proxy in front of them"
         yield in_job("conflict", "serve.proxy", message, "set serve.proxy to haproxy", serve.proxy)
-    if serve.instances_per_gpu > 1 and count % serve.instances_per_gpu:
-        message = f"{count} instances cannot share their GPUs by {serve.instances_per_gpu}"
-        hint = f"set serve.instances to a multiple of {serve.instances_per_gpu}"
-        yield in_job("conflict", "serve.instances_per_gpu", message, hint, serve.instances_per_gpu)
-    elif serve.placement == "spread" and (
+    if serve.placement == "spread" and (
         facts.cluster.scheduler == "local" or (serve.nodes is not None and serve.nodes < count)
     ):
         nodes = 1 if facts.cluster.scheduler == "local" else serve.nodes
         message = f"{count} instances cannot each have nodes of their own: the job has only {nodes}"
-        yield in_job("conflict", "serve.placement", message, "set serve.placement to pack", serve.placement)
-    elif serve.instances_per_gpu > 1 and serve.placement == "spread":
-        message = "instances on different nodes cannot share GPUs"
         yield in_job("conflict", "serve.placement", message, "set serve.placement to pack", serve.placement)
 
 

@@ -190,7 +190,6 @@ def test_a_repository_filled_by_hand_takes_the_jobs_values(tmp_path: Path) -> No
         engine={"max_batch_size": 32, "capacity_scheduler_policy": "max_utilization"},
         kv_cache={"free_gpu_memory_fraction": 0.9},
         repository={"decoupled": True},
-        serve={"instances": 2, "instances_per_gpu": 2},
     )
     rendered = render_models(recipe, tmp_path / "triton_model_repo")
     models = parsed(rendered)
@@ -200,7 +199,7 @@ def test_a_repository_filled_by_hand_takes_the_jobs_values(tmp_path: Path) -> No
     values = parameters(models["tensorrt_llm"])
     assert values["gpt_model_path"] == "/runs/one/engine"
     assert values["batch_scheduler_policy"] == "max_utilization"
-    assert values["kv_cache_free_gpu_mem_fraction"] == "0.45"  # of two servers on the same GPU
+    assert values["kv_cache_free_gpu_mem_fraction"] == "0.9"
     assert parameters(models["postprocessing"])["tokenizer_dir"] == "/models/a, b: c"
     # An engine is named by its folder, and would be copied at every start.
     assert set(rendered["tensorrt_llm"]) == {CONFIG, "1/model.py"}

@@ -130,9 +130,6 @@ def plan_memory(
     # 0.9 of what is free, 0.85 before release 0.8: upstream's own default.
     default = 0.9 if release is None or release.at_least("0.8") else 0.85
     fraction = job.kv_cache.free_gpu_memory_fraction or default
-    if (sharing := job.serve.instances_per_gpu) > 1:
-        # Each takes its share of what those before it have left: the last gets least.
-        fraction *= (1 - fraction / sharing) ** (sharing - 1)
     limits = _limits(job, shape, release, model)
     planner = _Planner(job, cluster, shape, release, model, stored, dtype, fraction, limits)
     room = planner.room(parallel_of(job.engine))
@@ -278,10 +275,7 @@ class _Planner:
         """Return the bytes of one rank: of its GPU, or of its share of a node without GPUs."""
         serve = self.job.serve
         if self.cluster.gpus_per_node:
-            memory, share = (
-                self.cluster.gpu_memory_gib,
-                self.job.repository.instances * serve.instances_per_gpu,
-            )
+            memory, share = self.cluster.gpu_memory_gib, self.job.repository.instances
         else:
             memory = serve.memory_gib_per_node
             share = max(serve.instances * self.job.engine.world_size // (serve.nodes or 1), 1)
