@@ -48,10 +48,10 @@ def test_a_wrong_value_elsewhere_hides_no_refusal(files: Folder) -> None:
 
 
 def test_everything_comes_at_once_and_each_key_once(files: Folder) -> None:
-    engine = "  reduce_fusion: true\n  fused_mlp: true\n  opt_num_tokens: 64\n  plugins: {moe: auto}\n"
+    engine = "  paged_context_fmha: true\n  opt_num_tokens: 64\n  plugins: {moe: auto}\n"
     found = files.diagnostics(trt("0.5.0", engine + "  inflight_batching: true\n"))
     assert [diagnostic.field.rpartition(".")[2] for diagnostic in found] == [
-        "opt_num_tokens", "fused_mlp", "reduce_fusion", "moe",
+        "opt_num_tokens", "paged_context_fmha", "moe",
     ]  # fmt: skip
     assert all("0.5.0" in diagnostic.message for diagnostic in found)
 
@@ -158,7 +158,7 @@ def test_a_job_of_the_reference_backend_reads_nothing_of_releases(
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
-    for module in ("commands", "families", "placeholders", "release"):
+    for module in ("programs", "families", "placeholders", "release"):
         monkeypatch.setattr(f"trtllm_hpc.tensorrt_llm.releases.{module}.read_data", refuse)
     files.load()
 

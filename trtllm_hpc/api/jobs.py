@@ -122,7 +122,7 @@ def doctor(
     Arguments and errors are those of :func:`plan` and :func:`submit`.
     """
     from trtllm_hpc.config.path_errors import path_errors
-    from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
+    from trtllm_hpc.tensorrt_llm.memory import MemoryPlan
     from trtllm_hpc.validation.checks import ignoring, rule_rows, run_checks
     from trtllm_hpc.validation.job_checks import memory_of
 

@@ -12,17 +12,14 @@ from trtllm_hpc.cli.options import (
     EXISTING_FOLDER,
     Time,
     cluster_option,
-    complete_with,
     job_options,
     json_option,
     print_json,
-    print_warning,
     set_option,
 )
 
 if TYPE_CHECKING:
-    from trtllm_hpc.config.cluster import ClusterProfile
-    from trtllm_hpc.render.templates_cache import KeptTemplates
+    pass
 
 
 @dataclass(frozen=True)
@@ -38,13 +35,6 @@ class FetchedTemplates:
     """Where they are kept."""
     models: tuple[str, ...]
     """``<group>/<model>`` of each."""
-
-
-def _models(ctx: click.Context) -> list[str]:
-    """Return the models of upstream's templates."""
-    from trtllm_hpc.tensorrt_llm.releases.placeholders import templates
-
-    return sorted({model for _, model in templates()})
 
 
 @click.group()
@@ -107,8 +97,6 @@ def fetch(
             profile, here=here, wait_s=wait_minutes * 60, profile_name=cluster
         )
         kept = keep_archive(profile, archive, origin)
-    if warning := _release_warning(profile, kept):
-        print_warning(warning)
     if as_json:
         folder = str(kept.all_models)
         print_json(FetchedTemplates(kept.image, kept.origin, kept.fetched, folder, tuple(kept.models)))
@@ -117,33 +105,9 @@ def fetch(
     click.echo(f"  {kept.all_models}")
 
 
-def _release_warning(profile: ClusterProfile, kept: KeptTemplates) -> str | None:
-    """Return a warning with the differences if the placeholders are not those of the profile's release."""
-    from trtllm_hpc.tensorrt_llm.releases.placeholders import differences
-    from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease, find_release, fitting_releases
-
-    stated, placeholders = profile.container.tensorrt_llm_version, kept.placeholders()
-    try:
-        release = find_release(None if stated else profile.container.image, stated).version
-    except UnknownRelease:
-        return None
-    found = differences(release, placeholders)
-    if not found:
-        return None
-    fitting = fitting_releases(placeholders)
-    span = " to ".join(dict.fromkeys((fitting[0], fitting[-1]))) if fitting else ""
-    lines = [
-        f"warning: these templates are not those of TensorRT-LLM {release}, the profile's"
-        + (f"; they look like those of {span}" if span else ""),
-        *(f"  {line}" for line in found),
-        f"  next: trtllm-hpc templates fetch, with --from a checkout of {release} or from the image",
-    ]
-    return "\n".join(lines)
-
-
 @command.command()
 @job_options
-@click.argument("model", required=False, shell_complete=complete_with(_models))
+@click.argument("model", required=False)
 @json_option
 def show(
     job_file: Path,

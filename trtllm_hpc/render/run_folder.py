@@ -29,8 +29,8 @@ from trtllm_hpc.render.scripts import (
 )
 from trtllm_hpc.runtime.engine_cache.cache import link
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.repository import ModelFiles, render_models, write_repository
 from trtllm_hpc.runtime.model_repository.schema import VENDORED
+from trtllm_hpc.runtime.model_repository.writer import ModelFiles, render_models, write_repository
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable

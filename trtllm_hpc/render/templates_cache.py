@@ -21,8 +21,7 @@ from typing import Any
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import read_json, user_cache, write_folder_aside, write_json
-from trtllm_hpc.runtime.model_repository.repository import CONFIG, find_all_models
-from trtllm_hpc.runtime.model_repository.template import find_placeholders
+from trtllm_hpc.runtime.model_repository.writer import CONFIG, find_all_models
 
 _RECORD = "templates.json"
 _LARGEST_BYTES = 200_000_000
@@ -51,18 +50,6 @@ class KeptTemplates:
     def models(self) -> list[str]:
         """``<group>/<model>`` of each."""
         return sorted(str(PurePosixPath(path).parent) for path in self.files if path.endswith(f"/{CONFIG}"))
-
-    def placeholders(self) -> dict[tuple[str, str], set[str]]:
-        """Names in each template's ``config.pbtxt``, by group and model. Raises OSError."""
-        files = [PurePosixPath(path) for path in self.files if path.endswith(f"/{CONFIG}")]
-        return {
-            (path.parts[-3], path.parts[-2]): {
-                found.name
-                for found in find_placeholders((self.all_models / path).read_text("utf-8", "replace"))
-            }
-            for path in files
-            if len(path.parts) > 2
-        }
 
     @property
     def is_whole(self) -> bool:

@@ -43,7 +43,6 @@ from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import LOST, parse_state
 from trtllm_hpc.scheduler.watcher import JobWatcher
-from trtllm_hpc.validation.image_facts import compare_image
 
 Show = Callable[[str], object]
 """Receives a sentence on how far the job has come, when that changes."""
@@ -124,9 +123,6 @@ def _check(source: JobSource, nodes: int, wait_s: float, keep: bool, show: Show)
             found = read_found(paths)
             facts = {one.part: one.facts for one in reversed(found)}
             findings = [it for one in found for it in one.diagnostics] + _missing(paths, checked, facts, info)
-            release = None if plan.facts.assumed_release else plan.facts.release
-            if (compared := compare_image(release, facts.get("image", {}))) is not None:
-                findings.append(compared)
             return NodeReport(
                 tuple(_worst(findings)), wanted, facts, plan.cluster, paths.folder if keep else None
             )

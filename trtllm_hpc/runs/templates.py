@@ -18,7 +18,7 @@ from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.render.scripts import render_repository
 from trtllm_hpc.render.templates_cache import find_templates
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.repository import CONFIG, render_models
+from trtllm_hpc.runtime.model_repository.writer import CONFIG, render_models
 from trtllm_hpc.scheduler.slurm import run_command
 from trtllm_hpc.validation.load import load_cluster
 

@@ -10,7 +10,7 @@ from trtllm_hpc.config.path_errors import path_diagnostic
 from trtllm_hpc.config.rules import name_of, sentence_of
 from trtllm_hpc.errors import FAIL, WARN, ConfigError, Diagnostic, fail, ok
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
+from trtllm_hpc.tensorrt_llm.memory import MemoryPlan
 from trtllm_hpc.validation import engine_checks, file_system_checks, job_checks, slurm_checks
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context, SlurmAnswers
 from trtllm_hpc.validation.load import rules_of
