@@ -33,7 +33,7 @@ from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
 from trtllm_hpc.sweeps.results import SweepResults
 from trtllm_hpc.sweeps.status import SweepStatus
-from trtllm_hpc.tensorrt_llm.releases.commands import Command
+from trtllm_hpc.tensorrt_llm.releases.programs import Program
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 from trtllm_hpc.validation.checks import DoctorReport
 
@@ -74,7 +74,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "models fetch": {"": ModelRow},
     "models prune": {"": PrunedList},
     "versions": {"": list[Release]},
-    "versions show": {"of a release": Release, "of a program of it": Command},
+    "versions show": {"of a release": Release, "of a program of it": Program},
     "sandbox status": {"": Status},
     "sandbox up": {"": Status},
     "sandbox down": {"": Status},

@@ -16,7 +16,6 @@ VALUES: dict[str, Any] = {
     "engine.directory": "/engines/llama",
     "engine.llm_api": {"print_iter_log": True},
     "engine.opt_num_tokens": 8,
-    "kv_cache.cross_kv_cache_fraction": 0.5,
     "kv_cache.max_tokens": 1024,
     "repository.bls_instances": 4,
     "repository.decoupled": True,

@@ -18,65 +18,44 @@ from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
+from trtllm_hpc.runtime.engine_cache.build_recipe import BuildStep
 
 CASES = {
     "quantization": """
 # quantize.py calibrates.
-0.16.0 llama {quantization: {method: fp8, calibration_dataset: /cnn, calibration_size: 32, batch_size: 4}}
+0.16.0 llama {quantization: {method: fp8, calibration_dataset: /cnn, calibration_size: 32}}
 0.16.0 llama {quantization: {method: int8_sq, calibration_dataset: /cnn}}
-0.16.0 llama {quantization: {method: w4a8_awq, calibration_dataset: /cnn}}
-0.16.0 llama {quantization: {method: auto, auto_formats: [fp8, int4_awq], auto_bits: 5.0}}
-0.16.0 llama {quantization: {kv_cache: fp8, calibration_dataset: /cnn}}
+0.16.0 llama {quantization: {method: int4_awq, calibration_dataset: /cnn}}
+0.16.0 llama {quantization: {kv_cache: int8, calibration_dataset: /cnn}}
 0.17.0 llama {quantization: {method: nvfp4, kv_cache: fp8, calibration_dataset: /cnn}}
 # Samples that are downloaded are a note.
 0.16.0 llama {quantization: {method: fp8}}
 # Weights alone are quantized where they are read.
 0.7.1 llama {quantization: {method: int8_wo}}
-0.8.0 llama {quantization: {method: int8_wo}}
+0.8.0 llama {quantization: {method: int4_wo}}
 1.2.1 llama {quantization: {method: int8_wo}}
 0.16.0 llama {quantization: {method: int8_wo, kv_cache: int8}}
-0.16.0 llama {quantization: {method: int8_wo, tool: quantize}}
-1.2.1 llama {quantization: {method: nvfp4, tool: convert}}
-# SmoothQuant by convert_checkpoint.py.
-0.16.0 llama {quantization: {method: int8_sq, tool: convert, smoothquant: 0.8}}
-# build.py reads what quantize.py wrote: examples/llama/README.md of 0.7.0, 'FP8 Post-Training Quantization'
-# and 'AWQ'. The file is named after the family.
+0.16.0 llama {quantization: {method: int8_wo, kv_cache: fp8}}
+# build.py quantizes weights alone.
 0.7.1 llama {quantization: {method: fp8}}
-0.7.1 llama {quantization: {method: int4_awq}}
-0.7.1 mistral {quantization: {method: fp8}}
-# A build.py that reads nothing of quantize.py's.
-0.7.1 gpt {quantization: {method: fp8}}
-# Scales are computed before build.py, which reads them in the model's place: 'SmoothQuant' in the READMEs.
-0.5.0 llama {tensor_parallel: 2, quantization: {method: int8_sq, smoothquant: 0.8, per_token: true}}
-0.7.1 gpt {quantization: {method: int8_sq, smoothquant: 0.5}}
-# 'INT8 KV cache' of the same READMEs: with weight-only quantization, too, and beside what quantize.py wrote.
 0.7.1 llama {quantization: {method: int8_wo, kv_cache: int8}}
-0.7.1 llama {quantization: {method: int4_awq, kv_cache: int8}}
-# Scales that somebody has computed.
-0.7.1 llama {quantization: {method: int8_sq, checkpoint: /models/sq0.5/1-gpu, per_token: true}}
 # GPTQ's weights by the name of the day.
-0.9.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq, group_size: 64}}
-0.11.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq, group_size: 64}}
-# Qwen's are the model itself: examples/qwen/README.md, 'INT4-GPTQ'.
-0.9.0 qwen {quantization: {method: int4_gptq, group_size: 128}}
-1.2.1 qwen {quantization: {method: int4_gptq, group_size: 128, checkpoint: /models/gptq}}
-# QServe's weights: examples/llama/README.md, 'w4aINT8 quantization (QServe)'.
-0.15.0 llama {quantization: {method: w4a8_qserve_per_group, checkpoint: /models/deepcompressor}}
-0.15.0 llama {quantization: {method: w4a8_qserve_per_channel}}
-# A method that came later names the first release with it.
-0.7.1 llama {quantization: {method: w4a8_awq}}
-0.16.0 llama {quantization: {method: nvfp4}}
-0.14.0 llama {quantization: {method: w4a8_qserve_per_group, checkpoint: /models/q}}
-0.16.0 qwen {quantization: {method: w4a8_qserve_per_group, checkpoint: /models/q}}
-# Keys that go with a method.
-0.16.0 llama {quantization: {method: auto, auto_bits: 5.0}}
+0.9.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq}}
+0.10.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq}}
+0.11.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq}}
 0.16.0 llama {quantization: {method: int4_gptq}}
-0.16.0 llama {quantization: {method: fp8, smoothquant: 0.5}}
+# Qwen's are the model itself: examples/qwen/README.md, 'INT4-GPTQ'.
+0.16.0 qwen {quantization: {method: int4_gptq}}
+1.2.1 qwen {quantization: {method: int4_gptq, checkpoint: /models/gptq}}
+# A method that came later.
+0.11.0 llama {quantization: {method: fp8_rowwise}}
+0.16.0 llama {quantization: {method: nvfp4}}
 # GPUs that have it.
 0.16.0 llama {quantization: {method: fp8}, site: {compute_capability: '8.0'}}
+0.16.0 llama {quantization: {method: fp8, calibration_dataset: /cnn}, site: {compute_capability: '8.9'}}
 0.16.0 llama {quantization: {kv_cache: fp8}, site: {compute_capability: '8.6'}}
 0.17.0 llama {quantization: {method: nvfp4}, site: {compute_capability: '9.0'}}
+0.15.0 llama {site: {compute_capability: '7.0'}}
 0.16.0 llama {site: {compute_capability: '7.0'}}
 """,
     "speculative": """
@@ -92,7 +71,7 @@ CASES = {
 """,
     "steps": """
 # The steps of LLaMA, and of GPT, whose programs changed a release later.
-0.5.0 llama {}
+0.5.0 llama {inflight_batching: true}
 0.7.1 llama {}
 0.16.0 llama {tensor_parallel: 2}
 0.19.0 llama {}
@@ -147,19 +126,16 @@ reference - {build: {commands: [[$BUILD]]}}
 0.9.0 llama {backend: python}
 0.16.0 lama {}
 0.7.1 qwen {}
-0.16.0 llama {encoder_decoder: true}
 # Keys and each other.
 0.16.0 llama {tensor_parallel: 8, moe_tensor_parallel: 2, moe_expert_parallel: 2}
 0.16.0 llama {kv_cache_type: continuous}
 0.16.0 llama {kv_cache: {enable_block_reuse: true}}
 0.16.0 llama {enable_chunked_prefill: true}
 0.16.0 llama {repository: {decoding_mode: medusa}}
-0.16.0 llama {repository: {gpu_weights_percent: 0.5}}
 0.7.1 llama {repository: {batching_strategy: inflight_fused_batching}}
 0.10.0 llama {companion: {request: {max_tokens: 2000}}}
 # Engines that were built for it; from 0.17 on the cache is reused by default.
 0.16.0 llama {speculative: {mode: lookahead, max_draft_len: 83}, repository: {decoding_mode: lookahead}}
-0.16.0 llama {weight_streaming: true, repository: {gpu_weights_percent: 0.5}}
 0.19.0 llama {kv_cache_type: continuous, repository: {batching_strategy: V1}}
 1.2.1 llama {kv_cache: {enable_block_reuse: true}, enable_chunked_prefill: true}
 1.2.1 llama {paged_context_fmha: false, kv_cache: {enable_block_reuse: true}}
@@ -167,7 +143,9 @@ reference - {build: {commands: [[$BUILD]]}}
     "llm-api": """
 # Keys that it would lose without a word.
 1.0.0 llama {backend: pytorch, kv_cache_type: paged}
-1.0.0 llama {backend: pytorch, quantization: {tool: quantize}}
+1.0.0 llama {backend: pytorch, plugins: {gemm: float16}}
+1.0.0 llama {backend: pytorch, lora: {target_modules: [attn_q]}}
+1.0.0 llama {backend: pytorch, options: {build: [--strip_plan]}}
 1.0.0 llama {backend: pytorch, paged_context_fmha: true}
 1.0.0 llama {backend: pytorch, directory: /engines/one}
 1.0.0 llama {backend: pytorch, tensor_parallel: 2, max_batch_size: 8, max_num_tokens: 4096}
@@ -193,11 +171,8 @@ reference - {build: {commands: [[$BUILD]]}}
 1.2.1 llama {backend: pytorch, max_num_tokens: 96, llm_api: {$BLOCKS_OF_64}}
 1.2.1 llama {backend: pytorch, phases: {context: {max_num_tokens: 1160, max_seq_len: 4096, $CHUNKS}}}
 1.2.1 llama {backend: pytorch, $CHUNKS}
-# A checkpoint is quantized to what PyTorch computes with.
-1.2.1 llama {backend: pytorch, quantization: {method: int8_sq}}
-1.2.1 llama {backend: pytorch, quantization: {method: fp8, kv_cache: int8}}
-1.2.1 llama {backend: pytorch, quantization: {kv_cache: fp8}}
-1.2.1 llama {backend: pytorch, quantization: {method: nvfp4, batch_size: 4}}
+# A checkpoint is loaded as it is.
+1.2.1 llama {backend: pytorch, quantization: {method: fp8}}
 """,
     "serving": """
 # An orchestrator's copies of a model, each with GPUs of its own.
@@ -282,7 +257,10 @@ reference - {max_lora_rank: 8, companion: {request: {lora: {directory: /a}}}}
     "reference": """
 # Keys of other backends.
 reference - {kv_cache_type: paged}
-reference - {quantization: {tool: quantize}}
+reference - {plugins: {gemm: float16}}
+reference - {quantization: {method: fp8}}
+reference - {lora: {target_modules: [attn_q]}}
+reference - {options: {build: [--strip_plan]}}
 reference - {paged_context_fmha: true}
 reference - {pipeline_parallel: 2}
 # Lengths, times and numbers that do not go together.
@@ -333,15 +311,13 @@ reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, requests: 5, rate
     "raw-options": """
 # They are the last words of their program, and not written out a second time.
 0.16.0 llama {options: {build: [--strip_plan, --visualize_network], convert: [--load_model_on_cpu]}}
-# An option with a key of its own, also by its short spelling.
-0.16.0 llama {options: {build: [--use_fp8_context_fmha=enable, --log_level, verbose]}}
-0.16.0 llama {options: {convert: [-sq, '0.5']}}
+0.16.0 llama {options: {build: [--paged_state, disable]}}
+# An option with a key of its own.
+0.16.0 llama {options: {build: [--context_fmha=enable, --log_level, verbose]}}
 # A word that the release ignores is a note.
 0.9.0 llama {options: {build: [--tp_size, '4']}}
 # A list takes several words.
 0.16.0 gpt {options: {convert: [--gpt_variant=gpt2, --nemo_rename_key, 'a:b', 'c:d']}}
-# Words for adapters.
-0.16.0 llama {$LORA, options: {lora: [--storage-type, float32]}}
 """,
 }
 """Lines ``RELEASE FAMILY {engine keys}`` by file.

@@ -203,7 +203,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 "mode": "disaggregated",
                 "disaggregated": {
                     "context": {"instances": [[0, 1]]},
-                    "generation": {"instances": [[2, 3, 4, 5]], "tensor_parallel": 4},
+                    "generation": {"instances": [[2, 3], [4, 5]]},
                 },
             },
             "companion": {"benchmark": None},
@@ -304,15 +304,6 @@ _EXPERTS = {
     },
     "serve": {"instances": 2, "routing": "session"},
 }
-_QUANTIZED = {
-    "name": "llama-fp8",
-    "model": {"path": "/models/Llama 3.1 8B", "synthetic": None},
-    "engine": {
-        "backend": "pytorch",
-        "quantization": {"method": "fp8", "kv_cache": "fp8", "calibration_dataset": "/texts"},
-    },
-    "build": {"gpus": 2},
-}
 _SERVED_ENGINE = {
     "name": "llama-engine",
     "model": {"path": "/models/llama", "synthetic": None, "family": "llama"},
@@ -348,7 +339,6 @@ _FRONTENDS = {
     "sixteen-ranks": _SIXTEEN_RANKS,
     "experts": _EXPERTS,
     "engine": _SERVED_ENGINE,
-    "quantized": _QUANTIZED,
     "disaggregated": _SPLIT_SERVERS,
 }
 for _name, _job in _FRONTENDS.items():
@@ -450,10 +440,9 @@ BASES = {
     "openai-sixteen-ranks-pyxis": "openai-one-gpu-pyxis",
     "openai-gb200-pyxis": "openai-one-gpu-pyxis",
     "openai-experts-pyxis": "openai-sixteen-ranks-pyxis",
-    "openai-quantized-pyxis": "openai-one-gpu-pyxis",
     "openai-disaggregated-pyxis": "openai-sixteen-ranks-pyxis",
     "openai-heterogeneous": "openai-disaggregated-pyxis",
-    "openai-engine-pyxis": "openai-quantized-pyxis",
+    "openai-engine-pyxis": "openai-one-gpu-pyxis",
     "openai-one-gpu-apptainer": "openai-one-gpu-pyxis",
     "pyxis-disaggregated": "pyxis-orchestrator",
 }

@@ -20,7 +20,7 @@ from tests.waiting import eventually
 from trtllm_hpc.config.hub import INCOMPLETE, HubFailed
 from trtllm_hpc.errors import ConfigError, ExitCode
 from trtllm_hpc.runs.hub import fetch, find, main
-from trtllm_hpc.runtime.engine_cache.cache import Entry
+from trtllm_hpc.runtime.engine_cache.cache import CacheEntry
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.validation.load import load_job
@@ -258,7 +258,7 @@ def test_doctor_fetches_small_files_and_render_the_model(hub: Hub, job: Path, tm
     assert lock["job"]["model"]["token_file"] == str(tmp_path / "token")
     files = [it for it in run.folder.rglob("*") if it.is_file()]
     assert [it for it in files if TOKEN.encode() in it.read_bytes()] == []
-    assert [use.run for use in Entry(folder.parent).uses()] == [str(run.folder)]
+    assert [use.run for use in CacheEntry(folder.parent).uses()] == [str(run.folder)]
 
 
 def test_what_is_checked_first_costs_no_download(hub: Hub, job: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -33,7 +32,6 @@ from trtllm_hpc.scheduler.submission_record import read_submission
 
 pytestmark = pytest.mark.slurm
 
-MODEL_OPTIMIZER = Path(__file__).parent.parent / "upstream" / "modelopt"
 
 TWO_RANKS = {"backend": "pytorch", "tensor_parallel": 2, "max_input_len": None}
 
@@ -120,24 +118,6 @@ def test_a_real_server_computes_behind_the_launcher(site: Site, tmp_path: Path) 
     assert log.read_text().count('POST /v1/completions HTTP/1.1" 200') > 12
     assert read_measurement(run.measurement(COMPANION_MEASUREMENT).summary).tokens["output"] == 48
     assert "</html>" in run.report.read_text()
-
-
-@pytest.mark.thorough
-def test_a_checkpoint_is_quantized_on_a_node_and_the_next_run_takes_it(site: Site) -> None:
-    folder = site.folder / "a site"
-    make_model(folder / "plain")
-    (folder / "texts").mkdir()
-    (folder / "texts" / "a.txt").write_text("the river\nthe sea\n")
-    shutil.copytree(MODEL_OPTIMIZER, site.container.folder / "site" / "modelopt")
-    subprocess.run(["chown", "-R", f"--reference={site.folder}", folder], check=True)
-    wanted = {"method": "fp8", "kv_cache": "fp8", "calibration_dataset": str(folder / "texts")}
-    for name, expected in (("quantized", ["build", "serve", "companion"]), ("again", ["serve", "companion"])):
-        engine = {**TWO_RANKS, "quantization": {**wanted, "calibration_size": 2}}
-        job = site.job(name, model={"path": str(folder / "plain")}, repository={}, engine=engine)
-        _, run = site.submit(job)
-        assert stages(run) == expected
-        [ready] = [event for event in read_events(run, "serve") if event.name == "ready"]
-        assert ready.data["models"] == ["plain-fp8"]
 
 
 SPLIT = {

@@ -57,9 +57,9 @@ def test_doctor_for_programs(types: Types) -> None:
     record = documented("doctor", output)
     assert code == 0 and set(record) == {"checks", "memory", "notes"}
     assert {"runs-folder", "memory"} <= {row["code"] for row in record["checks"]}
-    layer = 4 * 256 * 256 + 3 * 256 * 704 + 2 * 256
-    assert record["memory"]["parameters"] == 2 * 512 * 256 + 4 * layer + 256
-    assert record["memory"]["room"]["kv_per_token"] == 4 * 2 * 256 * 4
+    layer = 4 * 256 * 256 + 3 * 256 * 704
+    assert record["memory"]["parameters"] == 2 * 512 * 256 + 4 * layer
+    assert record["memory"]["kv_per_token"] == 4 * 2 * 256 * 4
 
 
 def test_the_table_fits_a_terminal_of_80_columns(home: Path) -> None:

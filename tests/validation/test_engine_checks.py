@@ -17,7 +17,7 @@ from trtllm_hpc.runtime.checks import (
     shared_memory,
     tokenizer_files,
 )
-from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engine, read_engines
+from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engine
 
 
 def test_an_engine_of_trtllm_build_is_read(tmp_path: Path) -> None:
@@ -60,17 +60,11 @@ def test_output_length_stands_in_for_the_whole_length_before_0_11(tmp_path: Path
     assert read_engine(new_engine(tmp_path / "e", build=build)).max_seq_len == 1224
 
 
-def test_encoder_and_decoder_are_two_engines(tmp_path: Path) -> None:
-    for name in ("encoder", "decoder"):
-        new_engine(tmp_path / name)
-    assert [engine.folder.name for engine in read_engines(tmp_path)] == ["decoder", "encoder"]
-
-
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"pretrained_config": {}}', '{"builder_config": []}'])
 def test_what_is_no_engine_is_told_in_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(NotAnEngine) as refused:
-        read_engines(tmp_path)
+        read_engine(tmp_path)
     assert "does not describe an engine" in str(refused.value) and "\n" not in str(refused.value)
 
 

@@ -40,10 +40,10 @@ def test_a_finding(files: Folder, job: str, code: str, place: str, words: str) -
 
 
 def test_everything_comes_at_once_and_each_key_once(files: Folder) -> None:
-    engine = "  reduce_fusion: true\n  fused_mlp: true\n  opt_num_tokens: 64\n  plugins: {moe: auto}\n"
+    engine = "  paged_context_fmha: true\n  opt_num_tokens: 64\n  plugins: {moe: auto}\n"
     found = files.diagnostics(trt("0.5.0", engine + "  inflight_batching: true\n"))
     assert [diagnostic.field.rpartition(".")[2] for diagnostic in found] == [
-        "opt_num_tokens", "fused_mlp", "reduce_fusion", "moe",
+        "opt_num_tokens", "paged_context_fmha", "moe",
     ]  # fmt: skip
     assert all("0.5.0" in diagnostic.message for diagnostic in found)
 

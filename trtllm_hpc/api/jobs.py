@@ -121,7 +121,7 @@ def doctor(
     What the checks find is no error: see ``ok`` and ``checks`` of the report.
     Arguments and errors are those of :func:`plan` and :func:`submit`.
     """
-    from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
+    from trtllm_hpc.tensorrt_llm.memory import MemoryPlan
     from trtllm_hpc.validation.checks import ignoring, run_checks
     from trtllm_hpc.validation.job_checks import memory_of
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.client.connect import Protocol
     from trtllm_hpc.client.sync_client import Client
     from trtllm_hpc.config.job import JobFile
-    from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
+    from trtllm_hpc.engine_cache.lookup import CachedEngine
     from trtllm_hpc.runs.listing import ListedRun
     from trtllm_hpc.runs.prune import Pruned
     from trtllm_hpc.runs.status import RunState, RunStatus
@@ -42,7 +42,7 @@ class Run:
             there, or was made by another process.
     """
 
-    def __init__(self, paths: RunPaths, engine: Hit | Miss | Unknown | None = None) -> None:
+    def __init__(self, paths: RunPaths, engine: CachedEngine | None = None) -> None:
         self.paths = paths
         self.engine = engine
 

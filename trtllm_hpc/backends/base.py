@@ -14,12 +14,12 @@ from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.layout import Instances, Layout, place
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
+from trtllm_hpc.runtime.engine_cache.build_recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.proxy import OPENAI_KINDS, TRITON_KINDS
 from trtllm_hpc.runtime.server_spec import ServerSpec, literal
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, ReleaseUse
-from trtllm_hpc.tensorrt_llm.memory.shapes import MemoryModel
+from trtllm_hpc.tensorrt_llm.memory import MemoryModel
 
 
 @dataclass(frozen=True)

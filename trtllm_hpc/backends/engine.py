@@ -6,7 +6,6 @@ What only engines need is in ``engines/``, imported when a job has an engine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from packaging.version import Version
@@ -43,7 +42,7 @@ the KV cache by MPI (upstream's disaggregated_serving/README.md of 0.18.2 and 0.
 _BESIDE_COMMANDS = (
     *("backend", "tensorrt_llm_version", "tensor_parallel", "pipeline_parallel", "context_parallel"),
     *("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width", "dtype"),
-    *("gather_context_logits", "gather_generation_logits", "max_lora_rank", "encoder_decoder"),
+    *("gather_context_logits", "gather_generation_logits", "max_lora_rank"),
     *("enable_chunked_prefill", "capacity_scheduler_policy", "multi_block_mode", "context_fmha_fp32_acc"),
     "llm_api",
 )
@@ -154,7 +153,7 @@ class TritonEngine(EngineBackend, TritonBackend):
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
         """Return how to fill the release's templates."""
-        from trtllm_hpc.engines.repository import recipe
+        from trtllm_hpc.engines.template_values import recipe
 
         assert facts.release is not None
         return recipe(_engine_facts(facts), facts.release, paths)
@@ -218,31 +217,14 @@ class TritonDisaggregated(TritonEngine):
         ranks = 1 + sum(map(len, copies))
         return Instances(1, 1, one_node(ranks, _gpus_named(copies, cluster)))
 
-    def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
-        """Return the steps of the context's engine, and of the generation's if that differs."""
-        from trtllm_hpc.engines.build_steps import GENERATION, make_steps, with_variant
-        from trtllm_hpc.engines.facts import generation_of
-
-        context, generation = super().build(facts, layout, python), generation_of(facts.job)
-        if generation is None or not context.steps:
-            return context
-        steps = make_steps(_engine_facts(replace(facts, job=generation)), layout)
-        # Adapters are converted once, whatever the engine.
-        further = with_variant([step for step in steps if step.name != "lora"], GENERATION)
-        return Build((*further, *context.steps), context.notes)
-
     def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
         """Return the engines of both phases, without the same one twice."""
-        from trtllm_hpc.engines.build_steps import GENERATION_STEP
-        from trtllm_hpc.engines.facts import generation_of
-
-        phases, own = job.serve.disaggregated, _engine(job, paths)
+        phases = job.serve.disaggregated
         if phases is None:
             return super().served_engines(job, paths)
-        second = own if generation_of(job) is None else str(paths.side_output(GENERATION_STEP))
         served = [
-            ServedEngine(phase.engine or built, len(phase.instances[0]))
-            for phase, built in ((phases.context, own), (phases.generation, second))
+            ServedEngine(phase.engine or _engine(job, paths), len(phase.instances[0]))
+            for _, phase in phases.roles
         ]
         return tuple(dict.fromkeys(served))
 

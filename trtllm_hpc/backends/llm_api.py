@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from trtllm_hpc.backends import llm_api_rules
@@ -20,7 +19,6 @@ from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
@@ -28,8 +26,6 @@ from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
 LAUNCHER = "trtllm-llmapi-launch"
 """Joins the ranks of the LLM API; in the container from 0.19 on (``tensorrt_llm/llmapi``)."""
 _TEMPLATE = "llmapi/tensorrt_llm"
-_QUANTIZER = 1
-"""To be counted up when ``runtime/quantize.py`` writes something else than before."""
 _WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 """What YAML 1.1, which upstream reads with, takes for something else than text."""
 
@@ -52,13 +48,12 @@ class PyTorchBackend(Backend):
         return super().topology(job, cluster)
 
     def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
-        """Return the step that quantizes the checkpoint, if the job file asks for it."""
-        is_wanted = facts.job.engine.quantization.method is not None
-        return Build((quantize_step(facts, python),) if is_wanted else (), _notes(facts))
+        """Return no steps: a checkpoint is loaded as it is."""
+        return Build((), _notes(facts))
 
     def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
-        """Return the folder of the checkpoint: the named one, or what the build stage makes of it."""
-        return loaded_model(job, paths)
+        """Return the folder of the checkpoint."""
+        return job.model.path
 
 
 class TritonLlmApi(PyTorchBackend, TritonBackend):
@@ -105,40 +100,6 @@ def _notes(facts: JobFacts) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def loaded_model(job: JobFile, paths: RunPaths) -> str | None:
-    """Return the folder of the checkpoint; ``None`` if the job file names none.
-
-    ``trtllm-serve`` calls the model by the last part of this name.
-    """
-    if job.model.path is None or job.engine.quantization.method is None:
-        return job.model.path
-    return f"{paths.engine}/{_quantized(job)}"
-
-
-def quantize_step(facts: JobFacts, python: str) -> BuildStep:
-    """Return the step that quantizes the model's checkpoint."""
-    wanted, release = facts.job.engine.quantization, facts.release
-    values = {option: getattr(wanted, key) for key, option in llm_api_rules.QUANTIZATION_OPTIONS.items()}
-    command: tuple[Argument, ...] = (
-        *(python, Placeholder("run", "/runtime.pyz"), "quantize"),
-        *("--model", Placeholder("model"), "--output", Placeholder("output", f"/{_quantized(facts.job)}")),
-        *("--method", str(wanted.method)),
-        *(word for option, value in values.items() if value is not None for word in (option, str(value))),
-    )
-    dataset = wanted.calibration_dataset
-    return BuildStep(
-        "quantize",
-        (command,),
-        inputs=("model", *(() if dataset is None else (dataset,))),
-        identity={"tensorrt_llm": None if release is None else release.version, "writer": _QUANTIZER},
-    )
-
-
-def _quantized(job: JobFile) -> str:
-    """Return the name of the quantized checkpoint's folder."""
-    return f"{PurePosixPath(job.model.path or job.name).name}-{job.engine.quantization.method}"
-
-
 def model_yaml(job: JobFile, paths: RunPaths) -> str:
     """Return the text of ``model.yaml``.
 
@@ -156,7 +117,7 @@ def pytorch_arguments(job: JobFile, paths: RunPaths) -> dict[str, Any]:
     Raises:
         RenderError: there is no model to load.
     """
-    engine, model = job.engine, loaded_model(job, paths)
+    engine, model = job.engine, job.model.path
     if model is None:
         raise RenderError("The LLM API loads the model itself, and none is named.", hint="set model.path")
     dtype = None if engine.dtype == "auto" else engine.dtype

@@ -22,9 +22,9 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.rules import Excludes, Rule
 from trtllm_hpc.layout import Layout
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
+from trtllm_hpc.runtime.engine_cache.build_recipe import Argument, BuildStep, FolderArgument
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.memory.shapes import MemoryModel
+from trtllm_hpc.tensorrt_llm.memory import MemoryModel
 
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
 """Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
@@ -105,13 +105,13 @@ class Reference(TritonBackend):
         model = job.model
         source: tuple[Argument, ...] = ("--synthetic", model.synthetic or "tiny-llama")
         if model.path:
-            source = ("--model", Placeholder("model"))
+            source = ("--model", FolderArgument("model"))
         command = (
             *(python, "-m", "trtllm_hpc.reference.build"),
-            *("--output", Placeholder("output")),
+            *("--output", FolderArgument("output")),
             *source,
             *_engine_options(job.engine),
-            *("--run", Placeholder("run")),
+            *("--run", FolderArgument("run")),
         )
         identity = {"backend": "reference", "trtllm_hpc": __version__, "builder": _builder()}
         inputs = ("model",) if model.path else ()

@@ -19,7 +19,7 @@ from trtllm_hpc.logs.loading import load_line
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import installed_versions
-from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
+from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, CacheEntry, Manifest
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
 
@@ -133,7 +133,7 @@ def _built(run: RunSnapshot) -> dict[str, Any]:
         # The run folder's link, or the finished engine that the plan names, leads to an entry's output.
         engine = run.paths.engine if run.plan is None else Path(run.plan.engine_folder)
         output = engine.resolve(strict=True)
-        entry, made = Entry(output.parent), Manifest.read(output / MANIFEST)
+        entry, made = CacheEntry(output.parent), Manifest.read(output / MANIFEST)
         record = entry.key() or {}
         if made is None:
             return {"folder": str(output)}

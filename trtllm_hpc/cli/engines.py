@@ -17,7 +17,7 @@ from trtllm_hpc.cli.listing import print_listing, pruning
 from trtllm_hpc.cli.options import Command, complete_with, json_option, print_json
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow, details_of, list_entries
 from trtllm_hpc.engine_cache.listing import verify as verify_entry
-from trtllm_hpc.engine_cache.lookup import parts_of
+from trtllm_hpc.engine_cache.lookup import chain_of, parts_of
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import default_runs_folder, engines_folder
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_duration, format_time
@@ -197,9 +197,8 @@ def _details(details: EngineDetails) -> list[str]:
             f"  built: {format_time(made.built_at)} on {made.host} in {format_duration(made.seconds)}"
         )
         lines += [f"  {name} installed there: {version}" for name, version in made.versions.items()]
-    lines.append("key:")
-    chain = details.key.get("chain") or {details.step: details.key.get("document", {})}
-    lines += [f"  {name}: {value}" for name, value in parts_of(chain)]
+    if details.key:
+        lines += ["key:", *(f"  {name}: {value}" for name, value in parts_of(chain_of(details.key)).items())]
     if made is not None:
         lines.append(f"files: {format_bytes(made.size)}")
         lines += [f"  {format_bytes(size):>10}  {name}" for name, (size, _) in sorted(made.files.items())]

@@ -20,11 +20,12 @@ from trtllm_hpc.cli.options import (
     print_warning,
     run_argument,
 )
+from trtllm_hpc.engine_cache.lookup import CachedEngine
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_json
-from trtllm_hpc.report.engines import CachedEngine, engine_lines, engine_record
+from trtllm_hpc.report.engines import engine_lines
 from trtllm_hpc.report.status import end_line
 from trtllm_hpc.runs.endpoint import was_submitted
 from trtllm_hpc.runs.status import RunState, RunStatus
@@ -165,7 +166,7 @@ def _print_submitted(
 ) -> None:
     """Print which jobs were submitted, ``lines`` about the run and, unless ``watched``, what to type."""
     if as_json:
-        print_json(SubmittedRun(run.id, str(run.folder), dict(jobs), engine_record(run.engine)))
+        print_json(SubmittedRun(run.id, str(run.folder), dict(jobs), run.engine))
         return
     click.echo(f"run {run.id}\n  folder {run.folder}")
     unit = "process" if RunSnapshot(run.paths).is_local else "job"

@@ -19,7 +19,7 @@ from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.gateway.app import make_app
 from trtllm_hpc.gateway.service import Facts, Service
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
+from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engine
 
 _BACKLOG = 2048
 _GRACE_S = 5
@@ -35,7 +35,7 @@ def facts_of(run: RunPaths) -> Facts:
     named = backend_of(job).tokenizer(job)
     max_seq_len = job.engine.max_seq_len
     with suppress(NotAnEngine):
-        max_seq_len = read_engines(folder)[0].max_seq_len or max_seq_len
+        max_seq_len = read_engine(folder).max_seq_len or max_seq_len
     return Facts(
         name=Path(job.model.path).name if job.model.path else job.model.synthetic or job.name,
         tokenizer=folder / "tokenizer" if named is None else Path(named),

@@ -16,7 +16,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import Instances, Layout, ServerGroup
 from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.plan.mounts import all_mounts, is_below, outside
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
+from trtllm_hpc.runtime.engine_cache.build_recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
 from trtllm_hpc.runtime.proxy import OPENAI_KINDS

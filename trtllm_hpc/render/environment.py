@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from trtllm_hpc.errors import RenderError
-from trtllm_hpc.runtime.engine_cache.recipe import Placeholder
+from trtllm_hpc.runtime.engine_cache.build_recipe import FolderArgument
 
 
 def packaged_templates() -> PackageLoader:
@@ -40,7 +40,7 @@ def shell_words(values: Iterable[str | int | float]) -> str:
     return " ".join(shell_word(value) for value in values)
 
 
-def placed_words(values: Iterable[str | Placeholder], indent: int = 0) -> str:
+def placed_words(values: Iterable[str | FolderArgument], indent: int = 0) -> str:
     """Quote the arguments of a build step's command, a continued line for each option.
 
     A place becomes the shell variable of its name, in the quotes that keep it one word.
@@ -51,7 +51,7 @@ def placed_words(values: Iterable[str | Placeholder], indent: int = 0) -> str:
     return _placed(first) + "".join(lines)
 
 
-def _placed(word: str | Placeholder) -> str:
+def _placed(word: str | FolderArgument) -> str:
     if isinstance(word, str):
         return shell_word(word)
     if not re.fullmatch(r"[a-z_][a-z0-9_]*", word.name):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from trtllm_hpc.config.diagnostics import path_refused
 from trtllm_hpc.config.files import default_profile
-from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
+from trtllm_hpc.engine_cache.lookup import CachedEngine, lookup
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, engines_folder
 from trtllm_hpc.plan.model import Plan
@@ -58,7 +58,7 @@ class CreatedRun(NamedTuple):
 
     plan: Plan
     paths: RunPaths
-    engine: Hit | Miss | Unknown | None
+    engine: CachedEngine | None
     """Result of the search in the engine cache; ``None`` if the run needs no engine from it."""
 
 
@@ -130,20 +130,21 @@ def write_planned(plan: Plan, *, downloads: bool = False) -> CreatedRun:
     folder = Path(plan.run_folder)
     build = render_build(plan)
     engine = None if build is None else lookup(build.recipe)
-    if isinstance(engine, Hit) and not all([entry.register(folder) for entry in engine.entries]):
-        engine = Unknown("another process is removing it right now")
+    if engine is not None and not all([entry.register(folder) for entry in engine.entries]):
+        engine = CachedEngine("unknown", reason="another process is removing it right now")
     plan = _with_found(plan, engine)
     plan = with_download(plan) if downloads else plan
-    others = engine.others if isinstance(engine, Hit) else {}
-    paths = write_run(plan, build, {step: entry.output for step, entry in others.items()})
-    for entry in engine.entries if isinstance(engine, Hit) else ():
+    outputs = [] if engine is None else list(engine.outputs.items())
+    paths = write_run(plan, build, {step: Path(output) for step, output in outputs[:-1]})
+    for entry in () if engine is None else engine.entries:
         entry.register(folder)  # again: from now on a run without a folder is gone
     return CreatedRun(plan, paths, engine)
 
 
-def _with_found(plan: Plan, engine: Hit | Miss | Unknown | None) -> Plan:
+def _with_found(plan: Plan, engine: CachedEngine | None) -> Plan:
     """Return the plan, without its build stage if the engine was found."""
-    return with_engine(plan, str(engine.entry.output)) if isinstance(engine, Hit) else plan
+    outputs = () if engine is None else tuple(engine.outputs.values())
+    return with_engine(plan, outputs[-1]) if outputs else plan
 
 
 def check_context(source: JobSource) -> Context:

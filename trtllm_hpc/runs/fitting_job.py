@@ -17,8 +17,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.runs.shipped_jobs import ShippedJob, shipped_jobs
 from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
-from trtllm_hpc.tensorrt_llm.memory.planner import gib, plan_memory
-from trtllm_hpc.tensorrt_llm.memory.shapes import Parallel, UnknownModel
+from trtllm_hpc.tensorrt_llm.memory import Parallel, UnknownModel, gib, plan_memory
 from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 Goal = Literal["latency", "throughput"]
@@ -83,7 +82,7 @@ def _layout(checkpoint: Checkpoint, gpu: str) -> Parallel | None:
             plan = plan_memory(job, cluster, checkpoint.config, stored=checkpoint.stored)
         except UnknownModel:
             return None
-        sentence, found = plan.sentence, plan.room.parallel if plan.verdict == "ok" else plan.suggestion
+        sentence, found = plan.sentence, plan.parallel if plan.verdict == "ok" else plan.suggestion
         if found is not None:
             return found
     raise _error(checkpoint, f"no number of {gpu} holds it; on one, {sentence}")

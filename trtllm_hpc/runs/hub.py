@@ -27,11 +27,11 @@ from trtllm_hpc.config.hub import INCOMPLETE, PARTIAL, HubFailed, HubModel, know
 from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, own_runs_folder
-from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Entry, EntryHeld, Use
+from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, CacheEntry, EntryHeld, Use
 from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, needed_files
 from trtllm_hpc.runtime.records import try_event
-from trtllm_hpc.tensorrt_llm.memory.planner import gib
+from trtllm_hpc.tensorrt_llm.memory import gib
 from trtllm_hpc.validation.load import Locate
 
 _Files = Mapping[str, tuple[int, str]]
@@ -119,7 +119,7 @@ def download(model: Model, run: Path, *, leave: bool = False) -> bool:
     if model.hub is None or model.path is None:
         return False
     folder, record = Path(model.path), record_of(model.path)
-    Entry(folder.parent).register(run)
+    CacheEntry(folder.parent).register(run)
     if leave and record is not None and record.missing(folder):
         return True
     fetch(folder, model.token_file)
@@ -145,7 +145,7 @@ def fetch(folder: Path, token_file: str | None, *, weights: bool = True) -> None
     """
     record = record_of(folder)
     assert record is not None
-    entry, said_at = Entry(folder.parent), -_NEWS_S
+    entry, said_at = CacheEntry(folder.parent), -_NEWS_S
     with suppress(OSError):
         entry.used.touch()
     while missing := record.missing(folder, weights=weights):
@@ -190,7 +190,7 @@ def hub_rows(models: Path) -> list[ModelRow]:
 
 def row_of(folder: Path, record: HubModel) -> ModelRow:
     """Return the row of a hub's model."""
-    entry, missing = Entry(folder.parent), record.missing(folder)
+    entry, missing = CacheEntry(folder.parent), record.missing(folder)
     size = sum(size for name, (size, _) in record.files.items() if name not in missing)
     used = max(it.stat().st_mtime for it in (entry.used, entry.folder / HUB_RECORD) if it.exists())
     summary = f"{record.commit} ({', '.join(record.revisions)})"

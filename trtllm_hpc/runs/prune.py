@@ -18,7 +18,7 @@ from trtllm_hpc.runs.hub import hub_rows, names_model
 from trtllm_hpc.runs.listing import ListedRun, Warn, listed_runs
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import sole_command
-from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Cache, Entry, EntryHeld, Use
+from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Cache, CacheEntry, EntryHeld, Use
 from trtllm_hpc.runtime.engine_cache.files import remove
 
 _FOREIGN_S = 30 * 86_400.0
@@ -129,7 +129,7 @@ def _pruned_entry(pruned: Pruned, made: str, counts: _Counts, *, remove_it: bool
     It is moved away with one rename, under its lock. Only then are its uses read for the last time: a run
     that registers later misses it.
     """
-    entry = Entry(Path(pruned.folder).parent)
+    entry = CacheEntry(Path(pruned.folder).parent)
     if (holder := entry.holder()) is not None:
         return replace(pruned, kept=f"is being {made} by {holder}")
     if (kept := _used(entry, counts)) is not None or not remove_it:
@@ -143,14 +143,14 @@ def _pruned_entry(pruned: Pruned, made: str, counts: _Counts, *, remove_it: bool
         return replace(pruned, kept=f"is being {made} by {entry.holder() or 'another process'}")
     except OSError as error:
         return replace(pruned, kept=f"cannot be removed: {error.strerror}")
-    kept = _used(Entry(aside), counts)
+    kept = _used(CacheEntry(aside), counts)
     if kept is not None and not entry.folder.exists():
         aside.rename(entry.folder)
         return replace(pruned, kept=kept)
     return pruned if remove(aside) else replace(pruned, kept=f"could not be removed completely: {aside}")
 
 
-def _used(entry: Entry, counts: _Counts) -> str | None:
+def _used(entry: CacheEntry, counts: _Counts) -> str | None:
     return next((why for use in entry.uses() if (why := counts(use)) is not None), None)
 
 

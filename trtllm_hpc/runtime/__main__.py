@@ -108,12 +108,6 @@ def _exclude(paths: RunPaths, job_id: str) -> str | None:
     return change_of_next(paths, job_id, sys.stdin)
 
 
-def _quantize(options: Namespace) -> None:
-    from trtllm_hpc.runtime.quantize import Quantization, quantize
-
-    quantize(Quantization(**_values_of(Quantization, options)))
-
-
 def _leader(interface: str | None, loopback: bool) -> str:
     from trtllm_hpc.runtime.node import free_ports
 
@@ -245,13 +239,6 @@ COMMANDS = {
         "engine_config:set_gpus_per_node",
         {"gpus": {"type": int}, "checkpoints": {"type": Path, "nargs": "+"}},
     ),
-    "quantize": _Command(
-        "quantize a checkpoint for the LLM API on PyTorch",
-        _quantize,
-        _of(_FILE, "--model", "--output")
-        | {"--method": _TEXT, "--kv-cache": _MAYBE_TEXT, "--calibration-dataset": _MAYBE_FILE}
-        | {"--calibration-size": {"type": int, "default": 512}, "--batch-size": {"type": int, "default": 1}},
-    ),
     "leader": _Command("print address, three server ports and the rendezvous port", _leader, _ADDRESS),
     "preflight": _Command(
         "compare the world of ranks with the plan",
@@ -282,7 +269,7 @@ COMMANDS = {
     ),
     "repository": _Command(
         "make the model repository from templates",
-        "model_repository.repository:make_repository",
+        "model_repository.writer:make_repository",
         {"--all-models": _FILE},
     ),
     "variants": _Command(

@@ -54,20 +54,11 @@ class EngineConfig:
         return self.gpus_per_node or DEFAULT_GPUS_PER_NODE
 
 
-def read_engines(folder: Path) -> tuple[EngineConfig, ...]:
-    """Read the engine in a folder, or the decoder's and the encoder's in its sub-folders.
+def read_engine(folder: Path) -> EngineConfig:
+    """Read the engine in a folder.
 
     Raises NotAnEngine if there is none, or its ``config.json`` does not describe one.
     """
-    if not (folder / "config.json").is_file():
-        parts = [folder / name for name in ("decoder", "encoder")]
-        if all((part / "config.json").is_file() for part in parts):
-            return tuple(map(read_engine, parts))
-    return (read_engine(folder),)
-
-
-def read_engine(folder: Path) -> EngineConfig:
-    """Read the engine in a folder; raises as :func:`read_engines`."""
     file = folder / "config.json"
     try:
         record = json.loads(file.read_text(encoding="utf-8"))

@@ -39,7 +39,7 @@ from trtllm_hpc.runtime.checks import (
     tokenizer_files,
     transports,
 )
-from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
+from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engine
 from trtllm_hpc.runtime.node import locked_memory_kib, query_gpus, shm_free_gib, step_tasks, task_number
 from trtllm_hpc.runtime.records import RankRecord, add_event
 
@@ -311,17 +311,16 @@ def _check_engine(
     folder: Path, built_for: int, expected: Expected, installed: str | None, visible_gpus: int
 ) -> Iterator[Diagnostic]:
     try:
-        engines = read_engines(folder)
+        engine = read_engine(folder)
     except NotAnEngine as error:
         yield fail(str(error), f"run the build stage first; if it has run, srun ls {folder}")
         return
-    for engine in engines:
-        yield engine_world(engine, built_for)
-        yield engine_files(engine)
-        yield engine_version(engine, installed or expected.release)
-        if built_for == expected.world_size:
-            # Copies of one engine get their GPUs by gpu_device_ids; otherwise a rank's number decides.
-            yield engine_gpus_per_node(engine, expected.world_size, expected.ranks_per_node, visible_gpus)
+    yield engine_world(engine, built_for)
+    yield engine_files(engine)
+    yield engine_version(engine, installed or expected.release)
+    if built_for == expected.world_size:
+        # Copies of one engine get their GPUs by gpu_device_ids; otherwise a rank's number decides.
+        yield engine_gpus_per_node(engine, expected.world_size, expected.ranks_per_node, visible_gpus)
 
 
 # A refused start --------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trtllm_hpc.config.diagnostics import path_refused
 from trtllm_hpc.errors import FAIL, WARN, ConfigError, Diagnostic, fail
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
+from trtllm_hpc.tensorrt_llm.memory import MemoryPlan
 from trtllm_hpc.validation import engine_checks, file_system_checks, job_checks, slurm_checks
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context, SlurmAnswers
 

@@ -19,8 +19,7 @@ from trtllm_hpc.validation.context import Checks, Context
 from trtllm_hpc.validation.file_system_checks import absent
 
 if TYPE_CHECKING:
-    from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
-    from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
+    from trtllm_hpc.tensorrt_llm.memory import MemoryPlan, UnknownModel
 
 CHECKS = Checks()
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -36,8 +35,7 @@ def divides(context: Context) -> Diagnostic | None:
     config, engine = context.model_config, context.job.engine
     if config is None:
         return unknown("the model's config.json cannot be read here")
-    from trtllm_hpc.tensorrt_llm.memory.planner import parallel_of
-    from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel, read_shape
+    from trtllm_hpc.tensorrt_llm.memory import UnknownModel, parallel_of, read_shape
 
     try:
         shape = read_shape(config)
@@ -215,8 +213,7 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
     config, model = context.model_config, context.plan.backend.memory
     if config is None or model is None:
         return None
-    from trtllm_hpc.tensorrt_llm.memory.planner import plan_memory
-    from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
+    from trtllm_hpc.tensorrt_llm.memory import UnknownModel, plan_memory
 
     try:
         release, stored = context.plan.facts.release, _stored_size(context, config)
@@ -231,7 +228,7 @@ def _stored_size(context: Context, config: Mapping[str, Any]) -> int | None:
     Raises UnknownModel for a quantized checkpoint of unknown size.
     """
     from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
-    from trtllm_hpc.tensorrt_llm.memory.shapes import FAMILIES, UnknownModel
+    from trtllm_hpc.tensorrt_llm.memory import FAMILIES, UnknownModel
 
     if context.model_folder is None or context.job.engine.quantization.method is not None:
         return None

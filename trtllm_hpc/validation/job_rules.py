@@ -36,9 +36,7 @@ def one_model(job: JobFile) -> Diagnostics:
 
 @RULES.add
 def prompt_leaves_room(job: JobFile) -> Diagnostics:
-    """``max_seq_len`` counts prompt and answer together, unless the prompt is an encoder's."""
-    if job.engine.encoder_decoder:
-        return
+    """``max_seq_len`` counts prompt and answer together."""
     prompt, both = job.engine.max_input_len, job.engine.max_seq_len
     if prompt is not None and both is not None and prompt >= both:
         message = f"a prompt of {prompt} tokens leaves no room for an answer: engine.max_seq_len is {both}"

@@ -388,7 +388,7 @@ def test_a_run_whose_engine_is_there_has_no_build_stage(types: Types, job: list[
     assert "engine: found in the cache (engine-" in output and "nothing to build" in output
     assert "afterok:$build" not in output
     missed = types(*job, "--set", "engine.max_batch_size=3").output
-    assert "    model: the same\n    --max-batch-size (engine): 8 -> 3\n" in missed
+    assert "    --max-batch-size (engine): 8 -> 3\n" in missed
 
 
 def test_a_cache_that_no_container_can_mount_is_refused(types: Types, job: list[str], home: Path) -> None:

@@ -17,7 +17,6 @@ from contextlib import suppress
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, serve_steps, write_json
 from trtllm_hpc.runtime.blame import failed_by_itself, verdict
-from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import Heartbeat, Troubles, stopped_below
 from trtllm_hpc.runtime.instances.clients import ClientWatch
@@ -55,7 +54,6 @@ class RunSupervisor:
             paths, options.companion_start_seconds, options.companion_silence_seconds, self._heartbeat.file
         )
         self._clients = ClientWatch(paths, self._proxies, options.idle_seconds)
-        self._engine = EngineCheck(paths)
         self._troubles = Troubles(paths, "serve", options.hang_seconds)
         self._signal: str | None = None
         self._is_warned = False
@@ -104,8 +102,6 @@ class RunSupervisor:
         if self._signal is not None:
             self._proxies.remove_folder()  # after KillWait Slurm kills this process, whatever is left to do
         if self._stopping_since is None:
-            if self._engine.fault is not None and not self._has_failed:
-                self._end_run(RunEnd(self._engine.fault))
             if self._is_warned:
                 self._drain()
             elif self._proxies.watch(may_restart=self._publisher.is_published):

@@ -43,8 +43,6 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> Findings:
     facts["programs"], found["image-programs"], found["image-options"] = _programs(wanted)
     if wanted.has_tensorrt_llm:
         outcome = run_child(paths, "image", alone())
-        read = {name: outcome.steps.get(name) for name in ("serve_options", "llm_api")}
-        facts |= {name: it for name, it in read.items() if it is not None and error_of(it) is None}
         found["image-import"] = _imported(outcome)
         found["image-parsers"] = _parsed(outcome)
     return found, facts
@@ -129,13 +127,11 @@ def _help(program: Sequence[str]) -> str:
 
 
 def read_image(wanted: Wanted) -> None:
-    """In the child: import TensorRT-LLM, read what it takes, and have it parse what the plan renders."""
+    """In the child: import TensorRT-LLM, and have it parse what the plan renders."""
     from trtllm_hpc.runtime import upstream
 
     if error_of(attempt("import", lambda: __import__("tensorrt_llm").__version__)) is not None:
         return
-    attempt("serve_options", upstream.server_options)
-    attempt("llm_api", upstream.llm_api_keys)
     refusals: dict[str, str] = {}
     parsers = {
         f"trtllm-serve ({name})": partial(upstream.server_arguments, words)
@@ -150,7 +146,7 @@ def read_image(wanted: Wanted) -> None:
     for name, parse in parsers.items():
         try:
             parse()
-        except upstream.Refused as error:
+        except upstream.RefusedByUpstream as error:
             refusals[name] = str(error)
     record("parsed", {"names": list(parsers), "refused": refusals})
 

@@ -18,7 +18,7 @@ OUTPUT, MODEL, RUN = "output", "model", "run"
 
 
 @dataclass(frozen=True)
-class Placeholder:
+class FolderArgument:
     """A folder in a command whose path is known only when the step runs."""
 
     name: str
@@ -27,7 +27,7 @@ class Placeholder:
     """What follows it, e.g. ``/encoder``."""
 
 
-Argument = str | Placeholder
+Argument = str | FolderArgument
 
 
 @dataclass(frozen=True)
@@ -49,28 +49,16 @@ class BuildStep:
     """What else determines the output: versions, layout. JSON values."""
     on_gpu: bool = False
     """Whether the output depends on the GPU's compute capability."""
-    variant: str = ""
-    """Of a run with several engines: which one it is for, the end of the name, as in ``build_generation``.
-    Part of no key: another run may have the same engine as its only one."""
-
-    @property
-    def kind(self) -> str:
-        """The name without the variant."""
-        return self.plain(self.name)
-
-    def plain(self, name: str) -> str:
-        """Return the name of this or an earlier step without the variant."""
-        return name.removesuffix(f"_{self.variant}") if self.variant else name
 
     @property
     def reads(self) -> tuple[str, ...]:
         """Everything that the step reads: its inputs and the placeholders in its commands."""
-        names = (it.name for command in self.commands for it in command if isinstance(it, Placeholder))
+        names = (it.name for command in self.commands for it in command if isinstance(it, FolderArgument))
         return tuple(dict.fromkeys((*self.inputs, *(name for name in names if name not in (OUTPUT, RUN)))))
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BuildRecipe:
     """All steps from a model to its engine."""
 
     engines_folder: str
@@ -100,7 +88,7 @@ class Recipe:
         write_json(path, {"format": FORMAT, **asdict(self)})
 
     @classmethod
-    def read(cls, path: Path) -> Recipe:
+    def read(cls, path: Path) -> BuildRecipe:
         """Read what :meth:`write` has written.
 
         Raises BuildFailed if the file is missing, damaged or of another version.
@@ -122,7 +110,7 @@ class Recipe:
 
 def _step(record: dict[str, Any]) -> BuildStep:
     commands = tuple(
-        tuple(word if isinstance(word, str) else Placeholder(**word) for word in command)
+        tuple(word if isinstance(word, str) else FolderArgument(**word) for word in command)
         for command in record["commands"]
     )
     return BuildStep(**{**record, "commands": commands, "inputs": tuple(record["inputs"])})

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import Diagnostic, ExitCode
 from trtllm_hpc.paths import RunPaths, read_json, write_folder_aside
 from trtllm_hpc.runtime.model_repository.check import RepositoryInvalid, check, in_model
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
@@ -100,11 +98,7 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, ModelFile
         raise RepositoryInvalid([in_model("all models", why, "set container.all_models in the profile")])
     messages: dict[str, Any] = {}
     files: dict[str, ModelFiles] = {}
-    problems = [
-        in_model(name, f"is the name of {count} models.", "give each copy a name of its own")
-        for name, count in Counter(model.name for model in recipe.models).items()
-        if count > 1
-    ]
+    problems: list[Diagnostic] = []
     for model in recipe.models:
         source = template_folder(all_models, model.template)
         if source is None:
@@ -115,12 +109,7 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, ModelFile
             hint = "take the image of the job file's release, or set container.all_models"
             problems.append(in_model(model.name, why, hint))
             continue
-        try:
-            text = (source / CONFIG).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = f"{source / CONFIG} cannot be read: {error}."
-            problems.append(in_model(model.name, why, "fetch it again"))
-            continue
+        text = (source / CONFIG).read_text(encoding="utf-8", errors="replace")
         message, wrong = fill(text, model.values, model.name)
         problems += wrong
         present = {placeholder.name for placeholder in find_placeholders(text)}
@@ -131,13 +120,12 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, ModelFile
             edit(message, model)
             messages[model.name] = message
             files[model.name] = {**template_files(source), **model.files}
-    if problems := problems or check(messages, files):
+    if problems := problems or list(check(messages, files)):
         raise RepositoryInvalid(problems)
     for model in recipe.models:
-        template = re.sub(r"[\x00-\x1f\x7f]+", " ", model.template)
         made_by = f"# Made by trtllm-hpc for TensorRT-LLM {recipe.release} from the image's all_models"
         config = text_format().MessageToString(messages[model.name], as_utf8=True)
-        files[model.name] = {CONFIG: f"{made_by}/{template}/{CONFIG}.\n{config}", **files[model.name]}
+        files[model.name] = {CONFIG: f"{made_by}/{model.template}/{CONFIG}.\n{config}", **files[model.name]}
     return files
 
 
