@@ -1,16 +1,14 @@
-"""A real Prometheus, with a configuration of ``trtllm-hpc metrics --prometheus``; a collector of traces."""
+"""A real Prometheus, with a configuration of ``trtllm-hpc metrics --prometheus``."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
-import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -71,37 +69,3 @@ def samples(ask: Ask, query: str) -> list[dict[str, str]]:
         return list((ask(f"query?query={urllib.parse.quote(query)}") or {}).get("result", []))
 
     return [{**it["metric"], "value": it["value"][1]} for it in eventually(found, 30) or []]
-
-
-class Collector(HTTPServer):
-    """Keeps what it is sent over OTLP by HTTP: Triton sends JSON."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}/v1/traces"
-        self.bodies: list[bytes] = []
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        self.server.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@contextmanager
-def collector() -> Iterator[Collector]:
-    """A collector of traces."""
-    with Collector() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()

@@ -14,7 +14,7 @@ from tests.waiting import eventually
 from trtllm_hpc.runtime.leader import ReadyRecord
 from trtllm_hpc.runtime.node import SCRATCH, SHM
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
-from trtllm_hpc.runtime.server_spec import RankProfile, ServerSpec, literal
+from trtllm_hpc.runtime.server_spec import ServerSpec, literal
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import Runtime
@@ -46,7 +46,6 @@ class Ranks:
         words: tuple[str, ...] = (),
         driver: Literal["triton", "openai"] = "triton",
         model: str | None = None,
-        profile: RankProfile | None = None,
         supervisor: dict[str, Any] | None = None,
         **options: Any,
     ) -> subprocess.Popen[str]:
@@ -61,7 +60,6 @@ class Ranks:
             leader=[program, *own, *map(literal, words), f"--http-port={self.ports[0]}"],
             worker=[program, *own, *map(literal, words), "--load-model=tensorrt_llm"],
             model=model,
-            profile=profile,
         )
         spec.write(self.runtime.paths.server())
         http, grpc, metrics, rendezvous = map(str, self.ports)

@@ -29,7 +29,6 @@ OPTIONS = SupervisorOptions(
     proxy=ProxyOptions("haproxy", ("http",), "127.0.0.1"),
     key=False,
     tls=False,
-    certificate=None,
     leaders={},
     companion_start_seconds=None,
     companion_silence_seconds=None,

@@ -132,8 +132,6 @@ class Backend:
     """Whether the ranks of an instance find each other by files in a folder of their own."""
     launcher: str | None = None
     """The program that joins the ranks of a server on Slurm."""
-    profilers: tuple[str, ...] = ()
-    """Profilers (``serve.profile.tool``) that the engine starts and stops."""
 
     program = "trtllm-serve"
     """The server's own name, for comments."""
@@ -262,23 +260,9 @@ class TritonBackend(Backend):
             # Two jobs may share a node, and two ranks too: the prefix carries both.
             "--backend-config=python,shm-region-prefix-name={prefix}",
             *(() if layout.gpus_per_node else ("--allow-gpu-metrics=false",)),
-            *_traces(facts.job),
             *map(literal, self.options(facts, layout)),
             *map(literal, triton.options),
         ]
-
-
-def _traces(job: JobFile) -> list[str]:
-    if job.serve.tracing is None:
-        return []
-    # By default one request of a thousand is traced.
-    traces = (
-        "mode=opentelemetry",
-        "level=TIMESTAMPS",
-        "rate=1",
-        f"opentelemetry,url={job.serve.tracing.endpoint}",
-    )
-    return [literal(f"--trace-config={it}") for it in traces]
 
 
 def _sockets() -> list[str]:

@@ -18,7 +18,7 @@ from trtllm_hpc.backends.base import (
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job, placeholder_problems
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.rules import Excludes, Requires, Rule
+from trtllm_hpc.config.rules import Requires, Rule
 from trtllm_hpc.layout import Instances, Layout
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.server_spec import ServerSpec, expand, literal
@@ -114,8 +114,6 @@ class Command(Backend):
                  'set it, e.g. to ["vllm", "serve", "{{model}}", "--host", "{{address}}", '
                  '"--port", "{{port}}"]',
                  code="missing", at="serve.command"),
-        Excludes("serve.tracing", "", "serve.command has the server's own options",
-                 "remove serve.tracing and add the option to serve.command"),
         *(command_has_a_port, placeholders_have_values, node_rank_is_passed),
     )  # fmt: skip
 

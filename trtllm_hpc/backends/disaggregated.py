@@ -11,7 +11,7 @@ from typing import Any
 
 from trtllm_hpc.backends.base import Front, Service
 from trtllm_hpc.backends.llm_api import pytorch_arguments
-from trtllm_hpc.backends.llm_api_rules import TRACES, block_tokens, longest_prompt
+from trtllm_hpc.backends.llm_api_rules import block_tokens, longest_prompt
 from trtllm_hpc.backends.trtllm_serve import TrtllmServe, server_plan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
@@ -45,9 +45,7 @@ def _front(job: JobFile, phases: Phases) -> Front:
     command = (SERVER, "disaggregated", start_s, f"--request_timeout={phases.request_timeout_seconds}")
     router = {} if phases.router is None else {"router": {**phases.router_args, "type": phases.router}}
     servers = {f"{role}_servers": {"num_instances": phase.servers, **router} for role, phase in phases.roles}
-    url = None if job.serve.tracing is None else job.serve.tracing.endpoint
-    traces = {} if url is None else {"otlp_config": {TRACES.removeprefix("--"): url}}
-    return Front(command, {"backend": "pytorch", **traces, **phases.front, **servers})
+    return Front(command, {"backend": "pytorch", **phases.front, **servers})
 
 
 def _transfer_keys(facts: JobFacts, role: str) -> dict[str, Any]:

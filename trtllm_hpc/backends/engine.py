@@ -60,7 +60,6 @@ class EngineBackend(Backend):
     checks_paged_context = True
     chunking_keys = f"engine.paged_context_fmha and {Backend.chunking_keys}"
     own_keys: ClassVar[Mapping[str, str]] = {"build.commands": ", which takes no engine of TensorRT-LLM"}
-    profilers = ("nsys",)
 
     def facts(self, job: JobFile, cluster: ClusterProfile) -> EngineFacts:
         """Return the facts of the engine, too."""
@@ -126,7 +125,7 @@ class TrtllmServeEngine(EngineBackend):
     def rules(self) -> tuple[Rule, ...]:
         """The rules of engines, and those of the LLM API that do not depend on what is loaded."""
         of_server = (*llm_api_rules.WITHOUT_REPOSITORY, llm_api_rules.llm_api_leaves_the_plan)
-        return (*llm_api_rules.OF_SERVER, *super().rules, *of_server)
+        return (llm_api_rules.server_is_there, *super().rules, *of_server)
 
     def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
         """Return the command of every rank, with the engine and the model's tokenizer."""

@@ -39,7 +39,6 @@ class PyTorchBackend(Backend):
 
     release_use = "nearest"
     rules: tuple[Rule, ...] = llm_api_rules.RULES
-    profilers = ("torch", "nsys")
     engine_keys = llm_api_rules.ENGINE_KEYS
     repository_keys: tuple[str, ...] = ()
     kv_cache_keys = llm_api_rules.KV_CACHE_KEYS

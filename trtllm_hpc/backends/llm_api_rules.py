@@ -19,7 +19,7 @@ from trtllm_hpc.config.job import PHASE_KEYS, JobFile
 from trtllm_hpc.config.rules import Excludes
 from trtllm_hpc.runtime.quantize import CACHE_FORMATS, FORMATS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.llm_api import SERVER, serve_options, unknown_keys, wrong_values
+from trtllm_hpc.tensorrt_llm.llm_api import SERVER, unknown_keys, wrong_values
 
 ENGINE_KEYS = (
     *("backend", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
@@ -54,7 +54,6 @@ QUANTIZATION_OPTIONS = {
 }
 QUANTIZATION_KEYS = ("method", *QUANTIZATION_OPTIONS)
 """Keys of ``engine.quantization`` that the build step knows."""
-TRACES = "--otlp_traces_endpoint"
 UNUSED = Unused(
     "the LLM API builds no engine that this could change",
     "the LLM API",
@@ -164,13 +163,6 @@ def server_is_there(facts: JobFacts) -> Diagnostics:
         yield in_job("release", "serve.frontend", message, "take 0.19.0 or later, or frontend: triton")
 
 
-def traces_can_be_sent(facts: JobFacts) -> Diagnostics:
-    """The release's server has an option for traces."""
-    if facts.job.serve.tracing is not None and TRACES not in serve_options(facts.release):
-        message, hint = f"this {SERVER} has no {TRACES}", "take an image with TensorRT-LLM 1.2.0 or later"
-        yield in_job("release", "serve.tracing", message, hint)
-
-
 def _configurations(job: JobFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each section that has a configuration of the LLM API, with that."""
     yield "engine", job.engine.llm_api
@@ -206,8 +198,6 @@ def block_tokens(job: JobFile) -> int:
     return block if isinstance(block, int) and block > 0 else 32
 
 
-OF_SERVER = (server_is_there, traces_can_be_sent)
-"""With ``trtllm-serve``."""
 WITHOUT_REPOSITORY = (
     one_world_of_ranks,
     Excludes("repository.decoupled", "frontend=openai",

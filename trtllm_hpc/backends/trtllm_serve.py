@@ -33,7 +33,11 @@ the file: as an option ``--kv_cache_free_gpu_memory_fraction`` would be lost bes
 class TrtllmServe(PyTorchBackend):
     """``trtllm-serve`` with a checkpoint, on PyTorch."""
 
-    rules: tuple[Rule, ...] = (*llm_api_rules.OF_SERVER, *llm_api_rules.RULES, llm_api_rules.values_are_taken)
+    rules: tuple[Rule, ...] = (
+        llm_api_rules.server_is_there,
+        *llm_api_rules.RULES,
+        llm_api_rules.values_are_taken,
+    )
 
     def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
         """Return the command of every rank; the launcher runs the first rank's alone."""
@@ -63,8 +67,6 @@ def server_plan(
     # Until 1.2 the file goes before the options, and after it the other way round.
     said = known.keys() - job.engine.llm_api.keys()
     options = [f"{option}={known[key]}" for key, option in OPTIONS.items() if key in said]
-    if job.serve.tracing is not None:
-        options.append(f"{llm_api_rules.TRACES}={job.serve.tracing.endpoint}")
     file = f"--extra_llm_api_options={paths.llm_api(role)}"
     words = [SERVER, *map(literal, (model, *options, file)), "--host={address}", "--port={port}"]
     rest = {key: value for key, value in known.items() if key not in ("model", *OPTIONS)}

@@ -159,26 +159,6 @@ class Disaggregated(Section):
         return ("context", self.context), ("generation", self.generation)
 
 
-class Profile(Section):
-    """Where the time of the engine's steps goes. The figures of such a server are never compared."""
-
-    tool: Literal["nsys", "torch"] = "nsys"
-    """``nsys``: Nsight Systems, which the image must have. ``torch``: PyTorch's profiler, for
-    ``engine.backend: pytorch``."""
-    ranks: list[Annotated[int, Field(ge=0, le=65_535)]] = Field(default=[0], min_length=1)
-    """The ranks of each instance that are profiled."""
-    iterations: Annotated[OneLine, Field(pattern=r"^[0-9]{1,9}-[0-9]{1,9}\z")] = "100-150"
-    """First and last step of the engine, counted from its first request."""
-
-
-class Tracing(Section):
-    """Spans of each request, for OpenTelemetry."""
-
-    endpoint: Annotated[OneLine, Field(pattern=r"^https?://[^\s]+\z")]
-    """URL of the collector, over OTLP: ``http://HOST:4317`` for ``trtllm-serve``, which speaks gRPC unless
-    ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` says otherwise; ``http://HOST:4318/v1/traces`` for Triton."""
-
-
 class Serve(Section):
     """The serve stage."""
 
@@ -237,11 +217,6 @@ class Serve(Section):
         default={}
     )
     """Variables of every rank's server."""
-    profile: Profile | None = None
-    """A profile of some ranks, in ``results/profiles/``; ``None``: none is made."""
-    tracing: Tracing | None = None
-    """Where ``trtllm-serve`` (from 1.2.0 on) or Triton sends its traces. The proxy and the gateway pass the
-    header ``traceparent`` on."""
     openai: Literal["gateway", "none"] = "gateway"
     """``gateway``: behind the proxy, Triton also speaks OpenAI's protocol, through a gateway that the first
     request starts."""
@@ -258,9 +233,6 @@ class Serve(Section):
     ``https://chat.example.org``; ``*``: every page. A page needs the key as well."""
     tls: bool = False
     """Whether the proxy encrypts; the fingerprint of its certificate is in the endpoint."""
-    certificate: AbsolutePath | None = None
-    """PEM file with the certificate of the proxy, the certificates that signed it, and its private key.
-    ``None``: a certificate made for the run."""
     idle_minutes: Annotated[float, Field(gt=0, le=525_600), Time(60)] | None = None
     """A server that nobody has asked for so long ends itself, unless its companion stops it anyway. ``None``:
     it waits until its time limit. Requests that generate or infer count, and open ones; health checks,

@@ -133,7 +133,7 @@ class Plan:
         """Programs that the preflight looks for on every node; each rank looks for its own server."""
         spec = self.server.spec
         own = () if spec.driver == "triton" else (spec.leader[0],)
-        return (*own, *(() if spec.launcher is None else (spec.launcher,)), *spec.profiler)
+        return (*own, *(() if spec.launcher is None else (spec.launcher,)))
 
     @property
     def restarts(self) -> int:

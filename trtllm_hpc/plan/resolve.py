@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.backends.base import ServerPlan
-from trtllm_hpc.backends.profile import rank_profile
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import Instances, Layout, one_node, seats
@@ -57,7 +56,7 @@ def make_plan(
         python=chosen,
         task_python=task_python,
         instances=instances,
-        servers=tuple(_with_environment(server, job, paths) for server in service.servers),
+        servers=tuple(_with_environment(server, job) for server in service.servers),
         front=service.front,
         release=release.version if release is not None and facts.assumed_release is None else None,
         engines_folder=engines_folder or str(paths.folder.parent.parent / "engines"),
@@ -75,11 +74,10 @@ def make_plan(
     )
 
 
-def _with_environment(server: ServerPlan, job: JobFile, paths: RunPaths) -> ServerPlan:
-    """Return the server with the variables that the job file sets, and its profile of ranks."""
+def _with_environment(server: ServerPlan, job: JobFile) -> ServerPlan:
+    """Return the server with the variables that the job file sets."""
     environment = {**server.spec.environment, **job.serve.environment}
-    profile = None if job.serve.profile is None else rank_profile(job.serve.profile, paths)
-    return replace(server, spec=replace(server.spec, environment=environment, profile=profile))
+    return replace(server, spec=replace(server.spec, environment=environment))
 
 
 def with_engine(plan: Plan, engine: str) -> Plan:

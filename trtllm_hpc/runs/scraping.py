@@ -43,8 +43,7 @@ def scrape_config(run: RunPaths, endpoint: Endpoint, model: str) -> dict[str, An
     if endpoint.key_file is not None:
         found["authorization"] = {"credentials_file": endpoint.key_file}
     if endpoint.certificate_file is not None:
-        names = {} if endpoint.certificate_name is None else {"server_name": endpoint.certificate_name}
-        found["tls_config"] = {"ca_file": endpoint.certificate_file, **names}
+        found["tls_config"] = {"ca_file": endpoint.certificate_file}
     labels = {"run": run.run_id, "model": model}
     found["static_configs"] = [
         {"targets": [place], "labels": {**labels, "part": part, "instance": of, "__metrics_path__": path}}

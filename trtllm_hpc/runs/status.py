@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtllm_hpc.config.hub import record_of
@@ -18,7 +18,6 @@ from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.causes.table import Degree
 from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
 from trtllm_hpc.logs.files import last_mark, list_logs
-from trtllm_hpc.logs.loading import load_line, loading_now
 from trtllm_hpc.logs.reading import stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name, remove_abandoned
@@ -73,8 +72,6 @@ class RankStatus:
     """``running``, ``ended 0``, ``stopped by companion``... in a few words."""
     instance: int | None = None
     """``None`` where there is only one."""
-    load_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of ``weights``, ``compile``, ``autotune``, ``kv_cache``, ``warm_up``, as its log shows them."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +121,6 @@ class RunStatus:
     """Who has asked the server how often, and its guests."""
     unlike: tuple[str, ...] = ()
     """What the job has found to be other than in the run that this one repeats."""
-    load: str = ""
-    """How long the phases of the server's start took; empty if no log shows them."""
     evaluation: EvaluationSummary | None = None
     """Scores of the companion's evaluation, once it has finished."""
 
@@ -211,9 +206,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         sentence=run.quoted(_sentence(run, state, stages, failure)),
         stages=tuple(stages),
         ranks=tuple(
-            RankStatus(log.rank, log.host, log.state, log.instance, log.load_s)
-            for log in servers
-            if log.rank is not None
+            RankStatus(log.rank, log.host, log.state, log.instance) for log in servers if log.rank is not None
         ),
         instances=_instances(run, stages),
         endpoint=endpoint,
@@ -226,7 +219,6 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         gateway_failure=gateway[-1] if gateway else None,
         clients=clients_of(run.paths),
         unlike=tuple({str(it.data.get("warning")): None for it in _named(run.events("serve"), UNLIKE)}),
-        load=load_line(run),
         evaluation=read_evaluation(run.paths.evaluation()),
     )
 
@@ -403,7 +395,7 @@ def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStat
     busy = next((stage for stage in stages if not stage.final), None)
     if busy is None:
         return str(state.value)
-    show = {"build": _building, "serve": _loading, "download": _downloading}.get(busy.stage)
+    show = {"build": _building, "serve": _staging, "download": _downloading}.get(busy.stage)
     progress = show(run) if show is not None and busy.state == "RUNNING" else ""
     if state is RunState.SERVING:
         marks = [event for event in run.events("serve") if event.name in (IDLE, "ready")]
@@ -425,15 +417,14 @@ def _downloading(run: RunSnapshot) -> str:
     return f"; {record.downloaded(Path(model))}" if model is not None and record is not None else ""
 
 
-def _loading(run: RunSnapshot) -> str:
-    """Return, to be appended to the sentence, how far server and copies of weights are."""
+def _staging(run: RunSnapshot) -> str:
+    """Return, to be appended to the sentence, how far the copies of weights are."""
     nodes = run.ranks("staging")
     busy = sum(node.ended_at is None for node in nodes)
     copied, total = (sum(node.details[key] for node in nodes) / 2**30 for key in ("copied", "bytes"))
     speed = copied / max([1e-3, *(node.details["seconds"] for node in nodes)])
     so_far = f"{copied:.2f} of {total:.2f} GiB, {speed:.2f} GiB/s"
-    copies = f"; {busy} of {len(nodes)} nodes still copy weights to their disks: {so_far}" if busy else ""
-    return f"{loading_now(run)}{copies}"
+    return f"; {busy} of {len(nodes)} nodes still copy weights to their disks: {so_far}" if busy else ""
 
 
 def _troubles(run: RunSnapshot, stages: Sequence[StageStatus]) -> str:

@@ -322,7 +322,6 @@ COMMANDS = {
         _of(_NUMBER, "--count", "--minimum", "--restarts")
         | _PROXY
         | _of(_FLAG, "--key", "--tls")
-        | {"--certificate": _MAYBE_FILE}
         | {"--leaders": {"type": _leaders, "required": True, "help": "NODE:INSTANCE,INSTANCE of each node"}}
         | {"--roles": {"type": _numbers, "default": {}, "help": "PHASE:SERVER,SERVER if disaggregated"}}
         | {"--minimums": {"type": _counts, "default": {}, "help": "PHASE:COUNT, how many servers must live"}}

@@ -95,8 +95,6 @@ class Endpoint(JsonRecord):
     """File with the certificate that the proxy shows; ``None`` if it does not encrypt."""
     fingerprint: str | None = None
     """Of that certificate, by SHA-256."""
-    certificate_name: str | None = None
-    """A name that it is for, if it is a given one; ``None``: for ``address``."""
     instances: int = 1
     """Servers behind the proxy."""
     openai_url: str | None = None
@@ -150,10 +148,6 @@ class Endpoint(JsonRecord):
         except OSError as error:
             sentence = f"The certificate {self.certificate_file} cannot be read: {error.strerror or error}."
             raise RequestFailed(sentence) from None
-        # A given certificate may be signed by another one, and be for other names than the address. It is the
-        # only one that is trusted, so neither matters.
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        context.check_hostname = self.certificate_name is None
         if protocols:
             context.set_alpn_protocols(list(protocols))
         return context
@@ -223,12 +217,6 @@ class RankRecord(JsonRecord):
     one is. ``reason`` then names it."""
     details: dict[str, Any] = field(default_factory=dict)
     """What the preflight has found: GPU ids, /dev/shm, MPI library..."""
-    loading: str | None = None
-    """What its server does before it is ready, a key of ``load_s``, if its log shows that."""
-    loading_since: float = 0.0
-    load_s: dict[str, float] = field(default_factory=dict)
-    cached_files: str | None = None
-    """How many files the caches of compilers held when rank 0 started."""
     gpus: list[dict[str, Any]] = field(default_factory=list)
     """The last reading of each of its GPUs, as :mod:`trtllm_hpc.runtime.gpus` writes it; once a minute."""
 

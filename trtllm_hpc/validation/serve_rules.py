@@ -28,8 +28,6 @@ RULES += [
              "set serve.proxy to haproxy, or serve.idle_minutes to null"),
     Excludes("serve.proxy=none", "serve.renew", "only a proxy can let open requests end",
              "set serve.proxy to haproxy"),
-    Requires("serve.certificate", "serve.tls", "is set, but serve.tls is false",
-             "set serve.tls to true, or remove it"),
     Excludes("serve.renew", "stops_server", "the companion stops the server, so there is nothing to renew",
              "set serve.keep_running to true"),
     Requires("model.stage", "cluster.node_models_folder",
@@ -250,29 +248,3 @@ def model_can_be_staged(facts: JobFacts) -> Diagnostics:
         message = "the server does not load the model's folder, but what the build stage makes of it"
         hint = "leave it out, or take a backend that loads a checkpoint, without engine.quantization"
         yield in_job("conflict", "model.stage", message, hint, stage)
-
-
-@RULES.add
-def profile_can_be_made(facts: JobFacts) -> Diagnostics:
-    """A profile is of ranks that there are, and of an engine that starts and stops the profiler."""
-    job, profile = facts.job, facts.job.serve.profile
-    if profile is None:
-        return
-    known = dict.fromkeys(way[0] for way, backend in BACKENDS.items() if profile.tool in backend.profilers)
-    if job.engine.backend not in known:
-        message = f"the backend {job.engine.backend} does not start and stop the profiler {profile.tool}"
-        hint = f"remove serve.profile, or set engine.backend to {' or '.join(known)}"
-        yield in_job("conflict", "serve.profile.tool", message, hint, profile.tool)
-    phases = job.serve.disaggregated
-    servers = [job.with_phase(phase) for _, phase in phases.roles] if phases else [job]
-    most = max(it.engine.world_size for it in servers)
-    if max(profile.ranks) >= most and (phases or job.serve.mode != "disaggregated"):
-        message = f"there is no rank {max(profile.ranks)}"
-        hint = f"take numbers from 0 to {most - 1}"
-        yield in_job("conflict", "serve.profile.ranks", message, hint, profile.ranks)
-    first, last = map(int, profile.iterations.split("-"))
-    if last < first:
-        hint = f'write "{last}-{first}"'
-        yield in_job(
-            "conflict", "serve.profile.iterations", "ends before it begins", hint, profile.iterations
-        )

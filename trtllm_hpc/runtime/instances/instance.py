@@ -29,8 +29,6 @@ class SupervisorOptions:
     """``None``: the single server listens on the network itself."""
     key: bool
     tls: bool
-    certificate: Path | None
-    """The user's own, with its private key; ``None``: one is made."""
     leaders: Mapping[int, Sequence[int]]
     """The instances whose leaders are on each node, by the node's number within the job."""
     companion_start_seconds: float | None
