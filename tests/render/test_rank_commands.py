@@ -16,6 +16,7 @@ import pytest
 from tests.render.cases import CASES, plan_of
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.render.scripts import render_scripts
+from trtllm_hpc.runtime.node import shm_prefix
 from trtllm_hpc.runtime.server_spec import RankOptions, read_spec
 from trtllm_hpc.runtime.servers import start_command
 
@@ -97,7 +98,7 @@ def command_of(folder: Path, case: Case, instance: int, rank: int) -> tuple[list
             rank=rank,
             world_size=int(given["world-size"]),
             ranks_per_node=int(given["ranks-per-node"]),
-            prefix=given["prefix"],
+            prefix=shm_prefix(instance, rank),
             ready_timeout_seconds=1,
             spec=read_spec(Path(given["spec"])),
         )

@@ -30,7 +30,7 @@ class Ranks:
 
     @property
     def prefix(self) -> str:
-        return f"trtTest{os.getpid()}_"
+        return f"trtTest{os.getpid()}_0_"
 
     def started_file(self, rank: int) -> Path:
         return self.runtime.paths.folder / f"started_{rank}"
@@ -68,7 +68,6 @@ class Ranks:
             f"--rank={rank}",
             f"--world-size={world}",
             f"--ranks-per-node={world}",
-            f"--prefix={prefix}",
             *extra,
             f"--spec={self.runtime.paths.server()}",
         ]
@@ -82,7 +81,8 @@ class Ranks:
             FAKE=behaviour,
             FAKE_STARTED=str(self.started_file(rank)),
             FAKE_PREFIX=prefix,
-            TRTLLM_HPC_JOB_ID="77",
+            TRTLLM_HPC_JOB_ID=f"Test{os.getpid()}",
+            TRTLLM_HPC_INSTANCE="0",
             TRTLLM_HPC_GRPC_PORT=grpc,
             TRTLLM_HPC_METRICS_PORT=metrics,
             MASTER_ADDR="127.0.0.1",

@@ -41,7 +41,7 @@ def test_the_endpoint_is_published_when_every_model_is_ready_and_withdrawn_at_th
     endpoint = ranks.endpoint()
     assert endpoint.models == ["ensemble", "tensorrt_llm"]
     assert [endpoint.http_port, endpoint.grpc_port, endpoint.metrics_port] == ranks.ports[:3]
-    assert (endpoint.address, endpoint.job_id) == ("127.0.0.1", "77")
+    assert (endpoint.address, endpoint.job_id) == ("127.0.0.1", f"Test{os.getpid()}")
     assert set(endpoint.phases_s) == {"preflight", "launch", "load", "total"}
     assert endpoint.phases_s["load"] >= 0.5 and all(seconds >= 0 for seconds in endpoint.phases_s.values())
     request_stop(paths, by="companion", reason="it is done (exit code 0)")

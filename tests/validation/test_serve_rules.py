@@ -71,7 +71,6 @@ def test_keys_that_a_phase_of_servers_does_not_have(
         ("router: conversation", "release", "router", "came after 1.3.0rc3", "kv_cache_aware"),
         ("router_args: {tokens_per_block: 64}", "conflict", "router_args", "need the router", "set serve"),
         (TOKENS, "conflict", "router_args.use_tokens", "every chat", "remove"),
-        ("context: {minimum_servers: 2}", "conflict", "context.minimum_servers", "phase has (1)", "1 or"),
     ],
 )  # fmt: skip
 def test_keys_of_the_front_that_it_does_not_have(

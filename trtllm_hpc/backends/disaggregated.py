@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trtllm_hpc.backends.base import Front, Service
+from trtllm_hpc.backends.base import FrontPlan, ServerPlan
 from trtllm_hpc.backends.llm_api import pytorch_arguments
 from trtllm_hpc.backends.llm_api_rules import block_tokens, longest_prompt
 from trtllm_hpc.backends.trtllm_serve import TrtllmServe, server_plan
@@ -38,14 +38,6 @@ _CONVERSATIONS = "1.3.0rc4"
 """1.3.0rc3 does not have the router; a later version of 2026 brought it (TensorRT-LLM 12526)."""
 _WRITTEN = {"backend", "hostname", "port", "disagg_cluster", "context_servers", "generation_servers"}
 """Keys of the front's file that the plan knows better."""
-
-
-def _front(job: JobFile, phases: Phases) -> Front:
-    start_s = f"--server_start_timeout={job.serve.ready_timeout_seconds}"
-    command = (SERVER, "disaggregated", start_s, f"--request_timeout={phases.request_timeout_seconds}")
-    router = {} if phases.router is None else {"router": {**phases.router_args, "type": phases.router}}
-    servers = {f"{role}_servers": {"num_instances": phase.servers, **router} for role, phase in phases.roles}
-    return Front(command, {"backend": "pytorch", **phases.front, **servers})
 
 
 def _transfer_keys(facts: JobFacts, role: str) -> dict[str, Any]:
@@ -98,25 +90,13 @@ def topology_of(phases: Phases, job: JobFile, cluster: ClusterProfile) -> Instan
 
 
 def servers_can_be_split(facts: JobFacts) -> Diagnostics:
-    """The servers of two phases are as many as the nodes hold, and as must live at least."""
+    """The servers of two phases are as many as the nodes hold."""
     job, cluster, serve = facts.job, facts.cluster, facts.job.serve
     phases = serve.disaggregated
     if phases is None:
         return
-    for name, phase in phases.roles:
-        if phase.minimum_servers is not None and phase.minimum_servers > phase.servers:
-            field = f"serve.disaggregated.{name}.minimum_servers"
-            message, hint = (
-                f"is more than the phase has ({phase.servers})",
-                f"set it to {phase.servers} or less",
-            )
-            yield in_job("conflict", field, message, hint, phase.minimum_servers)
     needed = topology_of(phases, job, cluster).nodes
-    if serve.nodes is not None and serve.nodes != needed and cluster.phases is not None:
-        message = f"the servers of both phases take {needed} nodes, some for each phase as the profile says"
-        hint = f"set it to {needed}, or leave it out; serve.placement: spread gives each server its own"
-        yield in_job("conflict", "serve.nodes", message, hint, serve.nodes)
-    elif serve.nodes is not None and serve.nodes != needed:
+    if serve.nodes is not None and serve.nodes != needed:
         message = f"the servers of both phases take {needed} nodes of {cluster.gpus_per_node} GPUs"
         hint = f"set it to {needed}, or leave it out; serve.placement: spread gives each server its own"
         yield in_job("conflict", "serve.nodes", message, hint, serve.nodes)
@@ -175,7 +155,7 @@ def router_is_there(facts: JobFacts) -> Diagnostics:
         yield in_job("release", field, message, "take kv_cache_aware, or a later image (serve.image)")
 
 
-class Disaggregated(TrtllmServe):
+class DisaggregatedTrtllmServe(TrtllmServe):
     """Servers of both phases, on any number of nodes, behind upstream's front."""
 
     rules: tuple[Rule, ...] = (
@@ -193,7 +173,7 @@ class Disaggregated(TrtllmServe):
                  "while the proxy lets requests end, the front could not reach the servers through it",
                  "set it to false"),
         Excludes("serve.minimum_instances", "", "has no effect on servers of two phases",
-                 "set serve.disaggregated.context.minimum_servers, or generation.minimum_servers"),
+                 "remove it: every server of both phases must live"),
         Excludes("serve.disaggregated.kv_transfer=MPI", "",
                  "MPI sends within one world of ranks, and each server has a world of its own",
                  "take UCX, NIXL or DEFAULT"),
@@ -212,8 +192,8 @@ class Disaggregated(TrtllmServe):
         # A rule refuses a job file without phases.
         return super().topology(job, cluster) if phases is None else topology_of(phases, job, cluster)
 
-    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
-        """Return the servers of each phase, and upstream's front."""
+    def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
+        """Return the servers of each phase."""
         phases, job = facts.job.serve.disaggregated, _with_buffer(facts.job)
         assert phases is not None
         # Upstream's own scripts for Slurm unset it: the KV cache goes by other ways than MPI.
@@ -225,4 +205,16 @@ class Disaggregated(TrtllmServe):
             of_phase = replace(facts, job=job.with_phase(phase))
             known, further = pytorch_arguments(of_phase.job, paths), _transfer_keys(of_phase, role)
             servers.append(server_plan(of_phase, group.layout, known, further, paths, role, environment))
-        return Service(tuple(servers), _front(job, phases))
+        return tuple(servers)
+
+    def front(self, job: JobFile) -> FrontPlan | None:
+        """Return upstream's front."""
+        phases = job.serve.disaggregated
+        assert phases is not None
+        start_s = f"--server_start_timeout={job.serve.ready_timeout_seconds}"
+        command = (SERVER, "disaggregated", start_s, f"--request_timeout={phases.request_timeout_seconds}")
+        router = {} if phases.router is None else {"router": {**phases.router_args, "type": phases.router}}
+        servers = {
+            f"{role}_servers": {"num_instances": phase.servers, **router} for role, phase in phases.roles
+        }
+        return FrontPlan(command, {"backend": "pytorch", **phases.front, **servers})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtllm_hpc.backends.base import Unused, leaves
+from trtllm_hpc.backends.base import leaves
 from trtllm_hpc.backends.shared_rules import (
     backend_is_there,
     experts_divide,
@@ -16,20 +16,10 @@ from trtllm_hpc.backends.shared_rules import (
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import PHASE_KEYS, JobFile
-from trtllm_hpc.config.rules import Excludes
 from trtllm_hpc.runtime.quantize import CACHE_FORMATS, FORMATS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import SERVER, unknown_keys, wrong_values
 
-ENGINE_KEYS = (
-    *("backend", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
-    *("tensorrt_llm_version", "pipeline_parallel", "context_parallel", "moe_tensor_parallel"),
-    *("moe_expert_parallel", "max_input_len", "max_seq_len", "max_beam_width", "llm_api", "quantization"),
-    *("enable_chunked_prefill", "capacity_scheduler_policy"),
-)
-"""Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
-REPOSITORY_KEYS = ("decoupled",)
-"""With Triton; ``trtllm-serve`` has no model repository."""
 _REFERENCE = "TorchLlmArgs of nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
 _OWN_KEYS = {
     "model": "model.path",
@@ -45,6 +35,18 @@ KV_CACHE_KEYS = (
     *("free_gpu_memory_fraction", "max_tokens", "enable_block_reuse", "host_cache_size"),
     *("max_attention_window", "sink_token_length"),
 )
+KEYS = {
+    "engine": (
+        *("backend", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
+        *("tensorrt_llm_version", "pipeline_parallel", "context_parallel", "moe_tensor_parallel"),
+        *("moe_expert_parallel", "max_input_len", "max_seq_len", "max_beam_width", "llm_api"),
+        *("quantization", "enable_chunked_prefill", "capacity_scheduler_policy"),
+    ),
+    "repository": (),
+    "kv_cache": KV_CACHE_KEYS,
+}
+"""Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
+UNUSED_HINT = "remove it; further arguments of LLM() go into engine.llm_api"
 
 QUANTIZATION_OPTIONS = {
     "kv_cache": "--kv-cache",
@@ -54,21 +56,6 @@ QUANTIZATION_OPTIONS = {
 }
 QUANTIZATION_KEYS = ("method", *QUANTIZATION_OPTIONS)
 """Keys of ``engine.quantization`` that the build step knows."""
-UNUSED = Unused(
-    "the LLM API builds no engine that this could change",
-    "the LLM API",
-    "remove it; further arguments of LLM() go into engine.llm_api",
-    but=("engine.directory", *(f"repository.{key}" for key in ("decoupled", "parameters", "instances"))),
-)
-
-
-def one_world_of_ranks(facts: JobFacts) -> Diagnostics:
-    """The LLM API serves with one instance of Triton's model."""
-    instances = facts.job.repository.instances
-    if instances > 1:
-        message = "several instances of the LLM API cannot share the one MPI world of the ranks"
-        hint = "set it to 1, and submit the job once for each instance"
-        yield in_job("conflict", "repository.instances", message, hint, instances)
 
 
 def alone_on_a_machine(facts: JobFacts) -> Diagnostics:
@@ -198,20 +185,8 @@ def block_tokens(job: JobFile) -> int:
     return block if isinstance(block, int) and block > 0 else 32
 
 
-WITHOUT_REPOSITORY = (
-    one_world_of_ranks,
-    Excludes("repository.decoupled", "frontend=openai",
-             "has no effect on trtllm-serve, which streams each answer that a client asks it to stream",
-             "remove it"),
-    Excludes("repository.parameters", "",
-             "there are no templates of upstream whose placeholders it could fill",
-             "write them into engine.llm_api"),
-)  # fmt: skip
-"""Where nothing of upstream's model repository is used, whatever is loaded."""
 RULES = (
     *(release_is_known, backend_is_there, model_is_named, experts_divide, gpu_computes_type),
-    Excludes("engine.directory", "", "the LLM API loads the model itself, not an engine",
-             "remove it and set model.path, or take engine.backend: tensorrtllm"),
-    *(*WITHOUT_REPOSITORY, alone_on_a_machine),
+    alone_on_a_machine,
     *(checkpoint_can_be_quantized, llm_api_leaves_the_plan, llm_api_has_the_keys, chunks_fill_blocks),
-)  # fmt: skip
+)

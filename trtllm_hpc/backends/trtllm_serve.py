@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trtllm_hpc.backends import llm_api_rules
-from trtllm_hpc.backends.base import ServerPlan, Service
+from trtllm_hpc.backends.base import ServerPlan
 from trtllm_hpc.backends.llm_api import LAUNCHER, PyTorchBackend, given, merged, pytorch_arguments, yaml_text
 from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.layout import Instances, Layout
@@ -39,10 +39,10 @@ class TrtllmServe(PyTorchBackend):
         llm_api_rules.values_are_taken,
     )
 
-    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
+    def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
         """Return the command of every rank; the launcher runs the first rank's alone."""
         known = pytorch_arguments(facts.job, paths)
-        return Service((server_plan(facts, instances.layout, known, {}, paths),))
+        return (server_plan(facts, instances.layout, known, {}, paths),)
 
 
 def server_plan(
@@ -70,7 +70,7 @@ def server_plan(
     file = f"--extra_llm_api_options={paths.llm_api(role)}"
     words = [SERVER, *map(literal, (model, *options, file)), "--host={address}", "--port={port}"]
     rest = {key: value for key, value in known.items() if key not in ("model", *OPTIONS)}
-    text = yaml_text(given(merged(rest, further)), job.engine.llm_api) or "{}\n"
+    text = yaml_text(given(merged(rest, further)), job.engine.llm_api)
     # Without a launcher each server would spawn its workers by MPI, which Slurm's PMIx does not offer.
     launcher = LAUNCHER if facts.cluster.scheduler == "slurm" else None
     spec = ServerSpec(

@@ -96,9 +96,6 @@ class Phase(Section):
     two ranks."""
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
     """With ``trtllm-serve``, how many servers."""
-    minimum_servers: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """With ``trtllm-serve``, fewest servers of the phase that must serve, start or be restarted for the run
-    to live; ``None``: all."""
     tensor_parallel: Parallelism | None = None
     """Instead of ``engine.tensor_parallel``. With Triton, only in the generation phase: the context phase
     uses the job's engine."""

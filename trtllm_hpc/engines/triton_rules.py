@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from trtllm_hpc.config.diagnostics import Diagnostics, dotted, in_job, nearest
 from trtllm_hpc.config.job import PHASE_KEYS, Disaggregated, JobFile, Phase
-from trtllm_hpc.config.rules import Excludes, Requires
+from trtllm_hpc.config.rules import Requires
 from trtllm_hpc.engines.facts import EngineFacts, generation_of
 from trtllm_hpc.engines.repository import GROUPS, KEYS, PLANNED, as_words, default_of, settable, value_of
 from trtllm_hpc.errors import Diagnostic
@@ -19,7 +19,7 @@ _FIRST_RELEASE = {
     # all_models/disaggregated_serving is there from backend v0.15.0 on.
     "disaggregated": "0.15.0",
 }
-_OF_SERVERS = ("servers", "minimum_servers", "moe_expert_parallel", "max_seq_len", "llm_api")
+_OF_SERVERS = ("servers", "moe_expert_parallel", "max_seq_len", "llm_api")
 """Keys of a phase that only servers of ``trtllm-serve`` have."""
 
 
@@ -218,8 +218,6 @@ def _copies(job: JobFile) -> Iterator[tuple[str, list[int], int]]:
 
 
 OF_REPOSITORY = (
-    Excludes("engine.llm_api", "", "is set, but the backend {job.engine.backend} has no LLM API",
-             "remove it, or take engine.backend: pytorch"),
     Requires("engine.backend", "model.tokenizer model.path",
              "neither a tokenizer nor a model with one is named", "name the tokenizer's folder",
              code="missing", at="model.tokenizer"),

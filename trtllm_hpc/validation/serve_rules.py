@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trtllm_hpc.backends import BACKENDS, backend_of
-from trtllm_hpc.backends.base import engine_keys_without_effect
+from trtllm_hpc.backends.base import keys_without_effect
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.rules import Excludes, Requires, Rules
 from trtllm_hpc.paths import RunPaths
@@ -53,23 +53,11 @@ def section_has_its_backend(facts: JobFacts) -> Diagnostics:
 def keys_have_an_effect(facts: JobFacts) -> Diagnostics:
     """Each key of engine, repository and kv_cache has an effect on the job's backend."""
     job, backend = facts.job, backend_of(facts.job)
-    unused = backend.unused
-    if unused is None:
-        return
-    if backend.engine_keys is not None:
-        keys = (*backend.engine_keys, *(key.removeprefix("engine.") for key in unused.but))
-        yield from engine_keys_without_effect(job.engine, keys, unused.engine, unused.engine_fix)
-    for section, listed in (("repository", backend.repository_keys), ("kv_cache", backend.kv_cache_keys)):
-        values = getattr(job, section)
-        given = values.model_fields_set  # raises where the section itself is a wrong value
-        for key, field in type(values).model_fields.items() if listed is not None else ():
-            if key not in given or key in (listed or ()) or f"{section}.{key}" in unused.but:
-                continue
-            value, default = getattr(values, key), field.get_default(call_default_factory=True)
-            # Another rule refuses repository.models, by the mode of serving.
-            if value is not None and value != default and key != "models":
-                message = f"{key} has no effect on {unused.name}"
-                yield in_job("conflict", f"{section}.{key}", message, unused.fix, value)
+    for section, keys in backend.keys.items():
+        # Another rule refuses repository.models, by the mode of serving.
+        known = (*keys, "models") if section == "repository" else keys
+        why = f"has no effect with engine.backend {job.engine.backend} and serve.frontend {job.frontend}"
+        yield from keys_without_effect(job, section, known, why, backend.unused_hint)
 
 
 @RULES.add

@@ -64,7 +64,7 @@ class Proxies:
                 free = free_ports(len(numbers))
                 ports |= {f"server_{number}": port for number, port in zip(numbers, free, strict=True)}
                 servers[role] = [f"127.0.0.1:{port}" for port in free]
-            self.front = Front(self._paths, servers, fronts, options.hang_seconds)
+            self.front = Front(self._paths, servers, fronts)
         proxy = self.own = Proxy(self._paths, 0, options.proxy, ports, options.leaders.get(0, ()), further)
         if "openai" in self.ports and "http" in self.ports:
             self.gateway = Gateway(self._paths, proxy.gateway)
