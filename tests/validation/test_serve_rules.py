@@ -42,7 +42,6 @@ SERVERS = (
     + "model: {path: /models/llama}\nengine: {backend: pytorch, tensor_parallel: 2}\n"
     + "serve:\n  mode: disaggregated\n  disaggregated:\n"
 )
-TOKENS = "router: load_balancing\n    router_args: {use_tokens: true}"
 NEWER = CLUSTER + "gpus_per_node: 4\ncontainer: {tensorrt_llm_version: 1.2.0}\n"
 
 
@@ -70,7 +69,6 @@ def test_keys_that_a_phase_of_servers_does_not_have(
         ("front: {port: 8000}", "conflict", "front.port", "the plan writes", "remove it"),
         ("router: conversation", "release", "router", "came after 1.3.0rc3", "kv_cache_aware"),
         ("router_args: {tokens_per_block: 64}", "conflict", "router_args", "need the router", "set serve"),
-        (TOKENS, "conflict", "router_args.use_tokens", "every chat", "remove"),
     ],
 )  # fmt: skip
 def test_keys_of_the_front_that_it_does_not_have(

@@ -23,10 +23,8 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import FRONT, SERVER, unknown_keys, wrong_values
 
-_BACKEND_KEY = "1.0.0"
-"""From this release on the file names how the KV cache is sent; before, a variable did."""
-_BUFFER_TOKENS = 2048
-"""Upstream's own examples before that release, where the size had to be given."""
+_OLDEST = "1.0.0"
+"""From this release on the servers' file names how the KV cache is sent; before, variables did."""
 _CPP_RUNTIME = "1.4.0rc1"
 """From this version on a Python transceiver is the default, which needs NIXL (TensorRT-LLM 18134)."""
 _EVENTS = 1024
@@ -44,14 +42,11 @@ def _transfer_keys(facts: JobFacts, role: str) -> dict[str, Any]:
     """Return the LLM API's keys of a server of one phase."""
     phases = facts.job.serve.disaggregated
     assert phases is not None
-    if _names_backend(facts):
-        transceiver: dict[str, Any] = {"backend": phases.kv_transfer}
-        if phases.kv_transfer_tokens is not None:
-            transceiver["max_tokens_in_buffer"] = phases.kv_transfer_tokens
-        if phases.kv_transfer == "UCX" and facts.image_is_at_least(_CPP_RUNTIME):
-            transceiver["transceiver_runtime"] = "CPP"
-    else:
-        transceiver = {"max_num_tokens": phases.kv_transfer_tokens or _BUFFER_TOKENS}
+    transceiver: dict[str, Any] = {"backend": phases.kv_transfer}
+    if phases.kv_transfer_tokens is not None:
+        transceiver["max_tokens_in_buffer"] = phases.kv_transfer_tokens
+    if phases.kv_transfer == "UCX" and facts.image_is_at_least(_CPP_RUNTIME):
+        transceiver["transceiver_runtime"] = "CPP"
     # A context server hands the cache over after each step, which must be over then.
     overlap = {"disable_overlap_scheduler": True} if role == "context" else {}
     events = {"event_buffer_max_size": _EVENTS} if phases.router == "kv_cache_aware" else {}
@@ -68,10 +63,6 @@ def _with_buffer(job: JobFile) -> JobFile:
     tokens = phases.kv_transfer_tokens or (longest and longest + 1)
     sized = phases.model_copy(update={"kv_transfer_tokens": tokens and -(-tokens // block) * block})
     return job.model_copy(update={"serve": job.serve.model_copy(update={"disaggregated": sized})})
-
-
-def _names_backend(facts: JobFacts) -> bool:
-    return facts.release is None or facts.release.at_least(_BACKEND_KEY)
 
 
 def topology_of(phases: Phases, job: JobFile, cluster: ClusterProfile) -> Instances:
@@ -142,14 +133,19 @@ def front_keys_are_taken(facts: JobFacts) -> Diagnostics:
         yield in_job("unknown-key", f"{section}.{it.path}", f"{version}{it.message}", hint)
 
 
+def release_has_phases(facts: JobFacts) -> Diagnostics:
+    """The release's servers read from their file how the KV cache is sent."""
+    release = facts.release
+    if release is not None and not release.at_least(_OLDEST):
+        message = f"phases of {SERVER} need TensorRT-LLM {_OLDEST} or later, not {release.version}"
+        yield in_job("release", "serve.mode", message, "take a later image (serve.image)")
+
+
 def router_is_there(facts: JobFacts) -> Diagnostics:
     """The front has the router, and the router its arguments."""
     phases, field = facts.job.serve.disaggregated, "serve.disaggregated.router"
     if phases is None:
         return
-    if phases.router_args.get("use_tokens"):
-        message = "the router would fail at every chat, and at every request of the generation phase"
-        yield in_job("conflict", f"{field}_args.use_tokens", message, "remove it", True)
     if phases.router == "conversation" and facts.image_is_at_least(_CONVERSATIONS) is False:
         message = "the image's TensorRT-LLM is older than this router, which came after 1.3.0rc3"
         yield in_job("release", field, message, "take kv_cache_aware, or a later image (serve.image)")
@@ -183,7 +179,8 @@ class DisaggregatedTrtllmServe(TrtllmServe):
                  "has no effect on a context phase with trtllm-serve", "remove it"),
         Excludes("serve.disaggregated.generation.engine serve.disaggregated.generation.instances", "",
                  "has no effect on a generation phase with trtllm-serve", "remove it"),
-        *(servers_can_be_split, kv_cache_can_be_sent, front_keys_are_taken, router_is_there),
+        *(release_has_phases, servers_can_be_split, kv_cache_can_be_sent),
+        *(front_keys_are_taken, router_is_there),
     )  # fmt: skip
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
@@ -198,8 +195,6 @@ class DisaggregatedTrtllmServe(TrtllmServe):
         assert phases is not None
         # Upstream's own scripts for Slurm unset it: the KV cache goes by other ways than MPI.
         environment: dict[str, str | None] = {"UCX_TLS": None}
-        if not _names_backend(facts):
-            environment["TRTLLM_USE_UCX_KVCACHE"] = "1"
         servers = []
         for (role, phase), group in zip(phases.roles, instances.groups, strict=True):
             of_phase = replace(facts, job=job.with_phase(phase))

@@ -186,8 +186,6 @@ def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
         print_json(status)
         return
     print_results(run.paths)
-    for line in status.unlike:
-        print_warning(f"warning: {line}")
     name = call_name(run.paths)
     stream = sys.stderr if status.exit_code else sys.stdout
     click.echo(end_line(status), file=stream)

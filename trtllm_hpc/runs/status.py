@@ -28,7 +28,6 @@ from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import BEAT_S, TROUBLE
-from trtllm_hpc.runtime.lock import UNLIKE
 from trtllm_hpc.runtime.records import Endpoint, Event, known_fields, of_last_job
 from trtllm_hpc.runtime.renewal import FailedJob
 from trtllm_hpc.scheduler.slurm import Slurm
@@ -119,8 +118,6 @@ class RunStatus:
     """Why nobody answers over OpenAI's protocol any more, though the server does over Triton's."""
     clients: tuple[ProxyClient, ...] = ()
     """Who has asked the server how often, and its guests."""
-    unlike: tuple[str, ...] = ()
-    """What the job has found to be other than in the run that this one repeats."""
     evaluation: EvaluationSummary | None = None
     """Scores of the companion's evaluation, once it has finished."""
 
@@ -218,7 +215,6 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         front_restarts=tuple(run.quoted(str(it.data.get("why"))) for it in _named(served, "front_restarted")),
         gateway_failure=gateway[-1] if gateway else None,
         clients=clients_of(run.paths),
-        unlike=tuple({str(it.data.get("warning")): None for it in _named(run.events("serve"), UNLIKE)}),
         evaluation=read_evaluation(run.paths.evaluation()),
     )
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -220,38 +220,10 @@ class RankRecord(JsonRecord):
     gpus: list[dict[str, Any]] = field(default_factory=list)
     """The last reading of each of its GPUs, as :mod:`trtllm_hpc.runtime.gpus` writes it; once a minute."""
 
-    @classmethod
-    def read(cls, path: Path) -> RankRecord | None:
-        """Return the record at ``path``; ``None`` if it is missing or damaged.
-
-        A record that has not changed is read once: a server may have thousands, and they are looked at often.
-        """
-        return _current_rank_record(str(path))
-
-
-def _current_rank_record(path: str) -> RankRecord | None:
-    try:
-        stat = os.stat(path)  # noqa: PTH116 - without a Path for each of thousands
-    except OSError:
-        return None
-    return _rank_record(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-
-
-@lru_cache(maxsize=8192)
-def _rank_record(path: str, inode: int, size: int, changed_at_ns: int) -> RankRecord | None:
-    """Return the record in a file that is replaced as a whole when it changes."""
-    return super(RankRecord, RankRecord).read(Path(path))
-
 
 def rank_records(paths: RunPaths, step: str) -> list[RankRecord]:
     """Return the records of a step's ranks, in their order."""
-    folder = str(paths.ranks)
-    try:
-        names = os.listdir(folder)  # noqa: PTH208 - without a Path for each of thousands
-    except OSError:
-        return []
-    mine = (name for name in names if name.startswith(f"{step}_") and name.endswith(".json"))
-    found = (_current_rank_record(f"{folder}/{name}") for name in mine)
+    found = (RankRecord.read(file) for file in paths.ranks.glob(f"{step}_*.json"))
     return sorted((record for record in found if record is not None), key=lambda record: record.rank)
 
 
