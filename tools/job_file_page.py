@@ -13,7 +13,6 @@ import yaml
 
 from tools.type_schemas import resolved, schema_of, type_text
 from trtllm_hpc.backends import BACKENDS
-from trtllm_hpc.backends.base import Backend
 from trtllm_hpc.backends.llm_api import model_yaml
 from trtllm_hpc.backends.trtllm_serve import OPTIONS
 from trtllm_hpc.config.engine import DEFAULTS
@@ -124,13 +123,12 @@ def _takers(place: str) -> tuple[tuple[str, str], ...]:
     Empty for a key in a section that is the same for all.
     """
     section, key, *_ = [*place.split("."), ""]
-    attribute = f"{section}_keys"
-    if not hasattr(Backend, attribute) or not key:
+    if section not in ("engine", "repository", "kv_cache") or not key:
         return ()
     taking = dict.fromkeys(
         (name, frontend)
         for (name, frontend, _), backend in BACKENDS.items()
-        if (keys := getattr(backend, attribute)) is None or key in keys
+        if section not in backend.keys or key in backend.keys[section]
     )
     return tuple(taking)
 

@@ -170,8 +170,6 @@ class RunPaths:
     """The same with its private key (mode 0600), as HAProxy reads it."""
     instances = _Named("instances.json")
     """What the supervisor knows of each instance, once it has begun."""
-    notify = _Named("notify")
-    """The URL of a webhook (mode 0600), which may hold a secret; exists only with ``submit --notify``."""
     renewal = _Named("renewal.json")
     """The job that serves and the one that waits for its end; exists only with ``serve.renew``."""
     bad_nodes = _Named("bad_nodes.json")
@@ -180,8 +178,6 @@ class RunPaths:
     # What was measured
     results = _Named("results")
     """Folder of answers and measurements."""
-    profiles = _Named("results/profiles")
-    """Folder of the profiles of ranks, with ``serve.profile``."""
     answer = _Named("results/request.json")
     """The companion's first request, and the model's answer over each protocol."""
     benchmark_progress = _Named("results/progress.json")

@@ -102,14 +102,6 @@ def test_a_report_that_cannot_be_drawn_fails_nothing(
     assert run.measurement("mine").summary.exists()
 
 
-def test_a_server_that_was_not_started_for_a_profiler_is_refused(run: RunPaths, endpoint: Endpoint) -> None:
-    said = types("bench", run.folder, "--profile", "nsys", *QUICK).exception
-    assert isinstance(said, InvalidMeasurement) and "was not started for nsys" in said.message
-    assert said.hint == f"trtllm-hpc submit {run.spec} --set serve.profile.tool=nsys"
-    alone = types("bench", "--url", endpoint.openai_url, "--output", run.folder, "--profile", "torch", *QUICK)
-    assert alone.exit_code == 2 and "--profile needs a run" in alone.output
-
-
 def test_a_chat_and_an_exact_length(run: RunPaths, script: Script) -> None:
     script.pages["/health"] = b""
     script.pieces = [event("ÜN", reason="length"), event(usage=(5, 2)), DONE]

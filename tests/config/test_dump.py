@@ -17,9 +17,7 @@ from trtllm_hpc.config.job import (
     Disaggregated,
     JobFile,
     Phase,
-    Profile,
     Serve,
-    Tracing,
 )
 from trtllm_hpc.config.repository import ModelCopy, Repository
 from trtllm_hpc.config.tree import Place, parse
@@ -67,8 +65,6 @@ def test_every_default_is_written_out() -> None:
             repository=Repository(models=[ModelCopy(name="a", gpu_device_ids=[0])]),
             serve=Serve(
                 disaggregated=Disaggregated(context=phase, generation=Phase(instances=[[1]])),
-                profile=Profile(),
-                tracing=Tracing(endpoint="http://here:4317"),
             ),
             companion=Companion(
                 benchmark=Benchmark(workload=Workload(lora=[LoraShare(directory="/a")])),

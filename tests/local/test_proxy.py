@@ -235,13 +235,12 @@ def test_a_message_over_grpc_is_bounded(
 
     tensor = InferInput("x", [elements], "INT32")
     tensor.set_data_from_numpy(np.zeros(elements, np.int32))
-    names = [("grpc.ssl_target_name_override", endpoint.certificate_name), ("grpc.enable_http_proxy", 0)]
     with (
         InferenceServerClient(
             endpoint.grpc,
             ssl=endpoint.certificate_file is not None,
             root_certificates=endpoint.certificate_file,
-            channel_args=[option for option in names if option[1] is not None],
+            channel_args=[("grpc.enable_http_proxy", 0)],
         ) as client,
         pytest.raises(InferenceServerException, match=answer),
     ):

@@ -180,7 +180,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "engine": {"backend": "pytorch", "tensor_parallel": 8},
             "serve": {
                 **{"nodes": 2, "proxy": "none", "frontend": "triton"},
-                "tracing": {"endpoint": "http://collector:4318/v1/traces"},
             },
             "companion": {"enabled": False},
         },
@@ -312,13 +311,11 @@ _SERVED_ENGINE = {
 }
 _NEW_PYXIS = {"runtime": "pyxis", "image": "nvcr.io#nvidia/tensorrt-llm/release:1.2.0", "mounts": ["/models"]}
 _NEW_APPTAINER = {"runtime": "apptainer", "image": "/images/trtllm.sif", "tensorrt_llm_version": "1.2.0"}
-_TRACING = {"tracing": {"endpoint": "http://collector:4317"}}
 _SPLIT_SERVERS = {
     "name": "deepseek",
     "model": {"path": "/models/DeepSeek-V3", "synthetic": None},
     "engine": {"backend": "pytorch", "tensor_parallel": 4, "max_num_tokens": 8192},
     "serve": {
-        **_TRACING,
         "mode": "disaggregated",
         "disaggregated": {
             "context": {"servers": 2},
@@ -353,14 +350,6 @@ for _name, _job in _FRONTENDS.items():
 CASES["openai-one-gpu-apptainer"] = (
     _ONE_GPU,
     {"name": "apptainer", "gpus_per_node": 8, "container": _NEW_APPTAINER, "node_models_folder": "/local"},
-)
-
-CASES["openai-profiled"] = (
-    {
-        **_SIXTEEN_RANKS,
-        "serve": {"nodes": 2, "profile": {"ranks": [0, 8], "iterations": "200-220"}, **_TRACING},
-    },
-    {"name": "pyxis", "gpus_per_node": 8, "container": _NEW_PYXIS},
 )
 
 _PHASES = {
@@ -421,7 +410,6 @@ _job, _cluster = CASES["openai-one-gpu-pyxis"]
 CASES["openai-gb200-pyxis"] = (_job, {**_cluster, "gpus_per_node": 4, "gpu": "gb200"})
 
 BASES = {
-    "openai-profiled": "openai-sixteen-ranks-pyxis",
     "vllm-llama-3.1-8b": "openai-one-gpu-pyxis",
     **{name: "vllm-llama-3.1-8b" for name in _COMMANDS[1:]},
     "pytorch-triton-two-nodes": "openai-sixteen-ranks-pyxis",

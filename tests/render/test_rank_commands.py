@@ -16,6 +16,7 @@ import pytest
 from tests.render.cases import CASES, plan_of
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.render.scripts import render_scripts
+from trtllm_hpc.runtime.node import shm_prefix
 from trtllm_hpc.runtime.server_spec import RankOptions, read_spec
 from trtllm_hpc.runtime.servers import start_command
 
@@ -24,10 +25,6 @@ import json, os, sys
 print(json.dumps([sys.argv[1:], os.environ.get("CUDA_VISIBLE_DEVICES")]))
 """
 
-TRACES = [
-    *("--trace-config=mode=opentelemetry", "--trace-config=level=TIMESTAMPS", "--trace-config=rate=1"),
-    "--trace-config=opentelemetry,url=http://collector:4318/v1/traces",
-]
 LEADER = ["--http-port=1", "--grpc-port=2", "--metrics-port=3"]
 LOOPBACK = ["--http-address=10.0.0.1", "--grpc-address=10.0.0.1", "--metrics-address=10.0.0.1"]
 SOCKETS = [f"--{kind}-address=unix:SOCKETS/{kind}" for kind in ("http", "grpc", "metrics")]
@@ -50,7 +47,7 @@ TABLE: list[tuple[str, int, int, str, list[str], str | None]] = [
     ("pyxis-large-instances", 1, 7, "trt7_1_7_", WORKER, "4,5,6,7"),
     ("tensorrt-llm-two-nodes", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
     ("tensorrt-llm-two-nodes", 0, 7, "trt7_0_7_", WORKER, "4,5,6,7"),
-    ("pytorch-triton-two-nodes", 0, 0, "trt7_0_0_", [*TRACES, *LEADER], "4,5,6,7"),
+    ("pytorch-triton-two-nodes", 0, 0, "trt7_0_0_", LEADER, "4,5,6,7"),
     ("orchestrator", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
     ("disaggregated", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
     (
@@ -101,7 +98,7 @@ def command_of(folder: Path, case: Case, instance: int, rank: int) -> tuple[list
             rank=rank,
             world_size=int(given["world-size"]),
             ranks_per_node=int(given["ranks-per-node"]),
-            prefix=given["prefix"],
+            prefix=shm_prefix(instance, rank),
             ready_timeout_seconds=1,
             spec=read_spec(Path(given["spec"])),
         )

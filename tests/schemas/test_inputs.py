@@ -139,7 +139,6 @@ def test_paths_that_the_loader_makes_absolute_may_be_relative(path: tuple[str, .
         ({"engine": {"tensor_parallel": "2"}}, "$.engine.tensor_parallel"),
         ({"engine": {"backend": "tensorrt-llm"}}, "$.engine.backend"),
         ({"engine": {"plugins": {"GEMM": "auto"}}}, "$.engine.plugins"),
-        ({"serve": {"certificate": "proxy.pem"}}, "$.serve.certificate"),
         ({"name": "two words"}, "$.name"),
     ],
 )

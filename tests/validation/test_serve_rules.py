@@ -29,7 +29,6 @@ SERVERS = (
     + "model: {path: /models/llama}\nengine: {backend: pytorch, tensor_parallel: 2}\n"
     + "serve:\n  mode: disaggregated\n  disaggregated:\n"
 )
-TOKENS = "router: load_balancing\n    router_args: {use_tokens: true}"
 NEWER = CLUSTER + "gpus_per_node: 4\ncontainer: {tensorrt_llm_version: 1.2.0}\n"
 
 
@@ -42,8 +41,6 @@ NEWER = CLUSTER + "gpus_per_node: 4\ncontainer: {tensorrt_llm_version: 1.2.0}\n"
         ("front: {port: 8000}", "conflict", "front.port", "the plan writes", "remove it"),
         ("router: conversation", "release", "router", "came after 1.3.0rc3", "kv_cache_aware"),
         ("router_args: {tokens_per_block: 64}", "conflict", "router_args", "need the router", "set serve"),
-        (TOKENS, "conflict", "router_args.use_tokens", "every chat", "remove"),
-        ("context: {minimum_servers: 2}", "conflict", "context.minimum_servers", "phase has (1)", "1 or"),
     ],
 )  # fmt: skip
 def test_keys_of_the_front_that_it_does_not_have(
@@ -86,48 +83,3 @@ def test_drafts_of_each_phase_are_mounted_and_a_word_is_no_draft(files: Folder) 
     assert found["engine.llm_api.speculative_config"] == "/models/d"
     job = "model: {path: /models/llama}\nengine: {backend: pytorch, llm_api: {speculative_config: eagle3}}\n"
     assert [*named_folders(files.load(JOB + job, NEWER).job)] == [("model.path", "/models/llama")]
-
-
-@pytest.mark.parametrize(
-    ("engine", "profile", "key", "words"),
-    [
-        ("backend: pytorch", "{iterations: 20-10}", "iterations", "before it begins"),
-        ("backend: pytorch", "{ranks: [0, 1]}", "ranks", "there is no rank 1"),
-        ("backend: pytorch", "{iterations: all}", "iterations", ""),
-        ("backend: reference", "{}", "tool", "does not start and stop the profiler nsys"),
-        ("backend: tensorrtllm", "{tool: torch}", "tool", "does not start and stop the profiler torch"),
-    ],
-)
-def test_profiles_that_cannot_be_made(files: Folder, engine: str, profile: str, key: str, words: str) -> None:
-    model = "model: {path: /models/llama, family: llama}" if "reference" not in engine else ""
-    job = f"{JOB}{model}\nengine: {{{engine}, dtype: float16}}\nserve: {{profile: {profile}}}\n"
-    found = {it.field: it.message for it in files.diagnostics(job, NEWER)}
-    assert words in found[f"serve.profile.{key}"]
-
-
-def test_profiled_ranks_are_of_the_largest_server(files: Folder) -> None:
-    job = (
-        f"{SERVERS}    kv_transfer: UCX\n    generation: {{tensor_parallel: 4}}\n  profile: {{ranks: [%d]}}\n"
-    )
-    assert files.load(job % 3, NEWER).job.serve.profile
-    found = files.diagnostic(job % 4, NEWER)
-    assert (found.field, found.hint) == ("serve.profile.ranks", "take numbers from 0 to 3")
-
-
-@pytest.mark.parametrize(
-    ("engine", "version", "code", "words"),
-    [
-        ("backend: pytorch", "1.1.0", "release", "has no --otlp_traces_endpoint"),
-        ("backend: command", "1.2.0", "conflict", "the server's own options"),
-        ("backend: pytorch", "1.2.0", None, ""),
-    ],
-)
-def test_traces_by_release(files: Folder, engine: str, version: str, code: str | None, words: str) -> None:
-    command = 'command: [vllm, serve, --port, "{port}"], ' if "command" in engine else ""
-    serve = f"serve: {{{command}tracing: {{endpoint: http://here:4317}}}}"
-    job = f"{JOB}model: {{path: /models/llama}}\nengine: {{{engine}}}\n{serve}\n"
-    if code is None:
-        assert files.load(job, NEWER).job.serve.tracing is not None
-        return
-    found = files.diagnostic(job, NEWER.replace("1.2.0", version))
-    assert (found.code, found.field) == (code, "serve.tracing") and words in found.message

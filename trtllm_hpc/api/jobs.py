@@ -82,14 +82,12 @@ def submit(
     runs: Path | str | None = None,
     *,
     ignored_checks: Collection[str] = (),
-    notify: str | None = None,
     on_warning: Warn = _warn,
 ) -> Run:
     """Check a job as ``doctor`` does, and submit it: all of its stages or none.
 
     Args:
         ignored_checks: ids of checks whose failure does not matter.
-        notify: URL of a webhook, which is called when the server is ready, and when something fails or ends.
 
     Others are those of :func:`render`.
 
@@ -100,7 +98,7 @@ def submit(
     from trtllm_hpc.runs.submit import create_for_submission, sole_command, submit_stages
 
     source = JobSource.of(job, cluster, settings, runs)
-    created = create_for_submission(source, ignored_checks=ignored_checks, notify=notify, warn=on_warning)
+    created = create_for_submission(source, ignored_checks=ignored_checks, warn=on_warning)
     with sole_command(created.paths):
         submit_stages(created.paths)
     return Run(created.paths, created.engine)

@@ -13,11 +13,10 @@ from packaging.version import Version
 from trtllm_hpc.backends import llm_api_rules, shared_rules
 from trtllm_hpc.backends.base import (
     Backend,
-    Build,
     ServedEngine,
-    Service,
+    ServerPlan,
     TritonBackend,
-    engine_keys_without_effect,
+    keys_without_effect,
 )
 from trtllm_hpc.backends.llm_api import arguments, given
 from trtllm_hpc.backends.trtllm_serve import server_plan
@@ -29,6 +28,7 @@ from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.engine_cache.build_recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import engine_backend
@@ -58,7 +58,6 @@ class EngineBackend(Backend):
     release_use = "exact"
     checks_paged_context = True
     own_keys: ClassVar[Mapping[str, str]] = {"build.commands": ", which takes no engine of TensorRT-LLM"}
-    profilers = ("nsys",)
 
     def facts(self, job: JobFile, cluster: ClusterProfile) -> EngineFacts:
         """Return the facts of the engine, too."""
@@ -82,14 +81,21 @@ class EngineBackend(Backend):
             *build_rules.OF_KEYS,
         )
 
-    def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
+    def build_steps(self, facts: JobFacts, layout: Layout, python: str) -> tuple[BuildStep, ...]:
         """Return the steps from the model to its engine."""
         if facts.job.engine.directory is not None:
-            return Build()
-        from trtllm_hpc.engines.build_steps import make_notes, make_steps
+            return ()
+        from trtllm_hpc.engines.build_steps import make_steps
 
-        engine_facts = _engine_facts(facts)
-        return Build(make_steps(engine_facts, layout), make_notes(engine_facts))
+        return make_steps(_engine_facts(facts), layout)
+
+    def notes(self, facts: JobFacts) -> tuple[str, ...]:
+        """Return what the build's command lines leave out or assume."""
+        if facts.job.engine.directory is not None:
+            return ()
+        from trtllm_hpc.engines.build_steps import make_notes
+
+        return make_notes(_engine_facts(facts))
 
     def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
         """Return the one engine."""
@@ -104,29 +110,28 @@ def built_model_is_named(facts: JobFacts) -> Diagnostics:
 
 def commands_have_the_options(facts: JobFacts) -> Diagnostics:
     """Keys for the toolkit's own command lines have no effect beside build.commands."""
-    job, why = facts.job, "build.commands builds the engine"
+    job, why = facts.job, "is set, but build.commands builds the engine"
     if not job.build.commands:
         return
     hint = "remove it; an option of the build goes into build.commands"
-    yield from engine_keys_without_effect(job.engine, _BESIDE_COMMANDS, why, hint)
+    yield from keys_without_effect(job, "engine", _BESIDE_COMMANDS, why, hint)
     if job.model.family is not None:
-        yield in_job("conflict", "model.family", f"is set, but {why}", hint, job.model.family)
+        yield in_job("conflict", "model.family", why, hint, job.model.family)
 
 
 class TrtllmServeEngine(EngineBackend):
     """``trtllm-serve`` with an engine."""
 
-    repository_keys = ()
-    kv_cache_keys = llm_api_rules.KV_CACHE_KEYS
-    unused = llm_api_rules.UNUSED
+    keys: Mapping[str, tuple[str, ...]] = {"repository": (), "kv_cache": llm_api_rules.KV_CACHE_KEYS}
+    unused_hint = llm_api_rules.UNUSED_HINT
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         """The rules of engines, and those of the LLM API that do not depend on what is loaded."""
-        of_server = (*llm_api_rules.WITHOUT_REPOSITORY, llm_api_rules.llm_api_leaves_the_plan)
-        return (*llm_api_rules.OF_SERVER, *super().rules, *of_server)
+        own = (llm_api_rules.server_is_there, llm_api_rules.llm_api_leaves_the_plan)
+        return (*super().rules, *own)
 
-    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
+    def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
         """Return the command of every rank, with the engine and the model's tokenizer."""
         job = facts.job
         known = {
@@ -135,14 +140,16 @@ class TrtllmServeEngine(EngineBackend):
             "backend": engine_backend(facts.release),
             **arguments(job),
         }
-        return Service((server_plan(facts, instances.layout, given(known), {}, paths),))
+        return (server_plan(facts, instances.layout, given(known), {}, paths),)
 
 
 class TritonEngine(EngineBackend, TritonBackend):
     """An engine behind Triton's C++ or Python backend, in leader mode: a server a rank, rank 0 answers."""
 
-    engine_keys = tuple(key for key in Engine.model_fields if key != "llm_api")
-    repository_keys: tuple[str, ...] | None = tuple(key for key in Repository.model_fields if key != "models")
+    keys: Mapping[str, tuple[str, ...]] = {
+        "engine": tuple(key for key in Engine.model_fields if key != "llm_api"),
+        "repository": tuple(key for key in Repository.model_fields if key != "models"),
+    }
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -162,7 +169,8 @@ class TritonEngine(EngineBackend, TritonBackend):
 class Orchestrator(TritonEngine):
     """One server spawns the workers of several copies of the engine."""
 
-    repository_keys = None
+    keys: Mapping[str, tuple[str, ...]] = {"engine": TritonEngine.keys["engine"]}
+
     spawns_workers = True
     worker_models = ()
 

@@ -36,7 +36,7 @@ from trtllm_hpc.bench.pass_file import PassFile
 from trtllm_hpc.bench.passes import Passes, PassOutcome, step_of
 from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Show, Step, reported
-from trtllm_hpc.bench.provenance import profile_sentence, provenance, workload_provenance
+from trtllm_hpc.bench.provenance import provenance, workload_provenance
 from trtllm_hpc.bench.quick_check import check_under_load
 from trtllm_hpc.bench.records import UNFINISHED, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
@@ -181,9 +181,7 @@ class _Run:
         feed.take(self.earlier.requests)  # which the earlier attempt has sent
         self._adapters.make_known(self._targets, feed.built.requests[0], clock)
         self._power = PowerReadings(self._paths, server.endpoint, clock)
-        # The steps of a profiled server are counted.
-        checks = settings.check and (job is None or job.serve.profile is None)
-        self.check = check_under_load(feed.built.requests, self._targets, clock) if checks else None
+        self.check = check_under_load(feed.built.requests, self._targets, clock) if settings.check else None
         self.passes = Passes(settings, target, feed, clock, Progress(), tokens.tokenizer, slo, self._power)
         self._notes = [self.earlier.note] if self.earlier.note else []
         self._provenance = provenance(self._paths, server.endpoint, job)
@@ -382,7 +380,6 @@ class _Run:
             ),
             search=self._search,
             check=self.check,
-            profile=profile_sentence(self._paths, self.server.job),
             energy=self._power.source,
         )
         write_measurement(self._files.summary, measurement)

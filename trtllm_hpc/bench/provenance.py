@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc import __version__
-from trtllm_hpc.backends.profile import ENDINGS
 from trtllm_hpc.config.files import read_cluster
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.logs.loading import load_line
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import installed_versions
@@ -91,7 +89,6 @@ def _server(run: RunSnapshot, endpoint: Endpoint) -> dict[str, Any]:
         "ranks": known,
         **_container(run.paths),
         "start_phases_s": dict(endpoint.phases_s),
-        "load": load_line(run),
     }
 
 
@@ -188,16 +185,3 @@ def _sha256(path: Path) -> str | None:
     with suppress(OSError):
         return sha256_of(path)
     return None
-
-
-def profile_sentence(paths: RunPaths, job: JobFile | None) -> str | None:
-    """Return how the run's server is profiled, and what opens the files that are there."""
-    if job is None or job.serve.profile is None:
-        return None
-    profile = job.serve.profile
-    files = sorted(paths.profiles.glob(f"*.{ENDINGS[profile.tool]}"))
-    opens = "nsys-ui" if profile.tool == "nsys" else "https://ui.perfetto.dev:"
-    where = ", ".join(f"{opens} {file}" for file in files) or f"nothing yet in {paths.profiles}"
-    ranks = ", ".join(map(str, profile.ranks))
-    steps = f"steps {profile.iterations} of ranks {ranks}"
-    return f"made by {profile.tool} ({steps}), so the figures are never compared; {where}"

@@ -268,8 +268,6 @@ class MeasurementSummary:
     """With ``find_max``: the highest rate at which the limits hold."""
     check: QuickCheck | None = None
     """The answers under load, before the first level; ``None`` if they were not checked."""
-    profile: str | None = None
-    """How the server was profiled meanwhile, and what opens the profiles; the figures are not compared."""
     energy: str = ""
     """The source of the GPUs' energy, or why it is unknown; empty for a server without GPUs."""
     format: int = FORMAT

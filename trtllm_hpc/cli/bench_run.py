@@ -23,7 +23,7 @@ from trtllm_hpc.cli.options import (
     valid_text,
     wait_option,
 )
-from trtllm_hpc.errors import ConfigError, InvalidMeasurement
+from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.find import find_run, is_run
 
@@ -297,11 +297,6 @@ def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
     help="Write results/NAME.json and the files beside it; NAME must be new. Only the companion's, "
     "'benchmark', may be replaced.  [default: bench-DATE-TIME]",
 )
-@click.option(
-    "--profile",
-    type=click.Choice(["nsys", "torch"]),
-    help="Profile the server, which must have been started with serve.profile.",
-)
 @click.option("--report/--no-report", default=True, help="Whether to write the HTML report.")
 @json_option
 @click.pass_context
@@ -314,7 +309,6 @@ def command(
     address: Address | None,
     output: Path | None,
     name: str | None,
-    profile: str | None,
     report: bool,
     as_json: bool,
     **settings: Any,
@@ -338,12 +332,6 @@ def command(
     if address is not None and output is None:
         raise click.UsageError("--url needs --output FOLDER for the results: there is no run to keep them.")
     found = Run(run or find_run("latest", runs_folder(ctx))) if address is None else None
-    if profile is not None:
-        if found is None:
-            raise click.UsageError("--profile needs a run, whose server is started for the profiler.")
-        if found.job.serve.profile is None or found.job.serve.profile.tool != profile:
-            hint = f"trtllm-hpc submit {found.paths.spec} --set serve.profile.tool={profile}"
-            raise InvalidMeasurement(f"The server of {found.id} was not started for {profile}.", hint=hint)
     base = settings_for(None if found is None else found.job, given_settings(ctx))
     interrupted = False
     try:

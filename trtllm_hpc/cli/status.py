@@ -85,9 +85,6 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
     if status.failed_jobs:
         yield f"next: trtllm-hpc explain {call_name(run)}"
     yield end_line(status)
-    yield from (f"warning: {line}" for line in status.unlike)
-    if status.load:
-        yield f"load: {status.load}"
     yield from cause_lines(status.causes)
     if used := use_sentence(status):
         yield f"used: {used}"

@@ -99,8 +99,6 @@ def channel(endpoint: Endpoint, library: Any) -> Any:
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
     ]
-    if endpoint.certificate_name is not None:
-        options.append(("grpc.ssl_target_name_override", endpoint.certificate_name))
     if endpoint.certificate_file is None:
         return library.insecure_channel(endpoint.grpc, options=options)
     try:

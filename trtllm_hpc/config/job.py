@@ -91,9 +91,6 @@ class Phase(Section):
     two ranks."""
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
     """With ``trtllm-serve``, how many servers."""
-    minimum_servers: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """With ``trtllm-serve``, fewest servers of the phase that must serve, start or be restarted for the run
-    to live; ``None``: all."""
     tensor_parallel: Parallelism | None = None
     """Instead of ``engine.tensor_parallel``. With Triton, only in the generation phase: the context phase
     uses the job's engine."""
@@ -154,26 +151,6 @@ class Disaggregated(Section):
         return ("context", self.context), ("generation", self.generation)
 
 
-class Profile(Section):
-    """Where the time of the engine's steps goes. The figures of such a server are never compared."""
-
-    tool: Literal["nsys", "torch"] = "nsys"
-    """``nsys``: Nsight Systems, which the image must have. ``torch``: PyTorch's profiler, for
-    ``engine.backend: pytorch``."""
-    ranks: list[Annotated[int, Field(ge=0, le=65_535)]] = Field(default=[0], min_length=1)
-    """The ranks of each instance that are profiled."""
-    iterations: Annotated[OneLine, Field(pattern=r"^[0-9]{1,9}-[0-9]{1,9}\z")] = "100-150"
-    """First and last step of the engine, counted from its first request."""
-
-
-class Tracing(Section):
-    """Spans of each request, for OpenTelemetry."""
-
-    endpoint: Annotated[OneLine, Field(pattern=r"^https?://[^\s]+\z")]
-    """URL of the collector, over OTLP: ``http://HOST:4317`` for ``trtllm-serve``, which speaks gRPC unless
-    ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` says otherwise; ``http://HOST:4318/v1/traces`` for Triton."""
-
-
 class Serve(Section):
     """The serve stage."""
 
@@ -225,11 +202,6 @@ class Serve(Section):
         default={}
     )
     """Variables of every rank's server."""
-    profile: Profile | None = None
-    """A profile of some ranks, in ``results/profiles/``; ``None``: none is made."""
-    tracing: Tracing | None = None
-    """Where ``trtllm-serve`` (from 1.2.0 on) or Triton sends its traces. The proxy and the gateway pass the
-    header ``traceparent`` on."""
     proxy: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: clients reach the servers through HAProxy, which asks for the run's key; the servers
     listen on Unix sockets that other users cannot reach. ``none``: everybody who reaches the node may call
@@ -240,9 +212,6 @@ class Serve(Section):
     """Largest request that the proxy lets through: a body over HTTP, a message over gRPC outside streams."""
     tls: bool = False
     """Whether the proxy encrypts; the fingerprint of its certificate is in the endpoint."""
-    certificate: AbsolutePath | None = None
-    """PEM file with the certificate of the proxy, the certificates that signed it, and its private key.
-    ``None``: a certificate made for the run."""
     idle_minutes: Annotated[float, Field(gt=0, le=525_600), Time(60)] | None = None
     """A server that nobody has asked for so long ends itself, unless its companion stops it anyway. ``None``:
     it waits until its time limit. Requests that generate or infer count, and open ones; health checks,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trtllm_hpc.config.diagnostics import Diagnostics, dotted, in_job, nearest
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.rules import Excludes, Requires
+from trtllm_hpc.config.rules import Requires
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.engines.template_values import (
@@ -180,8 +180,6 @@ def _copies(job: JobFile) -> Iterator[tuple[str, list[int], int]]:
 
 
 OF_REPOSITORY = (
-    Excludes("engine.llm_api", "", "is set, but the backend {job.engine.backend} has no LLM API",
-             "remove it, or take engine.backend: pytorch"),
     Requires("engine.backend", "model.tokenizer model.path",
              "neither a tokenizer nor a model with one is named", "name the tokenizer's folder",
              code="missing", at="model.tokenizer"),

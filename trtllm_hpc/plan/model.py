@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from trtllm_hpc.backends import backend_of
-from trtllm_hpc.backends.base import Backend, Front, RepositoryModel, ServedEngine, ServerPlan
+from trtllm_hpc.backends.base import Backend, FrontPlan, RepositoryModel, ServedEngine, ServerPlan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import Instances, Layout, ServerGroup
@@ -36,7 +36,7 @@ class Plan:
     instances: Instances
     servers: tuple[ServerPlan, ...]
     """The server of each instance; of a disaggregated run the servers of each phase."""
-    front: Front | None
+    front: FrontPlan | None
     """What stands in front of the servers of a disaggregated run."""
     release: str | None
     """Version of TensorRT-LLM; ``None`` for the reference backend."""
@@ -130,7 +130,7 @@ class Plan:
         """Programs that the preflight looks for on every node; each rank looks for its own server."""
         spec = self.server.spec
         own = () if spec.driver == "triton" else (spec.leader[0],)
-        return (*own, *(() if spec.launcher is None else (spec.launcher,)), *spec.profiler)
+        return (*own, *(() if spec.launcher is None else (spec.launcher,)))
 
     @property
     def restarts(self) -> int:
@@ -146,13 +146,6 @@ class Plan:
         """The servers of each phase of a disaggregated run: ``context:0 generation:1,2``."""
         groups = self.instances.groups
         return " ".join(f"{it.role}:{','.join(str(one.number) for one in it.servers)}" for it in groups)
-
-    @property
-    def minimums(self) -> str:
-        """Fewest servers of each phase that must live: ``context:1 generation:2``."""
-        phases = self.job.serve.disaggregated
-        roles = phases.roles if phases is not None and self.instances.groups else ()
-        return " ".join(f"{name}:{phase.minimum_servers or phase.servers}" for name, phase in roles)
 
     @property
     def phases(self) -> tuple[Plan, ...]:

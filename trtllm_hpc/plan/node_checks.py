@@ -76,8 +76,6 @@ def _programs(plan: Plan) -> Iterator[tuple[str, ...]]:
         count = 2 if PurePath(words[0]).name.startswith("python") else 1
         if words[count - 1] != str(RunPaths(plan.run_folder).runtime):  # not upstream's
             yield (*words[:count], *(word for word in words[count:] if word.startswith("--")))
-    if plan.server.spec.profiler:
-        yield (*plan.server.spec.profiler, "profile")
     for _, spec in _serve_specs(plan):
         yield (spec.leader[0], "serve", *_options(spec))
     if plan.front is not None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.backends.base import ServerPlan
-from trtllm_hpc.backends.profile import rank_profile
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import Instances, Layout, one_node
@@ -44,40 +43,38 @@ def make_plan(
     task_python = chosen if cluster.container.runtime == "none" else cluster.container.python
     release, engine = facts.release, job.engine.directory or str(paths.engine)
     instances = backend.topology(job, cluster)
-    build = backend.build(facts, instances.layout, task_python)
+    build_steps = backend.build_steps(facts, instances.layout, task_python)
     served = facts
     if (staged := staged_model(facts, paths)) is not None:
         model = job.model.model_copy(update={"path": staged})
         served = replace(facts, job=job.model_copy(update={"model": model}))
-    service = backend.service(served, instances, paths)
     return Plan(
         name=job.name,
         run_folder=str(paths.folder),
         python=chosen,
         task_python=task_python,
         instances=instances,
-        servers=tuple(_with_environment(server, job, paths) for server in service.servers),
-        front=service.front,
+        servers=tuple(_with_environment(server, job) for server in backend.servers(served, instances, paths)),
+        front=backend.front(job),
         release=release.version if release is not None and facts.assumed_release is None else None,
         engines_folder=engines_folder or str(paths.folder.parent.parent / "engines"),
         engine_folder=engine,
         engine_found=None,
-        build_steps=build.steps,
+        build_steps=build_steps,
         repository=backend.repository(served, paths),
         all_models=cluster.container.all_models
         or (release.paths.all_models if release is not None else None),
-        stages=make_stages(job, cluster, instances, paths, builds=bool(build.steps)),
+        stages=make_stages(job, cluster, instances, paths, builds=bool(build_steps)),
         served_engines=backend.served_engines(job, paths),
         facts=facts,
-        notes=(*build.notes, *_proxy_notes(job)),
+        notes=(*backend.notes(facts), *_proxy_notes(job)),
     )
 
 
-def _with_environment(server: ServerPlan, job: JobFile, paths: RunPaths) -> ServerPlan:
-    """Return the server with the variables that the job file sets, and its profile of ranks."""
+def _with_environment(server: ServerPlan, job: JobFile) -> ServerPlan:
+    """Return the server with the variables that the job file sets."""
     environment = {**server.spec.environment, **job.serve.environment}
-    profile = None if job.serve.profile is None else rank_profile(job.serve.profile, paths)
-    return replace(server, spec=replace(server.spec, environment=environment, profile=profile))
+    return replace(server, spec=replace(server.spec, environment=environment))
 
 
 def with_engine(plan: Plan, engine: str) -> Plan:

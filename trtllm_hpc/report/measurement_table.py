@@ -165,10 +165,6 @@ def title(measurement: MeasurementSummary) -> str:
 
 def sentences(measurement: MeasurementSummary) -> Iterator[str]:
     """The search, the limits, tokens, errors, and the verdict last."""
-    if load := measurement.provenance.get("server", {}).get("load"):
-        yield f"load: {load}"
-    if measurement.profile is not None:
-        yield f"profile: {measurement.profile}"
     if measurement.check is not None:
         yield f"check: {measurement.check.sentence}"
     if measurement.energy:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +18,7 @@ from trtllm_hpc.render.lock import lock_of
 from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
 from trtllm_hpc.render.scripts import render_build
 from trtllm_hpc.runs.hub import download, locator, runs_folder
-from trtllm_hpc.runtime.lock import changes, in_words
+from trtllm_hpc.runtime.lock import changes, shown
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
@@ -108,17 +107,13 @@ def create_run(
     lock = read_lock(source.job_file)
     with plan_run(source, command=command) as plan:
         if lock is not None:
-            # What differs on the nodes, the job finds.
             for key, before, now in changes(lock.made_of, lock_of(plan).made_of):
-                warn(f"warning: {in_words(key, before, now, 'the lock')}")
+                warn(f"warning: {key} is {shown(now)}, but {shown(before)} in the lock")
         for warning in (*check(plan), *(f"note: {note}" for note in plan.notes)):
             warn(warning)
         in_job = plan.cluster.download_partition is not None
         is_left = download(plan.job.model, Path(plan.run_folder), leave=in_job)
-        created = write_planned(plan, downloads=is_left)
-        if lock is not None:
-            replace(lock_of(plan), repeats=lock.made_of).write(created.paths.lock)
-        return created
+        return write_planned(plan, downloads=is_left)
 
 
 def write_planned(plan: Plan, *, downloads: bool = False) -> CreatedRun:

@@ -20,7 +20,6 @@ from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
 from trtllm_hpc.logs.files import last_mark, list_logs
-from trtllm_hpc.logs.loading import load_line, loading_now
 from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name, remove_abandoned
@@ -30,7 +29,6 @@ from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import BEAT_S, TROUBLE
-from trtllm_hpc.runtime.lock import UNLIKE
 from trtllm_hpc.runtime.records import Endpoint, Event, known_fields, of_last_job
 from trtllm_hpc.runtime.renewal import FailedJob
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
@@ -129,8 +127,6 @@ class RankStatus:
     """``running``, ``ended 0``, ``stopped by companion``... in a few words."""
     instance: int | None = None
     """``None`` where there is only one."""
-    load_s: dict[str, float] = field(default_factory=dict)
-    """Seconds of ``weights``, ``compile``, ``autotune``, ``kv_cache``, ``warm_up``, as its log shows them."""
 
 
 @dataclass(frozen=True)
@@ -192,10 +188,6 @@ class RunStatus:
     """Why nobody answers over OpenAI's protocol any more, though the server does over Triton's."""
     clients: tuple[ProxyClient, ...] = ()
     """Who has asked the server how often, and its guests."""
-    unlike: tuple[str, ...] = ()
-    """What the job has found to be other than in the run that this one repeats."""
-    load: str = ""
-    """How long the phases of the server's start took; empty if no log shows them."""
     evaluation: EvaluationSummary | None = None
     """Scores of the companion's evaluation, once it has finished."""
 
@@ -607,9 +599,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         sentence=run.quoted(_sentence(run, state, stages, failed, failure)),
         stages=tuple(stages),
         ranks=tuple(
-            RankStatus(log.rank, log.host, log.state, log.instance, log.load_s)
-            for log in servers
-            if log.rank is not None
+            RankStatus(log.rank, log.host, log.state, log.instance) for log in servers if log.rank is not None
         ),
         instances=_instances(run, stages),
         endpoint=endpoint,
@@ -624,8 +614,6 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         front_restarts=tuple(run.quoted(str(it.data.get("why"))) for it in _named(served, "front_restarted")),
         gateway_failure=gateway[-1] if gateway else None,
         clients=clients_of(run.paths),
-        unlike=tuple({str(it.data.get("warning")): None for it in _named(run.events("serve"), UNLIKE)}),
-        load=load_line(run),
         evaluation=read_evaluation(run.paths.evaluation()),
     )
 
@@ -826,7 +814,7 @@ def _progress(run: RunSnapshot, stage: str) -> str:
     busy = sum(node.ended_at is None for node in nodes)
     copied, total = (sum(node.details[key] for node in nodes) / 2**30 for key in ("copied", "bytes"))
     copies = f"; {busy} of {len(nodes)} nodes still copy weights to their disks"
-    return f"{loading_now(run)}{f'{copies}: {copied:.2f} of {total:.2f} GiB' if busy else ''}"
+    return f"{copies}: {copied:.2f} of {total:.2f} GiB" if busy else ""
 
 
 def _troubles(run: RunSnapshot, stages: Sequence[StageStatus]) -> str:

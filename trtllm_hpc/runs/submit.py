@@ -18,7 +18,7 @@ from trtllm_hpc.config.files import read_cluster, read_spec
 from trtllm_hpc.errors import SubmissionError, UnclearSubmission
 from trtllm_hpc.logs.files import stage_of
 from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
-from trtllm_hpc.paths import RunPaths, call_name, locked, write_text
+from trtllm_hpc.paths import RunPaths, call_name, locked
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runs.create import CreatedRun, JobSource, Warn, create_run
 from trtllm_hpc.runs.status import queued_jobs, run_status
@@ -37,26 +37,20 @@ if TYPE_CHECKING:
 
 
 def create_for_submission(
-    source: JobSource, *, ignored_checks: Collection[str] = (), notify: str | None = None, warn: Warn
+    source: JobSource, *, ignored_checks: Collection[str] = (), warn: Warn
 ) -> CreatedRun:
     """Check a job as ``doctor`` does and write its run folder, ready for :func:`submit_stages`.
 
-    ``ignored_checks`` are ids of checks whose failure does not stop the submission, ``notify`` is the URL of
-    a webhook that the jobs are to call; the others are those of :func:`trtllm_hpc.runs.create.create_run`.
-    Raises as that, ConfigError also if a check fails, and SubmissionError if this machine cannot submit to
-    that cluster, or ``notify`` is not a URL.
+    ``ignored_checks`` are ids of checks whose failure does not stop the submission; the others are those of
+    :func:`trtllm_hpc.runs.create.create_run`. Raises as that, ConfigError also if a check fails, and
+    SubmissionError if this machine cannot submit to that cluster.
     """
 
     def check(plan: Plan) -> list[str]:
         require_scheduler(plan.cluster)
         return check_submission(plan, ignored_checks)
 
-    if notify is not None and not notify.startswith(("http://", "https://")):
-        raise SubmissionError("The webhook to be notified is not a URL.", hint="--notify https://HOST/PATH")
-    created = create_run(source, check=check, warn=warn, command="submit")
-    if notify is not None:
-        write_text(created.paths.notify, f"{notify}\n", mode=0o600)
-    return created
+    return create_run(source, check=check, warn=warn, command="submit")
 
 
 @contextmanager

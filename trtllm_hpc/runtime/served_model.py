@@ -68,7 +68,7 @@ def with_auth_key(arguments: Sequence[str], paths: RunPaths, folder: Path) -> li
     if not source.is_file() or AUTH_KEY not in source.read_text(encoding="utf-8"):
         return list(arguments)
     named = next(word for word in arguments if word.startswith(_FILE))
-    key = json.dumps(paths.servers_key.read_text(encoding="utf-8").strip())
-    text = Path(named.removeprefix(_FILE)).read_text(encoding="utf-8")
-    write_text(folder / "llm_api.yaml", f"{text}{AUTH_KEY}: {key}\n")
+    key = paths.servers_key.read_text(encoding="utf-8").strip()
+    configuration = json.loads(Path(named.removeprefix(_FILE)).read_text(encoding="utf-8"))  # JSON is YAML
+    write_text(folder / "llm_api.yaml", json.dumps({**configuration, AUTH_KEY: key}))
     return [f"{_FILE}{folder / 'llm_api.yaml'}" if word == named else word for word in arguments]

@@ -117,7 +117,6 @@ def _points(
     # What else was found is about the whole measurement.
     of_levels = overall_verdict(measured.levels, measured.search).findings
     whole = [str(it) for it in measured.verdict.findings if it not in of_levels]
-    whole += ["A profiler ran beside it."] if measured.profile is not None else []
     evaluation = read_evaluation(run.evaluation())
     scores = {f"score.{it.task}": it.score for it in evaluation.tasks} if evaluation else {}
     if evaluation is not None and evaluation.passed is False:

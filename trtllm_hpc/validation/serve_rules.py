@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trtllm_hpc.backends import BACKENDS, backend_of
-from trtllm_hpc.backends.base import engine_keys_without_effect
+from trtllm_hpc.backends.base import keys_without_effect
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.rules import Excludes, Requires, Rules
 from trtllm_hpc.paths import RunPaths
@@ -27,8 +27,6 @@ RULES += [
              "set serve.proxy to haproxy, or serve.idle_minutes to null"),
     Excludes("serve.proxy=none", "serve.renew", "only a proxy can let open requests end",
              "set serve.proxy to haproxy"),
-    Requires("serve.certificate", "serve.tls", "is set, but serve.tls is false",
-             "set serve.tls to true, or remove it"),
     Excludes("serve.renew", "stops_server", "the companion stops the server, so there is nothing to renew",
              "set serve.keep_running to true"),
     Requires("model.stage", "cluster.node_models_folder",
@@ -54,23 +52,11 @@ def section_has_its_backend(facts: JobFacts) -> Diagnostics:
 def keys_have_an_effect(facts: JobFacts) -> Diagnostics:
     """Each key of engine, repository and kv_cache has an effect on the job's backend."""
     job, backend = facts.job, backend_of(facts.job)
-    unused = backend.unused
-    if unused is None:
-        return
-    if backend.engine_keys is not None:
-        keys = (*backend.engine_keys, *(key.removeprefix("engine.") for key in unused.but))
-        yield from engine_keys_without_effect(job.engine, keys, unused.engine, unused.engine_fix)
-    for section, listed in (("repository", backend.repository_keys), ("kv_cache", backend.kv_cache_keys)):
-        values = getattr(job, section)
-        given = values.model_fields_set  # raises where the section itself is a wrong value
-        for key, field in type(values).model_fields.items() if listed is not None else ():
-            if key not in given or key in (listed or ()) or f"{section}.{key}" in unused.but:
-                continue
-            value, default = getattr(values, key), field.get_default(call_default_factory=True)
-            # Another rule refuses repository.models, by the mode of serving.
-            if value is not None and value != default and key != "models":
-                message = f"{key} has no effect on {unused.name}"
-                yield in_job("conflict", f"{section}.{key}", message, unused.fix, value)
+    for section, keys in backend.keys.items():
+        # Another rule refuses repository.models, by the mode of serving.
+        known = (*keys, "models") if section == "repository" else keys
+        why = f"has no effect with engine.backend {job.engine.backend} and serve.frontend {job.frontend}"
+        yield from keys_without_effect(job, section, known, why, backend.unused_hint)
 
 
 @RULES.add
@@ -240,29 +226,3 @@ def model_can_be_staged(facts: JobFacts) -> Diagnostics:
         message = "the server does not load the model's folder, but what the build stage makes of it"
         hint = "leave it out, or take a backend that loads a checkpoint, without engine.quantization"
         yield in_job("conflict", "model.stage", message, hint, stage)
-
-
-@RULES.add
-def profile_can_be_made(facts: JobFacts) -> Diagnostics:
-    """A profile is of ranks that there are, and of an engine that starts and stops the profiler."""
-    job, profile = facts.job, facts.job.serve.profile
-    if profile is None:
-        return
-    known = dict.fromkeys(way[0] for way, backend in BACKENDS.items() if profile.tool in backend.profilers)
-    if job.engine.backend not in known:
-        message = f"the backend {job.engine.backend} does not start and stop the profiler {profile.tool}"
-        hint = f"remove serve.profile, or set engine.backend to {' or '.join(known)}"
-        yield in_job("conflict", "serve.profile.tool", message, hint, profile.tool)
-    phases = job.serve.disaggregated
-    servers = [job.with_phase(phase) for _, phase in phases.roles] if phases else [job]
-    most = max(it.engine.world_size for it in servers)
-    if max(profile.ranks) >= most and (phases or job.serve.mode != "disaggregated"):
-        message = f"there is no rank {max(profile.ranks)}"
-        hint = f"take numbers from 0 to {most - 1}"
-        yield in_job("conflict", "serve.profile.ranks", message, hint, profile.ranks)
-    first, last = map(int, profile.iterations.split("-"))
-    if last < first:
-        hint = f'write "{last}-{first}"'
-        yield in_job(
-            "conflict", "serve.profile.iterations", "ends before it begins", hint, profile.iterations
-        )

@@ -168,14 +168,8 @@ def compare(
     Each pass is one observation, and they are compared with Welch's t-test. The spread of a single pass is
     unknown: its figures are shown, but are never a regression. P-values are adjusted over all rows, so that
     on average at most 5 % of the differences called significant are false (Benjamini and Hochberg 1995).
-    Raises InvalidMeasurement if they have no level of load in common, or a profiler ran beside one of them.
+    Raises InvalidMeasurement if they have no level of load in common.
     """
-    for side in (a, b):
-        if side.measurement.profile is not None:
-            hint = "measure a run without serve.profile"
-            raise InvalidMeasurement(
-                f"A profiler ran during {side.name}, so it cannot be compared.", hint=hint
-            )
     levels_a, levels_b = a.levels, b.levels
     common = [label for label in levels_a if label in levels_b]
     if not common:

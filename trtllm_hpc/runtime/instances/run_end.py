@@ -40,7 +40,7 @@ def after_end(
 ) -> tuple[str, str | None, RunEnd | None]:
     """Return what follows when an instance has ended although the run goes on.
 
-    ``others`` still live; in a disaggregated run, of its phase.
+    ``others`` still live.
 
     Returns:
         The instance's new state, ``restarting``, ``failed``, or ``ended`` if Slurm ends the whole job; the
@@ -52,7 +52,7 @@ def after_end(
     reason = instance.lost or how_it_ended(records, returncode)
     restarts = _restarts(instance, options)
     living, state = others + restarts, "restarting" if restarts else "failed"
-    if living >= options.minimum_beside(instance.number):
+    if living >= options.minimum:
         return state, reason, None
     code = returncode if 0 < returncode < 128 else ExitCode.START
     if (role := options.role(instance.number)) is not None:
@@ -81,7 +81,7 @@ def early_end(
 
     Also while the run stops: a companion that got no answers has asked for it, and does not know why.
     """
-    is_needed = not _restarts(instance, options) and others < options.minimum_beside(instance.number)
+    is_needed = not _restarts(instance, options) and others < options.minimum
     judge = verdict(records)
     if judge is None or not (is_stopping or is_needed):
         return None
