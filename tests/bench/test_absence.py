@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -19,14 +20,15 @@ from trtllm_hpc import bench
 from trtllm_hpc.api.measurement import Measurement
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.bench import interruptions
-from trtllm_hpc.bench.interruptions import ServerIdentity, ended_parts
+from trtllm_hpc.bench.interruptions import ServerIdentity, ended_parts, was_cut
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.load.loops import Count
 from trtllm_hpc.bench.load.messages import Reply
 from trtllm_hpc.bench.measure import MeasuredServer, run_measurement
 from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step
-from trtllm_hpc.bench.records import read_records
+from trtllm_hpc.bench.records import RequestRecord, read_records
+from trtllm_hpc.bench.results import Pass
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import InvalidMeasurement
@@ -241,15 +243,30 @@ def test_a_proxy_that_was_started_again_was_away(tmp_path: Path) -> None:
     assert before.was_replaced_by(ServerIdentity.of(paths))
 
 
+def test_the_last_requests_fail_before_the_supervisor_has_seen_the_proxy_end(tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "run", None)
+    before = ServerIdentity.of(paths)
+    lost = RequestRecord(
+        0, 0, 0, "measured", 0.0, 0.0, 0.1, "UNAVAILABLE", error="the server closed the connection"
+    )
+    outcome = PassOutcome(cast(Pass, None), [lost], interrupted=False)
+    threading.Timer(1, add_event, (paths, "serve", "proxy_restarted"), {"why": "it ended"}).start()
+    assert was_cut(paths, before, outcome)
+
+
 def test_the_parts_of_a_server_that_ended_are_named_with_their_times(tmp_path: Path) -> None:
     paths = make_run(tmp_path / "run", None)
     why, again = "rank 1 on n2 was killed by signal 9", "it is started again (1 of 3 times)"
     add_event(paths, "serve", "instance_end", instance=1, why=why, then=again)
     add_event(paths, "serve", "instance_ready", instance=1)
     add_event(paths, "serve", "front_restarted", why="the front of the servers on n1 was killed by signal 9")
-    server, front = ended_parts(paths)
+    removed = "sockets of the server were removed: /dev/shm/trt_proxy0/0/http"
+    add_event(paths, "serve", "trouble", part="sockets", why=removed)
+    add_event(paths, "serve", "trouble", part="sockets", why=None)
+    server, front, sockets = ended_parts(paths)
     assert re.fullmatch(rf"at \d\d:\d\d:\d\d instance 1: {why}; {re.escape(again)}", server)
     assert front.endswith(" the front of the servers on n1 was killed by signal 9; it is started again")
+    assert sockets.endswith(removed)
 
 
 @pytest.mark.parametrize(("allowed", "valid"), [(0.01, False), (1.0, True)])
