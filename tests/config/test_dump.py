@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from ruamel.yaml import YAML
 
 from tests.config.values import clusters, hostile, job_files
-from trtllm_hpc.config.benchmark import Benchmark, LoraShare, Workload
+from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.cluster import ClusterProfile, Phases
 from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
 from trtllm_hpc.config.engine import Engine, Speculative
@@ -18,6 +18,7 @@ from trtllm_hpc.config.job import (
     JobFile,
     Phase,
     Profile,
+    Request,
     Serve,
     Tracing,
 )
@@ -71,7 +72,8 @@ def test_every_default_is_written_out() -> None:
                 tracing=Tracing(endpoint="http://here:4317"),
             ),
             companion=Companion(
-                benchmark=Benchmark(workload=Workload(lora=[LoraShare(directory="/a")])),
+                request=Request(lora=LoraAdapter(directory="/a")),
+                benchmark=Benchmark(),
                 evaluate=Evaluation(tasks=["facts"]),
             ),
         )

@@ -272,7 +272,7 @@ def _summary_of(records: list[RequestRecord], repeat: int, level: Level, slo: st
         sent=len(records),
         measured=len(measured),
         failed=len(measured) - len(good),
-        metrics=figures(Sample(records, window, level, parse_slo(slo) if slo else None)),
+        metrics=figures(Sample(records, window, level, parse_slo(slo).judge(records) if slo else None)),
         client=ClientUse(0.4, window.length_s, 0.08),
         verdict=Verdict(),
     )
@@ -305,17 +305,3 @@ PROVENANCE: dict[str, Any] = {
     },
     "client": {"host": "n2", "same_host": False, "cpus": 2, "python": "3.11.2"},
 }
-
-
-def with_adapters(made: Made) -> Made:
-    """The same, as if its requests had two adapters and none in turn; the second adapter was evicted once."""
-    lora = [
-        {"directory": "/data/red", "adapter": None, "task_id": 7, "share": 0.3},
-        {"directory": None, "adapter": "blue", "task_id": None, "share": None},
-    ]
-    task_ids = [None, 7, 2]
-    records = [
-        replace(record, lora_task_id=task_ids[place % 3], resent=place == 2)
-        for place, record in enumerate(record for record in made.records if record.measured)
-    ]
-    return Made(replace(made.measurement, settings={"workload": {"lora": lora}}), records)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.plans import planned_stage, write_plan
 from tests.report.cases import CASES, HOSTILE
-from tests.report.make import Made, make, noted, searched, with_adapters, write_run
+from tests.report.make import Made, make, noted, searched, write_run
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.results import Interval, Verdict
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
@@ -61,11 +61,6 @@ def test_the_header_names_model_nodes_gpus_and_parallelism() -> None:
     for fact in ("model tiny-llama", "nodes n1, n2", "2 NVIDIA H200", "tensor parallel 2"):
         assert f"<li>{fact}</li>" in header
     assert "ensemble" not in header
-
-
-def test_the_page_has_figures_by_adapter_if_there_were_adapters() -> None:
-    assert "7: red" in report_page(report_data(with_adapters(make(requests=30))))
-    assert "By LoRA adapter" not in report_page(report_data(make(requests=30)))
 
 
 def report_data(made: Made) -> ReportData:
@@ -129,13 +124,12 @@ def test_the_cards_are_of_the_highest_load_that_the_server_kept_up_with() -> Non
 
 
 def test_the_card_of_throughput_says_what_was_really_asked() -> None:
-    """A trace brings its own times, and of a ramp the mean counts: the setting is neither."""
-    for level in (OpenLoop(4.0, "trace"), OpenLoop(4.0, ramp_to_per_s=40.0)):
-        made = make([level])
-        asked = made.measurement.levels[0].metrics["asked_rate_per_s"]
-        assert isinstance(asked, Interval)
-        made.measurement.levels[0].metrics["asked_rate_per_s"] = replace(asked, mean=17.3)
-        assert cards(report_data(made))[0].note == "requested 17.3"
+    """A trace brings its own times."""
+    made = make([OpenLoop(4.0, "trace")])
+    asked = made.measurement.levels[0].metrics["asked_rate_per_s"]
+    assert isinstance(asked, Interval)
+    made.measurement.levels[0].metrics["asked_rate_per_s"] = replace(asked, mean=17.3)
+    assert cards(report_data(made))[0].note == "requested 17.3"
     assert cards(report_data(make([ClosedLoop(2)])))[0].note == ""
 
 

@@ -9,19 +9,17 @@ import pytest
 
 from tests.bench.make import request
 from tests.report.cases import CASES
-from tests.report.make import Made, make, noted, searched, with_adapters, write_run
+from tests.report.make import Made, make, noted, searched, write_run
 from trtllm_hpc.bench.analysis.aggregate import token_totals
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
-from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Distribution, Interval, Verdict
-from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
 from trtllm_hpc.cli.submit import print_results
 from trtllm_hpc.report.formatting import quantity
 from trtllm_hpc.report.measurement_table import measurement_text, sentences
 
 
 def text(made: Made) -> str:
-    return measurement_text(made.measurement, made.records)
+    return measurement_text(made.measurement)
 
 
 def started(made: Made) -> str:
@@ -53,35 +51,10 @@ def test_one_level_as_a_whole() -> None:
     assert "counted by server" in table and table.endswith("valid: the figures may be used\n")
 
 
-def test_figures_by_adapter() -> None:
-    made = with_adapters(make(requests=30))
-    table = text(made)
-    assert lines(table, "LoRA adapter")
-    assert [row(table, name)[-7:-4] for name in ("none", "2: blue", "7: red")] == [
-        ["10", "0", "0"],
-        ["10", "0", "1"],
-        ["10", "0", "0"],
-    ]
-    latencies = sorted(1e3 * (it.ended_s - it.scheduled_s) for it in made.records if it.lora_task_id == 7)
-    assert row(table, "7: red")[-2] == quantity((latencies[4] + latencies[5]) / 2)
-    assert lines(text(make(requests=30)), "LoRA adapter") == []
-
-
-def output_tokens(records: list[RequestRecord], server: ServerTokens | None = None) -> str:
-    found = make(requests=2).changed(tokens=token_totals(records, server)).measurement
-    return next(sentence for sentence in sentences(found) if sentence.startswith("output tokens: "))
-
-
-def test_output_tokens_that_the_model_did_not_count_have_limits() -> None:
-    by_text = [request(0, 0, 50, tokens_out=3, asked=128, output_by="tokenizer")] * 160
-    assert output_tokens(by_text, ServerTokens(20_733, 0, 9)) == (
-        "output tokens: 480, counted by tokenizer; at least 160 were sent and at most 20,480 requested; the "
-        "server's metrics have 20,733, warm-up included"
-    )
-    stream = [request(0, 0, 50, chunks_ms=[10, 20, 50], chunk_tokens=[1, 2, 1], tokens_out=4)]
-    assert output_tokens(stream) == "output tokens: 4, counted by server; they came in 3 responses"
-    joined = [replace(stream[0], output_by="tokenizer")]
-    assert output_tokens(joined).endswith("in 3 responses; at least 3 were sent and at most 10 requested")
+def test_output_tokens_name_their_source_and_their_responses() -> None:
+    stream = request(0, 0, 50, chunks_ms=[10, 20, 50], chunk_tokens=[1, 2, 1], tokens_out=4)
+    found = make(requests=2).changed(tokens=token_totals([stream])).measurement
+    assert "output tokens: 4, counted by server; they came in 3 responses" in sentences(found)
 
 
 def test_levels_stand_one_below_the_other() -> None:
@@ -197,7 +170,7 @@ def test_levels_of_a_search_stand_in_ascending_order() -> None:
 @pytest.mark.parametrize("width", [60, 100])
 def test_it_fits_its_width(width: int, slo: str | None) -> None:
     made = make([OpenLoop(1000.0), OpenLoop(20000.0)], repeats=2, failed_share=0.2, slo=slo)
-    table = measurement_text(made.measurement, made.records, width)
+    table = measurement_text(made.measurement, width)
     assert all(len(line) <= width for line in table.splitlines())
     assert "…" not in table
     assert row(table, "at 1000/s")[-1] == "max"
@@ -207,8 +180,8 @@ def test_it_fits_its_width(width: int, slo: str | None) -> None:
 
 def test_eighty_columns_have_every_figure_and_sixty_the_most_important() -> None:
     made = make([OpenLoop(4.0)], requests=80, slo="ttft.p99<500ms")
-    wide, narrow = (measurement_text(made.measurement, (), width).splitlines() for width in (80, 60))
-    assert wide[:8] == measurement_text(made.measurement, (), 100).splitlines()[:8]
+    wide, narrow = (measurement_text(made.measurement, width).splitlines() for width in (80, 60))
+    assert wide[:8] == measurement_text(made.measurement, 100).splitlines()[:8]
     assert wide[5].split()[-8:] == ["(1/s)", "(1/s)", "(1/s)", "p50", "p99", "p50", "p50", "p99"]
     assert narrow[5].split() == ["finished", "goodput", "tokens", "TTFT", "latency"]
 

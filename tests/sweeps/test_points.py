@@ -12,11 +12,10 @@ import pytest
 from tests.plans import planned_stage, write_plan
 from tests.report.make import make, noted
 from tests.sweeps.make import BATCH, FINDING, SLO, TP, grid, measured, with_invalid_level, write_sweep
-from trtllm_hpc.bench.analysis.aggregate import over_repeats
 from trtllm_hpc.bench.analysis.slo import BadSlo
 from trtllm_hpc.bench.analysis.statistics import holm
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
-from trtllm_hpc.bench.results import Figure, Verdict
+from trtllm_hpc.bench.results import Verdict
 from trtllm_hpc.sweeps.points import Point, best_variant, frontier
 
 EMPTY = Point("a", {}, "1 at once", 1.0, "closed-loop", 1, 1, True, [], None, None, None, None, None, {}, [])
@@ -86,19 +85,6 @@ def test_goodput_is_computed_anew_under_another_slo(tmp_path: Path) -> None:
     assert not any("goodput_per_s" in it.figures for it in without)
     with pytest.raises(BadSlo, match="nothing"):
         sweep.results(slo="nothing<5ms")
-
-
-def test_energy_for_a_good_request_is_computed_anew_too(tmp_path: Path) -> None:
-    made = measured(1.0, repeats=1)
-    known: dict[str, Figure] = {"power_mean_w": 700.0, "energy_per_good_request_j": 1.0}
-    levels = []
-    for level in made.measurement.levels:
-        passes = [replace(one, metrics=one.metrics | known) for one in level.passes]
-        levels.append(replace(level, passes=passes, metrics=over_repeats([it.metrics for it in passes])))
-    sweep = write_sweep(tmp_path / "s", {"a": ({TP: 2}, made.changed(levels=levels))})
-    figures = sweep.results(slo="ttft.p99<60ms").points[0].figures
-    assert figures["energy_per_good_request_j"] == pytest.approx(700 / figures["goodput_per_s"])
-    assert sweep.results().points[0].row()["power_mean_w"] == 700
 
 
 def test_variants_with_different_slos_or_workloads_are_compared_with_care(tmp_path: Path) -> None:

@@ -212,9 +212,9 @@ def test_limits_that_only_a_streamed_answer_has(checked: Checked) -> None:
     assert state(checked(companion={"benchmark": asks}, engine=openai), "slo") == "ok"
 
 
-def test_the_adapters_of_a_workload(checked: Checked, tmp_path: Path) -> None:
+def test_the_adapter_of_the_companions_request(checked: Checked, tmp_path: Path) -> None:
     folder, engine = tmp_path / "adapter", {"max_lora_rank": 8}
-    asks = {"benchmark": {"workload": {"lora": [{"directory": str(folder)}]}}}
+    asks = {"request": {"lora": {"directory": str(folder)}}}
     assert "lora-adapters" not in checked()
     outcome = checked(engine=engine, companion=asks)["lora-adapters"]
     assert outcome.state == "warn" and "is not on this machine" in outcome.message and outcome.hint

@@ -233,4 +233,4 @@ def print_results(paths: RunPaths) -> None:
                 click.echo(f"answer ({item['protocol']}): {item['text']!r}")
     measured = Measurement(paths, COMPANION_MEASUREMENT)
     with suppress(RunNotFound):  # the companion ended before it measured
-        print_measurement(measured.summary, measured.records)
+        print_measurement(measured.summary)

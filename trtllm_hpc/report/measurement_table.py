@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trtllm_hpc.bench.analysis.slo import BadSlo, Slo, parse_slo
-from trtllm_hpc.bench.levels import ClosedLoop
-from trtllm_hpc.bench.metrics import LATENCY, TPOT, TTFT, figures
-from trtllm_hpc.bench.records import RequestRecord, Sample
-from trtllm_hpc.bench.results import Figure, LevelResult, MeasurementSummary, Pass, Tried, Window
-from trtllm_hpc.bench.workload.request import BY_TOKENIZER
+from trtllm_hpc.bench.results import Figure, LevelResult, MeasurementSummary, Pass, Tried
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity, search_sentence
 from trtllm_hpc.report.headline import (
     ascending_levels,
@@ -24,7 +19,7 @@ from trtllm_hpc.report.headline import (
     load_of,
     served,
 )
-from trtllm_hpc.report.tables import NARROW, Table, as_text, terminal_width, wrap
+from trtllm_hpc.report.tables import Table, as_text, terminal_width, wrap
 
 _WIDTH = 100
 _LATENCIES = {
@@ -50,27 +45,23 @@ _OPTIONAL = (_GOODPUT, "latency\np99", _TOKENS, "TTFT\np99", "TPOT\np50", "TTFT\
 """What a terminal that is too narrow for all figures does without, the last first."""
 
 
-def print_measurement(measurement: MeasurementSummary, records: Sequence[RequestRecord] = ()) -> None:
+def print_measurement(measurement: MeasurementSummary) -> None:
     """Print the table with as many figures as there is room for in the terminal."""
-    sys.stdout.write(measurement_text(measurement, records, terminal_width() or _WIDTH))
+    sys.stdout.write(measurement_text(measurement, terminal_width() or _WIDTH))
 
 
-def measurement_text(
-    measurement: MeasurementSummary, records: Sequence[RequestRecord] = (), width: int = _WIDTH
-) -> str:
+def measurement_text(measurement: MeasurementSummary, width: int = _WIDTH) -> str:
     """Return what there is to say of a measurement, in ``width`` columns, of which it needs 60.
 
-    ``records`` are needed only for the rows of each LoRA adapter. Figures without room are left out.
+    Figures without room are left out.
     """
     header, rows = energy(measurement)
     tables = [_levels(measurement), Table(*header, right=header[1:], rows=rows)]
     level = headline_level(measurement)
     if level is not None:
-        adapters = adapter_rows(measurement, records, level) if width >= NARROW else []
         turns = turn_rows(measurement, level)
         tables += [
             _latencies(measurement, level),
-            Table(*HEADER, right=HEADER[1:], rows=adapters),
             Table(*TURN_HEADER, right=TURN_HEADER[1:], optional=_PROMPT, rows=turns),
         ]
     # The table of the levels stands there even without any.
@@ -108,9 +99,7 @@ def _figure(result: LevelResult, key: str, statistic: str | None = None) -> str:
 _ENERGY = {
     "J/output token": "energy_per_output_token_j",
     "J/request": "energy_per_request_j",
-    "J/good request": "energy_per_good_request_j",
-    **{f"{name} W": f"power_{name}_w" for name in ("mean", "peak", "idle")},
-    "share at power limit": "power_capped_share",
+    "mean W": "power_mean_w",
 }
 
 
@@ -145,7 +134,6 @@ _PROMPT = ("prompt tokens", "cached share")
 TURN_HEADER = ("turn", "requests", "failed", *_PROMPT, "TTFT p50", "p99", "latency p50", "p99")
 """The last four in milliseconds."""
 _LATENCY_CELLS = (("latency_ms", "p50"), ("latency_ms", "p99"))
-_OF_ADAPTER = (("ttft_ms", "p50"), ("tpot_ms", "p50"), *_LATENCY_CELLS)
 _OF_PROMPT = (("input_tokens", "p50"), ("cached_prompt_share", "real"))  # a float by itself
 _OF_TURN = (*_OF_PROMPT, ("ttft_ms", "p50"), ("ttft_ms", "p99"), *_LATENCY_CELLS)
 
@@ -160,50 +148,6 @@ def turn_rows(measurement: MeasurementSummary, level: int | None) -> list[list[s
 
 def _cell(figures: Mapping[str, Figure], key: str, statistic: str) -> str:
     return quantity(getattr(figures[key], statistic)) if key in figures else NONE
-
-
-TITLE = "By LoRA adapter"
-HEADER = ("LoRA adapter", "requests", "failed", "sent again", "TTFT p50", "TPOT p50", "latency p50", "p99")
-"""The last four in milliseconds."""
-
-
-def adapter_rows(
-    measurement: MeasurementSummary, records: Sequence[RequestRecord], level: int | None
-) -> list[list[str]]:
-    """Return a row of text for each adapter, and one for the requests without; nothing if none has any."""
-    by_adapter: dict[int | None, list[RequestRecord]] = {}
-    for record in records:
-        if record.measured and record.level == level:
-            by_adapter.setdefault(record.lora_task_id, []).append(record)
-    if not by_adapter.keys() - {None}:
-        return []
-    names = _names(measurement)
-    in_order = [None, *sorted(task_id for task_id in by_adapter if task_id is not None)]
-    return [
-        [names.get(task_id, f"{task_id}"), *_cells(by_adapter[task_id])]
-        for task_id in in_order
-        if task_id in by_adapter
-    ]
-
-
-def _names(measurement: MeasurementSummary) -> dict[int | None, str]:
-    """Return the number and the folder's name of each adapter, by its number."""
-    names: dict[int | None, str] = {None: "none"}
-    for place, one in enumerate(measurement.settings.get("workload", {}).get("lora", ()), 1):
-        task_id = place if one["task_id"] is None else one["task_id"]
-        names[task_id] = f"{task_id}: {one['adapter'] or PurePosixPath(one['directory']).name}"
-    return names
-
-
-def _cells(records: Sequence[RequestRecord]) -> list[str]:
-    answered = [record for record in records if record.ok]
-    found = figures(Sample(answered, Window(0.0, 0.0), ClosedLoop(1)), (TTFT, TPOT, LATENCY))
-    return [
-        f"{len(records):,}",
-        f"{len(records) - len(answered):,}",
-        f"{sum(record.resent for record in records):,}",
-        *(_cell(found, *key) for key in _OF_ADAPTER),
-    ]
 
 
 def title(measurement: MeasurementSummary) -> str:
@@ -223,8 +167,6 @@ def sentences(measurement: MeasurementSummary) -> Iterator[str]:
         yield f"load: {load}"
     if measurement.profile is not None:
         yield f"profile: {measurement.profile}"
-    if measurement.check is not None:
-        yield f"check: {measurement.check.sentence}"
     if measurement.energy:
         yield f"energy: {measurement.energy}"
     if measurement.search is not None:
@@ -242,29 +184,16 @@ def sentences(measurement: MeasurementSummary) -> Iterator[str]:
 
 
 def _token_sentences(tokens: Mapping[str, Any]) -> Iterator[str]:
-    """The totals with their sources, and for a count of texts the limits that are certain."""
+    """The totals with their sources."""
     for kind in ("input", "output"):
         if tokens.get(kind) is None:
             continue
         counted_by = ", ".join(tokens.get(f"{kind}_by") or ["no source"])
         sentence = f"{kind} tokens: {tokens[kind]:,}, counted by {counted_by}"
-        if kind == "input" and tokens.get("kv_hit_share_by_server") is not None:
-            sentence += f"; the server found {tokens['kv_hit_share_by_server']:.0%} of their KV blocks"
-        if kind == "output":
-            sentence += "".join(f"; {words}" for words in _certainty(tokens))
+        responses = tokens.get("responses")
+        if kind == "output" and responses is not None and responses < tokens["output"]:
+            sentence += f"; they came in {responses:,} responses"
         yield sentence
-
-
-def _certainty(tokens: Mapping[str, Any]) -> Iterator[str]:
-    output, responses = tokens["output"], tokens.get("responses")
-    if responses is not None and responses < output:
-        yield f"they came in {responses:,} responses"
-    least, most = tokens.get("output_at_least"), tokens.get("output_at_most")
-    by_text = BY_TOKENIZER in (tokens.get("output_by") or [])
-    if by_text and least is not None and most is not None:
-        yield f"at least {least:,} were sent and at most {most:,} requested"
-        if tokens.get("output_by_server") is not None:
-            yield f"the server's metrics have {tokens['output_by_server']:,}, warm-up included"
 
 
 _MAX_FAILED_SHARE = 0.01

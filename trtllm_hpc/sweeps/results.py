@@ -14,9 +14,9 @@ from trtllm_hpc.bench.analysis.aggregate import over_repeats, overall_verdict
 from trtllm_hpc.bench.analysis.diff import workload_diff
 from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
-from trtllm_hpc.bench.metrics import ENERGY_PER_GOOD_REQUEST, GOODPUT, GOODPUT_SHARE, MEAN_POWER, figures
+from trtllm_hpc.bench.metrics import GOODPUT, figures
 from trtllm_hpc.bench.records import Sample, read_records
-from trtllm_hpc.bench.results import Energy, LevelResult, MeasurementSummary, Pass, read_measurement
+from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, Pass, read_measurement
 from trtllm_hpc.config.files import read_spec
 from trtllm_hpc.errors import ConfigError, RunNotFound
 from trtllm_hpc.evaluation.scores import read_evaluation
@@ -30,8 +30,6 @@ from trtllm_hpc.sweeps.status import SweepStatus, VariantStatus, sweep_status
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-_BY_SLO = (GOODPUT, GOODPUT_SHARE, ENERGY_PER_GOOD_REQUEST)
 
 
 @dataclass(frozen=True)
@@ -104,11 +102,9 @@ def _with_goodput(measurement: MeasurementSummary, slo: Slo, file: Path) -> Meas
 
     def judged(place: int, result: LevelResult, one: Pass) -> Pass:
         of_pass = [it for it in records if (it.level, it.repeat) == (place, one.repeat)]
-        watts = one.metrics.get(MEAN_POWER.key)
-        energy = Energy(watts * one.window.length_s) if isinstance(watts, float) else None
-        sample = Sample(of_pass, one.window, result.level, slo, energy)
-        good = figures(sample, _BY_SLO) if of_pass else {}
-        others = {key: it for key, it in one.metrics.items() if key not in [it.key for it in _BY_SLO]}
+        sample = Sample(of_pass, one.window, result.level, slo.judge(of_pass))
+        good = figures(sample, (GOODPUT,)) if of_pass else {}
+        others = {key: figure for key, figure in one.metrics.items() if key != GOODPUT.key}
         return replace(one, metrics=others | good)
 
     levels = []

@@ -141,8 +141,8 @@ def lora(context: Context, engine: EngineConfig) -> Diagnostic:
     """The engine takes the LoRA adapters that the companion names."""
     if engine.takes_lora:
         return ok("the engine takes LoRA adapters")
-    message = "the companion names LoRA adapters, but the engine was built without --lora_plugin"
-    return fail(message, "build it again with LoRA, or remove lora from companion.request and the workload")
+    message = "the companion names a LoRA adapter, but the engine was built without --lora_plugin"
+    return fail(message, "build it again with LoRA, or remove lora from companion.request")
 
 
 def _paged_context_key(context: Context) -> str | None:

@@ -222,19 +222,6 @@ def adapters_fit(job: JobFile) -> Diagnostics:
             yield from _converted(job, field, adapter.adapter)
 
 
-@RULES.add
-def adapters_keep_their_numbers(job: JobFile) -> Diagnostics:
-    """The companion's request and benchmark give no two adapters the same number."""
-    asked, benchmark = job.companion.request.lora, job.companion.benchmark
-    if asked is None or benchmark is None or not job.companion.enabled:
-        return
-    task_id, workload = asked.number(1), benchmark.workload
-    for number, other in zip(workload.lora_task_ids, workload.lora, strict=True):
-        if number == task_id and (other.directory, other.adapter) != (asked.directory, asked.adapter):
-            message = f"task id {number} is another adapter in companion.request.lora, which the server keeps"
-            yield in_job("conflict", "companion.benchmark.workload.lora", message, "give one another task_id")
-
-
 def _converted(job: JobFile, field: str, name: str) -> Diagnostics:
     """An adapter that is named is one that the build converts, for the inputs of the server."""
     engine = job.engine

@@ -104,7 +104,6 @@ def _facts(data: ReportData) -> list[str]:
         *sorted(kinds),
         f"workload {measurement.settings.get('workload', {}).get('kind', 'unknown')}",
         *([f"energy {measurement.energy}"] if measurement.energy else []),
-        *([f"check: {measurement.check.sentence}"] if measurement.check else []),
         *([f"profile: {measurement.profile}"] if measurement.profile else []),
         f"started {started:%Y-%m-%d %H:%M:%S} UTC",
     ]

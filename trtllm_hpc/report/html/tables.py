@@ -12,7 +12,7 @@ from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity
 from trtllm_hpc.report.headline import figure_of, is_valid
 from trtllm_hpc.report.html.data import ReportData
-from trtllm_hpc.report.measurement_table import HEADER, TITLE, TURN_HEADER, adapter_rows, energy, turn_rows
+from trtllm_hpc.report.measurement_table import TURN_HEADER, energy, turn_rows
 
 _RATES = {
     "sent/s": "sent_rate_per_s",
@@ -41,7 +41,6 @@ class Table:
 def tables_of(data: ReportData) -> dict[str, Table | list[Table]]:
     """Return every table of the page, by its name in the page's template."""
     measurement = data.measurement
-    adapters = adapter_rows(measurement, data.records, data.headline)
     tokens = {key.replace("_", " "): value for key, value in measurement.tokens.items()}
     return {
         "levels": level_table(data),
@@ -49,7 +48,6 @@ def tables_of(data: ReportData) -> dict[str, Table | list[Table]]:
         "figures": [_figures(label, result) for label, result in data.ascending],
         "settings": _setting_tables(data),
         "provenance": _keyed("Provenance", _flat(measurement.provenance)),
-        "adapters": Table(f"{TITLE} (ms)", list(HEADER), adapters),
         "turns": Table("By turn (ms)", list(TURN_HEADER), turn_rows(measurement, data.headline)),
         "tokens": _keyed("Tokens of measured requests", _flat(tokens)),
         "used": use_table(data),
