@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from ruamel.yaml import YAML
 
 from tests.config.values import clusters, hostile, job_files
-from trtllm_hpc.config.benchmark import Benchmark, LoraShare, Workload
+from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.cluster import ClusterProfile, Phases
 from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
 from trtllm_hpc.config.engine import Engine, Speculative
@@ -17,6 +17,7 @@ from trtllm_hpc.config.job import (
     Disaggregated,
     JobFile,
     Phase,
+    Request,
     Serve,
 )
 from trtllm_hpc.config.repository import ModelCopy, Repository
@@ -67,7 +68,8 @@ def test_every_default_is_written_out() -> None:
                 disaggregated=Disaggregated(context=phase, generation=Phase(instances=[[1]])),
             ),
             companion=Companion(
-                benchmark=Benchmark(workload=Workload(lora=[LoraShare(directory="/a")])),
+                request=Request(lora=LoraAdapter(directory="/a")),
+                benchmark=Benchmark(),
                 evaluate=Evaluation(tasks=["facts"]),
             ),
         )

@@ -236,17 +236,17 @@ reference - {tensor_parallel: 2, serve: {tls: true, proxy: none}}
 reference - {tensor_parallel: 2, serve: {idle_minutes: 60, proxy: none}}
 """,
     "lora": """
-# The companion's adapters, which the engine takes or not.
-reference - {companion: {$WORKLOAD}}
+# The companion's adapter, which the engine takes or not.
 reference - {companion: {request: {lora: {directory: /a}}}}
-0.14.0 llama {$LUOTUO, companion: {$WORKLOAD}}
-0.8.0 llama {$LUOTUO, companion: {benchmark: {model: tensorrt_llm, workload: {lora: [{directory: /a}]}}}}
-0.16.0 llama {companion: {$WORKLOAD}}
+0.14.0 llama {$LUOTUO, companion: {request: {lora: {directory: /a}}}}
+0.16.0 llama {companion: {request: {lora: {directory: /a}}}}
 reference - {max_lora_rank: 8, companion: {request: {lora: {directory: /a}}}}
 0.16.0 llama {$LUOTUO, companion: {request: {lora: {adapter: other}}}}
 0.16.0 llama {$LUOTUO, companion: {request: {lora: {adapter: luotuo}}}}
 0.16.0 llama {$FLOAT32, companion: {request: {lora: {adapter: luotuo}}}}
-0.16.0 - {directory: /engines/with-lora, companion: {$WORKLOAD}}
+0.16.0 llama {$LUOTUO, companion: {request: {lora: {}}}}
+0.16.0 - {directory: /engines/with-lora, companion: {request: {lora: {directory: /a}}}}
+reference - {companion: {enabled: false, request: {lora: {directory: /a}}}}
 # No build.py of LLaMA takes the LoRA options of inflight_batching.md.
 0.5.0 llama {inflight_batching: true, max_lora_rank: 8, lora: {target_modules: [attn_q, attn_k, attn_v]}}
 # Of the engine.
@@ -284,7 +284,7 @@ reference - {$SMALL, benchmark: {workload: {kind: dataset}}}
 reference - {$SMALL, benchmark: {workload: {path: /a}}}
 reference - {$SMALL, benchmark: {arrival: trace}}
 reference - {$SMALL, benchmark: {concurrency: 2, concurrencies: [1, 2]}}
-reference - {$SMALL, benchmark: {workload: {kind: trace, path: /a}, ramp_to_per_second: 2}}
+reference - {$SMALL, benchmark: {concurrency: 2, rates_per_second: [1, 2]}}
 reference - {$SMALL, benchmark: {requests: 5, duration_seconds: 5}}
 reference - {$SMALL, benchmark: {requests: null}}
 reference - {$SMALL, benchmark: {warmup_requests: 1, warmup_seconds: 1}}
@@ -297,7 +297,7 @@ reference - {$SMALL, benchmark: {rates_per_second: [4.0, 0.001]}}
 reference - {$SMALL, benchmark: {rates_per_second: [2.0, 4.0, 2.0]}}
 reference - {$SMALL, benchmark: {requests: 9}}
 reference - {$SMALL, benchmark: {rates_per_second: [4.0, 20.1]}}
-reference - {$SMALL, benchmark: {rate_per_second: 10.0, ramp_to_per_second: 30.1}}
+reference - {$SMALL, benchmark: {duration_seconds: 0.9, rate_per_second: 20.0}}
 reference - {$SMALL, benchmark: {duration_seconds: 0.9, concurrency: 2}}
 reference - {$SMALL, benchmark: {duration_seconds: 2, rates_per_second: [20.0, 4.5]}}
 reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, requests: 5, rate_per_second: 0.5}}
@@ -334,7 +334,6 @@ SHORT = {
     "LUOTUO": "max_lora_rank: 8, lora: {target_modules: [attn_q], adapters: [/hf/luotuo]}",
     "FLOAT32": "max_lora_rank: 8, "
     "lora: {target_modules: [attn_q], adapters: [/hf/luotuo], storage_type: float32}",
-    "WORKLOAD": "benchmark: {workload: {lora: [{directory: /a}]}}",
     "DRAFTED": "speculative_config: {decoding_type: Draft_Target, max_draft_len: 3}",
     "CHUNKS": "llm_api: {enable_chunked_prefill: true}",
     "BLOCKS_OF_64": "enable_chunked_prefill: true, kv_cache_config: {tokens_per_block: 64}",

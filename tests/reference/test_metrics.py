@@ -107,10 +107,9 @@ def test_the_benchmark_reads_them(alone: World) -> None:
     wait_until(lambda: found()["output_tokens"] > tokens and found()["iterations"] > 0)
     last = found()
     assert last["output_tokens"] == tokens + 7
-    assert last["requests_max"] == 8 and last["kv_blocks_max"] > 0
-    assert last["kv_used_share"] == last["kv_blocks_used"] / last["kv_blocks_max"]
+    assert last["requests_max"] == 8 and 0 <= last["kv_used_share"] < 1
     assert last["finished[tensorrt_llm]"] >= 1 and last["duration_ms[tensorrt_llm]"] > 0
-    assert last["iterations"] > 0 and last["memory_cpu_bytes"] > 1e6
+    assert last["iterations"] > 0
 
 
 @pytest.mark.triton

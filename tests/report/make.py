@@ -248,7 +248,7 @@ def _summary_of(records: list[RequestRecord], repeat: int, level: Level, slo: st
         sent=len(records),
         measured=len(measured),
         failed=len(measured) - len(good),
-        metrics=figures(Sample(records, window, level, parse_slo(slo) if slo else None)),
+        metrics=figures(Sample(records, window, level, parse_slo(slo).judge(records) if slo else None)),
         client=ClientUse(0.4, window.length_s, 0.08),
         verdict=Verdict(),
     )

@@ -13,9 +13,8 @@ import pytest
 from tests.report.cases import CASES, HOSTILE
 from tests.report.make import Made, make, noted, searched, write_run
 from trtllm_hpc.bench.levels import OpenLoop
-from trtllm_hpc.bench.results import Verdict
+from trtllm_hpc.bench.results import Interval, Verdict
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
-from trtllm_hpc.report.headline import figure_of
 from trtllm_hpc.report.html import page
 from trtllm_hpc.report.html.chart import Chart, NoChart
 from trtllm_hpc.report.html.charts import sections_of
@@ -97,9 +96,9 @@ def test_the_cards_are_of_the_highest_load_that_the_server_kept_up_with() -> Non
     made = make([OpenLoop(4.0), OpenLoop(8.0), OpenLoop(40.0)], requests=80)
     words = headline_words(report_data(made))
     assert words == "At 8/s, the highest valid load with which the server kept up."
-    rate = figure_of(made.measurement.levels[1], "finished_rate_per_s")
+    rate = made.measurement.levels[1].metrics["finished_rate_per_s"]
     throughput = next(cards(report_data(made)))
-    assert rate is not None and throughput.value == f"{rate.mean:.2f}"
+    assert isinstance(rate, Interval) and throughput.value == f"{rate.mean:.2f}"
 
 
 def test_the_cards_of_a_search_are_of_what_it_found() -> None:

@@ -46,7 +46,7 @@ def test_every_key_has_one_row() -> None:
         ("repository.decoupled", ["LLM API: `triton_config.decoupled`", "Triton: `decoupled_mode`"]),
         ("engine.speculative.mode", ["| required |"]),
         ("serve.disaggregated.generation", ["[as `context`](#servedisaggregatedcontext)"]),
-        ("companion.benchmark.workload.lora", ["list: [section](#companionbenchmarkworkloadlora)"]),
+        ("companion.request.lora", ["[section](#companionrequestlora)"]),
     ],
 )
 def test_a_row_has_type_default_backends_and_what_the_key_becomes(key: str, parts: list[str]) -> None:

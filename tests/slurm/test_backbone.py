@@ -93,7 +93,7 @@ def assert_served_and_measured(run: RunPaths, hosts: int = 2) -> None:
     seen = [sample.values for sample in read_samples(written.samples)]
     # The server's view, from beginning to end. Requests this short may begin and end between two looks:
     # its steps are counted all the same.
-    assert all("kv_blocks_used" in values for values in seen)
+    assert all("kv_used_share" in values for values in seen)
     assert any(values.get("iterations_per_s") for values in seen)
     assert "valid: the figures may be used" in run.measurement("benchmark").table.read_text()
     assert "</html>" in run.report.read_text() and len(written.workload.read_text().splitlines()) == 7

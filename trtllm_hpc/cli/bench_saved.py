@@ -142,20 +142,12 @@ def show_measurement(found: Measurement, *, as_json: bool) -> None:
 @click.argument("a", metavar="A", callback=_found, shell_complete=_complete_names)
 @click.argument("b", metavar="B", callback=_found, shell_complete=_complete_names)
 @click.option(
-    "--relative-tolerance",
+    "--tolerance",
     type=click.FloatRange(min=0),
     default=0.05,
     show_default=True,
     metavar="SHARE",
     help="How far a figure of B may be from that of A, as a share of A's.",
-)
-@click.option(
-    "--absolute-tolerance",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    metavar="NUMBER",
-    help="Added to the relative one, in the unit of each figure.",
 )
 @click.option(
     "--allow-different-workload",
@@ -167,8 +159,7 @@ def compare_command(
     a: Measurement,
     b: Measurement,
     runs: Any,
-    relative_tolerance: float,
-    absolute_tolerance: float,
+    tolerance: float,
     allow_different_workload: bool,
     as_json: bool,
 ) -> None:
@@ -183,11 +174,10 @@ def compare_command(
     \b
     Examples:
       trtllm-hpc bench compare latest:before latest:after
-      trtllm-hpc bench compare yesterday/results/sweep.json latest:sweep --relative-tolerance 0.1
+      trtllm-hpc bench compare yesterday/results/sweep.json latest:sweep --tolerance 0.1
     """
-    from trtllm_hpc.bench.analysis.compare import Side, Tolerance, compare, raise_if_worse
+    from trtllm_hpc.bench.analysis.compare import Side, compare, raise_if_worse
 
-    tolerance = Tolerance(relative_tolerance, absolute_tolerance)
     first, second = (Side(found.call_name, found.summary) for found in (a, b))
     comparison = compare(first, second, tolerance, allow_different_workload=allow_different_workload)
     if as_json:

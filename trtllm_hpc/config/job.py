@@ -316,16 +316,9 @@ class JobFile(Section):
 
     @property
     def named_adapters(self) -> list[tuple[str, LoraAdapter]]:
-        """The companion's LoRA adapters with their fields; a benchmark's have the field of their list."""
-        companion, adapters = self.companion, list[tuple[str, LoraAdapter]]()
-        if not companion.enabled:
-            return adapters
-        if companion.request.lora is not None:
-            adapters.append(("companion.request.lora", companion.request.lora))
-        if companion.benchmark is not None:
-            field = "companion.benchmark.workload.lora"
-            adapters += [(field, adapter) for adapter in companion.benchmark.workload.lora]
-        return adapters
+        """The LoRA adapter of the companion's request with its field, if it names one."""
+        adapter = self.companion.request.lora
+        return [] if adapter is None or not self.companion.enabled else [("companion.request.lora", adapter)]
 
 
 class JobDocument(JobFile):

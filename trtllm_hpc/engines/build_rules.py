@@ -20,8 +20,7 @@ from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.releases.families import families
 from trtllm_hpc.tensorrt_llm.releases.placeholders import placeholders_of
 
-_TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
-_LORA_INPUTS, _LORA_INPUTS_OF_TEXT = "0.9.0", "0.15.0"
+_LORA_INPUTS_OF_TEXT = "0.15.0"
 """Releases in which ``lora_task_id`` came to ``tensorrt_llm`` and to the models that take text (their
 ``config.pbtxt`` in tensorrtllm_backend). 0.8 took the weights with each request instead."""
 _DRAFTING = ("medusa", "redrafter", "lookahead", "eagle")
@@ -193,25 +192,15 @@ def lora_names_modules(facts: EngineFacts) -> Diagnostics:
 
 
 def adapters_can_be_asked_for(facts: EngineFacts) -> Diagnostics:
-    """The models of the release have the inputs of the LoRA adapters that the companion names."""
-    job, toolchain = facts.job, facts.toolchain
-    if toolchain is None:
+    """The text model of the release has the inputs of the LoRA adapter that the companion names."""
+    if facts.toolchain is None or facts.toolchain.release.at_least(_LORA_INPUTS_OF_TEXT):
         return
-    release, benchmark = toolchain.release, job.companion.benchmark
-    for field in dict.fromkeys(field for field, _ in job.named_adapters):
-        models = ["ensemble"]
-        if benchmark is not None and field.startswith("companion.benchmark"):
-            models = [*benchmark.models] or [benchmark.model or "ensemble"]
-        for model in models:
-            since = _LORA_INPUTS_OF_TEXT if model in _TEXT_MODELS else _LORA_INPUTS
-            if not release.at_least(since):
-                message = (
-                    f"{model} of TensorRT-LLM {release.version} lacks its inputs, which came with {since}"
-                )
-                is_elsewhere = model in _TEXT_MODELS and release.at_least(_LORA_INPUTS)
-                first = "measure tensorrt_llm (companion.benchmark.model)" if is_elsewhere else "remove it"
-                hint = f"{first}, or use another release"
-                yield in_job("release", field, message, hint, model)
+    for field, _ in facts.job.named_adapters:
+        message = (
+            f"ensemble of TensorRT-LLM {facts.toolchain.release.version} lacks its inputs, which came with "
+            f"{_LORA_INPUTS_OF_TEXT}"
+        )
+        yield in_job("release", field, message, "remove it, or use another release", "ensemble")
 
 
 def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:

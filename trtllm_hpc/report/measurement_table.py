@@ -98,9 +98,7 @@ def _figure(result: LevelResult, key: str, statistic: str | None = None) -> str:
 _ENERGY = {
     "J/output token": "energy_per_output_token_j",
     "J/request": "energy_per_request_j",
-    "J/good request": "energy_per_good_request_j",
-    **{f"{name} W": f"power_{name}_w" for name in ("mean", "peak", "idle")},
-    "share at power limit": "power_capped_share",
+    "mean W": "power_mean_w",
 }
 
 
@@ -165,8 +163,6 @@ def title(measurement: MeasurementSummary) -> str:
 
 def sentences(measurement: MeasurementSummary) -> Iterator[str]:
     """The search, the limits, tokens, errors, and the verdict last."""
-    if measurement.check is not None:
-        yield f"check: {measurement.check.sentence}"
     if measurement.energy:
         yield f"energy: {measurement.energy}"
     if measurement.search is not None:

@@ -14,7 +14,7 @@ from trtllm_hpc.bench.analysis.aggregate import over_repeats, overall_verdict
 from trtllm_hpc.bench.analysis.diff import workload_diff
 from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
-from trtllm_hpc.bench.metrics import ENERGY_PER_GOOD_REQUEST, GOODPUT, GOODPUT_SHARE
+from trtllm_hpc.bench.metrics import GOODPUT
 from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, read_measurement
 from trtllm_hpc.config.files import read_spec
 from trtllm_hpc.errors import ConfigError, RunNotFound
@@ -29,8 +29,6 @@ from trtllm_hpc.sweeps.status import SweepStatus, VariantStatus, sweep_status
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-_BY_SLO = (GOODPUT, GOODPUT_SHARE, ENERGY_PER_GOOD_REQUEST)
 
 
 @dataclass(frozen=True)
@@ -94,11 +92,10 @@ def read_results(
 
 def _without_goodput(measurement: MeasurementSummary) -> MeasurementSummary:
     """Return a measurement without the figures that count good requests: another SLO names other ones."""
-    keys = [metric.key for metric in _BY_SLO]
 
     def left(result: LevelResult) -> LevelResult:
         passes = [
-            replace(one, metrics={key: it for key, it in one.metrics.items() if key not in keys})
+            replace(one, metrics={key: it for key, it in one.metrics.items() if key != GOODPUT.key})
             for one in result.passes
         ]
         return LevelResult(result.level, passes, over_repeats([one.metrics for one in passes]))

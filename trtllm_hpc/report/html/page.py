@@ -81,7 +81,6 @@ def _facts(data: ReportData) -> list[str]:
         *sorted(kinds),
         f"workload {measurement.settings.get('workload', {}).get('kind', 'unknown')}",
         *([f"energy {measurement.energy}"] if measurement.energy else []),
-        *([f"check: {measurement.check.sentence}"] if measurement.check else []),
         f"started {started:%Y-%m-%d %H:%M:%S} UTC",
     ]
 
