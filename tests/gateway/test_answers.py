@@ -15,7 +15,7 @@ import openai
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.client.test_wrong_answers import Server, response, serving
+from tests.client.fake_triton import FakeTriton, response, serving
 from trtllm_hpc.gateway.app import make_app
 from trtllm_hpc.gateway.service import Facts, Service
 from trtllm_hpc.reference.synthetic import make_tokenizer
@@ -31,12 +31,12 @@ ASKED: dict[str, Any] = {"model": "m", "prompt": "Hello", "temperature": 0, "max
 
 
 @pytest.fixture
-def server() -> Server:
-    return Server()
+def server() -> FakeTriton:
+    return FakeTriton()
 
 
 @pytest.fixture
-def endpoint(server: Server) -> Iterator[Endpoint]:
+def endpoint(server: FakeTriton) -> Iterator[Endpoint]:
     with serving(server, ("tensorrt_llm", INPUTS)) as found:
         yield found
 
@@ -105,7 +105,7 @@ def ids(*tokens: int, final: bool = False) -> Any:
     ],
 )
 def test_a_failure_of_the_server_has_its_status(
-    server: Server, endpoint: Endpoint, tokenizer: Path, stream: list[Any], status: int
+    server: FakeTriton, endpoint: Endpoint, tokenizer: Path, stream: list[Any], status: int
 ) -> None:
     server.stream = stream
     with pytest.raises(openai.APIStatusError) as caught:
@@ -124,7 +124,7 @@ def test_a_failure_of_the_server_has_its_status(
     ],
 )
 def test_a_prompt_too_long_for_the_server_has_the_words_that_clients_look_for(
-    server: Server, endpoint: Endpoint, tokenizer: Path, message: str
+    server: FakeTriton, endpoint: Endpoint, tokenizer: Path, message: str
 ) -> None:
     server.stream = [refused(message)]
     words = rf"This model's maximum context length is 96 tokens\. .*{re.escape(message)}"
@@ -143,7 +143,7 @@ def test_a_prompt_too_long_for_the_engine_is_refused_before_it_is_sent(
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
-def test_a_failure_in_a_stream_is_an_event(server: Server, endpoint: Endpoint, tokenizer: Path) -> None:
+def test_a_failure_in_a_stream_is_an_event(server: FakeTriton, endpoint: Endpoint, tokenizer: Path) -> None:
     found: list[Any] = []
     server.stream = [ids(70), ids(71), grpc.StatusCode.UNAVAILABLE]
     with pytest.raises(openai.APIError, match="was lost after 2 responses"):
@@ -154,7 +154,7 @@ def test_a_failure_in_a_stream_is_an_event(server: Server, endpoint: Endpoint, t
         stream(endpoint, tokenizer, found)
 
 
-def test_usage_in_every_chunk(server: Server, endpoint: Endpoint, tokenizer: Path) -> None:
+def test_usage_in_every_chunk(server: FakeTriton, endpoint: Endpoint, tokenizer: Path) -> None:
     found: list[Any] = []
     server.stream = [ids(70), ids(71), ids(72, 73, final=True)]
     options = {"include_usage": True, "continuous_usage_stats": True}
@@ -164,7 +164,7 @@ def test_usage_in_every_chunk(server: Server, endpoint: Endpoint, tokenizer: Pat
 
 
 def test_servers_that_repeat_the_prompt_or_answer_nothing(
-    server: Server, endpoint: Endpoint, tokenizer: Path
+    server: FakeTriton, endpoint: Endpoint, tokenizer: Path
 ) -> None:
     server.stream = [ids(70, 71, 80, 81, final=True)]
     repeated = complete(endpoint, tokenizer, prompt=[70, 71])
@@ -180,7 +180,7 @@ def test_servers_that_repeat_the_prompt_or_answer_nothing(
     assert complete(endpoint, tokenizer).choices[0].finish_reason == "length"
 
 
-def test_a_model_of_texts_is_refused(server: Server, tokenizer: Path) -> None:
+def test_a_model_of_texts_is_refused(server: FakeTriton, tokenizer: Path) -> None:
     inputs = {"text_input": "TYPE_STRING", "sampling_param_max_tokens": "TYPE_INT32"}
     with (
         serving(server, ("tensorrt_llm", inputs)) as endpoint,
@@ -230,7 +230,7 @@ def test_what_is_not_a_request_is_refused(
     assert answer.status_code == status and answer.json()["error"]["message"]
 
 
-def test_requests_are_counted(server: Server, endpoint: Endpoint, tokenizer: Path) -> None:
+def test_requests_are_counted(server: FakeTriton, endpoint: Endpoint, tokenizer: Path) -> None:
     server.stream = [ids(80, final=True)]
 
     async def count(client: openai.AsyncOpenAI) -> str:

@@ -362,7 +362,6 @@ def test_an_engine_for_other_nodes(context: Callable[..., Context], tmp_path: Pa
         ({"repository": {"triton_max_batch_size": 65}}, "engine-limits", "was built for 64"),
         ({"engine": {"gather_context_logits": True}}, "engine-logits", "engine.gather_context_logits"),
         ({"engine": {"gather_generation_logits": True}}, "engine-logits", "gather_generation_logits"),
-        ({"companion": {"request": {"context_logits": True}}}, "engine-logits", "asks for context_logits"),
         ({"companion": {"request": {"lora": {"directory": "/a"}}}}, "engine-lora", "without --lora_plugin"),
         ({"kv_cache": {"enable_block_reuse": True}}, "paged-context", "kv_cache.enable_block_reuse needs"),
         (

@@ -90,7 +90,6 @@ class Reference(TritonBackend):
     chunking_keys = ""
     needs_gpus = False
     why_no_adapters = "the reference backend has no LoRA adapters"
-    why_no_logits = "the reference backend returns no logits"
     engine_keys = _KEYS
     repository_keys = _REPOSITORY_KEYS
     kv_cache_keys = _KV_CACHE_KEYS

@@ -49,7 +49,7 @@ class Generation:
         words += [self._tokenizer.encode(stop, add_special_tokens=False) for stop in asked.stop]
         words = [word for word in words if 0 < len(word) <= _LONGEST_WORD]
         self._request = Request(
-            (),
+            [],
             self._options(),
             inputs={"stop_words_list": _word_list(words)} if words else {},
             # Only a stream can be ended where its text ends, within a token.
@@ -66,7 +66,7 @@ class Generation:
         """
         text = TextStream(self._tokenizer, self._asked.stop, skip_special_tokens=self._skips_special_tokens)
         ids: list[int] = []
-        async with aclosing(self._client.replies(self._request_of(prompt, choice))) as replies:
+        async with aclosing(self._client.collected(self._request_of(prompt, choice))) as replies:
             async for reply in replies:
                 if (answer := reply.first) is None:
                     continue
@@ -91,7 +91,7 @@ class Generation:
             # As TensorRT-LLM does with the sequences of one request.
             options["seed"] = (options["seed"] + choice) % 2**64
         request_id = uuid.uuid4().hex
-        return replace(self._request, prompts=(prompt.ids,), options=options, request_id=request_id)
+        return replace(self._request, prompt=prompt.ids, options=options, request_id=request_id)
 
     def _options(self) -> dict[str, Any]:
         """Return the options of all answers by the client's names.

@@ -18,6 +18,32 @@ from trtllm_hpc.reference.engine_config import plain_path
 from trtllm_hpc.reference.generation import NO_END
 from trtllm_hpc.reference.requests import Array
 
+TO_PREPROCESSING: Mapping[str, str] = {
+    "text_input": "QUERY",
+    "max_tokens": "REQUEST_OUTPUT_LEN",
+    "bad_words": "BAD_WORDS_DICT",
+    "stop_words": "STOP_WORDS_DICT",
+    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
+    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
+    "end_id": "END_ID",
+    "pad_id": "PAD_ID",
+    "prompt_table_extra_id": "PROMPT_TABLE_EXTRA_ID",
+}
+"""Inputs of text models, and of ``preprocessing`` (``preprocessing/config.pbtxt``, v0.16)."""
+
+FROM_PREPROCESSING: Mapping[str, str] = {
+    "INPUT_ID": "input_ids",
+    "REQUEST_INPUT_LEN": "input_lengths",
+    "REQUEST_OUTPUT_LEN": "request_output_len",
+    "BAD_WORDS_IDS": "bad_words_list",
+    "STOP_WORDS_IDS": "stop_words_list",
+    "EMBEDDING_BIAS": "embedding_bias",
+    "OUT_END_ID": "end_id",
+    "OUT_PAD_ID": "pad_id",
+    "OUT_PROMPT_TABLE_EXTRA_IDS": "prompt_table_extra_ids",
+}
+"""Outputs of ``preprocessing``, and inputs of ``tensorrt_llm`` (``ensemble/config.pbtxt``, v0.16)."""
+
 
 def parameters_of(args: Mapping[str, str]) -> dict[str, str]:
     """The parameters in the ``config.pbtxt`` of a model; ``args`` are those of its ``initialize``."""

@@ -122,7 +122,6 @@ def lengths(context: Context, engine: EngineConfig) -> Diagnostic:
 @engine_check("engine-logits")
 def logits(context: Context, engine: EngineConfig) -> Diagnostic:
     """The engine gathers the logits that requests may ask for."""
-    asked = context.job.companion.request if context.job.companion.enabled else None
     for name in ("context_logits", "generation_logits"):
         key = f"gather_{name}"
         if getattr(engine, key):
@@ -130,9 +129,6 @@ def logits(context: Context, engine: EngineConfig) -> Diagnostic:
         if getattr(context.job.engine, key):
             message = f"the job file has engine.{key}, but the engine was built without"
             return fail(message, f"build it again with --{key}, or set the key to false")
-        if asked is not None and getattr(asked, name):
-            message = f"the companion asks for {name}, but the engine was built without --{key}"
-            return fail(message, f"build it again with --{key}, or set companion.request.{name} to false")
     return ok("the engine gathers the logits that the job file promises")
 
 

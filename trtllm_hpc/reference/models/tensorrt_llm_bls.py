@@ -14,8 +14,13 @@ import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.requests import TEXT_NAMES, check_parameters, refuse_unsupported_text
-from trtllm_hpc.reference.text import Preprocessor, parameters_of, switch
-from trtllm_hpc.wire.served_model import FROM_PREPROCESSING, TO_PREPROCESSING
+from trtllm_hpc.reference.text import (
+    FROM_PREPROCESSING,
+    TO_PREPROCESSING,
+    Preprocessor,
+    parameters_of,
+    switch,
+)
 
 
 class TritonPythonModel:
