@@ -45,7 +45,6 @@ class OtherClient:
 
 
 REFUSED_FORMAT = "response_format is not supported"
-ALL_20 = {"successful": 20, "errored": 0, "incomplete": 0}
 ALL_12 = [12, [], 12, 12]
 """Requests, errors, and the fewest and most tokens of an answer."""
 CLIENTS = (
@@ -70,7 +69,6 @@ CLIENTS = (
             "tools": ["BadRequestError", "tools is not supported"],
             "json": ["BadRequestError", REFUSED_FORMAT],
             "far too long": ["ContextWindowExceededError", "maximum context length is 512"],
-            "too long for the prompt": ["ContextWindowExceededError", "maximum context length is 96"],
         },
     ),
     OtherClient(
@@ -87,44 +85,12 @@ CLIENTS = (
         },
     ),
     OtherClient(
-        "Instructor",
-        "instructor",
-        "1.17.0",
-        "ask_instructor",
-        {
-            "JSON refused": ["InstructorRetryException", REFUSED_FORMAT],
-            "JSON_SCHEMA refused": ["InstructorRetryException", REFUSED_FORMAT],
-            "TOOLS refused": ["InstructorRetryException", "tool_choice is not supported"],
-        },
-    ),
-    OtherClient(
-        "LlamaIndex (openai-like)",
-        "llama-index-llms-openai-like",
-        "0.8.1",
-        "ask_llama_index",
-        {
-            **{"chat": "$chat", "stream": "$chat"},
-            **{"completion": "$completion", "stream of a completion": "$completion"},
-        },
-    ),
-    OtherClient(
-        "llm", "llm", "0.36", "ask_llm", {"chat": "$chat", "stream": "$chat", "completion": "$completion"}
-    ),
-    OtherClient(
         "lm_eval",
         "lm_eval[api]",
         "0.4.13",
         "ask_lm_eval",
         {"local-completions": 1.0, "local-chat-completions": 1.0},
         (f"transformers=={version('transformers')}",),
-    ),
-    OtherClient(
-        "GuideLLM",
-        "guidellm",
-        "0.8.1",
-        "measure_with_guidellm",
-        {"chat/completions": ALL_20, "completions": ALL_20},
-        (f"torch=={version('torch').partition('+')[0]}",),
     ),
     OtherClient(
         "AIPerf",
@@ -136,7 +102,6 @@ CLIENTS = (
             **{"chat tokens of a prompt": True, "completions tokens of a prompt": True},
         },
     ),
-    OtherClient("genai-bench", "genai-bench", "0.0.5", "measure_with_genai_bench", {"requests": [True, 0]}),
 )
 
 

@@ -63,7 +63,5 @@ def _pages(run: RunPaths, endpoint: Endpoint) -> Iterator[tuple[str, str, str, s
         # Triton's first instance has no number in its path.
         numbered = number or (endpoint.instances > 1 and not endpoint.is_triton)
         yield part, str(number), place, f"{path}/{number}" if numbered else path
-    if endpoint.is_triton and openai:
-        yield "gateway", "0", openai, "/metrics"
     if run.proxy(0).exists():
         yield "proxy", "0", place, "/metrics/proxy"

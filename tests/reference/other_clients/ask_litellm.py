@@ -41,6 +41,5 @@ without = litellm.completion(messages=MESSAGES, tools=[TOOL], tool_choice="none"
 show("tools none", content(without))
 show_refusal("tools", lambda: litellm.completion(messages=MESSAGES, tools=[TOOL], **greedy))
 show_refusal("far too long", lambda: chat_of(9000))
-show_refusal("too long for the prompt", lambda: chat_of(60))
 refused = {**greedy, "response_format": json_object}
 show_refusal("json", lambda: litellm.completion(messages=MESSAGES, **refused))
