@@ -29,7 +29,7 @@ from trtllm_hpc.tensorrt_llm.memory.shapes import MemoryModel
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
 """Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
 
-_ENGINE_WRITERS = ("build.py", "corpus.txt", "engine_config.py", "synthetic.py")
+_ENGINE_WRITERS = ("build.py", "corpus.txt", "engine_folder.py", "synthetic.py")
 
 _ENGINE_KEYS = (
     *("tensor_parallel", "dtype", "max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens"),
