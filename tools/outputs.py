@@ -19,7 +19,6 @@ from trtllm_hpc.cli.render import RenderedRun
 from trtllm_hpc.cli.submit import SubmittedRun
 from trtllm_hpc.cli.sweep_run import CheckedSweep
 from trtllm_hpc.cli.sweep_saved import SweepRow
-from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
 from trtllm_hpc.evaluation.scores import EvaluationSummary
 from trtllm_hpc.logs.causes.explain import Finding
@@ -58,7 +57,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "resume": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},
     "logs": {"": list[LogRow]},
     "explain": {"": list[Finding]},
-    "client": {"": PromptRecord, "with `--check`": CheckedAnswer},
+    "client": {"": PromptRecord},
     "evaluate": {"": EvaluationSummary},
     "bench show": {"": MeasurementSummary},
     "bench run": {"": MeasurementSummary},

@@ -277,10 +277,6 @@ class RunPaths:
         """Return the file in which a rank's server leaves one sentence if it knows why it fails."""
         return self.ranks / f"{step}_{rank}.reason"
 
-    def logits(self, name: str) -> Path:
-        """Return ``context_logits`` or ``generation_logits`` of the first request, in NumPy's format."""
-        return self.results / f"{name}.npy"
-
     def measurement(self, name: str) -> MeasurementPaths:
         """Return the files of the measurement of that name."""
 

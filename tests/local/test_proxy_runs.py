@@ -184,6 +184,3 @@ def test_with_tls_half_of_the_places_are_kept_for_connections_that_begin_tls(
         assert not_ready(proxy, 30.0) is None
         gone, _, _ = select.select(others, [], [], 0)
         assert len(gone) <= len(others) - 20, "the owner has waited for the slow half"
-
-
-# Prometheus ---------------------------------------------------------------------------------------

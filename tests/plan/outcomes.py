@@ -272,8 +272,6 @@ reference - {companion: {endpoint_timeout_seconds: 600}}
 reference - {companion: {time_limit_minutes: 20}}
 reference - {companion: {time_limit_minutes: 120, benchmark: {requests: 15000}}}
 reference - {build: {gpus: 1}, site: {gpus_per_node: 0}}
-reference - {companion: {request: {context_logits: true}}}
-reference - {gather_context_logits: true, companion: {request: {generation_logits: true}}}
 reference - {companion: {enabled: false, endpoint_timeout_seconds: 1, request: {max_tokens: 9999}}}
 """,
     "benchmark": """

@@ -102,12 +102,10 @@ class Backend:
     """Whether reuse and chunked context need an engine whose prompts are computed over a paged cache."""
     text_model: str | None = None
     """Triton's model that takes and gives text; ``None`` where the server has one model only."""
-    request_protocol: Literal["openai", "both"] = "openai"
-    """Over what the companion sends its first request; ``both``: Triton's HTTP and gRPC."""
+    request_protocol: Literal["openai", "grpc"] = "openai"
+    """Over what the companion sends its first request."""
     can_have_gateway = False
     """Whether a gateway of ours can speak OpenAI's protocol, behind the proxy."""
-    why_no_logits: str | None = "OpenAI's protocol returns no logits"
-    """Why requests cannot ask for logits; ``None``: they can."""
     why_no_adapters: str | None = "OpenAI's protocol takes no weights of LoRA adapters"
     """Why requests cannot bring weights of LoRA adapters; ``None``: they can."""
     proxy_kinds: tuple[str, ...] = OPENAI_KINDS
@@ -189,9 +187,8 @@ class TritonBackend(Backend):
     health_path = "/v2/health/ready"
     program = "tritonserver"
     text_model = "ensemble"
-    request_protocol: Literal["openai", "both"] = "both"
+    request_protocol: Literal["openai", "grpc"] = "grpc"
     can_have_gateway = True
-    why_no_logits: str | None = None
     why_no_adapters: str | None = None
     worker_models: tuple[str, ...] = ("tensorrt_llm",)
     """What ranks above 0 load."""

@@ -24,7 +24,7 @@ from trtllm_hpc.tensorrt_llm.memory import MemoryModel
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
 """Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
 
-_ENGINE_WRITERS = ("build.py", "corpus.txt", "engine_config.py", "synthetic.py")
+_ENGINE_WRITERS = ("build.py", "corpus.txt", "engine_folder.py", "synthetic.py")
 
 _ENGINE_KEYS = (
     *("tensor_parallel", "dtype", "max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens"),
@@ -72,7 +72,6 @@ class Reference(TritonBackend):
     has_tokenizer = True
     needs_gpus = False
     why_no_adapters = "the reference backend has no LoRA adapters"
-    why_no_logits = "the reference backend returns no logits"
     keys: Mapping[str, tuple[str, ...]] = {
         # A rule of its own accepts two of the engine's keys at 1 only.
         "engine": ("backend", "directory", "pipeline_parallel", "context_parallel", *_ENGINE_KEYS),

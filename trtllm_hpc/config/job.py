@@ -240,12 +240,6 @@ class Request(Section):
     """The question."""
     max_tokens: TokenCount = 16
     """Most tokens of the answer."""
-    context_logits: bool = False
-    """Whether to ask for the logits of the prompt, and keep them in ``results/``; needs
-    ``engine.gather_context_logits``."""
-    generation_logits: bool = False
-    """Whether to ask for the logits of the answer, and keep them in ``results/``; needs
-    ``engine.gather_generation_logits``."""
     lora: LoraAdapter | None = None
     """LoRA adapter of the answer; needs ``engine.max_lora_rank``. The request is sent over gRPC only."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from trtllm_hpc.client.request import Answer, Request
+from trtllm_hpc.client.request import Request
 from trtllm_hpc.wire.response import Response
 from trtllm_hpc.wire.served_model import ServedModel
 
@@ -29,15 +29,13 @@ class Ending:
             await asyncio.wait_for(self.event.wait(), self._after_s)
 
 
-class Model:
-    """One model of a server, for any number of requests at once.
+class Connection:
+    """A connection to one model of a server, for any number of requests at once.
 
-    ``can_stream`` is whether it answers token by token, ``can_tokenize`` whether a model that takes token
-    ids can be asked texts.
+    ``can_stream`` is whether the model answers token by token.
     """
 
     protocol: str
-    can_tokenize = False
 
     def __init__(self, model: ServedModel, *, can_stream: bool) -> None:
         self.model = model
@@ -47,44 +45,16 @@ class Model:
         """End the connection, and with it all open requests."""
         raise NotImplementedError
 
-    def responses(self, request: Request, ending: Ending | None) -> AsyncGenerator[Response]:
+    def responses(self, request: Request, ending: Ending) -> AsyncGenerator[Response]:
         """Send a request and yield its responses; leaving the generator ends the request on the server.
 
         Raises InvalidRequest, RequestFailed.
         """
         raise NotImplementedError
 
-    async def stop(self, request_id: str) -> None:
-        """End a request that another client has sent, if the protocol has such a call."""
-
-    async def count(self, texts: list[str]) -> list[int] | None:
-        """Return the tokens of texts as the server counts them; ``None`` if it has no such call."""
-        return None
-
-    async def decoded(self, answer: Answer) -> Answer:
-        """Return an answer of token ids with its texts, if the server can decode them."""
-        return answer
-
-
-async def until_ended(items: AsyncGenerator[Item], ending: Ending | None) -> AsyncGenerator[Item]:
-    """Yield items until the last, or until the answer is to be ended; close their generator then."""
-    ended: asyncio.Future[Any] = asyncio.ensure_future((ending or Ending()).wait())
-    following: asyncio.Future[Any] = ended
-    try:
-        while True:
-            following = asyncio.ensure_future(anext(items, None))
-            await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done() and ending is not None:
-                ending.has_come = True
-                return
-            if (item := following.result()) is None:
-                return
-            yield item
-    finally:
-        for task in (following, ended):
-            task.cancel()
-        await asyncio.wait({following, ended})
-        await items.aclose()
+    async def is_ready(self, timeout_s: float) -> bool:
+        """Return whether Triton says within this time that it and its models are ready."""
+        return False
 
 
 async def gathered(work: Sequence[Awaitable[Item]]) -> list[Item]:

@@ -1,24 +1,20 @@
-"""The responses to one request, put together to answers. Nothing here knows how they travel."""
+"""The responses to one request, put together to an answer. Nothing here knows how they travel."""
 
 from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.client.request import Answer, Counted, Request
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.wire.response import Part, Response, Usage
-from trtllm_hpc.wire.served_model import IDS_OUTPUT, TEXT_OUTPUT, ServedModel
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from trtllm_hpc.wire.served_model import ServedModel
 
 
 @dataclass
-class Text:
+class CollectedText:
     """One text of an answer, or its token ids, as far as it has come."""
 
     text: str = ""
@@ -57,7 +53,7 @@ class Text:
         return text
 
 
-class Reply:
+class Collector:
     """The responses to one request of a model.
 
     ``responses`` is the number of those with output, ``new`` what the last one added to the first text.
@@ -66,9 +62,8 @@ class Reply:
     def __init__(self, model: ServedModel, request: Request, protocol: str) -> None:
         self._model, self._request, self._protocol = model, request, protocol
         self._repeats = model.accumulates and request.stream
-        self._texts: dict[tuple[int, int, int], Text] = {}
-        """By the indices of prompt, sequence and beam."""
-        self._logits: dict[int, dict[str, NDArray[Any]]] = {}
+        self._texts: dict[tuple[int, int], CollectedText] = {}
+        """By the indices of sequence and beam."""
         self._usage: Usage | None = None
         self._started = time.monotonic()
         self._first_text_s: float | None = None
@@ -76,17 +71,14 @@ class Reply:
         self.new = ""
 
     @property
-    def first(self) -> Text | None:
+    def first(self) -> CollectedText | None:
         """The first text; ``None`` before it has begun."""
-        return self._texts.get((0, 0, 0))
+        return self._texts.get((0, 0))
 
     def add(self, response: Response) -> None:
         """Take in a response."""
-        for prompt, logits in response.logits.items():
-            self._logits.setdefault(prompt, {}).update(logits)
         for part in response.parts:
-            key = (part.prompt_index, part.sequence_index, part.beam_index)
-            text = self._texts.setdefault(key, Text())
+            text = self._texts.setdefault(part.place, CollectedText())
             text.add(part, repeats=self._repeats)
             if part.log_probs:
                 # Triton repeats those of the tokens before.
@@ -101,27 +93,21 @@ class Reply:
     def end(self) -> None:
         """Put what was held back of the first text into ``new``, after the last response."""
         ends = {key: text.new(repeats=self._repeats, is_end=True) for key, text in self._texts.items()}
-        self.new = ends.get((0, 0, 0), "")
+        self.new = ends.get((0, 0), "")
 
-    def answers(self, *, is_stopped: bool) -> tuple[Answer, ...]:
-        """Return the answer to each prompt. Raises RequestFailed if one has none, or logits are missing."""
-        latency_s = time.monotonic() - self._started
-        return tuple(
-            self._answer(prompt, latency_s, is_stopped) for prompt in range(len(self._request.prompts))
-        )
-
-    def _answer(self, prompt: int, latency_s: float, is_stopped: bool) -> Answer:
-        texts = [self._texts[key] for key in sorted(self._texts) if key[0] == prompt]
-        logits = self._logits.get(prompt, {})
-        if not is_stopped:
-            self._refuse_missing(prompt, texts, logits)
+    def answer(self, *, is_stopped: bool) -> Answer:
+        """Return the answer. Raises RequestFailed if there is none, unless the request was ended early."""
+        texts = [self._texts[key] for key in sorted(self._texts)]
         takes_text = self._model.takes_text
+        if not (texts or is_stopped):
+            what = "a text" if takes_text else "token ids"
+            raise RequestFailed(f"Model {self._model.name!r} answered without {what}.")
         tokens, counted_by = self._counted(texts)
         asks_log_probs = self._request.options.get("log_probs")
         return Answer(
             protocol=self._protocol,
-            text=texts[0].text if texts and takes_text else "",
-            latency_s=latency_s,
+            text=texts[0].text if texts else "",
+            latency_s=time.monotonic() - self._started,
             output_tokens=tokens,
             counted_by=counted_by,
             texts=tuple(text.text for text in texts) if takes_text else (),
@@ -130,30 +116,15 @@ class Reply:
             is_stopped=is_stopped,
             log_probs=tuple(texts[0].log_probs if texts else ()) if asks_log_probs else None,
             responses=self.responses,
-            logits=logits,
             request_id=self._request.request_id,
         )
 
-    def _counted(self, texts: Sequence[Text]) -> tuple[int | None, Counted | None]:
+    def _counted(self, texts: Sequence[CollectedText]) -> tuple[int | None, Counted | None]:
         if texts and texts[0].tokens is not None:
             return texts[0].tokens, "server"
         # The tokens of several texts are only known together.
-        if self._usage is not None and len(self._texts) == 1 and self._usage.output_tokens is not None:
+        if self._usage is not None and len(texts) == 1 and self._usage.output_tokens is not None:
             return self._usage.output_tokens, "server"
         if texts and texts[0].log_probs and self._request.options.get("log_probs"):
             return len(texts[0].log_probs), "server"
-        if self._request.stream and self.responses:
-            return self.responses, "responses"
-        return None, None
-
-    def _refuse_missing(self, prompt: int, texts: Sequence[Text], logits: Mapping[str, Any]) -> None:
-        missing = [] if texts else [TEXT_OUTPUT if self._model.takes_text else IDS_OUTPUT]
-        missing += [name for name in self._request.logits if name not in logits]
-        if not missing:
-            return
-        which = f" to prompt {prompt + 1}" if len(self._request.prompts) > 1 else ""
-        what = "without a text"
-        if self._protocol != "openai":
-            over = {"grpc": "gRPC", "http": "HTTP"}[self._protocol]
-            what = f"over {over} without a {missing[0]!r} output"
-        raise RequestFailed(f"Model {self._model.name!r} answered{which} {what}.")
+        return (self.responses, "responses") if self._request.stream and self.responses else (None, None)
