@@ -158,23 +158,6 @@ def test_rows_name_keys_and_values_that_there_are() -> None:
     assert len(rows) > 25
 
 
-def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder) -> None:
-    """A wrong type in one section neither hides nor makes up a conflict in another."""
-    found = files.diagnostics(
-        "name: x\nengine: {tensor_parallel: two, max_input_len: 9, max_seq_len: 9}\n"
-        "model: {synthetic: tiny-llama, path: /x}\nserve: {nodes: 3}\nnonsense: 1\n"
-    )
-    assert {(diagnostic.code, diagnostic.field) for diagnostic in found} >= {
-        ("wrong-type", "engine.tensor_parallel"),
-        ("conflict", "model"),
-        ("conflict", "engine.max_input_len"),
-        ("unknown-key", "nonsense"),
-    }
-    assert not any(
-        diagnostic.field == "serve.nodes" for diagnostic in found
-    )  # nobody knows how many ranks there are
-
-
 # Names of folders --------------------------------------------------------------------------------
 
 

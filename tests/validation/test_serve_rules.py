@@ -16,14 +16,6 @@ COPIES = "serve: {mode: orchestrator}\nrepository:\n  models:\n"
 ONE = "  - {name: tensorrt_llm, gpu_device_ids: [0, 1]}\n"
 
 
-def test_a_mistake_elsewhere_does_not_hide_what_is_wrong_with_a_copy(files: Folder) -> None:
-    """Rules read the copies of a job file that is wrong in another place, and in another copy."""
-    wrong = "  - {name: b, gpu_device_ids: [2]}\n  - {name: c, gpu_device_ids: none}\n"
-    found = files.diagnostics(BASE + "nmae: x\n" + COPIES + ONE + wrong, NODE)
-    places = {"nmae", "repository.models[1].gpu_device_ids", "repository.models[2].gpu_device_ids"}
-    assert {diagnostic.field for diagnostic in found} == places
-
-
 SERVERS = (
     JOB
     + "model: {path: /models/llama}\nengine: {backend: pytorch, tensor_parallel: 2}\n"

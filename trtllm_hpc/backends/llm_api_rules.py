@@ -38,7 +38,7 @@ KEYS = {
         *("backend", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
         *("tensorrt_llm_version", "pipeline_parallel", "context_parallel", "moe_tensor_parallel"),
         *("moe_expert_parallel", "max_input_len", "max_seq_len", "max_beam_width", "llm_api"),
-        *("quantization", "enable_chunked_prefill", "capacity_scheduler_policy"),
+        *("enable_chunked_prefill", "capacity_scheduler_policy"),
     ),
     "repository": (),
     "kv_cache": KV_CACHE_KEYS,

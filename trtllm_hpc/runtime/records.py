@@ -222,8 +222,12 @@ class RankRecord(JsonRecord):
 
 
 def rank_records(paths: RunPaths, step: str) -> list[RankRecord]:
-    """Return the records of a step's ranks, in their order."""
-    found = (RankRecord.read(file) for file in paths.ranks.glob(f"{step}_*.json"))
+    """Return the records of a step's ranks, in their order; none while their folder cannot be read."""
+    try:
+        files = [*paths.ranks.glob(f"{step}_*.json")]
+    except OSError:
+        return []
+    found = map(RankRecord.read, files)
     return sorted((record for record in found if record is not None), key=lambda record: record.rank)
 
 
