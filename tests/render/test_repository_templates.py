@@ -65,12 +65,6 @@ def test_a_checkout_of_upstreams_is_kept(tmp_path: Path, below: str) -> None:
     assert find_templates(profile()) == kept.all_models
 
 
-def test_templates_are_the_images_own(tmp_path: Path) -> None:
-    keep_folder(profile(), write_all_models(tmp_path, "0.16.0"))
-    assert find_templates(profile(IMAGE.replace("24.12", "25.01"))) is None
-    assert find_templates(profile(all_models="/elsewhere/all_models")) is None
-
-
 def test_an_image_file_that_changed_is_another_image(tmp_path: Path) -> None:
     image = tmp_path / "tritonserver.sqsh"
     image.write_bytes(b"one")
@@ -79,12 +73,6 @@ def test_an_image_file_that_changed_is_another_image(tmp_path: Path) -> None:
     assert image_key(profile(str(image))) == before
     image.write_bytes(b"another")
     assert image_key(profile(str(image))) != before
-
-
-def test_a_printed_archive_is_kept(tmp_path: Path) -> None:
-    kept = keep_archive(profile(), archive(write_all_models(tmp_path, "0.16.0")), "/app/all_models")
-    assert (kept.origin, kept.is_whole) == ("/app/all_models", True)
-    assert find_templates(profile()) == kept.all_models
 
 
 def test_half_an_archive_leaves_what_was_kept_before(tmp_path: Path, cache: Path) -> None:
@@ -106,26 +94,6 @@ def test_an_archive_writes_nowhere_else(tmp_path: Path, cache: Path) -> None:
     kept = keep_archive(profile(), buffer.getvalue(), "/app/all_models")
     assert list(kept.files) == ["group/model/config.pbtxt"]
     assert not [path for path in cache.rglob("*") if path.name == "outside"]
-
-
-def test_a_folder_without_templates_is_refused(tmp_path: Path, cache: Path) -> None:
-    with pytest.raises(RenderError, match="no model templates"):
-        keep_folder(profile(), tmp_path)
-    assert not any(cache.glob("*"))
-
-
-def test_kept_templates_that_lost_a_file_are_not_used(tmp_path: Path) -> None:
-    kept = keep_folder(profile(), write_all_models(tmp_path, "0.16.0"))
-    (kept.all_models / "inflight_batcher_llm" / "ensemble" / "config.pbtxt").unlink()
-    assert find_templates(profile()) is None
-
-
-def test_templates_on_this_machine_need_no_keeping(tmp_path: Path) -> None:
-    all_models = write_all_models(tmp_path, "0.16.0")
-    bare = ClusterProfile.model_validate(
-        {"name": "here", "container": {"all_models": str(all_models), "tensorrt_llm_version": "0.16.0"}}
-    )
-    assert find_templates(bare) == all_models
 
 
 @pytest.fixture
@@ -182,28 +150,6 @@ def test_fetch_and_show(tmp_path: Path, site: Path, job: Path, monkeypatch: pyte
     assert len(record) == 5 and record["tensorrt_llm"] == one
     chosen = json.loads(run("templates", "show", job, "--cluster", site, "ensemble", "--json").stdout)
     assert list(chosen) == ["ensemble"]
-
-
-@pytest.mark.parametrize("srun", ["echo unrecognized option --container-image >&2; exit 1", None])
-def test_a_task_that_never_began_points_to_the_doctor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, srun: str | None
-) -> None:
-    (tmp_path / "bin").mkdir()
-    if srun is not None:
-        (tmp_path / "bin" / "srun").write_text(f"#!/bin/sh\n{srun}\n")
-        (tmp_path / "bin" / "srun").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    site = tmp_path / "my site.yaml"
-    site.write_text(f"name: site\ncontainer: {{runtime: pyxis, image: '{IMAGE}'}}\n")
-    answer = run("templates", "fetch", "--cluster", site)
-    assert f"next: trtllm-hpc doctor --cluster '{site}'; or copy" in str(answer.exception)
-    assert "all_models" not in str(answer.exception)
-
-
-def test_show_names_the_models_there_are(site: Path, tmp_path: Path) -> None:
-    answer = run("templates", "show", "tiny-llama", "--cluster", "local", "nothing")
-    assert answer.exit_code == 2
-    assert "ensemble" in answer.output
 
 
 def test_an_image_without_templates_says_where_they_were_looked_for(

@@ -116,8 +116,6 @@ def test_a_slow_rank_is_named(tmp_path: Path, watched: Watched) -> None:
         record.write(paths.rank_record("serve", record.rank))
     expected = "weights 95 s (rank 2 on n2; median 61 s), warm-up under 1 s"
     assert load_line(RunSnapshot(paths)) == expected
-    replace(first, cached_files="312").write(paths.rank_record("serve", 0))
-    assert load_line(RunSnapshot(paths)) == f"{expected}, files in compile caches at the start: 312"
     assert loading_now(RunSnapshot(paths)) == ""
     watched.clock.now = 1042.0
     replace(first, loading="autotune", loading_since=1030.0).write(paths.rank_record("serve", 0))

@@ -21,10 +21,7 @@ def load_line(run: RunSnapshot) -> str:
             differs = longest_s > max(1.5 * usual_s, usual_s + 5)
             name = f" ({rank_name(run.ranks(step), step, rank)}; median {_text(usual_s)})" if differs else ""
             parts.append(f"{word} {_text(longest_s)}{name}")
-    cached = next((it.cached_files for it in records if it.cached_files), None)
-    return ", ".join(
-        [*parts, f"files in compile caches at the start: {cached}"] if parts and cached else parts
-    )
+    return ", ".join(parts)
 
 
 def loading_now(run: RunSnapshot) -> str:

@@ -227,8 +227,6 @@ class RankRecord(JsonRecord):
     """What its server does before it is ready, a key of ``load_s``, if its log shows that."""
     loading_since: float = 0.0
     load_s: dict[str, float] = field(default_factory=dict)
-    cached_files: str | None = None
-    """How many files the caches of compilers held when rank 0 started."""
     gpus: list[dict[str, Any]] = field(default_factory=list)
     """The last reading of each of its GPUs, as :mod:`trtllm_hpc.runtime.gpus` writes it; once a minute."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.config.files import JOB, Folder
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data
-from trtllm_hpc.tensorrt_llm.releases.families import Family, families, find_family, first_release
+from trtllm_hpc.tensorrt_llm.releases.families import Family, families
 from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 KNOWN = read_data("architectures")["architecture"]
@@ -66,9 +66,3 @@ def test_a_family_tells_where_the_folder_cannot_be_seen(files: Folder) -> None:
         found = files.diagnostics(job("0.6.1", f"{{path: /nowhere, family: {family}}}"))
         [problem] = [each for each in found if each.field == "model.family"]
         assert f"builds no engine of {named}:" in problem.message
-
-
-def test_a_name_that_upstream_does_not_have_is_left_to_the_family_that_is_stated() -> None:
-    family = find_family("llama", {"architectures": ["OurLlamaForCausalLM"]})
-    assert family is not None
-    assert first_release(family, {"architectures": ["OurLlamaForCausalLM"]}) is None

@@ -59,27 +59,9 @@ def test_structural_placeholders_by_release(model: str, version: str, names: set
     assert structural(version, GROUP, model) == names
 
 
-@pytest.mark.parametrize(
-    ("version", "names"),
-    [("0.14.0", set()), ("0.15.0", _DISAGGREGATED), ("0.19.0", _DISAGGREGATED | {"logits_datatype"})],
-)
-def test_structural_placeholders_of_disaggregated_serving(version: str, names: set[str]) -> None:
-    assert structural(version, "disaggregated_serving", "disaggregated_serving_bls") == names
-
-
 def structural(version: str, group: str, model: str) -> set[str]:
     entries = read_data("placeholders")[group][model]
     return {name for name in placeholders_of(version, group, model) if entries[name].get("structural")}
-
-
-def test_choices_are_the_releases() -> None:
-    def choices(name: str, version: str) -> tuple[str, ...]:
-        return placeholders_of(version, GROUP, "tensorrt_llm")[name].choices
-
-    assert "lookahead" not in choices("decoding_mode", "0.15.0")
-    assert "lookahead" in choices("decoding_mode", "0.16.0")
-    assert "V1" in choices("batching_strategy", "0.19.0")
-    assert "V1" not in choices("batching_strategy", "0.20.0")
 
 
 @pytest.mark.parametrize(
