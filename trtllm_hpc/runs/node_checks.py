@@ -33,7 +33,7 @@ from trtllm_hpc.runs.create import JobSource, plan_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import create_for_submission, require_scheduler, sole_command, submit_stages
 from trtllm_hpc.runs.watch import follow
-from trtllm_hpc.runtime.engine_cache.files import remove
+from trtllm_hpc.runtime.engine_cache.shared_files import remove
 from trtllm_hpc.runtime.front import with_addresses
 from trtllm_hpc.runtime.node_checks import PARTS
 from trtllm_hpc.runtime.node_checks.records import Wanted, read_found

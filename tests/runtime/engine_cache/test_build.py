@@ -15,7 +15,7 @@ import pytest
 
 from tests.runtime.engine_cache.builds import SCRIPT, MakeRun, Run, tree, with_adapters
 from tests.waiting import eventually
-from trtllm_hpc.engine_cache.listing import verify
+from trtllm_hpc.engine_cache.contents import verify
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import read_events
@@ -296,10 +296,3 @@ def test_a_model_that_is_not_on_the_node_is_an_error(runs: MakeRun, tmp_path: Pa
     run = runs(model_path=str(tmp_path / "nowhere"))
     code, output = run.build()
     assert code == ExitCode.BUILD and f"error: {tmp_path}/nowhere is not there." in output
-
-
-def test_a_damaged_recipe_is_an_error(runs: MakeRun) -> None:
-    run = runs()
-    run.paths.build_recipe.write_text("{}")
-    code, output = run.build()
-    assert code == ExitCode.BUILD and "build.json is damaged" in output

@@ -77,18 +77,6 @@ def test_leader_mode(tmp_path: Path, version: str) -> None:
 
 
 @pytest.mark.parametrize("version", RELEASES)
-def test_what_a_models_code_reads_without_asking_is_there(tmp_path: Path, version: str) -> None:
-    models = parsed(render_models(make_recipe(version), write_all_models(tmp_path, version)))
-    text = parameters(models["preprocessing"])
-    if version in ("0.12.0", "0.16.0", "0.17.0"):
-        assert text["visual_model_path"] == ""
-    if version in ("0.21.0", "1.2.0"):
-        assert text["multimodal_model_path"] == ""
-        guided = ("tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path")
-        assert [parameters(models["tensorrt_llm"])[name] for name in guided] == ["", "", ""]
-
-
-@pytest.mark.parametrize("version", RELEASES)
 def test_orchestrator_mode_has_a_pipeline_for_each_copy(tmp_path: Path, version: str) -> None:
     recipe = make_recipe(version, **TWO_COPIES)
     models = parsed(render_models(recipe, write_all_models(tmp_path, version)))

@@ -16,53 +16,6 @@ from trtllm_hpc.tensorrt_llm.releases.placeholders import (
 
 GROUP = "inflight_batcher_llm"
 
-# The structural ones by release, as upstream's tags have them (an unfilled one stops Triton).
-_0_5 = {"decoupled_mode"}
-_0_6 = _0_5 | {"triton_max_batch_size", "max_queue_delay_microseconds"}
-_0_10 = _0_6 | {"triton_backend"}
-_0_12 = _0_10 | {"max_queue_size"}
-_0_15 = _0_12 | {"encoder_input_features_data_type"}
-_0_17 = _0_15 | {"logits_datatype"}
-_1_1 = _0_17 | {"prompt_embedding_table_data_type"}
-_BLS_0_7 = {"triton_max_batch_size", "decoupled_mode", "bls_instance_count"}
-_PREPROCESSING_0_7 = {"triton_max_batch_size", "preprocessing_instance_count"}
-_DISAGGREGATED = {"triton_max_batch_size", "decoupled_mode", "disaggregated_serving_bls_count"}
-
-
-@pytest.mark.parametrize(
-    ("model", "version", "names"),
-    [
-        ("tensorrt_llm", "0.5.0", _0_5),
-        ("tensorrt_llm", "0.6.1", _0_6),
-        ("tensorrt_llm", "0.9.0", _0_6),
-        ("tensorrt_llm", "0.10.0", _0_10),
-        ("tensorrt_llm", "0.12.0", _0_12),
-        ("tensorrt_llm", "0.14.0", _0_12),
-        ("tensorrt_llm", "0.16.0", _0_15),
-        ("tensorrt_llm", "0.17.0.post1", _0_17),
-        ("tensorrt_llm", "0.21.0", _0_17),
-        ("tensorrt_llm", "1.0.0", _0_17),
-        ("tensorrt_llm", "1.2.1", _1_1),
-        ("ensemble", "0.5.0", set()),
-        ("ensemble", "0.6.0", {"triton_max_batch_size"}),
-        ("ensemble", "0.17.0", {"triton_max_batch_size", "logits_datatype"}),
-        ("preprocessing", "0.6.1", {"triton_max_batch_size"}),
-        ("preprocessing", "0.7.0", _PREPROCESSING_0_7),
-        ("preprocessing", "0.19.0", _PREPROCESSING_0_7 | {"max_queue_delay_microseconds", "max_queue_size"}),
-        ("postprocessing", "0.7.0", {"triton_max_batch_size", "postprocessing_instance_count"}),
-        ("tensorrt_llm_bls", "0.6.1", set()),
-        ("tensorrt_llm_bls", "0.7.0", _BLS_0_7),
-        ("tensorrt_llm_bls", "0.17.0", _BLS_0_7 | {"logits_datatype"}),
-    ],
-)
-def test_structural_placeholders_by_release(model: str, version: str, names: set[str]) -> None:
-    assert structural(version, GROUP, model) == names
-
-
-def structural(version: str, group: str, model: str) -> set[str]:
-    entries = read_data("placeholders")[group][model]
-    return {name for name in placeholders_of(version, group, model) if entries[name].get("structural")}
-
 
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
