@@ -183,18 +183,6 @@ def test_not_one_request_fits() -> None:
     assert plan.remedy is not None and "lower engine.max_seq_len" in plan.remedy
 
 
-def test_servers_that_share_a_gpu_each_get_their_part_of_the_cache() -> None:
-    # A whole batch would take more than there is.
-    alone = planned(LLAMA_3_8B, max_batch_size=512)
-    serve = {"instances": 2, "instances_per_gpu": 2}
-    shared = planned(LLAMA_3_8B, serve=serve, max_batch_size=512)
-    assert (alone.capacity, shared.capacity) == (80 * GIB, 40 * GIB)
-    assert shared.weights == alone.weights and shared.cache is not None
-    # The second takes 0.45 of what the first, with its 0.45, has left.
-    free = 2 * (40 * GIB - shared.weights - shared.buffers)
-    assert shared.cache == pytest.approx(0.45 * (free - 0.45 * free), rel=0.001)
-
-
 # Buffers -------------------------------------------------------------------------------------------
 # An estimate: within a fifth of what people have logged.
 

@@ -52,12 +52,6 @@ def test_an_empty_cache_is_no_error(types: Types, home: Path) -> None:
         assert types("engines", name, "--engines", str(home)).output == f"no engines in {home}\n"
 
 
-def test_a_cache_that_cannot_be_opened_is_reported_with_its_option(types: Types) -> None:
-    refused = types("engines", "list", "--engines", f"/{'x' * 300}")
-    assert refused.code == ExitCode.CONFIG and "--engines: /xxx" in refused.errors
-    assert "namei -l" in refused.errors
-
-
 def test_the_list_shows_everything(types: Types, built: Run) -> None:
     age(built, 1)
     listed = types("engines", "list").output

@@ -49,12 +49,6 @@ def test_what_does_not_tell_is_asked_for(image: str | None) -> None:
     assert image is None or image in error.value.message
 
 
-def test_a_tag_given_as_a_version_is_recognised() -> None:
-    with pytest.raises(UnknownRelease) as error:
-        find_release(None, "24.12")
-    assert "24.12 is a tag of Triton's containers; its TensorRT-LLM is 0.16.0" in str(error.value.hint)
-
-
 @pytest.mark.parametrize("stated", ["0.99", "latest", "1.2.0rc8"])
 def test_an_unknown_version_is_refused_with_those_that_are_known(stated: str) -> None:
     with pytest.raises(UnknownRelease) as error:
