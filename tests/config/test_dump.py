@@ -10,7 +10,6 @@ from tests.config.values import clusters, hostile, job_files
 from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.cluster import ClusterProfile, Phases
 from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
-from trtllm_hpc.config.engine import Engine, Speculative
 from trtllm_hpc.config.evaluation import Evaluation
 from trtllm_hpc.config.job import (
     Companion,
@@ -62,7 +61,6 @@ def test_every_default_is_written_out() -> None:
     job = job_yaml(
         JobFile(
             name="a",
-            engine=Engine(speculative=Speculative(mode="lookahead")),
             repository=Repository(models=[ModelCopy(name="a", gpu_device_ids=[0])]),
             serve=Serve(
                 disaggregated=Disaggregated(context=phase, generation=Phase(instances=[[1]])),

@@ -58,17 +58,6 @@ CASES = {
 0.15.0 llama {site: {compute_capability: '7.0'}}
 0.16.0 llama {site: {compute_capability: '7.0'}}
 """,
-    "speculative": """
-# examples/lookahead/README.md: 83 draft tokens for a window, an n-gram and a set of 7.
-0.16.0 llama {speculative: {mode: lookahead, max_draft_len: 83}}
-# A target model, whose draft tokens another model makes.
-0.16.0 llama {speculative: {mode: draft_tokens_external, max_draft_len: 10}}
-# A way that came later.
-0.10.0 llama {speculative: {mode: lookahead, max_draft_len: 10}}
-# What a way needs.
-0.16.0 llama {speculative: {mode: lookahead}}
-0.16.0 llama {speculative: {mode: draft_tokens_external}}
-""",
     "steps": """
 # The steps of LLaMA, and of GPT, whose programs changed a release later.
 0.5.0 llama {inflight_batching: true}
@@ -131,11 +120,8 @@ reference - {build: {commands: [[$BUILD]]}}
 0.16.0 llama {kv_cache_type: continuous}
 0.16.0 llama {kv_cache: {enable_block_reuse: true}}
 0.16.0 llama {enable_chunked_prefill: true}
-0.16.0 llama {repository: {decoding_mode: medusa}}
 0.7.1 llama {repository: {batching_strategy: inflight_fused_batching}}
-0.10.0 llama {companion: {request: {max_tokens: 2000}}}
 # Engines that were built for it; from 0.17 on the cache is reused by default.
-0.16.0 llama {speculative: {mode: lookahead, max_draft_len: 83}, repository: {decoding_mode: lookahead}}
 0.19.0 llama {kv_cache_type: continuous, repository: {batching_strategy: V1}}
 1.2.1 llama {kv_cache: {enable_block_reuse: true}, enable_chunked_prefill: true}
 1.2.1 llama {paged_context_fmha: false, kv_cache: {enable_block_reuse: true}}

@@ -92,14 +92,13 @@ class Phase(Section):
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
     """With ``trtllm-serve``, how many servers."""
     tensor_parallel: Parallelism | None = None
-    """Instead of ``engine.tensor_parallel``. With Triton, only in the generation phase: the context phase
-    uses the job's engine."""
+    """With ``trtllm-serve``, instead of ``engine.tensor_parallel``."""
     pipeline_parallel: Parallelism | None = None
-    """Instead of ``engine.pipeline_parallel``, as above."""
+    """With ``trtllm-serve``, instead of ``engine.pipeline_parallel``."""
     max_batch_size: Count | None = None
-    """Instead of ``engine.max_batch_size``, as above."""
+    """With ``trtllm-serve``, instead of ``engine.max_batch_size``."""
     max_num_tokens: TokenCount | None = None
-    """Instead of ``engine.max_num_tokens``, as above."""
+    """With ``trtllm-serve``, instead of ``engine.max_num_tokens``."""
     moe_expert_parallel: Parallelism | None = None
     """With ``trtllm-serve``, instead of ``engine.moe_expert_parallel``."""
     max_seq_len: TokenCount | None = None

@@ -28,8 +28,8 @@ from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, own_runs_folder
 from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, CacheEntry, EntryHeld, Use
-from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, needed_files
+from trtllm_hpc.runtime.engine_cache.shared_files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.records import try_event
 from trtllm_hpc.tensorrt_llm.memory import gib
 from trtllm_hpc.validation.load import Locate

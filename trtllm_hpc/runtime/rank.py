@@ -19,7 +19,6 @@ from pathlib import Path
 from trtllm_hpc.errors import FAIL, ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import host_variables
-from trtllm_hpc.runtime.caches import begin_tuning, copy_tuning
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.ending import AFTER_LEADER_S, NO_SUPERVISOR, End, Observed, conclude, decide
 from trtllm_hpc.runtime.gpus import GpuWatch
@@ -67,7 +66,6 @@ class RankSupervisor:
         self._signal: str | None = None
         self._decided: End | None = None
         self._kill_at: float | None = None
-        self._kept_tuning: Path | None = None
         own = paths.rank_heartbeat(options.step, options.rank)
         self._heartbeat = Heartbeat(own)
         self._step_daemon = step_daemon()
@@ -101,8 +99,6 @@ class RankSupervisor:
             if self._leader is not None:
                 self._leader.withdraw()
             kill_descendants()
-            if self._kept_tuning is not None:
-                copy_tuning(self._paths.tuning(self._options.step), self._kept_tuning)
             remove_leftovers(self._options.prefix)
             if SOCKETS_VARIABLE in os.environ:
                 remove_abandoned(Path(os.environ[SOCKETS_VARIABLE]))
@@ -121,8 +117,6 @@ class RankSupervisor:
         words, own_variables = start_command(self._paths, self._options, scratch)
         environment = {**os.environ, **own_variables, **self._interface_variables()}
         environment |= host_variables(environment, self._record.host)
-        ranks, own_file = self._options.world_size, self._paths.tuning(self._options.step)
-        self._kept_tuning = begin_tuning(own_file, self._options.rank, ranks, environment)
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
         environment["TRTLLM_HPC_SCRATCH"] = str(scratch)
         for name, value in spec.environment.items():
