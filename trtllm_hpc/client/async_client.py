@@ -10,7 +10,7 @@ from typing import Any
 
 from trtllm_hpc.client.collect import Collector
 from trtllm_hpc.client.connect import Address, Protocol, Target, connect
-from trtllm_hpc.client.connection import Connection, Ending, gathered
+from trtllm_hpc.client.connection import Connection, gathered
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.request import MAX_TOKENS, RETRIES, TIMEOUT_S, Answer, Message, OnText, Prompt, Request
 from trtllm_hpc.errors import InvalidRequest, ServerUnreachable
@@ -20,7 +20,7 @@ from trtllm_hpc.wire.served_model import ServedModel
 _FIRST_PAUSE_S = 0.25
 """Before a request is sent again; twice as long each time."""
 
-_SETTINGS = frozenset({"inputs", "adapter", "stop_after_s", "timeout_s", "retries", "request_id", "session"})
+_SETTINGS = frozenset({"inputs", "adapter", "timeout_s", "retries", "request_id", "session"})
 """Fields of a request that are no options of the model."""
 
 
@@ -87,8 +87,8 @@ class AsyncClient:
         Args:
             prompt: a text, or token ids for a model that takes them.
             options: of the request, named as in docs/how-to/client.md with underscores: ``max_tokens=64``.
-                Besides, these fields of :class:`Request`: ``inputs``, ``adapter``, ``stop_after_s``,
-                ``timeout_s``, ``retries``, ``request_id``, ``session``.
+                Besides, these fields of :class:`Request`: ``inputs``, ``adapter``, ``timeout_s``,
+                ``retries``, ``request_id``, ``session``.
 
         Raises:
             InvalidRequest: the model has no input for an option, or a value does not fit.
@@ -178,34 +178,36 @@ class AsyncClient:
             if on_text is not None and text:
                 on_text(text)
 
-        ending = Ending(ended, request.stop_after_s)
-        async with aclosing(self.collected(request, ending)) as collecting:
+        ended = ended or asyncio.Event()
+        async with aclosing(self.collected(request, ended)) as collecting:
             async for found in collecting:
                 show(found.new)
         found.end()
         show(found.new)
-        return found.answer(is_stopped=ending.has_come)
+        return found.answer(is_stopped=ended.is_set())
 
-    async def collected(self, request: Request, ending: Ending | None = None) -> AsyncGenerator[Collector]:
+    async def collected(
+        self, request: Request, ended: asyncio.Event | None = None
+    ) -> AsyncGenerator[Collector]:
         """Yield what has come of an answer, before and after each response; raises as :meth:`generate`.
 
         Closing the generator ends the request on the server. A request is sent again, where the server is
         then, if nothing of the answer has come.
         """
-        ending, pause_s, left = ending or Ending(), _FIRST_PAUSE_S, request.retries
+        ended, pause_s, left = ended or asyncio.Event(), _FIRST_PAUSE_S, request.retries
         while True:
             found = Collector(self.model, request, self._open.protocol)
             has_begun = False
             yield found
             try:
-                async with aclosing(self._open.responses(request, ending)) as responses:
+                async with aclosing(self._open.responses(request, ended)) as responses:
                     async for response in responses:
                         has_begun = True
                         found.add(response)
                         yield found
                 return
             except ServerUnreachable:
-                if not left or has_begun or ending.event.is_set():
+                if not left or has_begun or ended.is_set():
                     raise
             left -= 1
             await self._go_where_it_is()

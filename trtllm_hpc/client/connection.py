@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 from trtllm_hpc.client.request import Request
@@ -12,21 +11,6 @@ from trtllm_hpc.wire.response import Response
 from trtllm_hpc.wire.served_model import ServedModel
 
 Item = TypeVar("Item")
-
-
-class Ending:
-    """When an answer is to be ended early: once ``event`` is set, or after a time."""
-
-    def __init__(self, event: asyncio.Event | None = None, after_s: float | None = None) -> None:
-        self.event = event or asyncio.Event()
-        self._after_s = after_s
-        self.has_come = False
-        """Whether the answer was ended early."""
-
-    async def wait(self) -> None:
-        """Wait until the answer is to be ended."""
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.event.wait(), self._after_s)
 
 
 class Connection:
@@ -45,10 +29,10 @@ class Connection:
         """End the connection, and with it all open requests."""
         raise NotImplementedError
 
-    def responses(self, request: Request, ending: Ending) -> AsyncGenerator[Response]:
+    def responses(self, request: Request, ended: asyncio.Event) -> AsyncGenerator[Response]:
         """Send a request and yield its responses; leaving the generator ends the request on the server.
 
-        Raises InvalidRequest, RequestFailed.
+        ``ended`` ends the answer early, once set. Raises InvalidRequest, RequestFailed.
         """
         raise NotImplementedError
 

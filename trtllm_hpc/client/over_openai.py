@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from trtllm_hpc.client.connection import Connection, Ending
+from trtllm_hpc.client.connection import Connection
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.request import Request
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
@@ -46,12 +46,12 @@ class OpenAIConnection(Connection):
         """End the connections, and with them all open calls."""
         await self._session.close()
 
-    async def responses(self, request: Request, ending: Ending) -> AsyncGenerator[Response]:
+    async def responses(self, request: Request, ended: asyncio.Event) -> AsyncGenerator[Response]:
         """Yield each response; see :meth:`Connection.responses`."""
         url = f"{self._url}/{openai.CHAT_PATH if request.messages else openai.COMPLETIONS_PATH}"
         is_complete = not request.stream
         events = self._events(url, self._body(request), request)
-        async with aclosing(_until_ended(events, ending)) as bounded:
+        async with aclosing(_until_ended(events, ended)) as bounded:
             async for event in bounded:
                 if event.data == openai.DONE:
                     is_complete = True
@@ -59,7 +59,7 @@ class OpenAIConnection(Connection):
                 response = _parsed(url, event)
                 is_complete = is_complete or response.is_last
                 yield response
-        if not (is_complete or ending.has_come):
+        if not (is_complete or ended.is_set()):
             raise RequestFailed(f"{url}: {openai.INCOMPLETE}.")
 
     def _body(self, request: Request) -> bytes:
@@ -119,22 +119,21 @@ class OpenAIConnection(Connection):
             raise ServerUnreachable(f"{url} cannot be reached: {error}") from error
 
 
-async def _until_ended(events: AsyncGenerator[Event], ending: Ending) -> AsyncGenerator[Event]:
+async def _until_ended(events: AsyncGenerator[Event], ended: asyncio.Event) -> AsyncGenerator[Event]:
     """Yield events until the last, or until the answer is to be ended; close their generator then."""
-    ended = asyncio.ensure_future(ending.wait())
+    ending = asyncio.ensure_future(ended.wait())
     following: asyncio.Future[Event | None] | None = None
     try:
         while True:
             following = asyncio.ensure_future(anext(events, None))
-            await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
-                ending.has_come = True
                 return
             if (event := following.result()) is None:
                 return
             yield event
     finally:
-        tasks = {task for task in (following, ended) if task is not None}
+        tasks = {task for task in (following, ending) if task is not None}
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

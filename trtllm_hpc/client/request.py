@@ -42,8 +42,6 @@ class Request:
     """LoRA adapter whose weights are sent if the server does not have them."""
     stream: bool = False
     """Whether to have the text as it is generated."""
-    stop_after_s: float | None = None
-    """When to end the answer early; ``None``: never."""
     timeout_s: float = TIMEOUT_S
     """For the whole answer."""
     retries: int = RETRIES
