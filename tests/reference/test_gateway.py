@@ -310,7 +310,6 @@ def test_it_waits_for_its_server_and_says_so(tmp_path: Path, tokenizer_folder: P
     [
         ([], "needs --url, --tokenizer and --name"),
         (["--run", "{run}"], "Say where to listen"),
-        (["--run", "{run}", "--fd", "99"], "--fd 99 is not an open socket"),
     ],
 )
 def test_a_wrong_command_line_is_told(run: RunPaths, options: list[str], message: str) -> None:

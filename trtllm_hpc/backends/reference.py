@@ -114,7 +114,6 @@ class Reference(TritonBackend):
             *("--output", Placeholder("output")),
             *source,
             *_engine_options(job.engine),
-            *("--run", Placeholder("run")),
         )
         identity = {"backend": "reference", "trtllm_hpc": __version__, "builder": _builder()}
         inputs = ("model",) if model.path else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +46,7 @@ def command(
       trtllm-hpc gateway --url grpc://node7:8001 --tokenizer /models/llama --name llama --port 8080
     """
     from trtllm_hpc.errors import NotReady
-    from trtllm_hpc.gateway.server import facts_of, inherited, listen, serve
+    from trtllm_hpc.gateway.server import facts_of, listen, serve
     from trtllm_hpc.gateway.service import Facts
     from trtllm_hpc.paths import RunPaths
     from trtllm_hpc.runtime.records import Endpoint
@@ -57,7 +58,7 @@ def command(
     target = address or Endpoint.read(RunPaths(run or Path()).endpoint)
     if target is None:
         raise NotReady(f"{run} has no endpoint yet.", hint="name Triton's address: --url grpc://HOST:PORT")
-    sockets = [] if fd is None else [inherited(fd)]
+    sockets = [] if fd is None else [socket.socket(fileno=fd)]
     if port is not None:
         sockets.append(listen(host, port))
     if not sockets:

@@ -9,7 +9,6 @@ this backend cannot do is refused by name, never ignored. Triton has checked typ
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from itertools import chain, pairwise
@@ -38,7 +37,7 @@ _REFUSED: Mapping[str, tuple[str, ...]] = {
     "statistics of a reused KV cache": ("return_kv_cache_reuse_stats",),
     "logits": ("return_context_logits", "return_generation_logits"),
     "a bias of tokens": ("embedding_bias", "embedding_bias_words", "EMBEDDING_BIAS_WORDS"),
-    "bad words": ("bad_words", "BAD_WORDS_DICT"),
+    "bad words": ("bad_words", "BAD_WORDS_DICT", "bad_words_list"),
     "a penalty for presence": ("presence_penalty",),
     "a penalty for frequency": ("frequency_penalty",),
     "a top p that changes during a request": ("runtime_top_p_decay",),
@@ -58,9 +57,9 @@ _ALWAYS_ASKS = frozenset(
         *("prompt_embedding_table", "encoder_input_features"),
     }
 )
-"""Inputs that ask for something with any value; those of the others that ask for nothing are 0, "" or 1."""
-_NEUTRAL_AT_1 = frozenset({"runtime_top_p_decay", "beam_width", "num_return_sequences"})
-_REQUEST_TYPE = "triton_trtllm_request_type"
+"""Inputs that ask for something with any value."""
+_NOTHING = {"runtime_top_p_decay": 1, "beam_width": 1, "num_return_sequences": 1, "bad_words_list": -1}
+"""Values of inputs, beside 0 and empty texts, that ask for nothing."""
 _SEEDS = 1 << 64
 
 
@@ -76,13 +75,6 @@ def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> GenerationReq
         raise RequestFailed("input_ids is missing: it must hold the tokens of the prompt.")
     refuse_batch(prompts)
     refuse_unsupported(inputs)
-    # Upstream's preprocessing always makes one token, which a model without an encoder does not read.
-    if inputs.get("decoder_input_ids", np.empty(0)).size > 1:
-        raise _refusal("decoder_input_ids", "models with an encoder")
-    bad_words = inputs.get("bad_words_list")
-    # The second row holds the ends of the words, and then -1.
-    if bad_words is not None and bad_words.size and (bad_words[0, 1] > 0).any():
-        raise _refusal("bad_words_list", "bad words")
     request = _request(inputs, prompts[0].tolist(), info)
     if request.streaming and not decoupled:
         raise RequestFailed(
@@ -97,33 +89,16 @@ def refuse_batch(prompts: Array) -> None:
         raise RequestFailed(f"The request holds {len(prompts)} prompts. Send one prompt a request.")
 
 
-def check_parameters(request: Any) -> None:
-    """Refuse a Triton request whose parameters ask for disaggregated serving; ignore others, as upstream.
-
-    Triton's generate endpoint makes a parameter of each JSON key that is not an input of the model.
-    """
-    try:
-        kind = json.loads(request.parameters() or "{}").get(_REQUEST_TYPE, "context_and_generation")
-    except ValueError as error:
-        # Triton's own parser lets such bytes pass.
-        raise RequestFailed(f"A request parameter is not valid UTF-8: {error}.") from error
-    if kind != "context_and_generation":
-        raise _refusal(f"{_REQUEST_TYPE}={kind}", "disaggregated serving")
-
-
 def refuse_unsupported(inputs: Inputs) -> None:
     """Raise RequestFailed with the name of an input of any model that asks for what this backend lacks."""
     for name, array in inputs.items():
         if name not in _WHAT or not array.size:
             continue
-        nothing = 1 if name in _NEUTRAL_AT_1 else 0
         values = array.reshape(-1).tolist()
-        if name in _ALWAYS_ASKS or any(value not in (nothing, b"") for value in values):
-            raise _refusal(name, _WHAT[name])
-
-
-def _refusal(name: str, what: str) -> RequestFailed:
-    return RequestFailed(f"{name} asks for {what}, which the reference backend does not have. Leave it out.")
+        if name in _ALWAYS_ASKS or any(it not in (0, b"", _NOTHING.get(name, 0)) for it in values):
+            raise RequestFailed(
+                f"{name} asks for {_WHAT[name]}, which the reference backend does not have. Leave it out."
+            )
 
 
 def _number(
