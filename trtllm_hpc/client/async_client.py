@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from trtllm_hpc.client.collect import Collector
-from trtllm_hpc.client.connect import Address, Protocol, Target, connect
-from trtllm_hpc.client.connection import Connection, gathered
+from trtllm_hpc.client.connect import Address, Connection, Protocol, Target, connect
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.request import MAX_TOKENS, RETRIES, TIMEOUT_S, Answer, Message, OnText, Prompt, Request
 from trtllm_hpc.errors import InvalidRequest, ServerUnreachable
-from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.runtime.records import SESSION_HEADER, Endpoint
 from trtllm_hpc.wire.served_model import ServedModel
+
+Item = TypeVar("Item")
 
 _FIRST_PAUSE_S = 0.25
 """Before a request is sent again; twice as long each time."""
 
 _SETTINGS = frozenset({"inputs", "adapter", "timeout_s", "retries", "request_id", "session"})
-"""Fields of a request that are no options of the model."""
+"""Fields of a request that are no options of the model, and the name of its conversation (``session``)."""
 
 
 class AsyncClient:
@@ -88,7 +89,8 @@ class AsyncClient:
             prompt: a text, or token ids for a model that takes them.
             options: of the request, named as in docs/how-to/client.md with underscores: ``max_tokens=64``.
                 Besides, these fields of :class:`Request`: ``inputs``, ``adapter``, ``timeout_s``,
-                ``retries``, ``request_id``, ``session``.
+                ``retries``, ``request_id``; and ``session``, the name of a conversation, which the proxy
+                keeps at one instance (``serve.routing``).
 
         Raises:
             InvalidRequest: the model has no input for an option, or a value does not fit.
@@ -159,6 +161,8 @@ class AsyncClient:
             given["exclude_input"] = True
         given |= {name: value for name, value in options.items() if name in BY_NAME and value is not None}
         settings = {name: value for name, value in options.items() if name in _SETTINGS}
+        if (session := settings.pop("session", None)) is not None:
+            settings["headers"] = {SESSION_HEADER: session}
         return Request(prompt, given, **{"timeout_s": self._timeout_s, "retries": self._retries, **settings})
 
     async def ask(
@@ -214,10 +218,6 @@ class AsyncClient:
             await asyncio.sleep(pause_s)
             pause_s *= 2
 
-    async def is_ready(self, timeout_s: float) -> bool:
-        """Return whether Triton says within this time that it is ready."""
-        return await self._open.is_ready(timeout_s)
-
     async def _go_where_it_is(self) -> None:
         """Open a connection to the server's new place, if it has one; other requests may use the old."""
         if self._follow is None:
@@ -235,3 +235,14 @@ def chat_request(messages: Sequence[Message], request: Request) -> Request:
     if not messages:
         raise InvalidRequest("A chat needs a message.")
     return replace(request, prompt=str(messages[-1].get("content", "")), messages=tuple(messages))
+
+
+async def gathered(work: Sequence[Awaitable[Item]]) -> list[Item]:
+    """Await all; after an error, or when nobody waits any more, the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, urlsplit
 
-from trtllm_hpc.client.connection import Connection
 from trtllm_hpc.client.over_grpc import GrpcConnection
 from trtllm_hpc.client.over_openai import OpenAIConnection
 from trtllm_hpc.client.single_calls import call_grpc, call_json, openai_models
@@ -46,6 +45,7 @@ class Address:
 
 
 Target = Endpoint | Address
+Connection = GrpcConnection | OpenAIConnection
 
 
 def usual_protocol(endpoint: Endpoint) -> Protocol:

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from trtllm_hpc.client.connection import Connection
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.request import Request
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
@@ -24,7 +23,7 @@ _NO_TEMPLATE = re.compile("no chat template|provide a chat template")
 """In the words of the gateway here, and of transformers, which vLLM and trtllm-serve pass on."""
 
 
-class OpenAIConnection(Connection):
+class OpenAIConnection:
     """Connections to a server with OpenAI's protocol; leaving an answer closes its connection."""
 
     protocol = "openai"
@@ -32,7 +31,7 @@ class OpenAIConnection(Connection):
     def __init__(self, endpoint: Endpoint, model: str) -> None:
         import aiohttp
 
-        super().__init__(ServedModel(model, {"text_input": ""}, decoupled=True), can_stream=True)
+        self.model, self.can_stream = ServedModel(model, {"text_input": ""}, decoupled=True), True
         self._url = endpoint.openai_url
         self._session = aiohttp.ClientSession(
             # Without limit: how many are open at once is the caller's choice.
@@ -47,7 +46,7 @@ class OpenAIConnection(Connection):
         await self._session.close()
 
     async def responses(self, request: Request, ended: asyncio.Event) -> AsyncGenerator[Response]:
-        """Yield each response; see :meth:`Connection.responses`."""
+        """Yield each response; see :meth:`GrpcConnection.responses`."""
         url = f"{self._url}/{openai.CHAT_PATH if request.messages else openai.COMPLETIONS_PATH}"
         is_complete = not request.stream
         events = self._events(url, self._body(request), request)

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from trtllm_hpc.client.lora import Adapter
 from trtllm_hpc.client.options import Values
-from trtllm_hpc.runtime.records import SESSION_HEADER
 
 TIMEOUT_S = 120.0
 RETRIES = 2
@@ -50,15 +49,8 @@ class Request:
     """By which the server knows it, so that it can be ended."""
     messages: tuple[Message, ...] = ()
     """Of a chat, the last of which ``prompt`` repeats; over OpenAI's protocol only. Empty: it is no chat."""
-    session: str | None = None
-    """Name of the conversation, which the proxy keeps at one instance (``serve.routing``)."""
-    further_headers: Mapping[str, str] = field(default_factory=dict)
-    """Such as ``traceparent``."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers over HTTP, or metadata over gRPC, of this request alone."""
-        return {**self.further_headers, **({} if self.session is None else {SESSION_HEADER: self.session})}
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Over HTTP, or metadata over gRPC, of this request alone, such as ``traceparent``."""
 
 
 @dataclass(frozen=True)
