@@ -173,17 +173,6 @@ def test_a_wrong_answer_is_one_sentence(
         list(client.stream("x")) if streamed else client.generate("x")
 
 
-def test_a_model_without_a_chat_template_is_asked_without_chat() -> None:
-    wrong = Script(body=b'{"error": {"message": "This model has no chat template."}}', status=400)
-    with (
-        openai_server(wrong) as endpoint,
-        Client(Address(root_of(endpoint)), retries=0) as client,
-        pytest.raises(RequestFailed) as caught,
-    ):
-        client.chat([{"role": "user", "content": "What?"}])
-    assert caught.value.hint == "leave out --chat"
-
-
 def test_a_server_with_several_models_wants_a_name() -> None:
     with openai_server(Script(models=("one", "two"))) as endpoint:
         said = CliRunner().invoke(command, ["--url", root_of(endpoint), PROMPT])

@@ -10,7 +10,7 @@ import pytest
 
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 
-from .clients import ACCUMULATES, LONG, are_of_tokens, ends_when_left
+from .clients import ACCUMULATES, are_of_tokens
 from .oracle import Oracle
 from .servers import World
 
@@ -41,11 +41,6 @@ def test_each_streamed_text_is_that_of_its_tokens_or_of_all_so_far(
     events = alone.generate_stream(body, model)
     new = oracle.greedy(tokenizer.encode(PROMPT), 8)
     assert are_of_tokens([event["text_output"] for event in events], new, tokenizer, accumulates=accumulates)
-
-
-def test_client_of_the_bls_model_that_goes_away_frees_the_place(alone: World) -> None:
-    values = {"text_input": PROMPT, "max_tokens": LONG - 20, "stream": True, "end_id": -1}
-    assert ends_when_left(alone, "tensorrt_llm_bls", values, LONG - 20)
 
 
 @pytest.mark.parametrize("model", TEXT_MODELS)

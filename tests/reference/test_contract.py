@@ -110,16 +110,6 @@ def test_streaming_gives_the_tokens_as_they_are_generated(alone: World, oracle: 
         assert answer.as_numpy("output_log_probs")[0, 0] == pytest.approx(expected[:count], abs=1e-3)
 
 
-def test_short_request_does_not_wait_for_a_long_one(alone: World) -> None:
-    with stream(alone) as long, stream(alone) as short:
-        long.send("tensorrt_llm", token_inputs(PROMPT, LONG, streaming=True))
-        got = tokens(long.next())
-        short.send("tensorrt_llm", token_inputs([1, 9], 2))
-        assert len(tokens(short.next())) == 4
-        got += [token for answer in long.rest() for token in tokens(answer)]
-    assert len(got) == LONG
-
-
 def test_stop_request_ends_the_request_of_its_id_and_keeps_the_tokens(world: World, oracle: Oracle) -> None:
     whole = PROMPT + oracle.greedy(PROMPT, LONG)
     wait_idle(world)

@@ -122,8 +122,6 @@ def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
         ({"runtime_top_k": [-1]}, "runtime_top_k is -1; it must be at least 0"),
         ({"runtime_top_p": [1.5]}, "runtime_top_p is 1.5; it must be 0 to 1"),
         ({"min_length": [-1]}, "min_length is -1"),
-        ({"stop_words_list": [[[9, 10], [2, 1]]]}, "second row of stop_words_list is [2, 1]"),
-        ({"stop_words_list": [[[512], [1]]]}, "stop_words_list holds 512"),
         ({"bad_words_list": [[[9, 10], [2, -1]]]}, "bad_words_list asks for bad words, which the reference"),
         ({"num_return_sequences": [2]}, "num_return_sequences asks for several answers"),
         ({"beam_width": [2]}, "beam_width asks for beam search"),

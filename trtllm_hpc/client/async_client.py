@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -105,18 +105,15 @@ class AsyncClient:
         From models that do not stream the text comes as a whole.
         Arguments and errors are those of :meth:`generate`.
         """
-        parts: asyncio.Queue[str | None] = asyncio.Queue()
         request = replace(self.request(prompt, options), stream=self.can_stream)
-        asking = asyncio.ensure_future(self.ask(request, parts.put_nowait))
-        asking.add_done_callback(lambda _: parts.put_nowait(None))
-        try:
-            while (part := await parts.get()) is not None:
-                yield part
-            await asking
-        finally:
-            asking.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({asking})
+        async with aclosing(self.collected(request)) as collecting:
+            async for found in collecting:
+                if found.new:
+                    yield found.new
+        found.end()
+        if found.new:
+            yield found.new
+        found.answer(is_stopped=False)  # raises if there is none
 
     async def chat(
         self, messages: Sequence[Message], *, on_text: OnText | None = None, **options: Any

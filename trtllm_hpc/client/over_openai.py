@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -19,8 +18,6 @@ from trtllm_hpc.wire.served_model import ServedModel
 
 _LOST = (502, 503)
 """What the proxy answers for a server that was lost, and for one that is not ready."""
-_NO_TEMPLATE = re.compile("no chat template|provide a chat template")
-"""In the words of the gateway here, and of transformers, which vLLM and trtllm-serve pass on."""
 
 
 class OpenAIConnection:
@@ -94,9 +91,7 @@ class OpenAIConnection:
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as reply:
                 if reply.status != 200:
                     kind = ServerUnreachable if reply.status in _LOST else RequestFailed
-                    message = error_message(await reply.read())
-                    hint = "leave out --chat" if request.messages and _NO_TEMPLATE.search(message) else None
-                    raise kind(f"{url} answered {reply.status}: {message}", hint=hint)
+                    raise kind(f"{url} answered {reply.status}: {error_message(await reply.read())}")
                 if not request.stream:
                     yield Event(await reply.read())
                     return

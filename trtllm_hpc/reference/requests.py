@@ -10,8 +10,8 @@ this backend cannot do is refused by name, never ignored. Triton has checked typ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from itertools import chain, pairwise
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -135,7 +135,11 @@ def _request(inputs: Inputs, prompt: list[int], info: EngineInfo) -> GenerationR
             f"The prompt's {length} tokens and the {new} asked for make {length + new}; "
             f"this engine was built for max_seq_len {info.max_seq_len}."
         )
-    _check_vocabulary("input_ids", prompt[:length], info)
+    outside = next((token for token in prompt[:length] if not 0 <= token < info.vocab_size), None)
+    if outside is not None:
+        raise RequestFailed(
+            f"input_ids holds {outside}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
+        )
     # Without both, or with zeros, decoding is greedy; if only one is set, the other sets no limit. It is
     # greedy at a temperature of 0, too: TensorRT-LLM divides the logits by it plus 1e-6.
     top_k, top_p = _number(inputs, "runtime_top_k", 0), _number(inputs, "runtime_top_p", 0.0, most=1)
@@ -153,34 +157,18 @@ def _request(inputs: Inputs, prompt: list[int], info: EngineInfo) -> GenerationR
         repetition_penalty=repetition,
         min_new_tokens=_number(inputs, "min_length", 0),
         seed=_number(inputs, "random_seed", 0, least=-math.inf) % _SEEDS,
-        stop_words=_stop_words(inputs, info),
+        stop_words=_stop_words(inputs),
         return_log_probs=bool(_number(inputs, "return_log_probs", 0)),
         exclude_input=bool(_number(inputs, "exclude_input_in_output", 0)),
         streaming=bool(_number(inputs, "streaming", 0)),
     )
 
 
-def _stop_words(inputs: Inputs, info: EngineInfo) -> tuple[tuple[int, ...], ...]:
+def _stop_words(inputs: Inputs) -> tuple[tuple[int, ...], ...]:
     """Read words in upstream's layout: a row with all their tokens, and a row with their ends, then -1."""
     array = inputs.get("stop_words_list")
     if array is None or not array.size:
         return ()
     tokens, ends = array[0].tolist()
-    count = ends.index(-1) if -1 in ends else len(ends)
-    bounds = list(pairwise([0, *ends[:count]]))
-    if set(ends[count:]) - {-1} or any(not start < end <= len(tokens) for start, end in bounds):
-        raise RequestFailed(
-            f"The second row of stop_words_list is {ends}; it must hold the ends of the words within "
-            "the first row, each above the one before, and then -1."
-        )
-    words = tuple(tuple(tokens[start:end]) for start, end in bounds)
-    _check_vocabulary("stop_words_list", chain.from_iterable(words), info)
-    return words
-
-
-def _check_vocabulary(name: str, tokens: Iterable[int], info: EngineInfo) -> None:
-    outside = next((token for token in tokens if not 0 <= token < info.vocab_size), None)
-    if outside is not None:
-        raise RequestFailed(
-            f"{name} holds {outside}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
-        )
+    words = (tuple(tokens[start:end]) for start, end in pairwise([0, *(end for end in ends if end > 0)]))
+    return tuple(word for word in words if word)
