@@ -53,7 +53,7 @@ def command(
 
     if run is None and (address is None or tokenizer is None or name is None):
         raise click.UsageError("Without --run, the gateway needs --url, --tokenizer and --name.")
-    facts = Facts("") if run is None else facts_of(RunPaths(run))
+    facts = Facts("", Path()) if run is None else facts_of(RunPaths(run))
     facts = replace(facts, name=name or facts.name, tokenizer=tokenizer or facts.tokenizer)
     target = address or Endpoint.read(RunPaths(run or Path()).endpoint)
     if target is None:

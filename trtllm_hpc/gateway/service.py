@@ -40,7 +40,7 @@ class Facts:
 
     name: str
     """Name of the model in requests."""
-    tokenizer: Path | None = None
+    tokenizer: Path
     """Folder with ``tokenizer.json``."""
     max_seq_len: int | None = None
     """Most tokens of prompt and answer together."""
