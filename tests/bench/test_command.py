@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -125,17 +125,6 @@ def test_the_settings_of_the_run_are_the_defaults(tmp_path: Path, endpoint: Endp
     assert {record.requested_tokens for record in records(paths)} == {7}
 
 
-def test_an_option_replaces_settings_that_exclude_it(tmp_path: Path, endpoint: Endpoint) -> None:
-    own = Benchmark(requests=6, rates_per_second=[50.0, 100.0], warmup_seconds=0.1)
-    paths = make_run(tmp_path / "own", own)
-    endpoint.write(paths.endpoint)
-    bench(paths, "--concurrency", "2,3", "--duration", 0.2)
-    assert [result.level.label for result in measured(paths).levels] == ["2 at once", "3 at once"]
-    bench(paths, "--rate", 80, "--warmup", 1, name="other")
-    assert [result.level.label for result in measured(paths, "other").levels] == ["80/s"]
-    assert len(records(paths, "other")) == 7
-
-
 def test_a_sweep_with_repeats_sends_no_prompt_twice(run: RunPaths, tmp_path: Path) -> None:
     tokenizer = byte_tokenizer(tmp_path / "bytes")
     options = (
@@ -182,60 +171,6 @@ def test_a_timed_closed_loop_sends_every_prompt_before_it_repeats_one(run: RunPa
     assert {record.index for record in records(run)} == set(range(30))
     [warning] = [it for it in measured(run).verdict.warnings if it.code == "repeated-prompts"]
     assert (warning.value, warning.limit) == (len(records(run)), 30)
-
-
-def test_streamed_tokens_are_seen_one_by_one(run: RunPaths, tmp_path: Path) -> None:
-    options = ("--model", "decoupled", "--requests", 4, "--rate", 20, "--prompt", "slow one")
-    bench(run, *options, "--tokenizer", byte_tokenizer(tmp_path / "bytes"))
-    found = measured(run)
-    assert found.streaming
-    longest = []
-    for line in records(run):
-        assert line.chunk_tokens == (1,) * 8 and line.output_tokens == 8
-        gaps = [after - before for before, after in pairwise(line.chunks_s)]
-        longest.append(max(range(7), key=gaps.__getitem__))
-        # The model waits 0.1 s before the third letter.
-        assert line.chunks_s[2] - line.sent_s >= 0.1
-    assert 1 in longest  # on a busy machine some letters are seen late
-    [only] = found.levels[0].passes
-    assert {"ttft_ms", "tpot_ms", "itl_ms"} <= set(only.metrics)
-
-
-def test_tokens_that_a_server_joins_are_all_counted(run: RunPaths, tmp_path: Path) -> None:
-    """Each token is a byte, so letters are cut: 14 bytes in 8 responses."""
-    tokenizer = byte_tokenizer(tmp_path / "bytes")
-    options = ("--model", "joined", "--requests", 4, "--rate", 20, "--prompt", "naïve ñoño!")
-    result = bench(run, *options, "--tokenizer", tokenizer, "--max-tokens", 20)
-    assert {record.chunk_tokens for record in records(run)} == {(1,) * 8}
-    assert {(record.output_tokens, record.output_by) for record in records(run)} == {(14, "tokenizer")}
-    said = "output tokens: 56, counted by tokenizer; they came in 32 responses"
-    assert said in " ".join(result.output.split())
-
-
-def test_answers_with_next_to_no_text_are_warned_of(run: RunPaths, tmp_path: Path) -> None:
-    """As those of a model that mostly generates special tokens."""
-    options = ("--model", "uncounted", "--requests", 4, "--rate", 20, "--max-tokens", 400, "--prompt", "x")
-    result = bench(run, *options, "--tokenizer", byte_tokenizer(tmp_path / "bytes"))
-    [warning] = [str(it) for it in measured(run).verdict.warnings if it.code == "little-text"]
-    assert warning.startswith("4 of 1,600 requested output tokens were found")
-    assert warning in " ".join(result.output.split())
-
-
-def test_two_processes_share_the_load(run: RunPaths) -> None:
-    bench(run, "--processes", 2, "--requests", 20, "--rate", 100, "--arrival", "constant", "--warmup", 0)
-    [only] = measured(run).levels[0].passes
-    assert (only.client.processes, only.measured, only.failed) == (2, 20, 0)
-    due = [record.scheduled_s for record in records(run)]
-    gaps = [after - before for before, after in pairwise(due)]
-    assert gaps == pytest.approx([0.01] * 19)
-
-
-def test_http_gives_the_same_as_grpc(run: RunPaths) -> None:
-    for protocol in ("grpc", "http"):
-        bench(run, "--protocol", protocol, "--requests", 5, "--rate", 50, "--no-streaming", name=protocol)
-    over_grpc, over_http = records(run, "grpc"), records(run, "http")
-    assert all(record.ok for record in over_grpc + over_http)
-    assert [record.output_tokens for record in over_grpc] == [record.output_tokens for record in over_http]
 
 
 def test_a_recorded_workload_can_be_sent_again(run: RunPaths, tmp_path: Path) -> None:
@@ -320,13 +255,6 @@ def test_many_failures_make_the_figures_useless_but_are_written_down(run: RunPat
     assert not measured(run).verdict.valid and measured(run).errors == {"no luck": 5}
     assert sum(record.error == "no luck" for record in records(run)) == 5
     assert "5 of 10 requests failed" in run.measurement("mine").table.read_text(encoding="utf-8")
-
-
-def test_a_request_that_takes_too_long_is_given_up(run: RunPaths) -> None:
-    options = ("--timeout-seconds", 0.2, "--warmup", 0, "--prompt", "sleep 1.5: late")
-    assert isinstance(bench(run, "--requests", 1, *options).exception, InvalidMeasurement)
-    [record] = records(run)
-    assert record.status == "DEADLINE_EXCEEDED" and record.ended_s - record.sent_s >= 0.19
 
 
 def test_a_model_that_is_not_served_is_refused_before_anything_is_sent(run: RunPaths) -> None:

@@ -114,15 +114,6 @@ def test_differences_of_unknown_spread_are_counted_and_are_no_regression() -> No
     assert "decide nothing" not in " ".join(compare(a, replace(a, name="b")).notes)
 
 
-def test_a_single_pass_is_named_with_its_level_unless_all_are() -> None:
-    a, b = measured("a", rates=(20, 50), repeats=2), measured("b", rates=(20, 50), repeats=2)
-    first, second = a.measurement.levels
-    single = replace(a.measurement, levels=[first, replace(second, passes=second.passes[:1])])
-    assert compare(Side("a", single), b).notes[0] == (
-        "a at 50/s has one pass: the spread of its figures is unknown."
-    )
-
-
 def test_levels_are_matched_and_the_rest_is_named() -> None:
     a = measured("a", rates=(20, 50), repeats=2)
     found = compare(a, measured("b", rates=(50, 80), repeats=2))
@@ -237,13 +228,6 @@ def test_errors_where_there_were_none_are_a_regression() -> None:
     assert found.change is None and found.regressed
 
 
-def test_of_throughput_more_is_better() -> None:
-    slow = with_figures(measured("slow"), [{"output_tokens_per_s": rate} for rate in (99.0, 100.0, 101.0)])
-    fast = with_figures(measured("fast"), [{"output_tokens_per_s": rate} for rate in (119.0, 120.0, 121.0)])
-    assert row(compare(slow, fast), "output_tokens_per_s").better is True
-    assert row(compare(fast, slow), "output_tokens_per_s").regressed
-
-
 def test_the_more_rows_the_surer_each_must_be() -> None:
     # Benjamini and Hochberg: of two rows the smaller p-value doubles, unless the larger is smaller than that.
     a, b = (
@@ -261,11 +245,6 @@ def test_the_more_rows_the_surer_each_must_be() -> None:
 
     alone = ttest_ind([99, 100, 101], [96, 97, 98], equal_var=False).pvalue
     assert found.p_value == pytest.approx(2 * alone)
-
-
-def test_a_figure_that_only_one_has_is_no_row() -> None:
-    a, b = measured("a", repeats=2), with_latencies(measured("b"), [100, 101])
-    assert {row.key for row in compare(a, b).rows} == {"latency_ms"}
 
 
 def test_it_is_printed_as_json() -> None:

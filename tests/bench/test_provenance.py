@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -104,20 +103,6 @@ def test_the_client_has_its_host_and_packages(run: RunPaths) -> None:
     assert found["host"] == socket.gethostname() and found["cpus"] >= 1 and found["cpu"]
     assert found["packages"]["numpy"] == metadata.version("numpy")
     assert found["packages"]["tritonclient"] == metadata.version("tritonclient")
-
-
-@pytest.mark.parametrize(
-    ("host", "address", "same"),
-    [
-        ("gpu01", "10.0.0.1", False),
-        ("gpu01", "127.0.0.1", True),
-        ("gpu01", "::1", True),
-        (socket.gethostname(), "10.0.0.1", True),
-    ],
-)
-def test_a_client_on_the_server_s_host_is_marked(run: RunPaths, host: str, address: str, same: bool) -> None:
-    endpoint = replace(ENDPOINT, host=host, address=address)
-    assert found_in(run, endpoint)["client"]["same_host_as_server"] is same
 
 
 def test_the_workload_has_its_hash(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_gauges_are_those_of_the_page_and_means_and_rates_lie_between_two() -> N
         Page(page(finished=10, queue_us=9_000, tokens=50)),
         Page(page(finished=20, queue_us=49_000, tokens=250)),
     )
-    assert values(before, None, 0.0) == {"kv_used_share": 0.25, "cpu_share": 0.5}
+    assert values(before, None, 0.0) == {"kv_used_share": 0.25}
     found = values(now, before, 2.0)
     assert found["finished_per_s[tensorrt_llm]"] == 5  # 10 in 2 s
     assert found["queue_ms[tensorrt_llm]"] == 4  # 40 ms for 10 requests
@@ -75,22 +75,18 @@ def test_each_series_is_described_and_documented() -> None:
     assert rows[-len(expected) :] == expected
 
 
-def test_figures_of_instances_are_added_up_but_not_those_of_what_they_share() -> None:
-    busy = 'nv_gpu_utilization{{gpu_uuid="GPU-{}"}} {}\n'
-    pages = [page(finished=3) + busy.format("a", 0.5), page(finished=4) + busy.format("a", 0.6)]
-    pages[1] += busy.format("b", 0.25)
+def test_figures_of_instances_are_added_up() -> None:
+    pages = [page(finished=3), page(finished=4)]
     with serving(lambda number: (200, pages[number])) as endpoint:
         found = since_start(fetch_page(replace(endpoint, instances=2)))
     assert found["finished[tensorrt_llm]"] == 7 and found["kv_used_share"] == 0.25
-    assert found["cpu_share"] == 0.5 and found["gpus_busy"] == 0.75
 
 
 # Other servers --------------------------------------------------------------------------
 
 STEPS = (
     '[{"iter": 6, "numActiveRequests": 9}, {"iter": 7, "numActiveRequests": 3, "numQueuedRequests": 2,'
-    ' "kvCacheStats": {"maxNumBlocks": 40, "usedNumBlocks": 10},'
-    ' "inflightBatchingStats": {"numGenRequests": 2}}]'
+    ' "kvCacheStats": {"maxNumBlocks": 40, "usedNumBlocks": 10}}]'
 )
 PROMETHEUS = (
     'trtllm_generation_tokens_total{{model_name="m"}} {tokens}\n'
@@ -104,7 +100,7 @@ PROMETHEUS = (
 
 def test_the_statistics_of_trtllm_serve_are_those_of_its_last_step() -> None:
     assert values(Page(f"{STEPS}\n"), None, 0.0) == {
-        "requests_active": 3, "requests_waiting": 2, "generation_requests": 2, "kv_used_share": 0.25,
+        "requests_active": 3, "requests_waiting": 2, "kv_used_share": 0.25,
     }  # fmt: skip
     assert values(Page(STEPS.replace('"iter": 7', '"iter": 27')), Page(STEPS), 2.0)["iterations_per_s"] == 10
     assert since_start(Page("[]")) == {}
@@ -267,9 +263,8 @@ def test_a_real_server_reports_its_series(tmp_path: Path) -> None:
             client.batch(["a question"] * 10, max_tokens=4)
         # Triton counts a request a moment after its answer has arrived; the last look is after that.
         assert eventually(lambda: counted(endpoint) >= 10), counted(endpoint)
-    first, last = found.samples[0], found.samples[-1]
+    first = found.samples[0]
     assert first.values["pending[ensemble]"] == 0
-    assert 0 <= last.values["cpu_share"] <= 1
     rates = [
         sample.values["finished_per_s[ensemble]"] * (sample.time_s - before.time_s)
         for before, sample in pairwise(found.samples)

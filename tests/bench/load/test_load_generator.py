@@ -12,7 +12,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from benchmarks.load.contend import SCENARIOS, gap_error_p99_ms
-from benchmarks.load.figures import CLOSED, OPEN, STREAMS, Figures, report, verdicts
+from benchmarks.load.figures import CLOSED, OPEN, STREAMS, Figures, verdicts
 from benchmarks.load.server import answered, running_server
 
 ROOT = Path(__file__).parents[3]
@@ -48,22 +48,6 @@ def test_each_bound_fails_just_beyond_it() -> None:
         "streams: cores of the client",
         "streams: p99 of inter-token time off by, ms",
     ]
-
-
-def test_a_ratio_is_the_median_over_rounds_not_the_ratio_of_medians() -> None:
-    """The machine was busy in the second round, for both contenders."""
-    rounds = {
-        (CLOSED, "ours"): [Figures(rate_per_s=rate, cpu_us_per_request=1) for rate in (1000, 100, 900)],
-        (CLOSED, "perf_analyzer"): [
-            Figures(rate_per_s=rate, cpu_us_per_request=1) for rate in (500, 200, 1000)
-        ],
-    }
-    assert verdicts(rounds)[0].value == 0.9
-
-
-def test_the_table_has_the_median_and_the_range() -> None:
-    rounds = {(CLOSED, "ours"): [Figures(rate_per_s=rate) for rate in (1000.0, 3000.0, 2000.0)]}
-    assert "2,000.0 (1,000.0 to 3,000.0)" in report(rounds, [])
 
 
 def stamped(stamp_ms: float) -> bytes:

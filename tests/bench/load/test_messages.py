@@ -106,12 +106,6 @@ def test_generate_gets_plain_json_without_an_id() -> None:
     }
 
 
-def test_the_same_request_gives_the_same_bytes() -> None:
-    assert encode_request(IDS, Target(endpoint(1), "m", CORE)) == encode_request(
-        WorkloadRequest(7, token_ids=(5, 6, 7)), Target(endpoint(1), "m", CORE)
-    )
-
-
 def test_ids_for_text_models_and_texts_for_core_models_are_refused() -> None:
     with pytest.raises(ValueError, match="takes texts"):
         encode_request(IDS, GRPC)
@@ -185,10 +179,6 @@ def test_of_texts_that_repeat_those_before_the_new_letters_count() -> None:
     found = parse_reply(reply(*messages), streamed)
     assert [chunk.text for chunk in found.chunks] == ["a", "", "", "\u20ac", "b", "", "\u00e9", *" so"]
     assert found.text == written
-
-
-def test_a_failed_request_has_no_chunks() -> None:
-    assert parse_reply(LoadReply(0, 0.0, 0.0, 1.0, "UNAVAILABLE", "gone"), GRPC) == ParsedReply()
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff", b"", b"[1]", b"{", b"null"])

@@ -13,7 +13,7 @@ from trtllm_hpc.bench.workload.request import WorkloadSpec
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.errors import ConfigError
 
-from .helpers import BEGIN, WordTokenizer, build, prompts_of, word_id
+from .helpers import BEGIN, build, prompts_of, word_id
 
 
 def write(folder: Path, entries: list[Any], *, lines: bool = False) -> Path:
@@ -185,17 +185,3 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b'[{"prompt": "\xff"}]')
     with pytest.raises(ConfigError, match="is not UTF-8 text: byte 14 is invalid"):
         build(1, kind="dataset", path=file)
-
-
-def test_only_the_prompts_that_are_sent_are_tokenized(tmp_path: Path) -> None:
-    class Counting(WordTokenizer):
-        texts = 0
-
-        def encode(self, texts: Any) -> list[list[int]]:
-            self.texts += len(texts)
-            return super().encode(texts)
-
-    tokenizer = Counting()
-    file = write(tmp_path, [{"prompt": f"question {number}"} for number in range(500)])
-    build(10, kind="dataset", path=file, tokenizer=tokenizer)
-    assert tokenizer.texts == 10

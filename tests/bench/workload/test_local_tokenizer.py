@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -96,19 +95,6 @@ def test_the_token_that_begins_a_text_is_added_as_by_the_server(folder: Path) ->
     begin = SPECIAL_TOKENS.index("<s>")
     assert LocalTokenizer(folder).encode(["", "a"])[0] == [begin]
     assert LocalTokenizer(folder, special=False).encode([""]) == [[]]
-
-
-def test_truncation_of_the_file_is_ignored(folder: Path, tmp_path: Path) -> None:
-    plain = json.loads((folder / "tokenizer.json").read_text())
-    plain["truncation"] = {
-        "direction": "Right",
-        "max_length": 4,
-        "strategy": "LongestFirst",
-        "stride": 0,
-    }
-    (tmp_path / "tokenizer.json").write_text(json.dumps(plain))
-    text = ["The scheduler holds a queue of jobs", "x"]
-    assert LocalTokenizer(tmp_path).encode(text) == LocalTokenizer(folder).encode(text)
 
 
 def test_the_vocabulary_has_no_special_tokens(folder: Path) -> None:
