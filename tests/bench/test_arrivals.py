@@ -51,12 +51,6 @@ def test_warm_up_comes_before_the_window_at_the_same_rate() -> None:
     assert schedule.window == Window(1.5, 3.5) and warmup_of(schedule) == 3
 
 
-def test_seconds_replace_numbers_of_requests() -> None:
-    schedule = scheduled(2.0, "poisson", duration_seconds=10.0, warmup_seconds=3.0, warmup_requests=None)
-    assert schedule.window == Window(3.0, 13.0)
-    assert (warmup_of(schedule), len(schedule.due_s)) == (6, 26)
-
-
 @pytest.mark.parametrize(("shape", "expected"), [(0.25, 2.0), (1.0, 1.0), (4.0, 0.5)])
 def test_burstiness_is_the_shape_of_gamma_gaps(shape: float, expected: float) -> None:
     """A gamma distribution varies by one over the root of its shape."""

@@ -122,11 +122,6 @@ def test_an_answer_at_the_end_of_the_window_is_in_it_and_one_at_its_start_is_not
     assert figure("finished_rate_per_s", [request(-10, -10, 0, phase=WARMUP)]) == 0
 
 
-def test_a_request_of_the_warm_up_that_was_sent_late_is_sent_in_the_window() -> None:
-    assert figure("sent_rate_per_s", [request(-10, 20, 100, phase=WARMUP), request(0, 20, 100)]) == 2
-    assert figure("asked_rate_per_s", [request(-10, 20, 100, phase=WARMUP), request(0, 20, 100)]) == 1
-
-
 def test_a_closed_loop_has_no_scheduled_rate() -> None:
     with pytest.raises(NoValue):
         figure("asked_rate_per_s", RECORDS, level=ClosedLoop(4))

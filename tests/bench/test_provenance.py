@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
 from importlib import metadata
 from pathlib import Path
@@ -112,14 +111,3 @@ def test_the_workload_has_its_hash(tmp_path: Path) -> None:
         "file": "benchmark.workload.jsonl",
         "sha256": hashlib.sha256(b"{}\n").hexdigest(),
     }
-
-
-def test_a_run_folder_that_lost_its_files_still_has_a_provenance(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
-    paths.make_folders()
-    for file in (paths.plan, paths.jobs, paths.spec, paths.cluster):
-        file.write_text("- not what it was {")
-    found = provenance(paths, ENDPOINT, JobFile(name="demo"))
-    assert json.loads(json.dumps(found)) == found
-    assert found["server"]["nodes"] == ["gpu01"]
-    assert workload_provenance(tmp_path / "gone.jsonl")["sha256"] is None

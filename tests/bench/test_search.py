@@ -42,12 +42,6 @@ def test_it_doubles_until_it_fails_and_then_bisects() -> None:
     assert [tried.rate_per_s for tried in found.tried if tried.holds] == [10, 20, 40, 45]
 
 
-def test_it_halves_where_the_first_rate_is_too_high() -> None:
-    found = find_max(holds_below(11), 40, "", precision=0.2)
-    assert [tried.rate_per_s for tried in found.tried] == [40, 20, 10, 15, 12.5, 11.25]
-    assert (found.max_rate_per_s, found.first_failing_per_s) == (10, 11.25)
-
-
 def test_a_server_that_holds_nowhere_has_no_highest_rate() -> None:
     found = find_max(holds_below(0), 64, "")
     assert found.max_rate_per_s is None and found.first_failing_per_s == 1

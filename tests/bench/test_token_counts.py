@@ -10,7 +10,7 @@ from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.wire.response import Usage
 
-from .workload.helpers import LetterTokenizer, WordTokenizer
+from .workload.helpers import WordTokenizer
 
 PROMPT = WorkloadRequest(10, "what is it", input_tokens=4, input_by="tokenizer")
 IDS = WorkloadRequest(10, token_ids=(5, 6, 7), input_tokens=3, input_by="workload")
@@ -96,14 +96,6 @@ def test_a_stream_is_tokenized_as_a_whole_and_each_response_is_a_token_at_least(
     assert (output(joined), joined.chunk_tokens) == ((5, "tokenizer"), (1, 1, 1))
     pieces = record(answer("s", "o", " it", "", streamed=True), tokenizer=WordTokenizer())
     assert output(pieces) == (4, "tokenizer")
-
-
-def test_a_replacement_character_is_one_token() -> None:
-    class Bytes(LetterTokenizer):
-        def encode(self, texts: Sequence[str]) -> list[list[int]]:
-            return [list(text.encode()) for text in texts]
-
-    assert output(record(answer("a\ufffdb\ufffd\ufffd"), tokenizer=Bytes())) == (5, "tokenizer")
 
 
 def test_an_empty_answer_has_no_tokens() -> None:

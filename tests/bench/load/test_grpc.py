@@ -131,17 +131,6 @@ def test_a_closed_loop_keeps_its_concurrency_and_sends_its_count() -> None:
     assert [reply.due_s for reply in replies[:3]] == [load.start_s] * 3
 
 
-def test_replies_have_the_index_of_the_workload() -> None:
-    """The payloads of a pass are a part of the workload, and a closed loop may repeat them."""
-    payloads = [b"a", b"b", b"c"]
-    with grpc_server() as ready:
-        target = Target(ready, "m")
-        once = run_load(OpenPlan(target, payloads, Clock(), [0.0] * 3, first_index=7))
-        repeated = run_load(ClosedPlan(target, payloads, Clock(), 1, count=5, first_index=10))
-    assert [reply.index for reply in once.replies] == [7, 8, 9]
-    assert [reply.index for reply in repeated.replies] == [10, 11, 12, 10, 11]
-
-
 def test_a_limit_of_streams_leads_to_more_connections() -> None:
     with grpc_server(max_concurrent_streams=2) as ready:
         load = run_load(ClosedPlan(Target(ready, "m"), [b"sleep 0.01"], Clock(), 7, count=60))
@@ -251,14 +240,6 @@ def test_a_late_request_is_sent_at_once_and_none_is_dropped() -> None:
     assert first.sent_s - first.due_s >= 0.5 and first.due_s == load.start_s - 0.5
 
 
-def test_an_exception_in_a_callback_ends_the_load() -> None:
-    def broken(ended: LoadReply) -> None:
-        raise ZeroDivisionError("as if")
-
-    with grpc_server() as ready, pytest.raises(ZeroDivisionError, match="as if"):
-        run_load(OpenPlan(Target(ready, "m"), [b"x"], Clock(), [0.0]), progress=broken)
-
-
 def test_a_server_of_another_protocol_is_not_ready() -> None:
     """For example the HTTP port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -274,14 +255,6 @@ def test_a_server_of_another_protocol_is_not_ready() -> None:
         with pytest.raises(NotReady, match="the server closed the connection"):
             run_all(Target(endpoint(listening.getsockname()[1]), "m"), b"x")
         thread.join()
-
-
-def test_waiting_for_a_slow_last_answer_does_not_lower_the_busiest_share() -> None:
-    with grpc_server() as ready:
-        payloads = [b"sleep 1", *[b"b"] * 2000]
-        load = run_load(ClosedPlan(Target(ready, "m"), payloads, Clock(), 2, until_s=0.3))
-    use = load.client
-    assert use.wall_s > 1 and use.busiest_share > 1.5 * use.cpu_s / use.wall_s
 
 
 _IN_A_NOTEBOOK = """

@@ -7,7 +7,6 @@ from typing import Literal
 
 import pytest
 
-from tests.bench.load.observe import interrupted
 from tests.bench.models import CORE, LLM_API
 from trtllm_hpc.bench.load.loops import LoadResult, OpenPlan
 from trtllm_hpc.bench.load.messages import ParsedReply, Target, encode_request, parse_reply
@@ -145,30 +144,3 @@ def test_a_stall_of_the_server_fully_shows_in_the_latency_from_schedule(
     assert waits_s[0] < 0.5 and waits_s[-1] < 0.5
     # The server caused the delay: no request was held back until the stall was over.
     assert max(reply.sent_s - reply.due_s for reply in load.replies) < 0.5
-
-
-_INTERRUPTED = """
-import sys
-from trtllm_hpc.bench.load.messages import Target, encode_request
-from trtllm_hpc.bench.load.loops import OpenPlan
-from trtllm_hpc.bench.load.run import run_load
-from trtllm_hpc.bench.load.timing import Clock
-from trtllm_hpc.bench.workload.request import WorkloadRequest
-from trtllm_hpc.runtime.records import Endpoint
-target = Target(Endpoint("1", "h", "127.0.0.1", int(sys.argv[1]), int(sys.argv[2]), 1, [], 0.0), "ensemble",
-                protocol=sys.argv[3])
-texts = ["one", "two", "sleep 2: x", "never"]
-payloads = [encode_request(WorkloadRequest(4, text), target) for text in texts]
-def count(ended):
-    print("answer", flush=True)
-load = run_load(OpenPlan(target, payloads, Clock(), [0, 0.05, 0.1, 100]), progress=count)
-print([reply.index for reply in load.replies], load.interrupted, flush=True)
-"""
-
-
-@pytest.mark.alone
-@BOTH
-def test_ctrl_c_ends_the_load_at_once_and_keeps_the_replies(endpoint: Endpoint, protocol: Protocol) -> None:
-    ports = str(endpoint.http_port), str(endpoint.grpc_port)
-    out, took_s = interrupted(_INTERRUPTED, *ports, protocol)
-    assert out == "[0, 1] True\n" and took_s < 1
