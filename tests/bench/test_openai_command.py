@@ -127,13 +127,12 @@ def test_a_url_is_measured_without_a_run(endpoint: Endpoint, script: Script, tmp
     assert "mine" in compared.stdout
     assert types("report", f"{folder}:mine").exit_code == 0
     # The same from Python, with a key and drawn prompts.
-    (tmp_path / "key").write_text("secret\n")
+    key = tmp_path / "key"
+    key.write_text("secret\n")
     make_tokenizer(tokenizer := tmp_path / "tokenizer")
     workload = {"kind": "normal", "input_tokens": 20, "tokenizer": str(tokenizer)}
     quick: dict[str, Any] = {"requests": 2, "min_requests": 1, "min_window_seconds": 0.0, "concurrency": 2}
-    last = api.bench_url(
-        endpoint.openai_url or "", folder, key_file=tmp_path / "key", workload=workload, **quick
-    )
+    last = api.bench_url(endpoint.openai_url or "", folder, key_file=key, workload=workload, **quick)
     assert script.asked[-1][2] == "Bearer secret" and len(script.bodies[-1]["prompt"].split()) > 2
     assert api.Measurement.find(folder).name == last.name
 
@@ -191,11 +190,8 @@ def test_options_that_do_not_go_together(
 def test_a_server_that_only_fails(script: Script, endpoint: Endpoint, tmp_path: Path) -> None:
     script.body, script.status = b'{"error": {"message": "out of order"}}', 500
     result = types("bench", "--url", endpoint.openai_url, "--output", tmp_path, "--no-report", *QUICK)
-    assert (
-        isinstance(result.exception, InvalidMeasurement)
-        and "out of order" in str(result.exception)
-        and "bench show" in str(result.exception)
-    )
+    assert isinstance(result.exception, InvalidMeasurement)
+    assert "out of order" in str(result.exception) and "bench show" in str(result.exception)
 
 
 def test_an_endpoint_of_both_kinds_is_asked_as_the_settings_say(endpoint: Endpoint) -> None:

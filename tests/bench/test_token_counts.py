@@ -98,6 +98,14 @@ def test_a_stream_is_tokenized_as_a_whole_and_each_response_is_a_token_at_least(
     assert output(pieces) == (4, "tokenizer")
 
 
+def test_a_replacement_character_is_one_token() -> None:
+    class Bytes(WordTokenizer):
+        def encode(self, texts: Sequence[str]) -> list[list[int]]:
+            return [list(text.encode()) for text in texts]
+
+    assert output(record(answer("a\ufffdb\ufffd\ufffd"), tokenizer=Bytes())) == (5, "tokenizer")
+
+
 def test_an_empty_answer_has_no_tokens() -> None:
     assert output(record(answer(""), tokenizer=WordTokenizer())) == (0, "tokenizer")
     assert record(ParsedReply((), True)).output_tokens == 0

@@ -15,8 +15,8 @@ from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
-from trtllm_hpc.bench.workload.request import WorkloadSpec
-from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
+from trtllm_hpc.bench.workload.request import TextEncoder, Vocabulary, WorkloadSpec
+from trtllm_hpc.bench.workload.tokenizers import find_tokenizer
 from trtllm_hpc.client.connect import describe
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
@@ -27,9 +27,11 @@ pytestmark = pytest.mark.triton
 REQUESTED = 7
 
 
-def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
+def measure(
+    target: Target, tokenizer: TextEncoder | None, vocabulary: Vocabulary | None
+) -> list[RequestRecord]:
     settings = Benchmark(workload=Workload(kind="normal", input_tokens=12, output_tokens=REQUESTED))
-    spec = WorkloadSpec(settings, 4, target.takes_token_ids, tokens.tokenizer, tokens.vocabulary)
+    spec = WorkloadSpec(settings, 4, target.takes_token_ids, tokenizer, vocabulary)
     workload = make_workload(spec).requests
     payloads = [encode_request(request, target, str(at)) for at, request in enumerate(workload)]
     load = run_load(OpenPlan(target, payloads, Clock(), [0.0, 0.01, 0.02, 0.03]))
@@ -41,7 +43,7 @@ def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
         level=0,
         repeat=0,
         window=Window(0.0, 1.0),
-        tokenizer=tokens.tokenizer,
+        tokenizer=tokenizer,
     )
 
 
@@ -58,8 +60,8 @@ def test_every_token_of_every_model_is_counted(
     protocol: Literal["grpc", "http"],
 ) -> None:
     world: World = request.getfixturevalue(name)
-    tokens = find_tokenizer(Workload(), [engines[ranks]])
-    assert tokens.tokenizer is not None
+    tokenizer, vocabulary = find_tokenizer(Workload(), [engines[ranks]])
+    assert tokenizer is not None
     core = model == "tensorrt_llm"
     target = Target(
         world.endpoint,
@@ -71,7 +73,7 @@ def test_every_token_of_every_model_is_counted(
         stream_input=("streaming" if core else "stream") if decoupled else None,
         min_length_input="min_length",
     )
-    records = measure(target, tokens)
+    records = measure(target, tokenizer, vocabulary)
     assert [record.status for record in records] == ["ok"] * 4, records[0].error
     assert {record.input_tokens for record in records} == {12}
     # The text of a random model, tokenized again, may have a token more or fewer than were generated.

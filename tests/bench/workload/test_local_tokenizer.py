@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.bench.workload.prompt_source import COMMON_WORDS
+from trtllm_hpc.bench.workload.request import Vocabulary
 from trtllm_hpc.bench.workload.tokenizers import LocalTokenizer, find_tokenizer
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.config.synthetic_models import VOCAB_SIZE
@@ -76,17 +77,15 @@ def test_the_vocabulary_has_no_special_tokens(folder: Path) -> None:
 
 def test_the_first_folder_with_a_tokenizer_is_used(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 500}')
-    found = find_tokenizer(Workload(), [tmp_path / "none", tmp_path, folder.parent])
-    assert found.tokenizer is not None and found.tokenizer.name == str(folder)
-    assert found.vocabulary is not None and max(found.vocabulary.ids) == 499
+    tokenizer, vocabulary = find_tokenizer(Workload(), [tmp_path / "none", tmp_path, folder.parent])
+    assert tokenizer is not None and tokenizer.name == str(folder)
+    assert vocabulary is not None and max(vocabulary.ids) == 499
 
 
 def test_config_json_alone_gives_a_vocabulary_without_a_tokenizer(tmp_path: Path) -> None:
     assert find_tokenizer(Workload()) == find_tokenizer(Workload(), [tmp_path])
     (tmp_path / "config.json").write_text('{"pretrained_config": {"vocab_size": 500}}')
-    found = find_tokenizer(Workload(), [tmp_path])
-    assert found.tokenizer is None
-    assert found.vocabulary is not None and list(found.vocabulary.ids) == list(range(500))
+    assert find_tokenizer(Workload(), [tmp_path]) == (None, Vocabulary(range(500), 500))
 
 
 def test_a_configured_tokenizer_must_be_readable(tmp_path: Path) -> None:
