@@ -17,7 +17,7 @@ from trtllm_hpc.bench.targets import target_of
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.request import WorkloadSpec
-from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
+from trtllm_hpc.bench.workload.tokenizers import find_tokenizer
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
 from .servers import World
@@ -27,9 +27,11 @@ pytestmark = pytest.mark.triton
 REQUESTED = 7
 
 
-def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
+def measure(
+    target: Target, tokenizer: TextEncoder | None, vocabulary: Vocabulary | None
+) -> list[RequestRecord]:
     settings = Benchmark(workload=Workload(kind="normal", input_tokens=12, output_tokens=REQUESTED))
-    spec = WorkloadSpec(settings, 4, target.takes_token_ids, tokens.tokenizer, tokens.vocabulary)
+    spec = WorkloadSpec(settings, 4, target.takes_token_ids, tokenizer, vocabulary)
     workload = make_workload(spec).requests
     payloads = [encode_request(request, target, str(at)) for at, request in enumerate(workload)]
     load = run_load(OpenPlan(target, payloads, Clock(), [0.0, 0.01, 0.02, 0.03]))
@@ -41,7 +43,7 @@ def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
         level=0,
         repeat=0,
         window=Window(0.0, 1.0),
-        tokenizer=tokens.tokenizer,
+        tokenizer=tokenizer,
     )
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.slurm.conftest import Person, bare_server
 from tests.waiting import eventually
+from trtllm_hpc.bench.progress import read_progress
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint, rank_records, read_events
@@ -92,8 +93,12 @@ def test_the_companion_s_benchmark_outlives_the_job_that_it_began_with(
     sections = {"serve": {"drain_seconds": 5}, "companion": {"benchmark": levels}}
     job = renewing(person, engine_alone, "measured", **sections)
     _, run = person.submit(job, wait=False)
-    requests = run.measurement(COMPANION_MEASUREMENT).requests
-    assert eventually(lambda: requests.exists() and '"level": 1' in requests.read_text(), 120)
+
+    def is_at_second_level() -> bool:
+        now = read_progress(run.benchmark_progress)
+        return now is not None and now.step.level == 1 and now.done > 0
+
+    assert eventually(is_at_second_level, 120), person.status(run)
     person.slurm("scancel", "--signal=USR1", "--batch", serve_stage(person, run)["job_id"])
     summary = run.measurement(COMPANION_MEASUREMENT).summary
     assert eventually(lambda: run.measurement(COMPANION_MEASUREMENT).table.exists(), 90), person.status(run)

@@ -27,18 +27,10 @@ _RETRY_S = 1.0
 BLIND_FACTOR = 10
 """A server whose metrics lack its steps may be busy with other answers: it gets so many times longer."""
 
-_MOST_ASKED = 2
-"""Of the usual models either the first two take text, or (with the LLM API) the last one."""
-
 _TEXTS = re.compile(r'^nv_inference_request_success\{[^}]*model="postprocessing"[^}]*\} (\S+)$', re.MULTILINE)
 _STEPS = re.compile(
     r'^nv_trt_llm_general_metrics\{[^}]*general_type="iteration_counter"[^}]*\} (\S+)$', re.MULTILINE
 )
-
-
-def most_tokens(seconds: float) -> int:
-    """Return how many tokens a probe may ask for in a time, if each question is answered."""
-    return _MOST_ASKED * (1 + int(seconds // INTERVAL_S))
 
 
 class Probe:
