@@ -177,25 +177,13 @@ FAULTS = {
         edited("serve/router.py", '("round_robin", "load_balancing")', '("round_robin",)'),
         serve=PHASES,
     ),
-    "another release": Fault("image-release", "has TensorRT-LLM 1.1.0", lambda site: site.carries("1.1.0")),
     "no launcher": Fault(
         "image-launcher",
         "no trtllm-llmapi-launch",
         lambda site: (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink(),
     ),
-    "a server that does not start": Fault(
-        "image-programs", "exit code 3: no CUDA", program("trtllm-serve", "echo no CUDA >&2; exit 3")
-    ),
-    "a cache that cannot be written": Fault(
-        "import-ranks",
-        "/proc/flashinfer",
-        settings=("cluster.environment.FLASHINFER_WORKSPACE_BASE=/proc/flashinfer",),
-    ),
     "no such interface": Fault(
         "node-interface", "no interface ib9", settings=("cluster.network_interface=ib9",)
-    ),
-    "transports that the site has chosen": Fault(
-        "node-transports", "UCX_TLS=tcp", settings=("cluster.environment.UCX_TLS=tcp",), outcome="warn"
     ),
 }
 

@@ -23,7 +23,7 @@ from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.scripts import (
-    Build,
+    RenderedBuild,
     render_build,
     render_configurations,
     render_repository,
@@ -63,7 +63,7 @@ def new_run_folder(runs_folder: Path, name: str) -> RunPaths:
 
 
 def write_run(
-    plan: Plan, build: Build | None = None, side_outputs: Mapping[str, Path] | None = None
+    plan: Plan, build: RenderedBuild | None = None, side_outputs: Mapping[str, Path] | None = None
 ) -> RunPaths:
     """Write the run folder of a plan, whole or not at all.
 
@@ -114,7 +114,9 @@ def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict
         aside.chmod(0o700)
 
 
-def _link_engine(paths: RunPaths, plan: Plan, build: Build | None, side_outputs: Mapping[str, Path]) -> None:
+def _link_engine(
+    paths: RunPaths, plan: Plan, build: RenderedBuild | None, side_outputs: Mapping[str, Path]
+) -> None:
     """Write the recipe that the build stage reads, or links to the outputs that are in the cache."""
     if plan.stage("build") is not None and build is not None:
         build.recipe.write(paths.build_recipe)

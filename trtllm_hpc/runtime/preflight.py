@@ -78,7 +78,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Found:
+class SeenByRank:
     """What one rank sees."""
 
     rank: int
@@ -154,14 +154,14 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     except StartFailed as error:
         return _refuse(paths, expected, task, str(error))
     rank, size = (world.Get_rank(), world.Get_size()) if with_mpi else (task, step_tasks() or 1)
-    found = Found(rank=rank, world_size=size, task=task, mpi_library=library, **seen)
+    found = SeenByRank(rank=rank, world_size=size, task=task, mpi_library=library, **seen)
     _record(paths, found, preflight_step(expected.component), started_at)
     print(
         f"preflight: rank {rank} of {size} on {found.host}, GPUs {','.join(found.gpus) or 'none'}, {library}",
         flush=True,
     )
     if with_mpi:
-        gathered: list[Found] | None = world.gather(found, root=0)
+        gathered: list[SeenByRank] | None = world.gather(found, root=0)
         findings = [] if gathered is None else compare(gathered, expected, all_ranks=True)
         findings = world.bcast(findings, root=0)
     else:  # each rank knows and judges itself only
@@ -226,7 +226,7 @@ def _visible_gpus() -> list[str]:
     return [gpu for gpu in gpus.split(",") if gpu]
 
 
-def _record(paths: RunPaths, found: Found, step: str, started_at: float) -> None:
+def _record(paths: RunPaths, found: SeenByRank, step: str, started_at: float) -> None:
     RankRecord(
         step=step,
         rank=found.task,
@@ -244,7 +244,7 @@ def _record(paths: RunPaths, found: Found, step: str, started_at: float) -> None
 # Comparison with the plan -----------------------------------------------------------------
 
 
-def compare(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> list[Diagnostic]:
+def compare(gathered: list[SeenByRank], expected: Expected, *, all_ranks: bool) -> list[Diagnostic]:
     """Return the first fault alone, or else all warnings: about what works, but not as the user may expect.
 
     ``all_ranks`` says whether ``gathered`` has all ranks of the step.
@@ -258,7 +258,7 @@ def compare(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> li
     return warnings
 
 
-def _check_world(ranks: list[Found], expected: Expected, all_ranks: bool) -> Iterator[Diagnostic]:
+def _check_world(ranks: list[SeenByRank], expected: Expected, all_ranks: bool) -> Iterator[Diagnostic]:
     """Yield the check of the step's size, then what is wrong with size and places of the world."""
     first = ranks[0]
     yield step_world(first.step_tasks, expected.world_size)
@@ -287,7 +287,7 @@ def _check_world(ranks: list[Found], expected: Expected, all_ranks: bool) -> Ite
             )
 
 
-def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
+def run_checks(ranks: list[SeenByRank], expected: Expected) -> Iterator[Diagnostic]:
     """Yield each host's checks, then those of release, engines and tokenizer once."""
     unseen = [found for found in ranks if found.unseen_engine]
     for found in unseen if len(unseen) < len(ranks) else ():  # otherwise there may be none at all

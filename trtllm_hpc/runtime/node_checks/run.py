@@ -8,9 +8,9 @@ from functools import partial
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.node_checks.exchange import Wanted, write_found
 from trtllm_hpc.runtime.node_checks.host import look_at_host
 from trtllm_hpc.runtime.node_checks.image import look_at_image, read_image
-from trtllm_hpc.runtime.node_checks.records import Wanted, write_found
 from trtllm_hpc.runtime.node_checks.steps import look_at_step, try_step
 
 UNATTENDED_VARIABLE = "TRTLLM_HPC_UNATTENDED_SECONDS"

@@ -12,9 +12,9 @@ from trtllm_hpc.errors import Diagnostic, fail, ok, unknown
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import alone
 from trtllm_hpc.runtime.node import free_ports, interface_address, interface_towards, own_address, step_tasks
-from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, run_child
+from trtllm_hpc.runtime.node_checks.child import ChildReport, attempt, error_of, run_child
+from trtllm_hpc.runtime.node_checks.exchange import Findings, Wanted
 from trtllm_hpc.runtime.node_checks.image import _import_hint
-from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
 
 _MEET_S = 60.0
 _BYTES, _TIMES = 64 << 20, 5
@@ -105,7 +105,7 @@ def _all_reduce(wanted: Wanted) -> dict[str, Any]:
     return {"library": f"NCCL {version}" if has_gpus else "Gloo", "gb_per_s": round(rate, 2)}
 
 
-def _imported(outcome: Outcome, wanted: Wanted, part: str) -> Diagnostic:
+def _imported(outcome: ChildReport, wanted: Wanted, part: str) -> Diagnostic:
     where = _PURPOSE[part]
     for step in ("mpi4py", *(("tensorrt_llm",) if wanted.has_tensorrt_llm else ())):
         result = outcome.steps.get(step)
@@ -116,7 +116,7 @@ def _imported(outcome: Outcome, wanted: Wanted, part: str) -> Diagnostic:
     return ok(f"{where} imports mpi4py.MPI{' and tensorrt_llm' if wanted.has_tensorrt_llm else ''}")
 
 
-def _last(outcome: Outcome) -> str:
+def _last(outcome: ChildReport) -> str:
     lines = [line.strip(" -") for line in outcome.log.splitlines()]
     return " ".join(line for line in lines if line)[:400] or "it printed nothing"
 
@@ -127,7 +127,7 @@ def _abort_hint(part: str) -> str:
     return "the same command with --keep; MPI's own message is in the step's log"
 
 
-def _joined(outcome: Outcome, wanted: Wanted) -> Diagnostic | None:
+def _joined(outcome: ChildReport, wanted: Wanted) -> Diagnostic | None:
     joined = outcome.steps.get("joined")
     if joined is None:
         return None  # the import has failed, and its row says why
@@ -143,7 +143,7 @@ def _joined(outcome: Outcome, wanted: Wanted) -> Diagnostic | None:
     return ok(f"MPI joins {tasks} ranks on {', '.join(hosts)}")
 
 
-def _reduced(outcome: Outcome) -> Diagnostic | None:
+def _reduced(outcome: ChildReport) -> Diagnostic | None:
     joined, result = outcome.steps.get("joined"), outcome.steps.get("nccl")
     if joined is None or error_of(joined):
         return None  # another row says why
