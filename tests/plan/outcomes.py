@@ -218,6 +218,16 @@ reference - {tensor_parallel: 2, serve: {mode: orchestrator}, repository: {model
 1.4.0 llama {backend: pytorch, phases: {kv_transfer_tokens: 8192}}
 # Servers report their KV cache to a front that goes by it.
 1.2.1 llama {backend: pytorch, phases: {router: kv_cache_aware}}
+# Keys of the front that it does not have, and values that it has later.
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, front: {schedule_style: generation_first}}}
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, front: {otlp_config: {endpoint: x}}}}
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, front: {max_retry: 2}}}
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, front: {port: 8000}}}
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, router: conversation}}
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, router_args: {tokens_per_block: 64}}}
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, context: {minimum_servers: 2}}}
+1.1.0 llama {backend: pytorch, phases: {kv_transfer: MOONCAKE, front: {max_retries: 2}}}
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: MOONCAKE, front: {max_retries: 2}}}
 # Nodes of a phase's own kind, which are not counted together.
 1.2.0 llama {backend: pytorch, tensor_parallel: 2, serve: {nodes: 2, $TWO_TO_GENERATE}, $NODES_OF_4}
 1.2.0 llama {backend: pytorch, tensor_parallel: 2, serve: {nodes: 2, $TWO_TO_GENERATE}, $NODES_APART}
@@ -303,6 +313,15 @@ reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, requests: 5, rate
 0.9.0 llama {options: {build: [--tp_size, '4']}}
 # A list takes several words.
 0.16.0 gpt {options: {convert: [--gpt_variant=gpt2, --nemo_rename_key, 'a:b', 'c:d']}}
+# Words that the release would refuse.
+0.9.0 llama {options: {build: [--fast_build]}}
+0.9.0 llama {options: {build: [--timing_cache, x]}}
+0.9.0 llama {options: {build: [--paged_stat, enable]}}
+0.9.0 llama {options: {build: [--strip, --paged_state, maybe]}}
+0.9.0 llama {options: {build: [--paged_state]}}
+0.9.0 llama {options: {build: ['4', --log_level, info]}}
+0.9.0 llama {options: {build: [--max_batch_size=4]}}
+0.9.0 llama {options: {quantize: [--seed, '1']}}
 # Words for adapters.
 0.16.0 llama {$LORA, options: {lora: [--storage-type, float32]}}
 """,

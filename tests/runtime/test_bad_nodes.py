@@ -127,20 +127,6 @@ def test_a_host_is_not_always_called_as_its_node(run: RunPaths) -> None:
     assert not exclude(run, {"elsewhere": "why"}, job_id="7", pools=[Pool.of([], 1)])
 
 
-@pytest.mark.parametrize(
-    ("wanted", "excluded"), [((1, 2), {"n1", "g1"}), ((2, 2), {"g1"}), ((1, 3), {"n1"}), ((2, 3), set())]
-)
-def test_of_each_partition_enough_nodes_stay(
-    run: RunPaths, wanted: tuple[int, int], excluded: set[str]
-) -> None:
-    pools = [
-        Pool.of(["n1|n1|idle", "n2|n2|idle"], wanted[0]),
-        Pool.of([f"g{number}|g{number}|idle" for number in (1, 2, 3)], wanted[1]),
-    ]
-    exclude(run, {"n1": "why", "g1": "why"}, job_id="7", pools=pools)
-    assert {one.node for one in bad_nodes(run) if one.kept is None} == excluded
-
-
 def test_lists_of_nodes_as_slurm_writes_them() -> None:
     assert expanded("n[1-2,07],login,g[09-11]") == ["n1", "n2", "n07", "login", "g09", "g10", "g11"]
 

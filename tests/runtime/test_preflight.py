@@ -200,17 +200,6 @@ def test_the_first_rank_of_a_node_records_the_gpu_models(
         assert [record.details[found] for record in records if record] == [[line] * 2, []]
 
 
-@pytest.mark.long
-def test_without_mpi_each_rank_judges_what_it_sees_itself(runtime: Runtime, engine: Path) -> None:
-    code, output, _ = preflight(runtime, engine, 4, TRTLLM_HPC_PROCID="3")
-    assert code == 0 and "rank 3 of 4" in output
-    assert read_events(runtime.paths) == []
-    assert preflight(runtime, engine / "none", 4, TRTLLM_HPC_PROCID="1")[0] == ExitCode.START
-    assert refusal(runtime).startswith(
-        f"rank 1 on {socket.gethostname()}: there is no engine in {engine}/none;"
-    )
-
-
 @pytest.mark.parametrize(
     ("size", "sentence"),
     [(2, "the step has 4 tasks, but the plan says 2 ranks"), (4, "there is no engine in")],
