@@ -198,7 +198,7 @@ def _look(expected: Expected) -> dict[str, Any]:
         "gpus": _visible_gpus(),
         "unseen_engine": next((os.path.realpath(folder) for folder in unseen), None),
         "step_tasks": step_tasks(),
-        "findings": [it for it in _check_node(expected) if it.state in (FAIL, WARN)],
+        "findings": _check_node(expected),
     }
     if (os.environ.get("SLURM_LOCALID") or "0") == "0":  # for all ranks of a node
         seen["packages"] = installed_versions(_PACKAGES)
@@ -209,16 +209,19 @@ def _look(expected: Expected) -> dict[str, Any]:
     return seen
 
 
-def _check_node(expected: Expected) -> Iterator[Diagnostic]:
+def _check_node(expected: Expected) -> list[Diagnostic]:
+    """Return what is wrong with the node, or not as the user may expect."""
     host = socket.gethostname()
-    yield shared_memory(host, shm_free_gib(), expected.ranks_per_node)
-    yield open_files(host, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    found = [
+        shared_memory(host, shm_free_gib(), expected.ranks_per_node),
+        open_files(host, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        programs_there(host, expected.programs),
+    ]
     if expected.gpus_per_node and expected.world_size > expected.ranks_per_node:
-        yield locked_memory(host, locked_memory_kib())
-        yield transports(host, os.environ)
-    yield programs_there(host, expected.programs)
+        found += [locked_memory(host, locked_memory_kib()), transports(host, os.environ)]
     if expected.model is not None:
-        yield model_there(host, expected.model)
+        found.append(model_there(host, expected.model))
+    return [it for it in found if it is not None and it.state in (FAIL, WARN)]
 
 
 def _visible_gpus() -> list[str]:
@@ -261,7 +264,8 @@ def compare(gathered: list[SeenByRank], expected: Expected, *, all_ranks: bool) 
 def _check_world(ranks: list[SeenByRank], expected: Expected, all_ranks: bool) -> Iterator[Diagnostic]:
     """Yield the check of the step's size, then what is wrong with size and places of the world."""
     first = ranks[0]
-    yield step_world(first.step_tasks, expected.world_size)
+    if (wrong := step_world(first.step_tasks, expected.world_size)) is not None:
+        yield wrong
     if first.world_size != expected.world_size:
         yield Diagnostic(
             "",
