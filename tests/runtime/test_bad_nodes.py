@@ -88,12 +88,6 @@ def test_it_agrees_with_the_table_of_causes(run: RunPaths, name: str) -> None:
         assert bad_hosts(run) == {}
 
 
-def test_the_programs_own_faults_are_not_the_gpus(run: RunPaths) -> None:
-    ends(run, 0, **CRASHED)
-    says(run, 0, "NVRM: Xid (PCI:0000:c1:00): 31, pid=7, Ch 00000010")
-    assert bad_hosts(run) == {}
-
-
 @pytest.mark.parametrize(
     ("wanted", "line", "kept"),
     [
