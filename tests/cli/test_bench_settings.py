@@ -35,17 +35,11 @@ def settings_of(base: Benchmark, given: dict[str, Any]) -> Benchmark:
             "--burstiness: has an effect with --arrival gamma only",
         ),
         ({**TRACE, "rate_per_second": [5.0]}, "--rate: a trace has its own times; leave it out"),
-        ({**TRACE, "concurrency": [5], "workload.speed": 2.0}, "--speed: the times of the trace are not"),
         (
             {"requests": 20, "duration_seconds": 3.0},
             "--duration: the window ends after a number",
         ),
         ({"warmup_requests": 2, "warmup_seconds": 1.0}, "--warmup-seconds: the warm-up ends after"),
-        ({"slo": "latency<1s", "no_slo": True}, "--no-slo: removes what --slo sets; leave one out."),
-        (
-            {"workload.lora": ["/a"], "workload.no_lora": True},
-            "--no-lora: removes what --lora sets; leave one out.",
-        ),
         ({"workload.lora": ["/a=0.7", "/b=.6"]}, "--lora: the shares of the adapters add up to 1.3"),
         ({"find_max": True, "slo": "latency<1s", "rate_per_second": [1.0, 2.0]}, "finds the others itself"),
         ({"rate_per_second": [2.0, 2.0]}, "--rate: 2.0 is listed twice; list each once"),
