@@ -411,8 +411,7 @@ def write_folder_aside(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rename(old)
         aside.rename(folder)
-    except BaseException:
-        # After Ctrl-C, too, the old folder comes back.
+    except BaseException:  # after Ctrl-C, too, the old folder comes back
         if old.exists() and not folder.exists():
             old.rename(folder)
         raise

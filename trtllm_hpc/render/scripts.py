@@ -25,7 +25,7 @@ _MARGIN_S = 60
 
 
 @dataclass(frozen=True)
-class Build:
+class RenderedBuild:
     """How the engine is built."""
 
     script: str
@@ -34,7 +34,7 @@ class Build:
     """What the engine cache builds, or looks for."""
 
 
-def render_build(plan: Plan) -> Build | None:
+def render_build(plan: Plan) -> RenderedBuild | None:
     """Render ``build.sh`` and make the recipe; ``None`` if the plan has no build steps."""
     if not plan.build_steps:
         return None
@@ -50,7 +50,7 @@ def render_build(plan: Plan) -> Build | None:
         wait_seconds=max(limit_s - _MARGIN_S, limit_s / 2),
         about=_about(plan),
     )
-    return Build(script, recipe)
+    return RenderedBuild(script, recipe)
 
 
 def _about(plan: Plan) -> dict[str, str]:
@@ -66,7 +66,7 @@ def _about(plan: Plan) -> dict[str, str]:
     }
 
 
-def render_scripts(plan: Plan, build: Build | None = None) -> dict[str, str]:
+def render_scripts(plan: Plan, build: RenderedBuild | None = None) -> dict[str, str]:
     """Return the text of every script of the run, by its name in ``scripts/``.
 
     Args:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from trtllm_hpc.errors import FAIL, ExitCode, StartFailed
+from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import host_variables
 from trtllm_hpc.runtime.checks import step_world
@@ -111,7 +111,7 @@ class RankSupervisor:
 
     def _start(self, scratch: Path) -> Child:
         tasks = step_world(step_tasks(), self._options.world_size)
-        if tasks.state == FAIL:
+        if tasks is not None:
             raise StartFailed(tasks.message, hint=tasks.hint)
         spec = self._options.spec
         words, own_variables = start_command(self._paths, self._options, scratch)

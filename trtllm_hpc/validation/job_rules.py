@@ -20,18 +20,9 @@ RULES += [
     Requires("model", "model.path model.hub model.synthetic engine.directory", "names no model",
              "set model.path to a folder, model.hub to org/name, or model.synthetic to tiny-llama",
              code="missing"),
-    Excludes("model.hub", "model.synthetic", "names both a hub and a synthetic model",
+    Excludes("model.synthetic", "model.path model.hub", "names both a synthetic model and another one",
              "set one of the two to null", at="model"),
 ]  # fmt: skip
-
-
-@RULES.add
-def one_model(job: JobFile) -> Diagnostics:
-    """A model is a folder or synthetic, not both."""
-    model = job.model
-    if model.path is not None and model.hub is None and model.synthetic is not None:
-        message = "names both a path and a synthetic model"
-        yield in_job("conflict", "model", message, "set one of the two to null")
 
 
 @RULES.add
