@@ -39,9 +39,7 @@ def test_a_waiting_run_shows_its_expected_start_and_use(person: Person, engine_a
     companion = {"request": {"max_tokens": 4}, "benchmark": None}
     job = person.job("queued", engine=engine, serve=serve, companion=companion)
     _, run = person.submit(job, "--set", "cluster.gpu_request=gres", wait=False)
-    assert eventually(
-        lambda: (serve_of(person, run)["waiting"] or {}).get("reason") in ("Resources", "Priority"), 30
-    )
+    assert eventually(lambda: "the nodes it needs are busy" in serve_of(person, run)["sentence"], 30)
     assert eventually(lambda: serve_of(person, run)["times"]["expected_at"], 30), "no expected start"
     assert serve_of(person, run)["times"]["submitted_at"]
     assert "expected to start" in person.types("status", run.folder).stdout

@@ -272,7 +272,7 @@ def test_an_unreadable_entry_is_reported_and_left_alone() -> None:
 
 def test_one_engine_can_be_named(types: Types, built: Run) -> None:
     finish(built)
-    assert types("engines", "prune", built.entry().name, "--keep", "1").code == ExitCode.USAGE
+    assert types("engines", "prune", built.entry().name, "--older-than", "1d").code == ExitCode.USAGE
     damage(built.entry("convert").output, "the manifest")
     types("engines", "prune", built.entry().name, "--yes")
     assert not built.entry().folder.exists()
