@@ -9,11 +9,9 @@ from click.testing import CliRunner
 
 from tests.logs.runs import add_rank
 from tests.runs.conftest import RunOf
-from tests.schemas.check import documented
-from trtllm_hpc.bench.progress import Snapshot, Step, write_progress
 from trtllm_hpc.cli.explain import command as explain
 from trtllm_hpc.cli.status import command
-from trtllm_hpc.logs.causes.explain import Finding, capitalised
+from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.causes.table import causes
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.status import RunStatus, run_status
@@ -87,25 +85,6 @@ def test_a_recorded_reason_has_the_advice_that_the_log_gives_with_it(run: RunPat
     assert run_status(run).causes[0].next == "set triton.server in the cluster profile"
 
 
-def test_status_has_the_companions_progress(run_of: RunOf) -> None:
-    run = run_of("COMPLETED", "RUNNING", "RUNNING")
-    write_progress(run.benchmark_progress, Snapshot(Step(label="8/s"), done=7, errors=0, elapsed_s=2.0))
-    assert "companion: benchmark: 8/s, 7 requests" in shown(run)
-
-
-def test_json_has_the_causes(run: RunPaths) -> None:
-    add_rank(run, 0, world_size=1, log=OOM, ended_at=20.0, exit_code=1)
-    words = [str(run.folder), "--runs", str(run.folder.parent), "--json"]
-    record = documented("status", CliRunner().invoke(command, words).output)
-    assert [one["id"] for one in record["causes"]] == ["cuda-out-of-memory"]
-
-
-def test_a_run_that_is_well_has_no_causes(run_of: RunOf) -> None:
-    running = run_of("COMPLETED", "RUNNING", "PENDING")
-    add_rank(running, 0, log=OOM)
-    assert run_status(running).causes == ()
-
-
 @pytest.mark.parametrize(
     ("state", "cause"),
     [
@@ -138,13 +117,6 @@ def test_a_killed_rank_is_not_explained_by_an_old_line_or_by_another_rank(run: R
     assert status.sentence.endswith("killed by signal 11 (SIGSEGV); the others ended because of it")
     assert ids(status)[0] == "rank-killed"
     assert status.causes[0].sentence.startswith("Rank 1 on n1 was killed by signal 11 (SIGSEGV)")
-
-
-def test_the_log_of_a_killed_rank_explains_it_if_it_can(run: RunPaths) -> None:
-    add_rank(run, 0, world_size=1, log=INFO + OOM, ended_at=20.0, exit_code=-6)
-    status = run_status(run)
-    assert ids(status) == ["cuda-out-of-memory"]
-    assert "out of memory (a.h:1)" in status.sentence
 
 
 def test_a_rank_without_an_end_is_named(run: RunPaths) -> None:
@@ -225,10 +197,6 @@ def test_nothing_known_shows_the_last_lines_of_the_rank_that_died_first(run: Run
     assert "--rank 1 --tail 50" in text
 
 
-def test_a_failed_run_without_any_log_says_so(run: RunPaths) -> None:
-    assert [one.sentence for one in run_status(run).causes] == ["The job has written no log."]
-
-
 def test_a_rank_without_a_record_yet_is_not_the_cause_beside_the_reason_that_the_job_has_given(
     run: RunPaths,
 ) -> None:
@@ -258,8 +226,3 @@ def test_what_the_cause_says_is_not_said_twice(run: RunPaths) -> None:
     add_event(run, "serve", "preflight_failed", reason=reason)
     assert [line for line in shown(run).splitlines() if reason in line] == [f"cause: {reason}."]
     assert reason in run_status(run).sentence
-
-
-def test_a_sentence_begins_with_a_capital_letter_but_a_host_and_a_path_stay() -> None:
-    texts = ("the disk is full", "sbx-n1 has no disk", "/dev/shm is full", "n1: lost", "rank 0 on n1 died")
-    assert [capitalised(text)[:4] for text in texts] == ["The ", "sbx-", "/dev", "n1: ", "Rank"]

@@ -16,7 +16,7 @@ from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.endpoint import serve_end
 from trtllm_hpc.runs.status import RunState, run_status
-from trtllm_hpc.runtime.records import StopRequest, add_event
+from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.renewal import Renewal
 from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
 
@@ -59,13 +59,6 @@ def test_a_next_job_that_has_only_just_begun_goes_on(run: RunPaths, fake_slurm: 
     status = run_status(run)
     assert (status.stages[1].job_id, status.stages[1].state) == ("104", "RUNNING")
     assert serve_end(run) is None
-
-
-def test_cancel_ends_both(run: RunPaths, fake_slurm: FakeSlurm) -> None:  # noqa: F811
-    cancel_run(run)
-    assert all(fake_slurm.state(job).startswith("CANCELLED") for job in ("102", "104"))
-    request = StopRequest.read(run.stop_request)
-    assert request is not None and request.by == "cancel"
 
 
 def test_the_reason_of_an_earlier_job_is_not_given_for_this_one(

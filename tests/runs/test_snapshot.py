@@ -12,7 +12,6 @@ import pytest
 
 from tests.logs.runs import add_rank
 from tests.runs.made import written
-from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord
@@ -68,20 +67,3 @@ def test_no_file_of_a_failed_run_is_opened_twice(failed: RunPaths, command: str)
     assert "out of memory" in output
     assert {"plan.json", "events/serve.jsonl", "ranks/serve_2.json", "logs/serve_2.out"} <= opened.keys()
     assert {file: count for file, count in opened.items() if count > 1} == {}
-
-
-def test_of_a_run_without_a_known_cause_only_the_quoted_log_is_opened_again(failed: RunPaths) -> None:
-    """Its last lines are wanted only then; to keep those of a thousand logs would cost more."""
-    failed.batch_log("serve").unlink()
-    failed.rank_log("serve", 2).write_text("started\nthe moon is in the wrong house\n")
-    opened, output = opens(failed, "status", str(failed.folder))
-    assert "the moon is in the wrong house" in output
-    assert {file: count for file, count in opened.items() if count > 1} == {"logs/serve_2.out": 2}
-
-
-def test_a_snapshot_stays_as_it_is_and_the_next_one_is_new(failed: RunPaths) -> None:
-    look = RunSnapshot(failed)
-    before = look.events("serve")
-    add_event(failed, "serve", "bad_node")
-    assert look.events("serve") is before
-    assert [event.name for event in RunSnapshot(failed).events("serve")][-1] == "bad_node"

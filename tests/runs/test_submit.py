@@ -16,7 +16,6 @@ import pytest
 
 from tests.runs.made import written
 from tests.scheduler.fake_slurm import TIMED_OUT, FakeSlurm, after_sbatch
-from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths
@@ -48,12 +47,6 @@ def test_three_jobs_are_chained(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     assert [call[-1] for call in fake_slurm.calls()] == [
         str(paths.sbatch(stage)) for stage in ("build", "serve", "companion")
     ]
-
-
-def test_a_finished_engine_leaves_the_build_out(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    _, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}})
-    submit_stages(paths)
-    assert [job["dependency"] for job in fake_slurm.jobs.values()] == [None, "after:101"]
 
 
 def test_what_is_submitted_is_what_was_rendered(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -231,23 +224,6 @@ def test_a_clear_refusal_searches_no_queue_and_has_its_own_hint(
     assert not fake_slurm.calls("squeue")
 
 
-def test_a_refused_companion_is_named_with_the_limit_though_its_server_had_begun(
-    fake_slurm: FakeSlurm, tmp_path: Path
-) -> None:
-    _, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}})
-    fake_slurm.trouble("sbatch", None)
-    fake_slurm.trouble(
-        "sbatch", "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed"
-    )
-    with pytest.raises(SubmissionError):
-        submit_stages(paths)
-    fake_slurm.set("101", "CANCELLED", started="1790000000", ends="1790000009")
-    status = run_status(paths)
-    assert status.exit_code == ExitCode.SUBMISSION and status.state is RunState.FAILED
-    assert "stage companion was not submitted" in status.sentence and "AssocMaxSubmitJob" in status.sentence
-    assert "squeue --me" in status.causes[0].next
-
-
 def test_a_federation_names_its_cluster_behind_the_id(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     _, paths = written(tmp_path / "run")
     (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\necho a word from the site\necho '77;east'\n")
@@ -346,17 +322,6 @@ def test_a_run_that_is_cancelled_before_its_first_job_is_not_submitted(
     assert resume_run(paths).complete
 
 
-def test_ctrl_c_while_watching_leaves_the_run_alone(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    process = start_submit(tmp_path, "--wait")
-    assert eventually(lambda: fake_slurm.calls("squeue"))
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == ExitCode.INTERRUPTED
-    assert "the run goes on" in errors and "Traceback" not in errors
-    assert "serve: job 102" in output
-    assert {job["state"] for job in fake_slurm.jobs.values()} == {"PENDING"}
-
-
 def before_each(fake_slurm: FakeSlurm, command: str, line: str) -> None:
     """Let something happen whenever this command of Slurm's is called."""
     script = fake_slurm.bin / command
@@ -370,51 +335,6 @@ def test_a_removed_run_folder_is_no_success_and_ends_the_jobs(fake_slurm: FakeSl
     assert "lost: nothing is known about its jobs" in errors and "its jobs were cancelled" in errors, errors
     assert "next: trtllm-hpc submit the job file again" in errors
     assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 3
-
-
-def test_a_question_that_slurm_refuses_is_no_reason_to_submit_again(
-    fake_slurm: FakeSlurm, tmp_path: Path
-) -> None:
-    fake_slurm.trouble("squeue", "squeue: error: Access/permission denied")
-    process = start_submit(tmp_path, "--wait")
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == ExitCode.SUBMISSION
-    assert "do not submit again: trtllm-hpc watch demo-" in errors, errors
-
-
-def test_without_wait_the_ids_are_printed_and_that_is_all(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    process = start_submit(tmp_path, "--json")
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    assert documented("submit", output)["jobs"] == {"build": "101", "serve": "102", "companion": "103"}
-    assert [call[0] for call in fake_slurm.calls()] == ["sinfo", "scontrol", *["sbatch"] * 3]
-
-
-@pytest.mark.parametrize(
-    ("limits", "setting", "words"),
-    [
-        (
-            {"TotalNodes": 1},
-            "serve.nodes=2",
-            "asks for 2 nodes, but the partition 'batch' gives a job at most",
-        ),
-        (
-            {"MaxTime": "00:30:00"},
-            "serve.nodes=1",
-            "60 minutes, but the partition 'batch' allows 30",
-        ),
-    ],
-)
-def test_what_would_wait_for_ever_is_not_submitted(
-    fake_slurm: FakeSlurm, tmp_path: Path, limits: dict[str, Any], setting: str, words: str
-) -> None:
-    fake_slurm.limit("batch", **limits)
-    more = ("--set", setting, "--set", "engine.tensor_parallel=2", "--set", "cluster.gpus_per_node=2")
-    process = start_submit(tmp_path, *more)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == ExitCode.CONFIG and words in errors, errors
-    assert "--ignore partition-limits" in errors
-    assert fake_slurm.calls("sbatch") == []
 
 
 def test_the_webhook_is_a_secret_of_the_run(fake_slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -70,16 +70,6 @@ def test_slurm_is_queried_at_once_when_a_stage_records_an_event(
     assert clock.now - 1000 < 108
 
 
-def test_jobs_that_have_ended_are_not_queried_again(
-    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
-) -> None:
-    clock.at(60, lambda: finish(fake_slurm))
-    list(follow(run))
-    first, *others = [call[-1] for call in fake_slurm.calls("squeue")]
-    assert first == "--jobs=101,102,103"
-    assert others and not any("101" in jobs for jobs in others)
-
-
 def publish(run: RunPaths) -> None:
     Endpoint("102", "n1", "10.0.0.1", 8, 9, 10, ["ensemble"], 5.0).write(run.endpoint)
     add_event(run, "serve", "ready")
@@ -181,12 +171,6 @@ def test_a_first_question_that_fails_is_asked_again(
     assert not any(status.state is RunState.LOST for status in seen)
 
 
-def test_a_refused_question_is_an_error_at_once(fake_slurm: FakeSlurm, run: RunPaths, clock: Clock) -> None:
-    fake_slurm.trouble("squeue", "squeue: error: Access/permission denied")
-    with pytest.raises(SubmissionError, match="Access/permission denied"):
-        next(follow(run))
-
-
 def test_a_run_whose_folder_is_removed_is_lost(fake_slurm: FakeSlurm, run: RunPaths, clock: Clock) -> None:
     clock.at(20, lambda: shutil.rmtree(run.folder))
     last = list(follow(run))[-1].status
@@ -211,18 +195,6 @@ def first(run: RunPaths) -> Progress:
     return next(follow(run))
 
 
-def test_a_folder_that_is_closed_for_a_moment_does_not_end_the_watching(
-    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    following = follow(run)
-    next(following)
-    looks = iter([False] * 20)
-    monkeypatch.setattr(os, "access", lambda _path, mode: mode != os.X_OK or next(looks, True))
-    before_s = clock.now
-    next(following)
-    assert clock.now - before_s >= 10
-
-
 def test_what_the_job_wrote_is_shown(fake_slurm: FakeSlurm, run: RunPaths) -> None:
     write_plan(run, world_sizes=(3,))
     for step, message in ((1, "load"), (2, "save")):
@@ -238,8 +210,3 @@ def test_what_the_job_wrote_is_shown(fake_slurm: FakeSlurm, run: RunPaths) -> No
     assert not progress.stopping
     request_stop(run, by="companion", reason="it is done")
     assert first(run).stopping
-
-
-def test_nothing_written_yet_is_nothing_shown(fake_slurm: FakeSlurm, run: RunPaths) -> None:
-    progress = first(run)
-    assert (progress.build, progress.ranks_up, progress.world_size, progress.benchmark) == (None, 0, 1, None)
