@@ -94,13 +94,14 @@ def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
     no other job waits to serve (``serve.renew``).
     """
     run = RunSnapshot(paths)
-    end, renewal, stage, otherwise = stage_end(run, "serve"), run.renewal, "serve stage", StartFailed
+    end, renewal, stage = stage_end(run, "serve"), run.renewal, "serve stage"
+    failed: type[TrtllmHpcError] = StartFailed
     if end is not None and renewal is not None:
         has_begun = renewal.job_id != end.data.get("job_id")  # though it has not said so yet
         if has_begun or renewal.next_job_id is not None:
             return None  # another job serves next
     if end is None and not run.events("serve"):
-        end, stage, otherwise = stage_end(run, "build"), "build", BuildFailed
+        end, stage, failed = stage_end(run, "build"), "build", BuildFailed
         if end is not None and end.data.get("exit_code") == 0:
             return None
     if end is None:
@@ -110,7 +111,7 @@ def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
         return _already_ended(paths)
     how = "was cancelled" if code is None else f"ended with exit code {code}"
     sentence = f"The {stage} of run {paths.run_id} {how}, so there is no server."
-    return (RunCancelled if code is None else otherwise)(sentence, hint=f"trtllm-hpc logs {call_name(paths)}")
+    return (RunCancelled if code is None else failed)(sentence, hint=f"trtllm-hpc logs {call_name(paths)}")
 
 
 def _refuse_ended(run: RunPaths) -> None:
