@@ -52,14 +52,6 @@ def test_a_run_that_has_ended_is_left_as_it_is(run_of: RunOf, fake_slurm: FakeSl
     assert fake_slurm.calls("scancel") == [] and not paths.stop_request.exists()
 
 
-def test_the_remaining_jobs_of_a_failed_run_are_cancelled(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
-    """Scripts submitted by hand stay in the queue when the stage before them fails."""
-    paths = run_of("FAILED=1:0", "PENDING", "PENDING")
-    status = cancel_run(paths)
-    assert status.state is RunState.FAILED and status.settled
-    assert fake_slurm.state("102") == fake_slurm.state("103") == "CANCELLED by 1000"
-
-
 def test_the_wait_for_a_slow_job_is_bounded(
     run_of: RunOf, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,52 +140,6 @@ def test_the_jobs_own_reason_counts_unless_mpi_says_more(run: RunPaths) -> None:
     assert ids(run_status(run)) == ["ucx-unreachable", "reported"]
 
 
-@pytest.mark.parametrize(
-    ("fault", "cause", "told"),
-    [
-        (
-            "rank 0 on n1: model m answers every request with an error (Stub process 'a' is not healthy)",
-            "triton-only-errors",
-            " --rank 0",
-        ),
-        (
-            "rank 0 on n1: the Python process of model preprocessing was killed or crashed",
-            "server-model-process-died",
-            "preprocessing_instances",
-        ),
-        (
-            "rank 0 on n1: model ensemble has answered nothing for 45 s, and computes nothing",
-            "server-computes-nothing",
-            "serve.hang_timeout_seconds",
-        ),
-        (
-            "rank 1 on n2: it has given no sign of life for 45 s: its node may be lost, or stopped",
-            "server-rank-silent",
-            "scontrol show node n2",
-        ),
-        (
-            "rank 1 on n2: its process tritonserver (31) is stopped (SIGSTOP) (model ensemble has answered "
-            "nothing for 45 s, and computes nothing)",
-            "server-process-stopped",
-            "-w n2 kill -CONT 31",
-        ),
-    ],
-)
-def test_what_the_watch_over_the_server_says_has_a_next_step(
-    run: RunPaths, fault: str, cause: str, told: str
-) -> None:
-    fault += ", though the server says that it is ready"
-    add_event(run, "serve", "server_lost", reason=fault)
-    add_rank(
-        run, 0, world_size=1, log=f"rank 0 stops: requested by probe, {fault}\n", exit_code=1, reason=fault
-    )
-    status = run_status(run)
-    assert status.causes[0].id == cause and told in status.causes[0].next
-    assert ids(status).count(cause) == 1
-    run.rank_log("serve", 0).write_text(f"{OOM}rank 0 stops: requested by probe, {fault}\n")
-    assert ids(run_status(run))[0] == "cuda-out-of-memory", "a log that tells why goes first"
-
-
 def test_nothing_known_shows_the_last_lines_of_the_rank_that_died_first(run: RunPaths) -> None:
     add_rank(run, 0, log="zero\n", ended_at=30.0, exit_code=1)
     add_rank(run, 1, log="one\ntwo\nthe moon is in the wrong house\n", ended_at=20.0, exit_code=1)

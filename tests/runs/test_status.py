@@ -113,9 +113,10 @@ def test_scripts_submitted_by_hand_are_found_in_the_queue(fake_slurm: FakeSlurm,
 
 def test_the_pending_reason_is_explained(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
     paths = run_of("PENDING", "PENDING", "PENDING")
-    fake_slurm.set("101", "PENDING", reason="PartitionTimeLimit")
+    start = int(time.time()) + 90_000
+    fake_slurm.set("101", "PENDING", reason="PartitionTimeLimit", started=start)
     build, serve, _ = run_status(paths).stages
-    assert "lower time_limit_minutes" in build.sentence
+    assert "lower time_limit_minutes" in build.sentence and build.times.expected_at == start
     assert serve.sentence == "waits in the queue: an earlier stage must come first"
 
 

@@ -116,15 +116,6 @@ def test_a_companion_in_the_servers_job_is_followed_by_its_events(
     assert last.status.state is RunState.SERVING and 30 <= clock.now - 1000 < 34
 
 
-def test_after_a_failure_the_other_stages_may_still_end(
-    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
-) -> None:
-    fake_slurm.set("102", "FAILED", exit="7:0")
-    clock.at(20, lambda: fake_slurm.set("103", "CANCELLED by 1000"))
-    last = list(follow(run))[-1]
-    assert last.status.settled and last.status.state is RunState.FAILED
-
-
 def test_a_stage_that_never_ends_after_a_failure_is_not_waited_for(
     fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
 ) -> None:
@@ -132,18 +123,6 @@ def test_a_stage_that_never_ends_after_a_failure_is_not_waited_for(
     last = list(follow(run))[-1]
     assert last.status.state is RunState.FAILED and not last.status.settled
     assert 55 < clock.now - 1000 < 75
-
-
-def test_a_busy_controller_does_not_end_the_watching(
-    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock
-) -> None:
-    def busy() -> None:
-        for _ in range(3):
-            fake_slurm.trouble("squeue", CONTROLLER_GONE)
-
-    clock.at(5, busy)
-    clock.at(120, lambda: finish(fake_slurm))
-    assert list(follow(run))[-1].status.state is RunState.COMPLETED
 
 
 def test_a_controller_that_stays_away_is_an_error(fake_slurm: FakeSlurm, run: RunPaths, clock: Clock) -> None:

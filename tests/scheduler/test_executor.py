@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import pytest
@@ -114,13 +113,3 @@ def test_cancelling(fake_slurm: FakeSlurm, job: RenderedJob) -> None:
     job.cancel()
     job.cancel()
     assert job.done(force_check=True) and job.state == "CANCELLED"
-
-
-def test_a_pickled_job_is_the_same_job(fake_slurm: FakeSlurm, job: RenderedJob) -> None:
-    copy = pickle.loads(pickle.dumps(job))
-    fake_slurm.set("101", "RUNNING", nodes="n1")
-    assert copy.get_info()["NodeList"] == "n1"
-    assert (copy.job_id, copy.run_job.stage, copy.state) == ("101", "build", "RUNNING")
-    assert copy.paths.stdout == job.paths.stdout
-    copy.cancel()
-    assert fake_slurm.state("101") == "CANCELLED by 1000"

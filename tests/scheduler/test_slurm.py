@@ -137,15 +137,6 @@ def test_a_command_that_hangs_is_given_up(site: Site, monkeypatch: pytest.Monkey
     assert caught.value.transient and "squeue did not answer" in caught.value.message
 
 
-def test_a_machine_without_slurm_is_an_error_with_a_remedy(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SubmissionError, match="There is no squeue on this machine") as caught:
-        site.ask("1")
-    assert caught.value.hint is not None and "--cluster local" in caught.value.hint
-
-
 def test_a_slurm_that_knows_no_controller_is_one_sentence_and_a_next_command(site: Site) -> None:
     site.slurm.trouble(
         "squeue",
