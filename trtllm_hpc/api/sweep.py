@@ -139,7 +139,7 @@ class Sweep:
         return sweep_status(self.paths, self.record, warn=_logger.warning)
 
     def results(self, *, slo: str | None = None) -> SweepResults:
-        """Return what has been measured so far: points, the frontier, the best variant, ``frame()``.
+        """Return what has been measured so far: points, the frontier, the best variant.
 
         Args:
             slo: limits instead of those of the job file, as for ``--slo``.
