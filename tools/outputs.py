@@ -33,7 +33,7 @@ from trtllm_hpc.runs.prune import PrunedList
 from trtllm_hpc.runs.shipped_jobs import ResolvedJob, ShippedJob
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
-from trtllm_hpc.sweeps.results import SweepResults
+from trtllm_hpc.sweeps.measured import SweepResults
 from trtllm_hpc.sweeps.status import SweepStatus
 from trtllm_hpc.tensorrt_llm.releases.commands import Command
 from trtllm_hpc.tensorrt_llm.releases.release import Release

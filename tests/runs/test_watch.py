@@ -21,7 +21,7 @@ from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runs import watch
 from trtllm_hpc.runs.status import RunState
-from trtllm_hpc.runs.watch import Progress, follow
+from trtllm_hpc.runs.watch import follow
 from trtllm_hpc.runtime.records import Endpoint, add_event
 from trtllm_hpc.runtime.stop import request_stop
 from trtllm_hpc.scheduler import watcher
@@ -170,22 +170,21 @@ def test_a_folder_that_is_missed_for_a_moment_is_no_lost_run(
     assert list(follow(run))[-1].status.state is RunState.COMPLETED
 
 
-def first(run: RunPaths) -> Progress:
-    return next(follow(run))
-
-
 def test_what_the_job_wrote_is_shown(fake_slurm: FakeSlurm, run: RunPaths) -> None:
     write_plan(run, world_sizes=(3,))
+    fake_slurm.set("101", "RUNNING")
+    fake_slurm.set("103", "RUNNING")
     for step, message in ((1, "load"), (2, "save")):
         add_event(run, "build", "progress", step=step, of=4, message=message)
     add_rank(run, 0, world_size=3)
     add_rank(run, 1, world_size=3, ended_at=time.time(), exit_code=0)
-    measuring = Snapshot(Step(requests=20), done=3, errors=1, elapsed_s=2.0)
-    write_progress(run.benchmark_progress, measuring)
-    progress = first(run)
-    assert progress.build == (2, 4, "save")
-    assert (progress.ranks_up, progress.world_size) == (1, 3)
-    assert progress.benchmark == measuring
-    assert not progress.stopping
+    assert next(follow(run)).details == {
+        "build": "step 2 of 4: save",
+        "serve": "1 of 3 ranks up",
+        "companion": "waits for the endpoint",
+    }
+    write_progress(run.benchmark_progress, Snapshot(Step(requests=20), done=3, errors=1, elapsed_s=2.0))
     request_stop(run, by="companion", reason="it is done")
-    assert first(run).stopping
+    details = next(follow(run)).details
+    assert details["serve"] == "stopping"
+    assert details["companion"].startswith("benchmark: 3 of 20 requests")

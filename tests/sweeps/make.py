@@ -14,8 +14,8 @@ from tests.report.make import Made, make, noted, write_run
 from trtllm_hpc.bench.analysis.aggregate import overall_verdict
 from trtllm_hpc.bench.levels import ClosedLoop, Level
 from trtllm_hpc.bench.results import LevelResult, Verdict
+from trtllm_hpc.sweeps.measured import SweepResults, read_results
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, write_record
-from trtllm_hpc.sweeps.results import SweepResults, read_results
 from trtllm_hpc.sweeps.status import SweepStatus, VariantStatus
 
 SLO = "ttft.p99<800ms,tpot.p99<30ms"

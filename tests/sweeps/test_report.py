@@ -29,8 +29,8 @@ from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.cli.sweep_saved import report_command
 from trtllm_hpc.report.html import page
 from trtllm_hpc.report.html.chart import Chart, NoChart
+from trtllm_hpc.sweeps.measured import write_csv
 from trtllm_hpc.sweeps.page import sections_of, write_report
-from trtllm_hpc.sweeps.results import write_csv
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

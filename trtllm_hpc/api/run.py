@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.runs.listing import ListedRun
     from trtllm_hpc.runs.prune import Pruned
     from trtllm_hpc.runs.status import RunState, RunStatus
-    from trtllm_hpc.runs.watch import Progress
+    from trtllm_hpc.runs.watch import RunProgress
     from trtllm_hpc.runtime.records import Endpoint
 
 READY_TIMEOUT_S = 3600.0
@@ -187,7 +187,7 @@ class Run:
         until: Literal["ready", "done", "end"] = "end",
         *,
         timeout_s: float = READY_TIMEOUT_S,
-        progress: bool | Callable[[Progress], object] = False,
+        progress: bool | Callable[[RunProgress], object] = False,
     ) -> RunStatus:
         """Wait until the server is ready, or until the run has ended. If its folder is removed, its jobs end.
 
@@ -293,8 +293,8 @@ class Run:
 
 
 def _shown(
-    progress: bool | Callable[[Progress], object],
-) -> AbstractContextManager[Callable[[Progress], object] | None]:
+    progress: bool | Callable[[RunProgress], object],
+) -> AbstractContextManager[Callable[[RunProgress], object] | None]:
     """Return a context of what is called with each progress; of ``None`` if nobody wants to know."""
     if progress is True:
         from trtllm_hpc.report.live import live_printer

@@ -216,8 +216,8 @@ def report_command(
       trtllm-hpc sweep report latest --csv points.csv --png charts
     """
     from trtllm_hpc.report.html.page import draw_charts
+    from trtllm_hpc.sweeps.measured import write_csv
     from trtllm_hpc.sweeps.page import sections_of, write_report
-    from trtllm_hpc.sweeps.results import write_csv
 
     results = sweep.results(slo=slo)
     files["to"] = files["to"] or (None if as_json else sweep.paths.report)

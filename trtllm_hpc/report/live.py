@@ -19,7 +19,7 @@ from trtllm_hpc.runs.watch import joined
 from trtllm_hpc.scheduler.states import STATES
 
 if TYPE_CHECKING:
-    from trtllm_hpc.runs.watch import Progress
+    from trtllm_hpc.runs.watch import RunProgress
 
 
 _DETAIL_PAUSE_S = 3.0
@@ -33,7 +33,7 @@ _LOG_PAUSE_S = 60.0
 
 
 @contextmanager
-def live_printer() -> Iterator[Callable[[Progress], None]]:
+def live_printer() -> Iterator[Callable[[RunProgress], None]]:
     """Yield a function that shows how far the run is.
 
     On a terminal a small table is redrawn, with the last lines of the log below it. Elsewhere (a log, a pipe)
@@ -53,7 +53,7 @@ class _LinePrinter:
         self._printed: dict[str, tuple[str, str, float]] = {}
         self._log_line, self._log_at = "", -_LOG_PAUSE_S
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: RunProgress) -> None:
         times = {stage.stage: stage_times(stage, progress.at) for stage in progress.status.stages}
         for stage, (state, detail) in progress.sentences.items():
             if self._is_new(stage, state, detail, times[stage]):
@@ -77,7 +77,7 @@ class _LinePrinter:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _view(progress: Progress) -> Group:
+def _view(progress: RunProgress) -> Group:
     """Return the table of the stages, and below it the log's last lines, each cut at the terminal's edge."""
     table = Table.grid(padding=(0, 2))
     stages = {stage.stage: stage for stage in progress.status.stages}
