@@ -37,16 +37,6 @@ def test_a_guest_gets_a_key_and_loses_it(tmp_path: Path) -> None:
         revoke(run, "alice")
 
 
-def test_an_expired_guest_is_invited_again_with_another_key(tmp_path: Path) -> None:
-    _, run = written(tmp_path / "run")
-    invite(run, "alice", -1)
-    file, _ = key_of(run)
-    before = file.read_text()
-    assert guest_keys(run, 2e9) == {}
-    invite(run, "alice", None)
-    assert file.read_text() != before and guest_keys(run, 2e9) == {file.read_text().strip(): "alice"}
-
-
 @pytest.mark.parametrize("name", ["", "owner", "anybody", "a b", "../a", "a\n", "ä"])
 def test_names_that_a_guest_cannot_have(tmp_path: Path, name: str) -> None:
     _, run = written(tmp_path / "run")

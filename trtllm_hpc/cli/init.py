@@ -295,7 +295,7 @@ def show(job: str, resolved: bool, cluster: str, settings: tuple[str, ...], as_j
     """
     from trtllm_hpc.config.dump import job_yaml
     from trtllm_hpc.config.files import find_job
-    from trtllm_hpc.runs.shipped_jobs import ResolvedJob, ShippedText, described
+    from trtllm_hpc.runs.shipped_jobs import ResolvedJob
     from trtllm_hpc.validation.load import load_job
 
     file = find_job(Path(job))
@@ -305,13 +305,9 @@ def show(job: str, resolved: bool, cluster: str, settings: tuple[str, ...], as_j
         whole = load_job(Path(job), cluster, settings)
         print_json(ResolvedJob(whole.model_dump())) if as_json else click.echo(job_yaml(whole), nl=False)
         return
-    if settings:
-        raise click.UsageError("--set needs --resolved.")
-    text = file.read_text(encoding="utf-8")
-    if as_json:
-        print_json(ShippedText(**vars(described(file.stem, file)), text=text))
-    else:
-        click.echo(text, nl=False)
+    if settings or as_json:
+        raise click.UsageError("--set and --json need --resolved.")
+    click.echo(file.read_text(encoding="utf-8"), nl=False)
 
 
 def _shipped(name: str, parameter: str) -> Path:
