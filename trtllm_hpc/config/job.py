@@ -10,7 +10,7 @@ from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.engine import FRONTENDS, Engine, Parallelism
 from trtllm_hpc.config.evaluation import Evaluation
 from trtllm_hpc.config.repository import KvCache, Repository
-from trtllm_hpc.config.sweep import Sweep
+from trtllm_hpc.config.sweep import SweepSection
 from trtllm_hpc.config.types import (
     AbsolutePath,
     AnyText,
@@ -58,7 +58,7 @@ class Model(Section):
         return plain if {"path", "hub", "synthetic"} & plain.keys() else {**plain, "synthetic": "tiny-llama"}
 
 
-class Build(Section):
+class BuildStage(Section):
     """The build stage: its resources, and commands for models that the toolkit cannot build."""
 
     time_limit_minutes: Minutes = 60
@@ -267,7 +267,7 @@ class Preflight(Section):
     """The job ends when a pair of nodes is slower in either direction; 0: a slow pair is a warning."""
 
 
-class Request(Section):
+class CompanionRequest(Section):
     """The companion's first question."""
 
     prompt: AnyText = "What is machine learning?"
@@ -299,7 +299,7 @@ class Companion(Section):
     """Bound on the wait for the endpoint; longer than ``serve.ready_timeout_seconds``."""
     start_timeout_seconds: Seconds = 3600
     """Bound on a ready server's wait for the companion's start; then it stops by itself."""
-    request: Request = Field(default_factory=Request)
+    request: CompanionRequest = Field(default_factory=CompanionRequest)
     benchmark: Benchmark | None = Field(default_factory=Benchmark)
     """The measurement; ``None``: the companion sends its request only."""
     evaluate: Evaluation | None = None
@@ -313,7 +313,7 @@ class JobFile(Section):
     """Names the run folder and the Slurm jobs."""
     model: Model = Field(default_factory=Model)
     engine: Engine = Field(default_factory=Engine)
-    build: Build = Field(default_factory=Build)
+    build: BuildStage = Field(default_factory=BuildStage)
     kv_cache: KvCache = Field(default_factory=KvCache)
     repository: Repository = Field(default_factory=Repository)
     preflight: Preflight = Field(default_factory=Preflight)
@@ -368,5 +368,5 @@ class JobDocument(JobFile):
     extends: OneLine | None = None
     """Job file that this one builds on: the name of a shipped one, or a path that starts at this file's
     folder. Sections are merged, lists replaced, and ``null`` removes what the base has."""
-    sweep: Sweep | None = None
+    sweep: SweepSection | None = None
     """Variants of the job, for ``trtllm-hpc sweep``."""
