@@ -34,11 +34,11 @@ def test_a_terminal_gets_the_logs_with_errors_below_them(
     assert error.startswith("serve[1]: E0721 10:02:03") and error.endswith("…") and len(error) == width
 
 
-def test_a_pipe_gets_whole_errors_a_log_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_whole_errors(capsys: pytest.CaptureFixture[str]) -> None:
     print_logs(ROWS)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4 and lines[3].endswith("to its end")
-    assert "gpu-node-0123.cluster.example.org" in lines[3]
+    *_, log, _, title, error = capsys.readouterr().out.splitlines()
+    assert "gpu-node-0123.cluster.example.org" in log
+    assert title == "first errors:" and error.endswith("to its end")
 
 
 def test_columns_without_room_are_left_out_the_last_named_first() -> None:

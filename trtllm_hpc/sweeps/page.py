@@ -89,9 +89,8 @@ def _chart(
     kind = "nominal" if len(colors) <= len(CATEGORIES) else "ordinal"
     color = word("color", type=kind, scale={"domain": colors}, legend=legend)
     tooltip = [word(name) for name in ("variant", "level", "figures", "valid")]
-    best = [f"{row['variant']} ({row['level']})" for row in rows if row["frontier"]]
     layers: list[Spec] = []  # of layers without data Vega warns
-    if key == "frontier" and best:
+    if key == "frontier" and any(row["frontier"] for row in rows):
         step = {"type": "line", "interpolate": "step-before", "style": QUIET}
         layers.append(layer(step, "datum.frontier", order=number("x")))
     if any(row["ok"] for row in rows):
@@ -108,10 +107,7 @@ def _chart(
         layers.append(layer(cross, "!datum.ok", tooltip=tooltip))
     x, y = number("x", **axis(along[1], xs)), number("y", **axis(up[1], ys))
     shared = layers_over("points", layers, x=x, y=y)
-    words = f"{title}: {len(rows)} levels of {len(names)} variants."
-    if key == "frontier" and best:
-        words += f" On the frontier: {', '.join(best)}."
-    return Chart(key, title, words, [shared], {"points": rows}, _HEIGHT)
+    return Chart(key, title, [shared], {"points": rows}, _HEIGHT)
 
 
 def _row(point: Point, x: float, y: float, keys: Sequence[str]) -> Row:
@@ -157,5 +153,4 @@ def _heat_map(results: SweepResults) -> Chart | NoChart:
         y=word("y", title=results.status.keys[1], sort=of_y, axis={"grid": False}),
         tooltip=[word("name"), word("shown")],
     )
-    cells = "; ".join(f"{row['name']} {row['shown']}" for row in rows)
-    return Chart("map", title, f"{title}: {cells}.", [shared], {"cells": rows}, _CELL * (1 + len(of_y)))
+    return Chart("map", title, [shared], {"cells": rows}, _CELL * (1 + len(of_y)))
