@@ -387,13 +387,13 @@ reference - {max_num_tokens: 7}
 reference - {kv_cache: {max_tokens: 511}}
 reference - {max_seq_len: 500, tokens_per_block: 48, kv_cache: {max_tokens: 527}}
 reference - {serve: {time_limit_minutes: 10}}
-reference - {companion: {endpoint_timeout_seconds: 600}}
+reference - {companion: {time_limit_minutes: 10}}
 reference - {companion: {time_limit_minutes: 20}}
 reference - {companion: {time_limit_minutes: 120, benchmark: {requests: 15000}}}
 reference - {build: {gpus: 1}, site: {gpus_per_node: 0}}
 reference - {companion: {request: {context_logits: true}}}
 reference - {gather_context_logits: true, companion: {request: {generation_logits: true}}}
-reference - {companion: {enabled: false, endpoint_timeout_seconds: 1, request: {max_tokens: 9999}}}
+reference - {companion: {enabled: false, time_limit_minutes: 1, request: {max_tokens: 9999}}}
 """,
     "benchmark": """
 # Settings of the benchmark that do not go together, or measure for too short a time.

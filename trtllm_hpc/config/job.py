@@ -294,9 +294,7 @@ class Companion(Section):
     memory_gib: Count | None = None
     """Memory of the companion; ``None`` leaves it to the partition."""
     time_limit_minutes: Minutes = 45
-    """Time limit of the companion."""
-    endpoint_timeout_seconds: Seconds = 1200
-    """Bound on the wait for the endpoint; longer than ``serve.ready_timeout_seconds``."""
+    """Time limit of the companion; it waits for the endpoint until a minute before."""
     start_timeout_seconds: Seconds = 3600
     """Bound on a ready server's wait for the companion's start; then it stops by itself."""
     request: CompanionRequest = Field(default_factory=CompanionRequest)
@@ -331,6 +329,11 @@ class JobFile(Section):
         return self.model_copy(
             update={"engine": self.engine.model_copy(update={**phase.differs, "llm_api": llm_api})}
         )
+
+    @property
+    def endpoint_wait_s(self) -> int:
+        """Bound on the companion's wait for the endpoint, in seconds."""
+        return self.companion.time_limit_minutes * 60 - 60
 
     @property
     def stops_server(self) -> bool:

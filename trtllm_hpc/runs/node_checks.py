@@ -274,7 +274,6 @@ _SMALLEST = (
     *(f"serve.time_limit_minutes={NODE_CHECK_MINUTES}", "serve.ready_timeout_seconds=480"),
     *("companion.enabled=true", "companion.benchmark=null", "companion.request.max_tokens=1"),
     *(f"companion.time_limit_minutes={NODE_CHECK_MINUTES}", "companion.start_timeout_seconds=60"),
-    "companion.endpoint_timeout_seconds=540",
 )
 
 
