@@ -153,18 +153,6 @@ def test_an_unknown_profile_lists_those_there_are(files: Folder) -> None:
     assert "did you mean 'sandbox'" in diagnostic.message
 
 
-def test_the_job_is_checked_although_the_profile_is_not_there(files: Folder) -> None:
-    files.load()
-    files.job_file.write_text("nam: x\n")
-    with pytest.raises(ConfigError) as caught:
-        load(files.job_file, "/nowhere/cluster.yaml")
-    assert [diagnostic.code for diagnostic in caught.value.diagnostics] == [
-        "not-found",
-        "missing",
-        "unknown-key",
-    ]
-
-
 def test_a_shipped_job_is_called_by_name_unless_a_file_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,15 +112,6 @@ def test_the_page_may_run_no_other_script(browser: Browser, reports: Reports) ->
         assert any("Content Security Policy" in complaint for complaint in report.complaints)
 
 
-@pytest.mark.thorough
-def test_without_scripts_the_tables_and_a_sentence_are_there(browser: Browser, reports: Reports) -> None:
-    page = browser.new_page(java_script_enabled=False)
-    page.goto(reports["sweep"].as_uri())
-    assert "The charts need JavaScript" in page.inner_text("main")
-    assert "finished/s" in page.inner_text("main")
-    page.close()
-
-
 def test_a_page_takes_about_a_megabyte(reports: Reports) -> None:
     assert reports["single"].stat().st_size < 1.1e6
     assert reports["many levels"].stat().st_size < 1.5e6

@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +59,6 @@ def left_out(made: Made, title: str) -> str:
     chart = next(chart for chart in charts(made) if chart.title == title)
     assert isinstance(chart, NoChart)
     return chart.reason
-
-
-class Elements(HTMLParser):
-    """Which elements there are, and the text of the page without its scripts."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.texts: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        if self.tags and self.tags[-1] not in ("script", "style"):
-            self.texts.append(data)
 
 
 # What the page says -----------------------------------------------------------------------------------
@@ -216,16 +198,6 @@ def test_the_page_is_whole_and_its_data_can_be_read(name: str) -> None:
     assert len(keys) == len(set(keys)) and all(f'id="chart-{key}"' in text for key in keys)
     for tag in ("section", "figure", "table", "div", "details", "ul"):
         assert text.count(f"<{tag}") == text.count(f"</{tag}>"), tag
-
-
-def test_nothing_hostile_becomes_an_element() -> None:
-    text = report_page(report_data(CASES["hostile"]()))
-    elements = Elements(text)
-    assert "img" not in elements.tags
-    assert elements.tags.count("script") == 3
-    assert "window.broken" in "".join(elements.texts) and "49" not in headline_words(
-        report_data(CASES["hostile"]())
-    )
 
 
 def test_the_file_asks_nothing_of_a_network() -> None:

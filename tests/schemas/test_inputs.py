@@ -27,29 +27,9 @@ from trtllm_hpc.config.validate import all_keys
 JOB, CLUSTER = (Draft202012Validator(schema(name)) for name in ("job", "cluster"))
 TIME = re.compile(r"_(seconds|minutes)(_|$)")
 VALUES: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        0,
-        1,
-        -1,
-        3,
-        0.5,
-        -0.5,
-        1.5,
-        5000,
-        10**9,
-        "",
-        "a",
-        "1",
-        "2h",
-        "/a",
-        "a b",
-        "auto",
-        "float16",
-    ),
-    *([], [1], [[1]], ["a"], ["/a"], ["-a"], [0.5], [None], {}, {"a": 1}, {"a": "auto"}, {"a": {"b": None}}),
-)
+    None, True, 0, 1, -1, 3, 0.5, -0.5, 1.5, 5000, 10**9, "", "a", "1", "2h", "/a", "a b", "auto", "float16",
+    [], [1], [[1]], ["a"], ["/a"], ["-a"], [0.5], [None], {}, {"a": 1}, {"a": "auto"}, {"a": {"b": None}},
+)  # fmt: skip
 
 
 def content(path: Path) -> Any:
