@@ -234,8 +234,6 @@ class Serve(Section):
     """``haproxy``: clients reach the servers through HAProxy, which asks for the run's key; the servers
     listen on Unix sockets that other users cannot reach. ``none``: everybody who reaches the node may call
     the server."""
-    key: bool = True
-    """Whether the proxy asks for a key. Without a key everybody who reaches the node may call the server."""
     max_request_mib: Annotated[int, Field(ge=1, le=4096)] = 64
     """Largest request that the proxy lets through: a body over HTTP, a message over gRPC outside streams."""
     tls: bool = False
