@@ -23,6 +23,7 @@ from trtllm_hpc.config.types import (
     Section,
     Time,
     TokenCount,
+    VariableName,
 )
 
 
@@ -221,9 +222,7 @@ class Serve(Section):
     """``command`` for every node of an instance but the first; ``None``: the same command."""
     image: OneLine | None = None
     """Container image of this job, where the profile has a container runtime; ``None``: the profile's."""
-    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\z")], AnyText] = Field(
-        default={}
-    )
+    environment: dict[VariableName, AnyText] = Field(default={})
     """Variables of every rank's server."""
     profile: Profile | None = None
     """A profile of some ranks, in ``results/profiles/``; ``None``: none is made."""
