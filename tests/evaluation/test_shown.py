@@ -78,14 +78,6 @@ def test_answers_are_evaluated_after_a_benchmark_that_is_not_valid(
     assert (ended.returncode, "evaluate" in ended.stdout.split()) == (expected, asked)
 
 
-def test_a_run_without_settings_needs_tasks(tmp_path: Path) -> None:
-    sweep = grid(tmp_path / "s")
-    run = sweep.paths.run("tp2-bs16").folder
-    (run / "spec.yaml").write_text("name: a\n")
-    said = CliRunner().invoke(command, [str(run)])
-    assert said.exit_code == 2 and "name the --tasks, e.g. facts" in said.output
-
-
 def test_two_commands_do_not_evaluate_under_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = grid(tmp_path / "s").paths.run("tp2-bs16")
     run.spec.write_text("name: a\n")

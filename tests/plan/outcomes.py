@@ -238,10 +238,11 @@ reference - {max_input_len: 512}
 reference - {companion: {benchmark: {max_tokens: 512}}}
 reference - {kv_cache: {max_tokens: 511}}
 reference - {serve: {time_limit_minutes: 10}}
-reference - {companion: {endpoint_timeout_seconds: 600}}
+reference - {companion: {time_limit_minutes: 10}}
+reference - {companion: {time_limit_minutes: 20}}
 reference - {companion: {time_limit_minutes: 120, benchmark: {requests: 15000}}}
 reference - {build: {gpus: 1}, site: {gpus_per_node: 0}}
-reference - {companion: {enabled: false, endpoint_timeout_seconds: 1, request: {max_tokens: 9999}}}
+reference - {companion: {enabled: false, time_limit_minutes: 1, request: {max_tokens: 9999}}}
 """,
     "benchmark": """
 # Settings of the benchmark that do not go together, or measure for too short a time.

@@ -65,7 +65,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"name": "bare", "gpus_per_node": 4, "partition": "batch"},
     ),
     "local-proxy": (
-        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"key": False}},
+        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}},
         {"name": "here", "scheduler": "local", "triton": {"server": "pytriton"}},
     ),
     "pyxis-large-instances": (

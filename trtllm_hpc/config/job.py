@@ -10,7 +10,7 @@ from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.engine import FRONTENDS, Engine, Parallelism
 from trtllm_hpc.config.evaluation import Evaluation
 from trtllm_hpc.config.repository import KvCache, Repository
-from trtllm_hpc.config.sweep import Sweep
+from trtllm_hpc.config.sweep import SweepSection
 from trtllm_hpc.config.types import (
     AbsolutePath,
     AnyText,
@@ -23,6 +23,7 @@ from trtllm_hpc.config.types import (
     Section,
     Time,
     TokenCount,
+    VariableName,
 )
 
 
@@ -58,7 +59,7 @@ class Model(Section):
         return plain if {"path", "hub", "synthetic"} & plain.keys() else {**plain, "synthetic": "tiny-llama"}
 
 
-class Build(Section):
+class BuildStage(Section):
     """The build stage: its resources, and commands for models that the toolkit cannot build."""
 
     time_limit_minutes: Minutes = 60
@@ -197,16 +198,12 @@ class Serve(Section):
     """``command`` for every node of an instance but the first; ``None``: the same command."""
     image: OneLine | None = None
     """Container image of this job, where the profile has a container runtime; ``None``: the profile's."""
-    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\z")], AnyText] = Field(
-        default={}
-    )
+    environment: dict[VariableName, AnyText] = Field(default={})
     """Variables of every rank's server."""
     proxy: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: clients reach the servers through HAProxy, which asks for the run's key; the servers
     listen on Unix sockets that other users cannot reach. ``none``: everybody who reaches the node may call
     the server."""
-    key: bool = True
-    """Whether the proxy asks for a key. Without a key everybody who reaches the node may call the server."""
     max_request_mib: Annotated[int, Field(ge=1, le=4096)] = 64
     """Largest request that the proxy lets through: a body over HTTP, a message over gRPC outside streams."""
     tls: bool = False
@@ -232,7 +229,7 @@ class Preflight(Section):
     job."""
 
 
-class Request(Section):
+class CompanionRequest(Section):
     """The companion's first question."""
 
     prompt: AnyText = "What is machine learning?"
@@ -253,12 +250,10 @@ class Companion(Section):
     memory_gib: Count | None = None
     """Memory of the companion; ``None`` leaves it to the partition."""
     time_limit_minutes: Minutes = 45
-    """Time limit of the companion."""
-    endpoint_timeout_seconds: Seconds = 1200
-    """Bound on the wait for the endpoint; longer than ``serve.ready_timeout_seconds``."""
+    """Time limit of the companion; it waits for the endpoint until a minute before."""
     start_timeout_seconds: Seconds = 3600
     """Bound on a ready server's wait for the companion's start; then it stops by itself."""
-    request: Request = Field(default_factory=Request)
+    request: CompanionRequest = Field(default_factory=CompanionRequest)
     benchmark: Benchmark | None = Field(default_factory=Benchmark)
     """The measurement; ``None``: the companion sends its request only."""
     evaluate: Evaluation | None = None
@@ -272,7 +267,7 @@ class JobFile(Section):
     """Names the run folder and the Slurm jobs."""
     model: Model = Field(default_factory=Model)
     engine: Engine = Field(default_factory=Engine)
-    build: Build = Field(default_factory=Build)
+    build: BuildStage = Field(default_factory=BuildStage)
     kv_cache: KvCache = Field(default_factory=KvCache)
     repository: Repository = Field(default_factory=Repository)
     preflight: Preflight = Field(default_factory=Preflight)
@@ -290,6 +285,11 @@ class JobFile(Section):
         return self.model_copy(
             update={"engine": self.engine.model_copy(update={**phase.differs, "llm_api": llm_api})}
         )
+
+    @property
+    def endpoint_wait_s(self) -> int:
+        """Bound on the companion's wait for the endpoint, in seconds."""
+        return self.companion.time_limit_minutes * 60 - 60
 
     @property
     def stops_server(self) -> bool:
@@ -320,5 +320,5 @@ class JobDocument(JobFile):
     extends: OneLine | None = None
     """Job file that this one builds on: the name of a shipped one, or a path that starts at this file's
     folder. Sections are merged, lists replaced, and ``null`` removes what the base has."""
-    sweep: Sweep | None = None
+    sweep: SweepSection | None = None
     """Variants of the job, for ``trtllm-hpc sweep``."""

@@ -16,7 +16,7 @@ from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.runtime.engine_cache.build_recipe import BuildRecipe
 from trtllm_hpc.runtime.front import FRONT_RESTARTS
-from trtllm_hpc.runtime.guests import ANYBODY, OWNER
+from trtllm_hpc.runtime.guests import OWNER
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.records import INSTANCE_HEADER, RELAY_HEADER, SESSION_HEADER
 
@@ -132,7 +132,6 @@ def _script(plan: Plan, template: str, stage: str | None = None, node: int = 0) 
         relay_header=RELAY_HEADER,
         session_header=SESSION_HEADER,
         owner=OWNER,
-        anybody=ANYBODY,
         exit_code_start=int(ExitCode.START),
         exit_code_measurement=int(ExitCode.MEASUREMENT),
         fronts=[f"front_{start}" for start in range(1 + FRONT_RESTARTS)],

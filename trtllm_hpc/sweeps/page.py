@@ -83,9 +83,8 @@ def _chart(
     looked = {"scale": {"domain": names}, "legend": legend}
     color = word("variant", type="nominal" if is_few else "ordinal", **looked)
     tooltip = [word(name) for name in ("variant", "level", "figures", "valid")]
-    best = [f"{row['variant']} ({row['level']})" for row in rows if row["frontier"]]
     layers: list[Spec] = []  # of layers without data Vega warns
-    if key == "frontier" and best:
+    if key == "frontier" and any(row["frontier"] for row in rows):
         step = {"type": "line", "interpolate": "step-before", "style": QUIET}
         layers.append(layer(step, "datum.frontier", order=number("x")))
     if any(row["ok"] for row in rows):
@@ -104,10 +103,7 @@ def _chart(
         layers.append(layer(cross, "!datum.ok", tooltip=tooltip))
     x, y = number("x", **axis(along[1], xs)), number("y", **axis(up[1], ys))
     shared = layers_over("points", layers, x=x, y=y)
-    words = f"{title}: {len(rows)} levels of {len(names)} variants."
-    if key == "frontier" and best:
-        words += f" On the frontier: {', '.join(best)}."
-    return Chart(key, title, words, [shared], {"points": rows}, _HEIGHT)
+    return Chart(key, title, [shared], {"points": rows}, _HEIGHT)
 
 
 def _row(point: Point, x: float, y: float) -> Row:

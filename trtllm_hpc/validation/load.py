@@ -30,7 +30,7 @@ from trtllm_hpc.config.layers import (
     read_settings,
     with_absolute_paths,
 )
-from trtllm_hpc.config.sweep import Override, Sweep, expand, read_sweep_options
+from trtllm_hpc.config.sweep import Override, SweepSection, expand, read_sweep_options
 from trtllm_hpc.config.tree import Place, Tree
 from trtllm_hpc.config.validate import validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
@@ -137,7 +137,7 @@ class LoadedVariant(NamedTuple):
 class LoadedSweep(NamedTuple):
     """A job file with its section ``sweep`` expanded."""
 
-    sweep: Sweep
+    sweep: SweepSection
     keys: tuple[str, ...]
     """The keys that the variants set, in the order of the file."""
     variants: list[LoadedVariant]
@@ -169,7 +169,7 @@ def load_sweep(
         wrong.append(Diagnostic("no-variants", "nothing varies", str(trees.job_file), "sweep", hint=hint))
     if tree is None or trees.job is None or trees.cluster is None or wrong or trees.diagnostics:
         raise ConfigError([*trees.diagnostics, *wrong])
-    sweep, wrong = validate(Sweep, tree)
+    sweep, wrong = validate(SweepSection, tree)
     if sweep is not None and not wrong:
         found, wrong = expand(sweep, tree, trees.job)
     if sweep is None or wrong:

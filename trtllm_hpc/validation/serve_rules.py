@@ -171,9 +171,9 @@ def site_limits(facts: JobFacts) -> Diagnostics:
     gpus = sum(part.nodes * part.gpus_per_node for part in parts)
     if limits.gpus is not None and gpus > limits.gpus:
         yield in_job("site-limit", "serve", f"{gpus} GPUs, {allows} {limits.gpus}", hint, gpus)
-    if limits.proxy == "obligatory" and not (job.serve.proxy == "haproxy" and job.serve.key):
-        field = "serve.key" if job.serve.proxy == "haproxy" else "serve.proxy"
-        yield in_job("site-limit", field, f"no server without a key, {allows} only proxies with a key", hint)
+    if limits.proxy == "obligatory" and job.serve.proxy != "haproxy":
+        message = f"no server without a key, {allows} only proxies with a key"
+        yield in_job("site-limit", "serve.proxy", message, hint)
 
 
 @RULES.add
