@@ -93,7 +93,6 @@ class CommandServer(Backend):
     unused_hint = "remove it, and write the server's own option into serve.command"
     memory = None
     uses_mpi = False
-    program = "server"
     own_keys: ClassVar[Mapping[str, str]] = {"serve.command": "", "serve.worker_command": ""}
     rules: tuple[Rule, ...] = (
         Requires("engine.backend", "serve.command",
@@ -121,7 +120,6 @@ class CommandServer(Backend):
             model=job.model.path,
             tokenizer=job.model.tokenizer,
             health=job.serve.health_path,
-            generate=None,
         )
         return (ServerPlan(spec),)
 

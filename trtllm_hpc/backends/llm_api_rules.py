@@ -16,6 +16,7 @@ from trtllm_hpc.backends.shared_rules import (
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import PHASE_KEYS, JobFile
+from trtllm_hpc.config.rules import Excludes
 from trtllm_hpc.runtime.quantize import CACHE_FORMATS, FORMATS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import SERVER, unknown_keys, wrong_values
@@ -56,15 +57,6 @@ QUANTIZATION_OPTIONS = {
 }
 QUANTIZATION_KEYS = ("method", *QUANTIZATION_OPTIONS)
 """Keys of ``engine.quantization`` that the build step knows."""
-
-
-def alone_on_a_machine(facts: JobFacts) -> Diagnostics:
-    """Without Slurm the LLM API serves with one instance, which starts its own workers."""
-    job, cluster = facts.job, facts.cluster
-    if cluster.scheduler == "local" and job.serve.instances > 1:
-        message = f"{cluster.name!r} has no Slurm, without which the LLM API has no instances"
-        hint = "set it to 1, or choose a profile for Slurm"
-        yield in_job("conflict", "serve.instances", message, hint, job.serve.instances)
 
 
 def checkpoint_can_be_quantized(facts: JobFacts) -> Diagnostics:
@@ -187,6 +179,8 @@ def block_tokens(job: JobFile) -> int:
 
 RULES = (
     *(release_is_known, backend_is_there, model_is_named, experts_divide, gpu_computes_type),
-    alone_on_a_machine,
+    Excludes("serve.instances!=1", "cluster.scheduler=local",
+             "{cluster.name!r} has no Slurm, without which the LLM API has no instances",
+             "set it to 1, or choose a profile for Slurm"),
     *(checkpoint_can_be_quantized, llm_api_leaves_the_plan, llm_api_has_the_keys, chunks_fill_blocks),
-)
+)  # fmt: skip

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trtllm_hpc.runtime.server_http import Asked, Question, Refused
+from trtllm_hpc.runtime.server_http import Asked, Question, QuestionRefused
 
 if TYPE_CHECKING:
     from trtllm_hpc.runtime.servers import ServerHttp
@@ -88,7 +88,7 @@ class Probe:
                 return None
             try:
                 fault = self._ask(question)
-            except Refused as error:
+            except QuestionRefused as error:
                 refusal = str(error)
                 if not self._is_proven or _is_busy(refusal) or self._others_were_answered():
                     return None  # it may want other inputs than these; or only this question was refused
@@ -136,7 +136,7 @@ class Probe:
         """
         try:
             page = self._server.metrics()
-        except (OSError, http.client.HTTPException, Refused):
+        except (OSError, http.client.HTTPException, QuestionRefused):
             return None, None
         steps, texts = _STEPS.search(page), _TEXTS.search(page)
         self._is_blind = steps is None

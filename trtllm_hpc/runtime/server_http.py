@@ -20,7 +20,7 @@ Connect = Callable[[float], http.client.HTTPConnection]
 """Makes a connection with this limit on each operation, in seconds."""
 
 
-class Refused(Exception):
+class QuestionRefused(Exception):
     """The server answered a question with an error."""
 
 
@@ -30,15 +30,14 @@ class Question:
 
     model: str
     path: str
-    body: bytes | None
-    """``None`` for a GET request."""
+    body: bytes
 
 
 def call(connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None) -> bytes:
     """Return the body of an answer with status 200.
 
     Raises:
-        Refused: with another status; with the server's message.
+        QuestionRefused: with another status; with the server's message.
         OSError, http.client.HTTPException: there is no answer.
     """
     headers = {} if body is None else {"Content-Type": "application/json"}
@@ -47,7 +46,7 @@ def call(connection: http.client.HTTPConnection, method: str, path: str, body: b
         answer = connection.getresponse()
         content = answer.read(1 << 22)
         if answer.status != 200:
-            raise Refused(_message(content) or f"status {answer.status}")
+            raise QuestionRefused(_message(content) or f"status {answer.status}")
         return content
     finally:
         connection.close()
@@ -77,7 +76,7 @@ class Asked:
         return self._done.wait(timeout_s)
 
     def check(self) -> None:
-        """Raise what came instead of an answer: Refused, or OSError."""
+        """Raise what came instead of an answer: QuestionRefused, or OSError."""
         if isinstance(self._error, http.client.HTTPException):
             raise ConnectionError(str(self._error)) from None
         if self._error is not None:
@@ -86,11 +85,10 @@ class Asked:
     def _run(self) -> None:
         question = self._question
         try:
-            method = "GET" if question.body is None else "POST"
-            answer = call(self._connect(_ANSWER_S), method, question.path, question.body)
+            answer = call(self._connect(_ANSWER_S), "POST", question.path, question.body)
             if b'"error"' in answer:
-                raise Refused(_message(answer))
-        except (OSError, http.client.HTTPException, Refused) as error:
+                raise QuestionRefused(_message(answer))
+        except (OSError, http.client.HTTPException, QuestionRefused) as error:
             self._error = error
         finally:
             self._done.set()
@@ -100,5 +98,5 @@ def quickly(connect: Connect, method: str, path: str) -> bytes | None:
     """Return the body of an answer with status 200; ``None`` if there is no such answer."""
     try:
         return call(connect(QUICK_S), method, path)
-    except (OSError, http.client.HTTPException, Refused):
+    except (OSError, http.client.HTTPException, QuestionRefused):
         return None
