@@ -12,7 +12,6 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.blame import how_it_ended
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.instances.run_end import (
-    ENDED_GRACE_S,
     STEP_GRACE_S,
     RunEnd,
     after_end,
@@ -44,11 +43,6 @@ def instance(**state: Any) -> Instance:
 
 def record(rank: int = 0, **end: Any) -> RankRecord:
     return RankRecord("serve.0", rank, 1, "7", "n1", 1, 1.0, **{"ended_at": 2.0, "exit_code": -9, **end})
-
-
-def test_a_signal_that_a_launcher_has_passed_on_is_named() -> None:
-    served = instance(state="ready", has_served=True)
-    assert after_end(served, [record(exit_code=137)], 137, OPTIONS, 1)[1] == KILLED
 
 
 def test_an_instance_that_has_served_is_started_again_as_often_as_allowed() -> None:
@@ -119,14 +113,6 @@ def test_the_step_of_a_lost_instance_is_killed() -> None:
     ranks = [replace(BLAMED, world_size=2), replace(running, rank=1, world_size=2)]
     assert lost(instance(), ranks, {}, STEP_GRACE_S) is None
     assert lost(instance(), ranks, {}, STEP_GRACE_S + 1) == "rank 0 on n1: no answer"
-
-
-def test_a_step_of_which_every_rank_has_ended_is_killed_sooner() -> None:
-    """Slurm does not see the end of tasks on a node that it cannot reach."""
-    assert lost(instance(), [record()], {}, ENDED_GRACE_S) is None
-    assert lost(instance(), [record()], {}, ENDED_GRACE_S + 1) == KILLED
-    one_of_two = replace(record(), world_size=2)
-    assert lost(instance(), [one_of_two], {}, ENDED_GRACE_S + 1) is None, "rank 1 has not begun"
 
 
 def test_ranks_that_all_lost_each_other_name_the_network() -> None:

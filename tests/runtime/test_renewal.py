@@ -16,7 +16,7 @@ from tests.scheduler.fake_slurm import TIMED_OUT, FakeSlurm, after_sbatch
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, add_event, read_events
-from trtllm_hpc.runtime.renewal import RENEWAL, Renewal, note_renewed
+from trtllm_hpc.runtime.renewal import RENEWAL, Renewal
 from trtllm_hpc.runtime.stop import SUPERVISOR, request_stop
 
 
@@ -197,16 +197,6 @@ def test_an_unclear_answer_to_the_next_job_queues_no_second_one(
     facts = fake_slurm.jobs[following]
     assert facts["environment"]["TRTLLM_HPC_FOLLOWS"] == job["SLURM_JOB_ID"]
     assert facts["dependency"] == f"afterany:{job['SLURM_JOB_ID']}" and facts["name"] == name
-
-
-def test_the_downtime_counts_from_the_withdrawal_of_the_endpoint(runtime: Runtime) -> None:
-    serve(runtime, stopped_by=RENEWAL)
-    add_event(runtime.paths, "serve", "server_stop")
-    stopped = read_events(runtime.paths)[-1].time
-    assert follow(runtime, "COMPLETED")[0] == 0
-    note_renewed(runtime.paths, stopped + 12.34)
-    [event] = [event for event in read_events(runtime.paths) if event.name == "renewed"]
-    assert event.data == {"number": 1, "downtime_s": 12.3}
 
 
 PROXY = """

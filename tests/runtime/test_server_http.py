@@ -129,19 +129,6 @@ def test_a_front_is_asked_with_tokens_for_the_models_of_its_servers(served: Serv
     assert eventually(OpenAIHttp(served.place, unlisted="/models/m").ready_models) == ["/models/m"]
 
 
-def test_the_probe_leaves_the_statistics_to_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading them takes them away."""
-    monkeypatch.setattr("trtllm_hpc.runtime.probe.INTERVAL_S", 0.01)
-    served.answers |= {COMPLETION: OK, "/metrics": (200, "[]")}
-    probe = Probe(OpenAIHttp(served.place), 45, 45)
-    probe.begin(["llama"])
-    try:
-        assert eventually(lambda: len(served.tokens_asked) > 3)
-    finally:
-        probe.end()
-    assert "/metrics" not in dict(served.asked)
-
-
 def test_a_server_that_hangs_is_known_sooner_if_nobody_else_waits(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
