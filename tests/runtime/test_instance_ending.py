@@ -10,10 +10,11 @@ import pytest
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.blame import how_it_ended
-from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
-from trtllm_hpc.runtime.instances.run_end import (
+from trtllm_hpc.runtime.instances.instance import (
     STEP_GRACE_S,
+    Instance,
     RunEnd,
+    SupervisorOptions,
     after_end,
     early_end,
     lost,

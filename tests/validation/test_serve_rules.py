@@ -67,7 +67,6 @@ def test_keys_that_a_phase_of_servers_does_not_have(
         ("front: {otlp_config: {endpoint: x}}", "unknown-key", "front.otlp_config.endpoint", "any", ""),
         ("front: {max_retry: 2}", "unknown-key", "front.max_retry", "front's file", "max_retries"),
         ("front: {port: 8000}", "conflict", "front.port", "the plan writes", "remove it"),
-        ("router: conversation", "release", "router", "came after 1.3.0rc3", "kv_cache_aware"),
         ("router_args: {tokens_per_block: 64}", "conflict", "router_args", "need the router", "set serve"),
     ],
 )  # fmt: skip

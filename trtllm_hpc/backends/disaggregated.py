@@ -32,8 +32,6 @@ _EVENTS = 1024
 
 _BUFFER_SIZED = "1.3.0rc3"
 """From this version on upstream itself makes a buffer of ``max_seq_len`` tokens (TensorRT-LLM 11082)."""
-_CONVERSATIONS = "1.3.0rc4"
-"""1.3.0rc3 does not have the router; a later version of 2026 brought it (TensorRT-LLM 12526)."""
 _WRITTEN = {"backend", "hostname", "port", "disagg_cluster", "context_servers", "generation_servers"}
 """Keys of the front's file that the plan knows better."""
 
@@ -141,16 +139,6 @@ def release_has_phases(facts: JobFacts) -> Diagnostics:
         yield in_job("release", "serve.mode", message, "take a later image (serve.image)")
 
 
-def router_is_there(facts: JobFacts) -> Diagnostics:
-    """The front has the router, and the router its arguments."""
-    phases, field = facts.job.serve.disaggregated, "serve.disaggregated.router"
-    if phases is None:
-        return
-    if phases.router == "conversation" and facts.image_is_at_least(_CONVERSATIONS) is False:
-        message = "the image's TensorRT-LLM is older than this router, which came after 1.3.0rc3"
-        yield in_job("release", field, message, "take kv_cache_aware, or a later image (serve.image)")
-
-
 class DisaggregatedTrtllmServe(TrtllmServe):
     """Servers of both phases, on any number of nodes, behind upstream's front."""
 
@@ -180,7 +168,7 @@ class DisaggregatedTrtllmServe(TrtllmServe):
         Excludes("serve.disaggregated.generation.engine serve.disaggregated.generation.instances", "",
                  "has no effect on a generation phase with trtllm-serve", "remove it"),
         *(release_has_phases, servers_can_be_split, kv_cache_can_be_sent),
-        *(front_keys_are_taken, router_is_there),
+        front_keys_are_taken,
     )  # fmt: skip
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:

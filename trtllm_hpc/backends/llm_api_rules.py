@@ -119,21 +119,6 @@ def values_are_taken(facts: JobFacts) -> Diagnostics:
             yield in_job("release", f"{section}.llm_api.{path}", message, hint)
 
 
-def chunks_fill_blocks(facts: JobFacts) -> Diagnostics:
-    """With chunked prefill, ``max_num_tokens`` of the LLM API is a multiple of the KV cache's blocks."""
-    job = facts.job
-    phases = job.serve.disaggregated
-    both = () if phases is None else phases.roles
-    served = {f"serve.disaggregated.{name}": job.with_phase(phase) for name, phase in both}
-    for section, of_phase in (served or {"engine": job}).items():
-        tokens, block = num_tokens(of_phase.engine), block_tokens(of_phase)
-        if is_chunked(of_phase) and tokens % block:
-            message = f"{tokens} is not a multiple of {block}, the tokens of a block of the KV cache, which"
-            message += " chunked prefill computes whole"
-            hint = f"set it to {tokens // block * block or block}, or to another multiple of {block}"
-            yield in_job("conflict", f"{section}.max_num_tokens", message, hint, tokens)
-
-
 def server_is_there(facts: JobFacts) -> Diagnostics:
     """The release has ``trtllm-serve`` for several ranks."""
     release = facts.release
@@ -182,5 +167,5 @@ RULES = (
     Excludes("serve.instances!=1", "cluster.scheduler=local",
              "{cluster.name!r} has no Slurm, without which the LLM API has no instances",
              "set it to 1, or choose a profile for Slurm"),
-    *(checkpoint_can_be_quantized, llm_api_leaves_the_plan, llm_api_has_the_keys, chunks_fill_blocks),
+    *(checkpoint_can_be_quantized, llm_api_leaves_the_plan, llm_api_has_the_keys),
 )  # fmt: skip

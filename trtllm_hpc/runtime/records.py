@@ -113,16 +113,10 @@ class Endpoint(JsonRecord):
             return relayed
         try:
             key = Path(self.key_file).read_text(encoding="ascii").strip()
-            why = None if key else "is empty"
-        except OSError as error:
-            why = f"cannot be read: {error.strerror}"
-        except UnicodeDecodeError:
-            why = "does not hold a key"
-        if why is not None:
-            raise RequestFailed(
-                f"The server at {self.place} asks for a key, and {self.key_file} {why}.",
-                hint="ask the owner of the run for the key",
-            )
+        except (OSError, UnicodeDecodeError) as error:
+            why = f"cannot be read: {getattr(error, 'strerror', None) or 'it does not hold a key'}"
+            sentence = f"The server at {self.place} asks for a key, and {self.key_file} {why}."
+            raise RequestFailed(sentence, hint="ask the owner of the run for the key") from None
         return {"authorization": f"Bearer {key}", **relayed}
 
     @property

@@ -2,7 +2,7 @@
 
 On the job's first node, outside of any container, it alone writes the endpoint and the stage's events. A
 child process (``instance.sh``) starts an instance's ranks. What ends an instance or the run is decided in
-:mod:`run_end`.
+:mod:`instance`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,16 @@ from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import Heartbeat, Troubles, stopped_below
 from trtllm_hpc.runtime.instances.clients import ClientWatch
-from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
+from trtllm_hpc.runtime.instances.instance import (
+    Instance,
+    RunEnd,
+    SupervisorOptions,
+    after_end,
+    early_end,
+    lost,
+)
 from trtllm_hpc.runtime.instances.proxies import Proxies
 from trtllm_hpc.runtime.instances.publishing import Publisher
-from trtllm_hpc.runtime.instances.run_end import RunEnd, after_end, early_end, lost
 from trtllm_hpc.runtime.lock import add_findings
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, send
 from trtllm_hpc.runtime.records import StopRequest, rank_records, try_event

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.probe import PROMPT, Asked, Question, QuestionRefused, quickly
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.served_model import chat_of, vocabulary_variables, with_auth_key
-from trtllm_hpc.runtime.server_http import PROMPT, Asked, Question, QuestionRefused, quickly
 from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
 
 _ESTABLISHED = "01"
