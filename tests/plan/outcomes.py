@@ -335,7 +335,6 @@ reference - {tensor_parallel: 2, serve: {nodes: 4}, site: {gpus_per_node: 0}}
 reference - {tensor_parallel: 8, serve: {nodes: 1}, site: {gpus_per_node: 4}}
 reference - {tensor_parallel: 6, serve: {nodes: 1}, site: {gpus_per_node: 4}}
 reference - {tensor_parallel: 2, serve: {instances: 2, proxy: none}}
-reference - {tensor_parallel: 2, serve: {instances: 2, minimum_instances: 3}}
 reference - {tensor_parallel: 2, serve: {instances: 3, nodes: 2}, site: {gpus_per_node: 4}}
 reference - {tensor_parallel: 2, serve: {instances: 2, nodes: 6}}
 reference - {tensor_parallel: 2, serve: {instances: 4, nodes: 1}, site: {gpus_per_node: 4}}

@@ -220,7 +220,7 @@ def test_a_run_that_drains_publishes_nothing_and_does_not_fail(runtime: Runtime,
     proxy.write_text(f"#!{sys.executable} -IS\n{PROXY}")
     proxy.chmod(0o755)
     paths.script("instance").write_text('while [ ! -e "$RUN/stop.json" ]; do sleep 0.05; done\n')
-    options = ["--count=1", "--minimum=1", "--restarts=0", "--leaders=0:0", "--drain-seconds=1"]
+    options = ["--count=1", "--restarts=0", "--leaders=0:0", "--drain-seconds=1"]
     options += [f"--program={proxy}", "--kinds=openai", "--loopback"]
     job = {"TRTLLM_HPC_JOB_ID": "1", "RUN": str(paths.folder)}
     supervisor = runtime.start("instances", *options, **job)

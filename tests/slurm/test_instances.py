@@ -98,7 +98,7 @@ def server_of(person: Person, run: RunPaths, instance: int) -> int:
 
 def test_two_instances_behind_one_proxy(person: Person, engine: Path) -> None:
     few = {"requests": 20, "rate_per_second": 4.0, "max_tokens": 8, "min_requests": 1, "max_late_share": 1.0}
-    serve = {"instances": 2, "placement": "spread", "minimum_instances": 1, "tls": True, "keep_running": True}
+    serve = {"instances": 2, "placement": "spread", "tls": True, "keep_running": True}
     run = start(person, engine, {**serve, "routing": "session"}, companion={"benchmark": few})
     assert_both_proxies_ask_for_the_key(run)
     assert_the_key_alone_is_taken(endpoint_of(run))

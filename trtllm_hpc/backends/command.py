@@ -43,14 +43,6 @@ def _values(job: JobFile, layout: Layout) -> dict[str, str]:
     return known | {key: f"{{{key}}}" for key in ON_NODE}
 
 
-def _commands(job: JobFile) -> Mapping[str, list[str]]:
-    worker = job.serve.worker_command
-    return {
-        "serve.command": job.serve.command,
-        **({} if worker is None else {"serve.worker_command": worker}),
-    }
-
-
 def command_has_a_port(facts: JobFacts) -> Diagnostics:
     """The command listens where the proxy looks for it."""
     command = facts.job.serve.command
@@ -65,7 +57,8 @@ def placeholders_have_values(facts: JobFacts) -> Diagnostics:
     known = _values(job, Layout(1, 1, 1, 0))
     keys = {name: "model.path" if name == "model" else f"engine.{name}" for name in IN_JOB}
     unset = {name: key for name, key in keys.items() if name not in known}
-    for field, words in _commands(job).items():
+    commands = {"serve.command": job.serve.command, "serve.worker_command": job.serve.worker_command or []}
+    for field, words in commands.items():
         yield from placeholder_problems(field, words, [it for it in PLACEHOLDERS if it in known], unset)
 
 

@@ -156,8 +156,6 @@ class DisaggregatedTrtllmServe(TrtllmServe):
         Excludes("serve.renew", "",
                  "while the proxy lets requests end, the front could not reach the servers through it",
                  "set it to false"),
-        Excludes("serve.minimum_instances", "", "has no effect on servers of two phases",
-                 "remove it: every server of both phases must live"),
         Excludes("serve.disaggregated.kv_transfer=MPI", "",
                  "MPI sends within one world of ranks, and each server has a world of its own",
                  "take UCX, NIXL or DEFAULT"),

@@ -61,25 +61,24 @@ QUANTIZATION_KEYS = ("method", *QUANTIZATION_OPTIONS)
 
 def checkpoint_can_be_quantized(facts: JobFacts) -> Diagnostics:
     """The build stage of the LLM API quantizes a checkpoint to what the PyTorch backend computes with."""
-    job, field = facts.job, "engine.quantization"
-    wanted = job.engine.quantization
+    field, wanted = "engine.quantization", facts.job.engine.quantization
     for key, value in leaves(field, wanted):
         name = key.removeprefix(f"{field}.")
-        if name != field and name not in QUANTIZATION_KEYS:
+        if name == field:
+            continue
+        if name not in QUANTIZATION_KEYS:
             message = "is set, but Model Optimizer, which quantizes for the LLM API, has no such choice here"
             yield in_job("conflict", key, message, "remove it, or take engine.backend: tensorrtllm", value)
-        elif wanted.method is None and name in QUANTIZATION_KEYS:
-            hint = f"set {field}.method, e.g. to fp8"
-            if name == "kv_cache":
-                hint += ", or only engine.llm_api.kv_cache_config.dtype: fp8"
+        elif wanted.method is None:
+            hint = f"set {field}.method, e.g. to fp8, or only engine.llm_api.kv_cache_config.dtype: fp8"
             yield in_job("missing", f"{field}.method", f"{name} is set, and no method", hint)
-    if wanted.method is not None and wanted.method not in FORMATS:
-        message = f"the PyTorch backend does not compute with {wanted.method}"
-        hint = f"take one of {', '.join(FORMATS)}, or engine.backend: tensorrtllm"
-        yield in_job("conflict", f"{field}.method", message, hint, wanted.method)
-    if wanted.kv_cache is not None and wanted.kv_cache not in CACHE_FORMATS:
-        message = f"the PyTorch backend has no KV cache in {wanted.kv_cache}"
-        yield in_job("conflict", f"{field}.kv_cache", message, "take fp8", wanted.kv_cache)
+    for name, asked, able in (
+        ("method", wanted.method, FORMATS),
+        ("kv_cache", wanted.kv_cache, CACHE_FORMATS),
+    ):
+        if asked is not None and asked not in able:
+            message = f"the PyTorch backend does not compute with {asked}"
+            yield in_job("conflict", f"{field}.{name}", message, f"take one of {', '.join(able)}", asked)
 
 
 def llm_api_leaves_the_plan(facts: JobFacts) -> Diagnostics:

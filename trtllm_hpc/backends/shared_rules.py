@@ -21,10 +21,6 @@ _LAST_WITH_ENGINES = "1.2.1"
 """The last release with the TensorRT backend and Triton's C++ backend, which TensorRT-LLM #15907 and #15918
 removed in June and July 2026."""
 _GO_ON = "trtllm-hpc init job pytorch.yaml --backend pytorch writes a job without an engine, for any release"
-_NO_CONTAINER = (
-    "choose a profile with a container of TensorRT-LLM (--cluster), or, where the nodes have it installed, "
-    "type --set cluster.container.tensorrt_llm_version=VERSION"
-)
 
 
 def release_is_known(facts: JobFacts) -> Diagnostics:
@@ -36,10 +32,7 @@ def release_is_known(facts: JobFacts) -> Diagnostics:
         message = f"{error.message}, and engines ended with TensorRT-LLM {_LAST_WITH_ENGINES}"
         error = UnknownRelease(message, hint=_GO_ON, choices=error.choices)
     stated, in_profile = facts.job.engine.tensorrt_llm_version, cluster.container.tensorrt_llm_version
-    if stated is None and in_profile is None and cluster.container.runtime == "none":
-        message = f"the profile {cluster.name!r} has no container, so nothing tells the TensorRT-LLM"
-        yield in_job("release", "engine.tensorrt_llm_version", message, _NO_CONTAINER)
-    elif stated is None and in_profile is not None:
+    if stated is None and in_profile is not None:
         field = "container.tensorrt_llm_version"
         yield in_cluster("release", field, error.message, error.hint, in_profile)
     else:

@@ -177,8 +177,6 @@ class Serve(Section):
     same one for the same header ``X-Session-ID``, or OpenAI's ``user``."""
     routing_imbalance: Annotated[float, Field(ge=1.05, le=100)] = 1.75
     """With ``session``: an instance that has so many times its share of the open requests is passed over."""
-    minimum_instances: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Fewest instances that must serve, start or be restarted for the run to live; ``None``: all."""
     restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
     """How often an instance, or a server of a phase, that has served before is started again after it died.
     ``None``: 3 times if there are several, never if there is one."""

@@ -100,7 +100,7 @@ COMMANDS: dict[str, list[Option]] = {
         *(*_needed("--ready-timeout-seconds", type=float), *_options("--hang-seconds", type=float)),
     ],
     "instances": [
-        *(*_needed("--count --minimum --restarts", type=int), *_PROXY),
+        *(*_needed("--count --restarts", type=int), *_PROXY),
         *_options("--key --tls", action="store_true"),
         *_needed("--leaders", type=_numbers, help="NODE:INSTANCE,INSTANCE of each node"),
         *_options("--roles", type=_numbers, default={}, help="PHASE:SERVER,SERVER if disaggregated"),

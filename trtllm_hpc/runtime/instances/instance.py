@@ -23,8 +23,6 @@ class SupervisorOptions:
     """The options that ``serve.sbatch`` passes."""
 
     count: int
-    minimum: int
-    """Fewest instances that must live."""
     restarts: int
     """Of each instance that has served."""
     proxy: ProxyOptions | None
@@ -123,58 +121,38 @@ class RunEnd:
 
 
 def after_end(
-    instance: Instance,
-    records: Sequence[RankRecord],
-    returncode: int,
-    options: SupervisorOptions,
-    others: int,
+    instance: Instance, records: Sequence[RankRecord], returncode: int, options: SupervisorOptions
 ) -> tuple[str, str | None, RunEnd | None]:
     """Return what follows when an instance has ended although the run goes on.
 
-    ``others`` still live.
-
     Returns:
         The instance's new state, ``restarting``, ``failed``, or ``ended`` if Slurm ends the whole job; the
-        reason; and the end of the run, if too few instances are left.
+        reason; and the end of the run, if the instance is not started again.
     """
     if records and len(records) == records[0].world_size and all(map(_was_signalled, records)):
         # Slurm ends the ranks of a cancelled job before the supervisor hears of it.
         return "ended", instance.reason, None
     reason = instance.lost or how_it_ended(records, returncode)
-    restarts = _restarts(instance, options)
-    living, state = others + restarts, "restarting" if restarts else "failed"
-    if living >= options.minimum:
-        return state, reason, None
+    if _restarts(instance, options):
+        return "restarting", reason, None
+    role = options.role(instance.number)
+    name = f"instance {instance.number}" if role is None else f"the {role} server {instance.number}"
+    sentence = reason if options.count == 1 else f"{name} has ended: {reason}"
+    # Of a single server, or a phase's, records and logs of the ranks explain more, unless its node is lost.
+    is_cause = instance.lost is not None or (role is None and options.count > 1)
     code = returncode if 0 < returncode < 128 else ExitCode.START
-    if (role := options.role(instance.number)) is not None:
-        sentence = f"the {role} server {instance.number} has ended: {reason}"
-    elif options.count == 1:
-        sentence = reason
-    else:
-        sentence = (
-            f"{living} of {options.count} instances live, and serve.minimum_instances is "
-            f"{options.minimum}; instance {instance.number}: {reason}"
-        )
-    # Records and logs of the ranks explain more, unless the node of a single server is lost.
-    is_cause = instance.lost is not None or not (options.roles or options.count == 1)
-    return state, reason, RunEnd(sentence, code, is_cause=is_cause)
+    return "failed", reason, RunEnd(sentence, code, is_cause=is_cause)
 
 
 def early_end(
-    instance: Instance,
-    records: Sequence[RankRecord],
-    options: SupervisorOptions,
-    others: int,
-    *,
-    is_stopping: bool,
+    instance: Instance, records: Sequence[RankRecord], options: SupervisorOptions, *, is_stopping: bool
 ) -> RunEnd | None:
-    """Return whether the run ends as soon as a rank has recorded a fault: too few instances are left.
+    """Return whether the run ends as soon as a rank has recorded a fault: the instance is not started again.
 
     Also while the run stops: a companion that got no answers has asked for it, and does not know why.
     """
-    is_needed = not _restarts(instance, options) and others < options.minimum
     judge = verdict(records)
-    if judge is None or not (is_stopping or is_needed):
+    if judge is None or (_restarts(instance, options) and not is_stopping):
         return None
     code = judge.task_exit_code if 0 < (judge.task_exit_code or 0) < 128 else None
     return RunEnd(how_it_ended(records, ExitCode.START), code or ExitCode.START)

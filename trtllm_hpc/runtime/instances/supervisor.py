@@ -178,10 +178,6 @@ class RunSupervisor:
         else:
             self._end_if_lost(instance, child)
 
-    def _others(self, instance: Instance) -> int:
-        """Return how many other instances live."""
-        return sum(other.lives for other in self._instances if other is not instance)
-
     def _end_if_lost(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
         """End the step of an instance that is lost; look once a second."""
         now = time.monotonic()
@@ -193,8 +189,8 @@ class RunSupervisor:
         has_failed = verdict(records) is not None or any(map(failed_by_itself, records))
         if instance.over_since is None and has_failed:
             instance.over_since = now
-        others, is_stopping = self._others(instance), self._stopping_since is not None
-        end = early_end(instance, records, self._options, others, is_stopping=is_stopping)
+        is_stopping = self._stopping_since is not None
+        end = early_end(instance, records, self._options, is_stopping=is_stopping)
         if end is not None and self._signal is None and not self._has_failed:
             self._end_run(end)
         over_s = None if instance.over_since is None else now - instance.over_since
@@ -209,13 +205,11 @@ class RunSupervisor:
                 self._code = self._code or returncode  # a rank failed while the server stopped
             return
         records = rank_records(self._paths, instance.step)
-        others = self._others(instance)
-        state, reason, run_end = after_end(instance, records, returncode, self._options, others)
-        instance.state, instance.reason = state, reason
-        if state == "ended":
+        instance.state, instance.reason, run_end = after_end(instance, records, returncode, self._options)
+        if instance.state == "ended":
             self._note_signal("SIGTERM")
             return
-        if state == "restarting":
+        if instance.state == "restarting":
             pause_s = min(_FIRST_PAUSE_S * 2**instance.restarts, _LONGEST_PAUSE_S)
             instance.restart_at = time.monotonic() + pause_s
             instance.restarts += 1
