@@ -12,9 +12,6 @@ import pytest
 
 import trtllm_hpc
 from tests.waiting import eventually
-from trtllm_hpc.errors import (
-    RunNotFound,
-)
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.status import RunState
 
@@ -61,17 +58,6 @@ def run(folder: Path, job: Path) -> Iterator[trtllm_hpc.Run]:
     # The end of the context has cancelled it.
     assert submitted.status.state is RunState.CANCELLED
     assert eventually(lambda: leftovers(RunPaths(submitted.folder)) == [], 10)
-
-
-def test_a_run_is_found_and_told(run: trtllm_hpc.Run, folder: Path) -> None:
-    assert [run.id] == [it.id for it in trtllm_hpc.Run.list(folder / "runs")]
-    assert trtllm_hpc.Run.find("from-python", folder / "runs").folder == run.folder
-    assert list(run.jobs) == ["serve"] and run.scripts == [run.folder / "scripts" / "serve.sbatch"]
-    assert run.job.engine.tensor_parallel == 2
-    assert run.cause is None and run.endpoint is not None
-    assert "rank 1 on" in run.logs(rank=1) and "ready:" in run.logs()
-    with pytest.raises(RunNotFound):
-        trtllm_hpc.Run.find("nosuch", folder / "runs")
 
 
 def test_a_client_asks_streams_and_asks_many(run: trtllm_hpc.Run) -> None:

@@ -300,8 +300,6 @@ reference - {tensor_parallel: 2, serve: {mode: orchestrator}, repository: {model
 1.2.0 llama {backend: pytorch, tensor_parallel: 2, phases: {context: {instances: [[0, 1]]}}}
 1.2.0 llama {backend: pytorch, phases: {generation: {engine: /e}}}
 # Ways of the KV cache. From 1.3.0rc3 on, upstream makes the buffer as large as max_seq_len.
-1.2.1 llama {backend: pytorch, phases: {kv_transfer: MPI}}
-1.9.0 llama {backend: pytorch, phases: {kv_transfer: MPI}}
 1.2.1 llama {backend: pytorch, phases: {context: {$CHUNKS}}}
 1.3.0rc3 llama {backend: pytorch, phases: {context: {$CHUNKS}}}
 1.2.1 llama {backend: pytorch, phases: {context: {$CHUNKS, max_seq_len: 4096}}}

@@ -74,10 +74,3 @@ def test_tasks_do_not_outlive_a_spawn_that_is_killed(runtime: Runtime) -> None:
 def test_what_a_task_leaves_in_the_background_is_ended(runtime: Runtime) -> None:
     assert runtime(*spawn(runtime, 1, "setsid sleep 3600 & echo $!")).returncode == 0
     assert not any(is_alive(pid) for pid in pids(runtime, 1))
-
-
-def test_a_missing_command(runtime: Runtime) -> None:
-    output = runtime.paths.logs / "task_%t.out"
-    answer = runtime("spawn", "--ntasks=1", f"--output={output}", "no-such-command-here")
-    assert answer.returncode == 127
-    assert "no-such-command-here" in answer.stderr and "Traceback" not in answer.stderr

@@ -24,12 +24,6 @@ def events(paths: RunPaths) -> list[str]:
     return [event.name for event in read_events(paths)]
 
 
-def test_a_stage_ends_with_its_exit_code(runtime: Runtime) -> None:
-    assert runtime("end", "serve", "9", TRTLLM_HPC_JOB_ID="77").returncode == 0
-    [event] = read_events(runtime.paths, "serve")
-    assert (event.name, event.data) == ("stage_end", {"exit_code": 9, "job_id": "77"})
-
-
 @pytest.mark.parametrize(
     ("code", "names", "reason"),
     [

@@ -6,9 +6,7 @@ import http.client
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +21,6 @@ from tests.proxies import ask
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.upstream.container import add_llm_api
-from tests.upstream.transformers_serve import make_model
 from tests.waiting import eventually
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
@@ -67,24 +64,6 @@ def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
     run = chain(site, "served", *words)
     assert answers(run) == ["the river the river"]
     assert "files were copied" in run.rank_log("staging", 1).read_text()
-
-
-@pytest.mark.thorough
-def test_a_checkpoint_is_quantized_on_a_node_and_the_next_run_takes_it(site: Site) -> None:
-    folder = site.folder / "a site"
-    make_model(folder / "plain")
-    (folder / "texts").mkdir()
-    (folder / "texts" / "a.txt").write_text("the river\nthe sea\n")
-    shutil.copytree(MODEL_OPTIMIZER, site.container.folder / "site" / "modelopt")
-    subprocess.run(["chown", "-R", f"--reference={site.folder}", folder], check=True)
-    wanted = {"method": "fp8", "kv_cache": "fp8", "calibration_dataset": str(folder / "texts")}
-    for name, expected in (("quantized", ["build", "serve", "companion"]), ("again", ["serve", "companion"])):
-        engine = {**TWO_RANKS, "quantization": {**wanted, "calibration_size": 2}}
-        job = site.job(name, model={"path": str(folder / "plain")}, repository={}, engine=engine)
-        _, run = site.submit(job)
-        assert stages(run) == expected
-        [ready] = [event for event in read_events(run, "serve") if event.name == "ready"]
-        assert ready.data["models"] == ["plain-fp8"]
 
 
 SPLIT = {

@@ -66,8 +66,6 @@ def test_keys_that_a_phase_of_servers_does_not_have(
         ("front: {schedule_style: generation_first}", "unknown-key", "front.schedule_style", "came", "image"),
         ("front: {otlp_config: {endpoint: x}}", "unknown-key", "front.otlp_config.endpoint", "any", ""),
         ("front: {max_retry: 2}", "unknown-key", "front.max_retry", "front's file", "max_retries"),
-        ("front: {port: 8000}", "conflict", "front.port", "the plan writes", "remove it"),
-        ("router_args: {tokens_per_block: 64}", "conflict", "router_args", "need the router", "set serve"),
     ],
 )  # fmt: skip
 def test_keys_of_the_front_that_it_does_not_have(

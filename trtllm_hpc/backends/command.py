@@ -25,9 +25,8 @@ instance, and where the processes of the instance meet."""
 _ENGINE_PLACEHOLDERS = ("tensor_parallel", "pipeline_parallel", "max_seq_len", "max_batch_size")
 IN_JOB = ("model", "name", *_ENGINE_PLACEHOLDERS)
 """Placeholders that stand for keys of the job file."""
-OF_LAYOUT = ("nodes", "gpus_per_node")
-"""Placeholders that stand for the layout of one instance."""
-PLACEHOLDERS = (*ON_NODE, *IN_JOB, *OF_LAYOUT)
+PLACEHOLDERS = (*ON_NODE, *IN_JOB, "nodes", "gpus_per_node")
+"""The last two stand for the layout of one instance."""
 
 
 def _values(job: JobFile, layout: Layout) -> dict[str, str]:

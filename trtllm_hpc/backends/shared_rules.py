@@ -42,9 +42,7 @@ def release_is_known(facts: JobFacts) -> Diagnostics:
 def backend_is_there(facts: JobFacts) -> Diagnostics:
     """The release's container has the backend that the job names."""
     job, release = facts.job, facts.release
-    if release is None:
-        return
-    if job.engine.backend in release.backends:
+    if release is None or job.engine.backend in release.backends:
         return
     message = f"the container of TensorRT-LLM {release.version} has no backend {job.engine.backend}"
     hint = f"choose one of {', '.join(release.backends)}, or another release"
@@ -62,8 +60,7 @@ def model_is_named(facts: JobFacts) -> Diagnostics:
 
 def experts_divide(facts: JobFacts) -> Diagnostics:
     """moe_tensor_parallel times moe_expert_parallel is tensor_parallel."""
-    job = facts.job
-    engine = job.engine
+    engine = facts.job.engine
     split, spread = engine.moe_tensor_parallel, engine.moe_expert_parallel
     if split is None and spread is None:
         return
@@ -78,8 +75,7 @@ def experts_divide(facts: JobFacts) -> Diagnostics:
 
 def gpu_computes_type(facts: JobFacts) -> Diagnostics:
     """The profile's GPUs support the types that the job names."""
-    job, cluster = facts.job, facts.cluster
-    release = facts.release
+    job, cluster, release = facts.job, facts.cluster, facts.release
     if release is None or cluster.compute_capability is None:
         return
     there = tuple(map(int, cluster.compute_capability.split(".")))

@@ -135,7 +135,7 @@ class Disaggregated(Section):
     """Servers or copies that compute prompts."""
     generation: Phase = Field(default_factory=Phase)
     """Servers or copies that compute answers."""
-    kv_transfer: Literal["DEFAULT", "UCX", "NIXL", "MOONCAKE", "MPI"] = "DEFAULT"
+    kv_transfer: Literal["DEFAULT", "UCX", "NIXL", "MOONCAKE"] = "DEFAULT"
     """How ``trtllm-serve`` sends the KV cache (``cache_transceiver_config.backend``)."""
     kv_transfer_tokens: TokenCount | None = None
     """Size of the buffer in which the KV cache is sent; upstream advises the longest prompt or more."""
