@@ -169,7 +169,6 @@ reference - {tensor_parallel: 2, serve: {mode: orchestrator}, repository: {model
 1.2.0 llama {backend: pytorch, tensor_parallel: 2, phases: {context: {instances: [[0, 1]]}}}
 1.2.0 llama {backend: pytorch, phases: {generation: {engine: /e}}}
 # Ways of the KV cache. From 1.3.0rc3 on, upstream makes the buffer as large as max_seq_len.
-1.2.1 llama {backend: pytorch, phases: {kv_transfer: MPI}}
 1.2.1 llama {backend: pytorch, phases: {context: {$CHUNKS}}}
 1.3.0rc3 llama {backend: pytorch, phases: {context: {$CHUNKS}}}
 1.2.1 llama {backend: pytorch, phases: {kv_transfer_tokens: 1000}}
@@ -193,7 +192,6 @@ reference - {tensor_parallel: 2, serve: {mode: orchestrator}, repository: {model
 1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, front: {port: 8000}}}
 1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, router: conversation}}
 1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, router_args: {tokens_per_block: 64}}}
-1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, context: {minimum_servers: 2}}}
 1.1.0 llama {backend: pytorch, phases: {kv_transfer: MOONCAKE, front: {max_retries: 2}}}
 1.2.0 llama {backend: pytorch, phases: {kv_transfer: MOONCAKE, front: {max_retries: 2}}}
 # Nodes of a phase's own kind, which are not counted together.
@@ -204,7 +202,6 @@ reference - {tensor_parallel: 8, serve: {nodes: 3}}
 reference - {tensor_parallel: 8, serve: {nodes: 1}, site: {gpus_per_node: 4}}
 reference - {tensor_parallel: 6, serve: {nodes: 1}, site: {gpus_per_node: 4}}
 reference - {tensor_parallel: 2, serve: {instances: 2, proxy: none}}
-reference - {tensor_parallel: 2, serve: {instances: 2, minimum_instances: 3}}
 reference - {tensor_parallel: 2, serve: {instances: 3, nodes: 2}, site: {gpus_per_node: 4}}
 reference - {tensor_parallel: 2, serve: {instances: 4, nodes: 1}, site: {gpus_per_node: 4}}
 reference - {tensor_parallel: 2, serve: {instances: 2, nodes: 1, placement: spread}}

@@ -130,7 +130,7 @@ class Disaggregated(Section):
     """Servers or copies that compute prompts."""
     generation: Phase = Field(default_factory=Phase)
     """Servers or copies that compute answers."""
-    kv_transfer: Literal["DEFAULT", "UCX", "NIXL", "MOONCAKE", "MPI"] = "DEFAULT"
+    kv_transfer: Literal["DEFAULT", "UCX", "NIXL", "MOONCAKE"] = "DEFAULT"
     """How ``trtllm-serve`` sends the KV cache (``cache_transceiver_config.backend``)."""
     kv_transfer_tokens: TokenCount | None = None
     """Size of the buffer in which the KV cache is sent; upstream advises the longest prompt or more."""
@@ -168,8 +168,6 @@ class Serve(Section):
     routing: Literal["least", "session"] = "least"
     """How the proxy chooses an instance. ``least``: the one with the fewest open requests. ``session``: the
     same one for the same header ``X-Session-ID``, or OpenAI's ``user``."""
-    minimum_instances: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Fewest instances that must serve, start or be restarted for the run to live; ``None``: all."""
     restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
     """How often an instance, or a server of a phase, that has served before is started again after it died.
     ``None``: 3 times if there are several, never if there is one."""

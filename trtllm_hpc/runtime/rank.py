@@ -36,7 +36,7 @@ from trtllm_hpc.runtime.process import (
 )
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.python_backend import ModelProcesses
-from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
+from trtllm_hpc.runtime.records import RankRecord, StopRequest, rank_records
 from trtllm_hpc.runtime.server_spec import RankOptions
 from trtllm_hpc.runtime.servers import start_command
 
@@ -173,13 +173,14 @@ class RankSupervisor:
         """Observe everything on which the rules depend; ``has_ended``: this rank's server."""
         step, rank = self._options.step, self._options.rank
         is_serving = self._decided is None and not has_ended
+        leader = None if rank == 0 else RankRecord.read(self._paths.rank_record(step, 0))
         seen = Observed(
             step,
             rank,
             self._options.world_size,
             self._signal,
             StopRequest.read(self._paths.stop_request),
-            leader_ended=rank != 0 and leader_has_ended(self._paths, step),
+            leader_ended=leader is not None and leader.ended_at is not None,
             step_daemon_lost=self._step_daemon is not None and os.getppid() != self._step_daemon,
             dead_model=self._models.dead() if is_serving else None,
             ranks=self._ranks.look(),

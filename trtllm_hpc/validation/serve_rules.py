@@ -117,10 +117,6 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
     """Several instances need a proxy and the mode leader."""
     serve = facts.job.serve
     count = serve.instances
-    if serve.minimum_instances is not None and serve.minimum_instances > count:
-        message = f"{serve.minimum_instances} instances must live, but there are {count}"
-        hint = f"set it to at most {count}, or raise serve.instances"
-        yield in_job("conflict", "serve.minimum_instances", message, hint, serve.minimum_instances)
     if count > 1 and serve.mode != "leader":
         message = f"serve.mode {serve.mode} serves with one instance"
         yield in_job("conflict", "serve.instances", message, "set it to 1, or serve.mode to leader", count)
