@@ -34,7 +34,7 @@ PLAIN = merged(
                 "speculative_config": {
                     "decoding_type": "DraftTarget",
                     "max_draft_len": 3,
-                    "speculative_model_dir": "/d",
+                    "speculative_model": "/d",
                 }
             },
         },
