@@ -65,7 +65,6 @@ def test_a_client_asks_streams_and_asks_many(run: trtllm_hpc.Run) -> None:
     whole = client.generate(PROMPT, max_tokens=8)
     parts = list(client.stream(PROMPT, max_tokens=8))
     assert len(parts) > 2 and "".join(parts) == whole.text
-    assert whole.output_tokens is not None and 4 <= whole.output_tokens <= 8
     assert client.generate(PROMPT, max_tokens=8, exclude_input=False).text == PROMPT + whole.text
     many = client.batch([PROMPT] * 5, concurrency=3, max_tokens=8)
     assert [answer.text for answer in many] == [whole.text] * 5
@@ -96,8 +95,7 @@ def test_it_is_measured(run: trtllm_hpc.Run) -> None:
     measured.check()
     assert [result.level.label for result in measured.levels] == ["1 at once", "2 at once"]
     assert told and "level" in told[-1]
-    # The stand-in has no tokenizer, so tokens are unknown.
-    assert measured.figures["finished_rate_per_s"] > 0 and "output_tokens_per_s" not in measured.figures
+    assert measured.figures["finished_rate_per_s"] > 0 and measured.figures["output_tokens_per_s"] > 0
     found = trtllm_hpc.Measurement.find("from-python:from-python", run.folder.parent)
     assert found.summary == measured.summary and [it.name for it in trtllm_hpc.Measurement.list(run)] == [
         "from-python"

@@ -76,9 +76,7 @@ SPLIT = {
 def test_each_phase_has_servers_of_its_own_and_the_front_is_the_endpoint(site: Site) -> None:
     """One context server and two of two ranks for the generation, each on a node of its own."""
     job = site.job("split", repository={}, engine=TWO_RANKS, serve=SPLIT)
-    said, run = site.submit(job)
-    assert "context server 0: 1 rank on node 0, GPU 0" in said
-    assert "generation server 2: 2 ranks on node 2, GPUs 0-1" in said
+    _, run = site.submit(job)
     hosts = [RankRecord.read(run.rank_record(f"serve.{server}", 0)) for server in range(3)]
     assert len({record.host for record in hosts if record}) == 3
     # The answer went through both phases.
