@@ -142,6 +142,9 @@ class ClientUse:
     processes: int = 1
     real_time: bool = False
     """Whether it went before ordinary processes, see :mod:`trtllm_hpc.bench.load.process`."""
+    stamp_bound_s: float = 0.0
+    """Over HTTP: what 99 % of the stamps of answers are late by at most, see
+    :class:`trtllm_hpc.bench.load.timing.StampBounds`."""
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ class Reply:
     sent_s: float
     """Right before the call was made."""
     ended_s: float
-    """When the whole answer, or the error, had arrived."""
+    """When the last piece of the answer, or the error, had arrived."""
     status: str = OK
     """``ok``, or what failed: the gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
     error: str | None = None
@@ -162,6 +162,8 @@ class Reply:
     """Each response, or piece of a stream over HTTP, with its time of arrival; one unless streamed."""
     session: str | None = None
     """Name of its conversation; ``None``: it is not a turn of a conversation."""
+    free_s: float = -1.0
+    """Over HTTP: when the read came that completed the answer, after which the connection was free."""
     resent: bool = False
     """Whether it was sent a second time, with the weights of its LoRA adapter, which the server lacked."""
 

@@ -125,6 +125,7 @@ def _merge(plan: Plan, results: list[LoadResult]) -> LoadResult:
         max(result.client.wall_s for result in results),
         max(result.client.busiest_share for result in results),
         len(results),
+        stamp_bound_s=max(result.client.stamp_bound_s for result in results),
     )
     last_sends_s = [
         result.saturated_until_s or max((reply.due_s for reply in result.replies), default=result.start_s)
