@@ -111,8 +111,9 @@ def open_proxy(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator
         ServerFailed: HAProxy did not start.
     """
     os.environ.setdefault("TRTLLM_HPC_JOB_ID", "0")
-    serve = {"proxy": "haproxy", "openai": "none", "tls": tls}
-    job = JobFile.model_validate({"name": "proxy", "serve": serve})
+    serve = {"frontend": "triton", "tls": tls}  # of this backend, which has no gateway
+    engine = {"model": {"path": "/models/any"}, "engine": {"backend": "pytorch"}}
+    job = JobFile.model_validate({"name": "proxy", **engine, "serve": serve})
     facts = facts_of(job, ClusterProfile(name="here", scheduler="local"))
     paths = RunPaths(folder)
     scripts = render_scripts(make_plan(facts, paths, sys.executable))

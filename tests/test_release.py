@@ -103,36 +103,6 @@ def test_the_changelog_begins_with_what_is_not_released_and_the_version() -> Non
     assert headings[1].split(" ")[0] == trtllm_hpc.__version__
 
 
-@pytest.mark.parametrize(
-    ("schema", "files"),
-    [
-        ("github-workflows", ".github/workflows/*.yml"),
-        ("github-issue-forms", ".github/ISSUE_TEMPLATE/[!c]*.yml"),
-        ("github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
-    ],
-)
-def test_github_accepts_its_files(schema: str, files: str) -> None:
-    found = sorted(ROOT.glob(files))
-    assert found
-    checker = [
-        str(Path(sys.executable).with_name("check-jsonschema")),
-        "--builtin-schema",
-        f"vendor.{schema}",
-    ]
-    done = subprocess.run([*checker, *map(str, found)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_workflow_types_what_exists() -> None:
-    steps = [step for job in yaml.safe_load(WORKFLOW.read_text())["jobs"].values() for step in job["steps"]]
-    commands = "\n".join(step["run"] for step in steps if "run" in step)
-    targets = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text())
-    used = re.findall(r"(?m)^make ([a-z-]+)", commands)
-    assert {"lint", "test", "docs"} == set(used) <= set(targets)
-    assert ".ci/wheels" in commands
-    assert all((ROOT / name).is_file() for name in re.findall(r"\.ci/\w+", commands))
-
-
 def test_the_container_needs_what_the_package_needs() -> None:
     text = CONTAINER.read_text()
     assert re.findall(r"(?m)^%(\w+)$", text) == ["files", "post", "test"]

@@ -19,14 +19,10 @@ from trtllm_hpc.cli.render import RenderedRun
 from trtllm_hpc.cli.submit import SubmittedRun
 from trtllm_hpc.cli.sweep_run import CheckedSweep
 from trtllm_hpc.cli.sweep_saved import SweepRow
-from trtllm_hpc.cli.templates import FetchedTemplates
-from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
 from trtllm_hpc.evaluation.scores import EvaluationSummary
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
-from trtllm_hpc.report.versions import ReleaseDetails
-from trtllm_hpc.runs.difference import RunsDiff
 from trtllm_hpc.runs.guests import ProxyClient
 from trtllm_hpc.runs.hub import ModelRow
 from trtllm_hpc.runs.listing import ListedRun
@@ -36,7 +32,7 @@ from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
 from trtllm_hpc.sweeps.results import SweepResults
 from trtllm_hpc.sweeps.status import SweepStatus
-from trtllm_hpc.tensorrt_llm.releases.commands import Command
+from trtllm_hpc.tensorrt_llm.releases.programs import Program
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 from trtllm_hpc.validation.checks import DoctorReport
 
@@ -53,7 +49,6 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "sweep resume": {"": SweepStatus},
     "sweep report": {"": SweepResults},
     "runs": {"": list[ListedRun]},
-    "runs diff": {"": RunsDiff},
     "runs prune": {"": PrunedList},
     "status": {"": RunStatus},
     "submit": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},
@@ -62,7 +57,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "resume": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},
     "logs": {"": list[LogRow]},
     "explain": {"": list[Finding]},
-    "client": {"": PromptRecord, "with `--check`": CheckedAnswer},
+    "client": {"": PromptRecord},
     "evaluate": {"": EvaluationSummary},
     "bench show": {"": MeasurementSummary},
     "bench run": {"": MeasurementSummary},
@@ -77,10 +72,8 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "models list": {"": list[ModelRow]},
     "models fetch": {"": ModelRow},
     "models prune": {"": PrunedList},
-    "templates fetch": {"": FetchedTemplates},
-    "templates show": {"": dict[str, str]},
     "versions": {"": list[Release]},
-    "versions show": {"of a release": ReleaseDetails, "of a program of it": Command},
+    "versions show": {"of a release": Release, "of a program of it": Program},
     "sandbox status": {"": Status},
     "sandbox up": {"": Status},
     "sandbox down": {"": Status},

@@ -38,7 +38,7 @@ COMPANION_MEASUREMENT = "benchmark"
 COMPANION_EVALUATION = "evaluation"
 """Name of the companion's own evaluation; others come from the ``evaluate`` command."""
 
-RESERVED_ENDINGS = (".workload", ".metrics", ".charts")
+RESERVED_ENDINGS = (".workload", ".metrics")
 """Endings that distinguish a measurement's files; no measurement's name ends with them."""
 
 
@@ -77,8 +77,6 @@ class MeasurementPaths:
     """The server's own metrics during the measurement, one JSON line for each sample."""
     table: Path
     """The table as text."""
-    charts: Path
-    """Folder of the report's charts as images."""
     report: Path
 
     @property
@@ -145,8 +143,6 @@ class RunPaths:
     ranks = _Named("ranks")
     """Folder of the rank records."""
     endpoint = _Named("endpoint.json")
-    network = _Named("network.json")
-    network_table = _Named("network.txt")
     """Host and ports of the leader; exists only once it is ready."""
     stop_request = _Named("stop.json")
     """Exists once the server was asked to stop, and names who asked."""
@@ -174,8 +170,6 @@ class RunPaths:
     """The same with its private key (mode 0600), as HAProxy reads it."""
     instances = _Named("instances.json")
     """What the supervisor knows of each instance, once it has begun."""
-    notify = _Named("notify")
-    """The URL of a webhook (mode 0600), which may hold a secret; exists only with ``submit --notify``."""
     renewal = _Named("renewal.json")
     """The job that serves and the one that waits for its end; exists only with ``serve.renew``."""
     bad_nodes = _Named("bad_nodes.json")
@@ -184,8 +178,6 @@ class RunPaths:
     # What was measured
     results = _Named("results")
     """Folder of answers and measurements."""
-    profiles = _Named("results/profiles")
-    """Folder of the profiles of ranks, with ``serve.profile``."""
     answer = _Named("results/request.json")
     """The companion's first request, and the model's answer over each protocol."""
     benchmark_progress = _Named("results/progress.json")
@@ -285,10 +277,6 @@ class RunPaths:
         """Return the file in which a rank's server leaves one sentence if it knows why it fails."""
         return self.ranks / f"{step}_{rank}.reason"
 
-    def logits(self, name: str) -> Path:
-        """Return ``context_logits`` or ``generation_logits`` of the first request, in NumPy's format."""
-        return self.results / f"{name}.npy"
-
     def measurement(self, name: str) -> MeasurementPaths:
         """Return the files of the measurement of that name."""
 
@@ -301,7 +289,6 @@ class RunPaths:
             workload=file("workload.jsonl"),
             samples=file("metrics.jsonl"),
             table=file("txt"),
-            charts=file("charts"),
             report=self.report if name == COMPANION_MEASUREMENT else file("html"),
         )
 

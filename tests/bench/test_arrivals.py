@@ -3,15 +3,14 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_hpc.bench.arrivals import Schedule, open_schedule, ramped
+from trtllm_hpc.bench.arrivals import Schedule, open_schedule
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.results import Window
-from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError
 
@@ -20,7 +19,7 @@ ARRIVALS = ("constant", "poisson", "gamma")
 
 def scheduled(rate: float, arrival: str, *, repeat: int = 0, **values: Any) -> Schedule:
     benchmark = Benchmark(rate_per_second=rate, **{"warmup_requests": 0, **values})
-    level = OpenLoop(rate, arrival, benchmark.burstiness, benchmark.ramp_to_per_second)
+    level = OpenLoop(rate, arrival, benchmark.burstiness)
     return open_schedule(level, benchmark, repeat=repeat)
 
 
@@ -86,53 +85,32 @@ def test_repeats_have_different_arrivals_and_rates_the_same_ones() -> None:
     assert scheduled(1.0, "poisson", requests=30, seed=1).due_s != first.due_s
 
 
-def test_a_ramp_changes_the_rate_linearly_and_has_the_mean_of_its_ends() -> None:
-    schedule = scheduled(10.0, "constant", duration_seconds=20.0, ramp_to_per_second=30.0, warmup_requests=5)
-    assert (schedule.window.start_s, schedule.window.length_s) == (0.5, 20.0)
-    times = [due - 0.5 for due in schedule.due_s[5:]]
-    assert len(times) == 400
-    # After t seconds 10*t + t**2/2 requests were due.
-    assert [sum(time < end for time in times) for end in (4, 10, 16)] == [48, 150, 288]
-    assert gaps(times)[0] == pytest.approx(1 / 10, rel=0.01)
-    assert gaps(times)[-1] == pytest.approx(1 / 30, rel=0.01)
-
-
-def test_a_ramp_down_to_almost_zero_ends_with_the_window() -> None:
-    """Rounding may make the rate negative there."""
-    for requests in range(1, 200):
-        length_s = requests * 2 / (1e5 + 1e-9)
-        (last_s,) = ramped(np.array([float(requests)]), 1e5, 1e-9, length_s).tolist()
-        assert last_s == pytest.approx(length_s, rel=1e-6)
-
-
 @given(
     arrival=st.sampled_from(ARRIVALS),
     rate=st.floats(0.01, 10_000),
-    ramp=st.none() | st.floats(0.01, 10_000),
     shape=st.floats(0.01, 100),
     seed=st.integers(0, 2**31 - 1),
     counts=st.tuples(st.integers(0, 50), st.integers(1, 300)),
 )
 def test_schedules_are_sorted_and_have_exactly_the_mean_rate(
-    arrival: str, rate: float, ramp: float | None, shape: float, seed: int, counts: tuple[int, int]
+    arrival: str, rate: float, shape: float, seed: int, counts: tuple[int, int]
 ) -> None:
     warmup, requests = counts
     options: dict[str, Any] = {"warmup_requests": warmup, "requests": requests, "seed": seed}
-    schedule = scheduled(rate, arrival, burstiness=shape, ramp_to_per_second=ramp, **options)
+    schedule = scheduled(rate, arrival, burstiness=shape, **options)
     assert schedule.due_s == sorted(schedule.due_s)
     assert schedule.due_s[0] == 0.0
     assert schedule.due_s[-1] <= schedule.window.end_s
     assert (warmup_of(schedule), len(schedule.due_s)) == (warmup, warmup + requests)
-    mean = rate if ramp is None else (rate + ramp) / 2
     # Times are rounded to nanoseconds.
-    assert schedule.window.length_s == pytest.approx(requests / mean, rel=1e-9, abs=2e-9)
+    assert schedule.window.length_s == pytest.approx(requests / rate, rel=1e-9, abs=2e-9)
     assert schedule.window.start_s == pytest.approx(warmup / rate, rel=1e-9, abs=2e-9)
-    assert schedule == scheduled(rate, arrival, burstiness=shape, ramp_to_per_second=ramp, **options)
+    assert schedule == scheduled(rate, arrival, burstiness=shape, **options)
 
 
 def recorded(times: list[float | None], **values: Any) -> Schedule:
     benchmark = Benchmark(**{"arrival": "trace", "requests": None, "warmup_requests": 0, **values})
-    requests = [Request(1, "x", due_s=time) for time in times]
+    requests = [WorkloadRequest(1, "x", due_s=time) for time in times]
     return open_schedule(OpenLoop(1.0, "trace"), benchmark, requests=requests)
 
 

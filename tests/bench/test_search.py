@@ -13,7 +13,7 @@ from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.results import Distribution, Figure, Finding, Pass, Verdict, Window
-from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
+from trtllm_hpc.bench.search import RateOutcome, find_max, outcome_of
 from trtllm_hpc.config.benchmark import Benchmark
 
 from .make import IDLE, sample
@@ -22,12 +22,12 @@ from .queueing import last_due_ms, served
 SLO = parse_slo("latency.p99<500ms")
 
 
-def holds_below(capacity: float, noise: Callable[[], float] = lambda: 1.0) -> Callable[[float], Outcome]:
+def holds_below(capacity: float, noise: Callable[[], float] = lambda: 1.0) -> Callable[[float], RateOutcome]:
     """A server that keeps the limits up to a rate, give or take ``noise`` in each of three passes."""
 
-    def measure(rate: float) -> Outcome:
+    def measure(rate: float) -> RateOutcome:
         held = sum(rate * noise() <= capacity for _ in range(3))
-        return Outcome(held, 3, ["too slow"] if held < 3 else [])
+        return RateOutcome(held, 3, ["too slow"] if held < 3 else [])
 
     return measure
 
@@ -70,8 +70,8 @@ def test_a_server_without_a_limit_ends_the_search_too() -> None:
 def test_the_limit_of_the_client_is_not_the_servers() -> None:
     server = holds_below(10_000)
 
-    def measure(rate: float) -> Outcome:
-        return server(rate) if rate < 900 else Outcome(0, 3, [], unusable="The client is the limit.")
+    def measure(rate: float) -> RateOutcome:
+        return server(rate) if rate < 900 else RateOutcome(0, 3, [], unusable="The client is the limit.")
 
     found = find_max(measure, 250, "")
     assert (found.max_rate_per_s, found.first_failing_per_s) == (500, None)
@@ -107,7 +107,7 @@ def test_the_capacity_of_a_queue_is_found_from_its_records(seed: int) -> None:
     slo = parse_slo("latency.p50<20ms")
     seeds = iter(range(1000 * seed, 1000 * seed + 1000))
 
-    def measure(rate: float) -> Outcome:
+    def measure(rate: float) -> RateOutcome:
         return outcome_of([_measured(rate, next(seeds)) for _ in range(3)], slo, 0.01)
 
     found = find_max(measure, 20, str(slo))
@@ -122,7 +122,7 @@ def _measured(rate: float, seed: int) -> Pass:
 
 
 def test_passes_that_keep_the_limits_hold() -> None:
-    assert outcome_of([a_pass(), a_pass(), a_pass(600)], SLO, 0.01) == Outcome(
+    assert outcome_of([a_pass(), a_pass(), a_pass(600)], SLO, 0.01) == RateOutcome(
         2, 3, ["latency.p99 is 600ms, not < 500ms."]
     )
 
@@ -131,7 +131,7 @@ def test_passes_that_keep_the_limits_hold() -> None:
     ("held", "passes", "holds"), [(1, 1, True), (1, 2, False), (2, 3, True), (0, 1, False)]
 )
 def test_more_than_half_must_hold(held: int, passes: int, holds: bool) -> None:
-    assert Outcome(held, passes, []).holds is holds
+    assert RateOutcome(held, passes, []).holds is holds
 
 
 def test_too_many_errors_are_the_servers_failure() -> None:

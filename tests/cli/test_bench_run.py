@@ -13,7 +13,7 @@ from tests.report.make import make, write_run
 from trtllm_hpc.api.measurement import Measurement
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.records import append_records
-from trtllm_hpc.bench.results import Finding, QuickCheck, Verdict, write_measurement
+from trtllm_hpc.bench.results import Finding, Verdict, write_measurement
 from trtllm_hpc.cli.bench_run import settings_for
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import Companion, JobFile
@@ -46,18 +46,17 @@ def test_lengths_beyond_the_engine_s_limits_are_refused(given: dict[str, Any], w
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "hint", "answered", "checked"),
+    ("status", "error", "hint", "answered"),
     [
-        ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "raise --timeout-seconds (now 2.0)", 0, 0),
-        ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "raise --timeout-seconds (now 2.0)", -2, 0),
-        ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "trtllm-hpc logs {} --rank 0 shows what", 5, 0),
-        ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "trtllm-hpc logs {} --rank 0 shows what", 0, 22),
-        ("UNAVAILABLE", "no connection to n1:8001", "trtllm-hpc status ", 0, 0),
-        ("INTERNAL", "no luck", "trtllm-hpc logs ", 0, 0),
+        ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "raise --timeout-seconds (now 2.0)", 0),
+        ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "raise --timeout-seconds (now 2.0)", -2),
+        ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "trtllm-hpc logs {} --rank 0 shows what", 5),
+        ("UNAVAILABLE", "no connection to n1:8001", "trtllm-hpc status ", 0),
+        ("INTERNAL", "no luck", "trtllm-hpc logs ", 0),
     ],
 )
 def test_the_hint_depends_on_the_error(
-    tmp_path: Path, status: str, error: str, hint: str, answered: int, checked: int
+    tmp_path: Path, status: str, error: str, hint: str, answered: int
 ) -> None:
     made = make([OpenLoop(4.0)], requests=10)
     paths = write_run(tmp_path / "run", made)
@@ -72,7 +71,6 @@ def test_the_hint_depends_on_the_error(
         settings=settings,
         errors={error: 10},
         verdict=Verdict([Finding(code, sentence="It failed.")]),
-        check=QuickCheck("", answered=checked),
     )
     write_measurement(found.files.summary, measurement)
     with pytest.raises(InvalidMeasurement) as refused:

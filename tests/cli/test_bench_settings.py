@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import click
@@ -35,22 +34,14 @@ def settings_of(base: Benchmark, given: dict[str, Any]) -> Benchmark:
             "--burstiness: has an effect with --arrival gamma only",
         ),
         ({**TRACE, "rate_per_second": [5.0]}, "--rate: a trace has its own times; leave it out"),
-        ({**TRACE, "concurrency": [5], "workload.speed": 2.0}, "--speed: the times of the trace are not"),
         (
             {"requests": 20, "duration_seconds": 3.0},
             "--duration: the window ends after a number",
         ),
         ({"warmup_requests": 2, "warmup_seconds": 1.0}, "--warmup-seconds: the warm-up ends after"),
-        ({"slo": "latency<1s", "no_slo": True}, "--no-slo: removes what --slo sets; leave one out."),
-        (
-            {"workload.lora": ["/a"], "workload.no_lora": True},
-            "--no-lora: removes what --lora sets; leave one out.",
-        ),
-        ({"workload.lora": ["/a=0.7", "/b=.6"]}, "--lora: the shares of the adapters add up to 1.3"),
         ({"find_max": True, "slo": "latency<1s", "rate_per_second": [1.0, 2.0]}, "finds the others itself"),
         ({"rate_per_second": [2.0, 2.0]}, "--rate: 2.0 is listed twice; list each once"),
         ({"concurrency": [2, 2]}, "--concurrency: 2 is listed twice; list each once"),
-        ({"model": ["a", "a"]}, "--model: a is listed twice; list each once"),
         ({"requests": 5}, "--requests: that is 5 requests of a level, and figures need 10 (--min-requests)"),
         ({"rate_per_second": [50.0]}, "window of 0.4 s, and figures need 1 s (--min-window-seconds)"),
     ],
@@ -81,29 +72,24 @@ def test_options_with_an_effect_are_accepted(given: dict[str, Any]) -> None:
 
 
 VALUES: dict[str, Any] = {
-    "model": "a",
-    "models": ["b", "c"],
     "concurrency": 32,
     "concurrencies": [1, 8, 33],
     "rate_per_second": 6.0,
     "rates_per_second": [2.0, 3.0],
-    "ramp_to_per_second": 9.0,
     "requests": 50,
     "duration_seconds": 30.0,
     "warmup_requests": 0,
     "warmup_seconds": 0.0,
     "find_max": True,
-    "workload.lora": [{"directory": "/adapter", "task_id": 1}],
 }
 """A value of each key that excludes others. The keys with one such value have it in their names."""
 NEEDED: dict[str, dict[str, Any]] = {
     "arrival=trace": {"workload.kind": "trace", "workload.path": "/a.jsonl", "requests": 50},
-    "workload.session=user": {"workload.kind": "conversations"},
     "find_max": {"slo": "latency<1s"},
     "requests": {"rate_per_second": 5.0},
 }
 """Other keys without which a key is refused."""
-SWEPT = {"models": "model", "rates_per_second": "rate_per_second", "concurrencies": "concurrency"}
+SWEPT = {"rates_per_second": "rate_per_second", "concurrencies": "concurrency"}
 """The option of a key that takes several values."""
 WITHOUT_EFFECT = [
     (key, other)
@@ -147,10 +133,6 @@ def value_of(settings: Benchmark, key: str) -> Any:
 def test_what_is_typed_replaces_what_the_job_file_has(key: str, other: str) -> None:
     base = Benchmark.model_validate(section(written(other)))
     given = typed(key)
-    if other == "workload.kind=conversations":
-        with pytest.raises(click.UsageError, match="all turns of a conversation go to the same model"):
-            settings_of(base, given)
-        return
     if key == "burstiness=0.5":
         given["arrival"] = "gamma"
     settings = settings_of(base, given)
@@ -175,21 +157,6 @@ def test_no_slo_removes_the_limits_of_the_job_file() -> None:
     assert settings_of(base, {}).slo == "ttft.p99<500ms"
     with pytest.raises(click.UsageError, match="--slo: the search needs limits"):
         settings_of(base.model_copy(update={"find_max": True}), given)
-
-
-def test_adapters_come_with_or_without_a_share_and_replace_those_of_the_job_file(tmp_path: Path) -> None:
-    base = settings_of(Benchmark(), {"workload.lora": ["/a=0.25", f"{tmp_path}/b", "/rank=8/c"]})
-    found = [(one.directory, one.share) for one in base.workload.lora]
-    assert found == [("/a", 0.25), (f"{tmp_path}/b", None), ("/rank=8/c", None)]
-    # A second measurement may have other adapters, and the server keeps those of the first.
-    again = settings_of(Benchmark(), {"workload.lora": [f"{tmp_path}/b", "/a"]}).workload
-    assert again.lora_task_ids == [base.workload.lora_task_ids[at] for at in (1, 0)]
-    assert len(set(base.workload.lora_task_ids)) == 3
-    other = settings_of(base, {"workload.lora": ["/d"], "workload.kind": "normal"})
-    assert [one.directory for one in other.workload.lora] == ["/d"]
-    kept = settings_of(base, {"workload.kind": "normal"})
-    assert kept.workload.lora == base.workload.lora
-    assert settings_of(base, {"workload.no_lora": True}).workload.lora == []
 
 
 def test_settings_of_the_job_file_without_effect_are_accepted() -> None:

@@ -141,8 +141,8 @@ def test_a_chat_of_one_question_has_the_length_that_was_asked_for(url: str, scri
 
 
 def test_what_is_for_one_prompt_needs_one(url: str) -> None:
-    with talking(url, "--request-id", "mine") as terminal:
-        terminal.sees("ask a prompt")
+    with talking(url, "--save") as terminal:
+        terminal.sees("ask one prompt")
         assert terminal.process.wait(60) == ExitCode.USAGE
 
 

@@ -33,13 +33,12 @@ def test_profiles_and_job_files_and_what_the_shell_lists() -> None:
     assert offered("render", incomplete="tiny-llama-") == ["tiny-llama-", "tiny-llama-1rank"]
 
 
-def test_releases_programs_families_checks_and_templates() -> None:
+def test_releases_programs_families_and_checks() -> None:
     assert offered("versions", "show", incomplete="0.16") == ["0.16.0"]
     assert offered("versions", "show", incomplete="24.12") == ["24.12"]
     assert offered("versions", "show", "0.16", incomplete="trtllm-b") == ["trtllm-build"]
     assert offered("versions", "show", "0.16", "build.py", "--family", incomplete="mixt") == ["mixtral"]
     assert offered("submit", "job.yaml", "--ignore", incomplete="model-") == ["model-divides", "model-files"]
-    assert offered("templates", "show", "job.yaml", incomplete="post") == ["postprocessing"]
 
 
 def test_keys_of_set() -> None:

@@ -66,10 +66,10 @@ def test_every_run_has_its_state_model_endpoint_and_age(
         ("demo-1", "failed"),
     ]
     assert rows[1]["endpoint"] == "10.0.0.1:8000" and rows[1]["model"] == "tiny-llama"
-    assert (rows[2]["gpu_hours"], rows[2]["waited_s"]) == (12.0, 3600.0)
+    assert rows[2]["gpu_hours"] == 12.0
     table = types("runs").output.splitlines()
-    assert table[0].split() == ["run", "state", "model", "endpoint", "age", "waited", "GPU-h"]
-    assert table[-1].split() == ["demo-1", "failed", "tiny-llama", "-", "3", "days", "60", "min", "12"]
+    assert table[0].split() == ["run", "state", "model", "endpoint", "age", "GPU-h"]
+    assert table[-1].split() == ["demo-1", "failed", "tiny-llama", "-", "3", "days", "12"]
 
 
 def test_they_are_filtered(made: Callable[..., RunPaths], types: Types, home: Path) -> None:
@@ -184,15 +184,6 @@ def test_old_ended_runs_are_listed_and_with_yes_removed(
     assert left(home) == ["busy-90", "ended-1", "waits-90"]
 
 
-def test_the_newest_stay(made: Callable[..., RunPaths], types: Types, home: Path) -> None:
-    for days in (1, 31, 40):
-        made(f"ended-{days}", "FAILED", days=days)
-    assert types("runs", "prune", "--older-than", "30d", "--keep", "2", "--yes").code == 0
-    assert left(home) == ["ended-1", "ended-31"]
-    assert types("runs", "prune", "--keep", "0", "--yes").output.splitlines()[-1] == "2 removed"
-    assert left(home) == []
-
-
 def test_a_run_whose_record_cannot_be_read_saves_no_other(
     made: Callable[..., RunPaths], types: Types, home: Path
 ) -> None:
@@ -200,7 +191,7 @@ def test_a_run_whose_record_cannot_be_read_saves_no_other(
     damaged = made("damaged-1", "RUNNING")
     damaged.jobs.unlink()
     damaged.jobs.mkdir()
-    assert [run["name"] for run in pruned(types, "--keep", "0", "--yes")["entries"]] == ["ended-1"]
+    assert [run["name"] for run in pruned(types, "--older-than", "0d", "--yes")["entries"]] == ["ended-1"]
     assert left(home) == ["damaged-1"]
 
 
@@ -218,7 +209,7 @@ def test_a_failed_run_with_a_job_that_has_not_ended_stays(
     fake_slurm: FakeSlurm, home: Path, types: Types, state: str
 ) -> None:
     run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "FAILED=7:0", state)
-    assert pruned(types, "--keep", "0", "--yes")["entries"] == [] and left(home) == ["demo-1"]
+    assert pruned(types, "--older-than", "0d", "--yes")["entries"] == [] and left(home) == ["demo-1"]
 
 
 def test_what_slurm_does_not_say_is_no_end(
@@ -227,10 +218,10 @@ def test_what_slurm_does_not_say_is_no_end(
     lost = made("lost-1", "COMPLETED")
     for job in (read_submission(lost) or SubmissionRecord("slurm")).stages.values():
         fake_slurm.forget(job.job_id)
-    assert types("runs", "prune", "--keep", "0", "--yes").output == "0 removed\n"
+    assert types("runs", "prune", "--older-than", "0d", "--yes").output == "0 removed\n"
     made("demo-1", "COMPLETED")
     fake_slurm.trouble("squeue", CONTROLLER_GONE)
-    silent = types("runs", "prune", "--keep", "0", "--yes")
+    silent = types("runs", "prune", "--older-than", "0d", "--yes")
     assert silent.output == "0 removed\n" and "Unable to contact" in silent.errors
     assert left(home) == ["demo-1", "lost-1"]
 
@@ -244,7 +235,7 @@ def test_a_local_run_on_another_machine_stays(home: Path, types: Types) -> None:
             facts: dict[str, Any] = {"host": host, "group": 999999, "group_started": 1}
             add_event(paths, stage, "stage_begin", job_id="local1", **facts)
     for _ in range(2):
-        assert [run["name"] for run in pruned(types, "--keep", "0")["entries"]] == ["here-1"]
+        assert [run["name"] for run in pruned(types, "--older-than", "0d")["entries"]] == ["here-1"]
 
 
 def test_a_half_removed_run_is_no_run_and_goes_with_the_next_prune(
@@ -257,7 +248,7 @@ def test_a_half_removed_run_is_no_run_and_goes_with_the_next_prune(
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", interrupted)
-        assert types("runs", "prune", "--keep", "0", "--yes").code == ExitCode.INTERRUPTED
+        assert types("runs", "prune", "--older-than", "0d", "--yes").code == ExitCode.INTERRUPTED
     assert left(home) == [".removed-demo-1"]
     assert listed(types) == []
     again = pruned(types, "--older-than", "30d", "--yes")
@@ -274,7 +265,7 @@ def test_what_another_command_is_at_stays(
     line = f"sed -i 's/{token}/{token}f/' '{resumed.jobs}'"
     squeue.write_text(squeue.read_text().replace("exec ", f"{line}\nexec "))
     with sole_command(busy):
-        done = pruned(types, "--keep", "0", "--yes")["entries"]
+        done = pruned(types, "--older-than", "0d", "--yes")["entries"]
     assert {run["name"]: run["kept"] for run in done} == {
         "resumed-1": "was submitted again just now",
         "busy-1": "is submitted, cancelled or removed by another command right now",
@@ -282,45 +273,20 @@ def test_what_another_command_is_at_stays(
     assert left(home) == ["busy-1", "resumed-1"]
 
 
-def test_what_others_need_stays(
-    fake_slurm: FakeSlurm, made: Callable[..., RunPaths], types: Types, home: Path
-) -> None:
-    used, queued = made("used-1", "COMPLETED", days=9), made("queued-1", "COMPLETED", days=8)
-    made("linked-1", "COMPLETED", days=7)
-    (home / "runs" / "best").symlink_to("linked-1")
-    made("gone-1", "COMPLETED", days=6)
-    written(home / "runs" / "user-1", {"engine": {"directory": str(used.folder / "engine")}})
-    job = fake_slurm.add("PENDING", script=str(queued.sbatch("serve")))
-    shown, done = (pruned(types, "--keep", "0", *words)["entries"] for words in ((), ("--yes",)))
-    assert shown == done
-    assert {run["name"]: run["kept"] for run in done} == {
-        "used-1": "is named in the job file of user-1",
-        "queued-1": f"has a script in the queue, job {job}",
-        "linked-1": "is what the link best leads to",
-        "best": "is a link to a folder elsewhere",
-        "gone-1": None,
-    }
-    assert left(home) == ["best", "linked-1", "queued-1", "used-1", "user-1"]
-
-
 def test_a_sweep_goes_as_a_whole_when_its_last_variant_has_ended(
     fake_slurm: FakeSlurm, made: Callable[..., RunPaths], types: Types, home: Path
 ) -> None:
-    for sweep, state in (("ended-1", "COMPLETED"), ("busy-1", "RUNNING"), ("best-1", "FAILED")):
+    for sweep, state in (("ended-1", "FAILED"), ("busy-1", "RUNNING")):
         for variant, its in (("tp1", "COMPLETED"), ("tp2", state)):
             made(f"sweeps/{sweep}/{variant}", its, days=9)
         write_record(SweepPaths(home / "runs" / "sweeps" / sweep), SweepRecord("demo", "sandbox", (), ()))
-    (home / "runs" / "best").symlink_to("sweeps/best-1/tp1")
+    (home / "runs" / "best").symlink_to("sweeps/ended-1/tp1")
     made("demo-1", "COMPLETED")
     shown, done = (pruned(types, "--older-than", "2d", *words)["entries"] for words in ((), ("--yes",)))
     assert shown == done
-    assert {run["name"]: run["kept"] for run in done} == {
-        "best": "is a link to a folder elsewhere",
-        "sweeps/best-1": "is what the link best leads to",
-        "sweeps/ended-1": None,
-    }
+    assert {run["name"]: run["kept"] for run in done} == {"sweeps/ended-1": None}
     assert left(home) == ["best", "demo-1", "sweeps"]
-    assert sorted(folder.name for folder in (home / "runs" / "sweeps").iterdir()) == ["best-1", "busy-1"]
+    assert sorted(folder.name for folder in (home / "runs" / "sweeps").iterdir()) == ["busy-1"]
 
 
 def test_a_narrow_terminal_gets_fewer_columns(
@@ -333,7 +299,7 @@ def test_a_narrow_terminal_gets_fewer_columns(
     header, _, row, *note = types("runs").output.splitlines()
     assert header.split() == ["run", "state", "model", "endpoint", "age"] and len(header) <= 48
     assert row.split() == ["demo-1", "completed", "tiny-llama", "-", "3", "days"]
-    assert " ".join(note).startswith("(no room for: GPU-h, waited;")
+    assert " ".join(note).startswith("(no room for: GPU-h;")
 
 
 def test_without_a_selection_nothing_goes(made: Callable[..., RunPaths], types: Types, home: Path) -> None:

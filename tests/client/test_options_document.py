@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from trtllm_hpc.client.options import OPTIONS, Option
+from trtllm_hpc.client.options import BY_NAME, RequestOption
 
 
-def row(option: Option) -> str:
+def row(option: RequestOption) -> str:
     names = (option.text, option.core, option.llm_api, option.openai)
     cells = [f"`{name}`" if name else "" for name in names]
     return "| " + " | ".join([f"`{option.flag}`", *cells, option.help]) + " |"
@@ -14,4 +14,4 @@ def row(option: Option) -> str:
 def test_the_document_lists_each_option() -> None:
     document = Path(__file__).parents[2] / "docs" / "how-to" / "client.md"
     rows = [line for line in document.read_text(encoding="utf-8").splitlines() if line.startswith("| `--")]
-    assert rows == [row(option) for option in OPTIONS]
+    assert rows == [row(option) for option in BY_NAME.values()]

@@ -55,7 +55,7 @@ def test_a_wrong_value_is_placed(files: Folder, text: str, code: str, place: str
 
 
 def test_a_missing_name_is_placed_at_its_section(files: Folder) -> None:
-    found = files.diagnostics("model:\n  seed: 1\n", "partition: gpu\n")
+    found = files.diagnostics("model:\n  synthetic: tiny-llama\n", "partition: gpu\n")
     assert [(f.code, files.place(f)) for f in found] == [
         ("missing", "job:1 name"),
         ("missing", "cluster:1 name"),
@@ -144,7 +144,6 @@ def test_control_characters_do_not_reach_the_terminal(files: Folder) -> None:
         ("serve.idle_minutes", "90s", 1.5),
         ("companion.benchmark.duration_seconds", "0.5h", 1800.0),
         ("companion.benchmark.request_timeout_seconds", "2m", 120.0),
-        ("cluster.download_minutes", "8h", 480),
         ("cluster.limits.time_minutes", "2d", 2880),
     ],
 )

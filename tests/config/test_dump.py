@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from ruamel.yaml import YAML
 
 from tests.config.values import clusters, hostile, job_files
-from trtllm_hpc.config.benchmark import Benchmark, LoraShare, Workload
+from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.cluster import ClusterProfile, Phases
 from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
 from trtllm_hpc.config.engine import Engine, Speculative
@@ -17,9 +17,8 @@ from trtllm_hpc.config.job import (
     Disaggregated,
     JobFile,
     Phase,
-    Profile,
+    Request,
     Serve,
-    Tracing,
 )
 from trtllm_hpc.config.repository import ModelCopy, Repository
 from trtllm_hpc.config.tree import Place, parse
@@ -67,11 +66,10 @@ def test_every_default_is_written_out() -> None:
             repository=Repository(models=[ModelCopy(name="a", gpu_device_ids=[0])]),
             serve=Serve(
                 disaggregated=Disaggregated(context=phase, generation=Phase(instances=[[1]])),
-                profile=Profile(),
-                tracing=Tracing(endpoint="http://here:4317"),
             ),
             companion=Companion(
-                benchmark=Benchmark(workload=Workload(lora=[LoraShare(directory="/a")])),
+                request=Request(lora=LoraAdapter(directory="/a")),
+                benchmark=Benchmark(),
                 evaluate=Evaluation(tasks=["facts"]),
             ),
         )

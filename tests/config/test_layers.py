@@ -114,11 +114,6 @@ def test_the_built_in_model_gives_way_to_a_path(files: Folder) -> None:
     assert (model.path, model.synthetic) == ("/models/a", None)
 
 
-def test_the_built_in_model_stays_where_only_its_seed_is_set(files: Folder) -> None:
-    model = files.load(JOB, CLUSTER, "model.seed=3").job.model
-    assert (model.synthetic, model.seed) == ("tiny-llama", 3)
-
-
 def test_a_setting_replaces_the_kind_of_model(files: Folder) -> None:
     model = files.load(JOB + "model: {synthetic: tiny-llama}\n", CLUSTER, "model.path=/models/a").job.model
     assert (model.path, model.synthetic) == ("/models/a", None)

@@ -47,13 +47,6 @@ def test_a_grid_is_every_combination_in_the_order_of_the_file(files: Folder) -> 
     assert [it.name for it in jobs][:1] == ["demo.tp1-bs4"]
 
 
-def test_zip_takes_the_values_in_pairs_and_is_combined_with_a_grid(files: Folder) -> None:
-    section = "sweep:\n  zip: {engine.tensor_parallel: [1, 2], serve.cpus_per_rank: [8, 4]}\n"
-    assert [*variants(loaded(files, section))] == ["tp1-cpus-per-rank8", "tp2-cpus-per-rank4"]
-    both = loaded(files, section + "  grid: {engine.max_batch_size: [4, 8]}\n")
-    assert len(variants(both)) == 4
-
-
 def test_named_variants_are_overrides_in_which_null_removes(files: Folder) -> None:
     section = (
         "sweep:\n  variants:\n    small: {engine: {max_batch_size: null}}\n"
@@ -68,9 +61,6 @@ def test_named_variants_are_overrides_in_which_null_removes(files: Folder) -> No
     ("excluded", "left"),
     [
         ("{engine.tensor_parallel: 2, engine.max_batch_size: 8}", ["tp1-bs4", "tp1-bs8", "tp2-bs4"]),
-        ("{engine.max_batch_size: [4, 16]}", ["tp1-bs8", "tp2-bs8"]),
-        ("{engine.max_batch_size: '>= 8'}", ["tp1-bs4", "tp2-bs4"]),
-        ("{engine.tensor_parallel: '!= 1'}", ["tp1-bs4", "tp1-bs8"]),
         ("{name: demo, engine.tensor_parallel: 1}", ["tp2-bs4", "tp2-bs8"]),
         ("{serve.nodes: 3}", ["tp1-bs4", "tp1-bs8", "tp2-bs4", "tp2-bs8"]),
     ],
@@ -131,8 +121,6 @@ def test_the_same_key_of_two_sections_is_told_apart(files: Folder) -> None:
         ("sweep: {grid: {engine.dtype: []}}\n", "job:3 sweep.grid", "must not be empty"),
         ("sweep: {gird: {engine.dtype: [1]}}\n", "job:3 sweep.gird", "is not a known key"),
         ("sweep: {grid: {engine..dtype: [1]}}\n", "job:3 sweep.grid", "dotted key"),
-        ("sweep:\n  zip: {a: [1], b: [1, 2]}\n", "job:4 sweep.zip", "a has 1, b has 2"),
-        ("sweep:\n  grid: {a: [1]}\n  zip: {a: [1]}\n", "job:5 sweep.zip.a", "is in grid too"),
         ("sweep:\n  grid: {name: [x]}\n  exclude: [{name: x}]\n", "job:5 sweep.exclude", "leaves no variant"),
         ("sweep: [1]\n", "job:3 sweep", "must be a section of keys"),
     ],

@@ -54,7 +54,7 @@ def configure(folder: Path, **keys: Any) -> None:
 
 def render(folder: Path, chat: list[dict[str, Any]], **arguments: Any) -> str:
     template = ChatTemplate(ModelTokenizer(folder))
-    return template.render(chat, add_generation_prompt=True, arguments=arguments)
+    return template.render(chat, arguments)
 
 
 @pytest.mark.model

@@ -51,11 +51,6 @@ def test_what_is_not_wanted_has_no_stage() -> None:
     assert [stage.name for stage in alone.stages] == ["build", "serve"] and not alone.job.stops_server
 
 
-def test_who_stops_the_server() -> None:
-    assert make().job.stops_server
-    assert not make(job={"serve": {"keep_running": True}}).job.stops_server
-
-
 def test_ranks_use_the_containers_python_and_the_rest_the_nodes() -> None:
     inside = {"runtime": "pyxis", "image": "a.sqsh", "python": "python3.12"}
     plan = make(python="/shared/bin/python", container=inside)

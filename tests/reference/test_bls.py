@@ -10,7 +10,7 @@ import pytest
 
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 
-from .clients import ACCUMULATES, LONG, are_of_tokens, ask, ends_when_left, texts
+from .clients import ACCUMULATES, LONG, are_of_tokens, ends_when_left
 from .oracle import Oracle
 from .servers import World
 
@@ -70,19 +70,6 @@ def test_stop_words_are_text(world: World, model: str, tokenizer: ModelTokenizer
     assert text == tokenizer.decode(new[: new.index(stop) + 1])
 
 
-@pytest.mark.parametrize("model", TEXT_MODELS)
-def test_several_prompts_come_back_as_one_response_each(
-    alone: World, model: str, tokenizer: ModelTokenizer, oracle: Oracle
-) -> None:
-    prompts = [PROMPT, "The scheduler", "x"]
-    values = {"text_input": [[text] for text in prompts], "max_tokens": [[5]] * 3, "end_id": [[2]] * 3}
-    answers = ask(alone, model, values)
-    found = {int(answer.as_numpy("batch_index")[0, 0]): texts(answer)[0] for answer in answers}
-    for index, text in enumerate(prompts):
-        prompt = tokenizer.encode(text)
-        assert found[index] == tokenizer.decode(prompt + oracle.greedy(prompt, 5, 2))
-
-
 @pytest.mark.parametrize(("model", "accumulates"), ACCUMULATES.items())
 def test_each_streamed_text_is_that_of_its_tokens_or_of_all_so_far(
     alone: World, model: str, accumulates: bool, tokenizer: ModelTokenizer, oracle: Oracle
@@ -91,17 +78,6 @@ def test_each_streamed_text_is_that_of_its_tokens_or_of_all_so_far(
     events = alone.generate_stream(body, model)
     new = oracle.greedy(tokenizer.encode(PROMPT), 8)
     assert are_of_tokens([event["text_output"] for event in events], new, tokenizer, accumulates=accumulates)
-
-
-def test_accumulated_texts_of_several_prompts_are_kept_apart(
-    alone: World, tokenizer: ModelTokenizer, oracle: Oracle
-) -> None:
-    prompts = [PROMPT, "The scheduler"]
-    values = {"text_input": [[text] for text in prompts], "max_tokens": [[5]] * 2}
-    answers = ask(alone, "tensorrt_llm_bls", {**values, "stream": [[True]] * 2, "end_id": [[-1]] * 2})
-    last = {int(answer.as_numpy("batch_index")[0, 0]): texts(answer)[0] for answer in answers}
-    for index, text in enumerate(prompts):
-        assert last[index] == tokenizer.decode(oracle.greedy(tokenizer.encode(text), 5))
 
 
 def test_client_of_the_bls_model_that_goes_away_frees_the_place(alone: World) -> None:
@@ -118,7 +94,7 @@ def test_client_of_the_bls_model_that_goes_away_frees_the_place(alone: World) ->
         ("stop_words is not valid UTF-8", b'{"text_input": "x", "max_tokens": 3, "stop_words": ["\xc3("]}'),
         ("request parameter is not valid UTF-8", b'{"text_input": "x", "max_tokens": 3, "note": "\xc3("}'),
         ("missing required input(s) ['max_tokens']", b'{"text_input": "x"}'),
-        ("batch size does not match", b'{"text_input": ["x", "y"], "max_tokens": 3}'),
+        ("holds 2 prompts", b'{"text_input": ["x", "y"], "max_tokens": [3, 3]}'),
         ("temperature is nan", b'{"text_input": "x", "max_tokens": 3, "temperature": NaN}'),
         ("beam_width asks for", b'{"text_input": "x", "max_tokens": 3, "beam_width": 99}'),
         ("max_input_len 96", json.dumps({"text_input": "word " * 1000, "max_tokens": 3}).encode()),

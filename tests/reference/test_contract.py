@@ -96,19 +96,6 @@ def test_32_at_once_are_each_what_transformers_makes(world: World, oracle: Oracl
         assert log_probs == pytest.approx(oracle.log_probs(prompt, new), abs=1e-4)
 
 
-def test_batch_comes_back_as_one_response_a_prompt(alone: World, oracle: Oracle) -> None:
-    other = [1, 9, 8]
-    batch = {
-        "input_ids": [PROMPT, [*other, 0, 0]],
-        "input_lengths": [[len(PROMPT)], [len(other)]],
-        "request_output_len": [[4], [6]],
-    }
-    answers = ask(alone, "tensorrt_llm", batch)
-    found = {int(answer.as_numpy("batch_index")[0, 0]): tokens(answer) for answer in answers}
-    for index, prompt, count in ((0, PROMPT, 4), (1, other, 6)):
-        assert found[index] == [*prompt, *oracle.greedy(prompt, count)]
-
-
 def test_streaming_gives_the_tokens_as_they_are_generated(alone: World, oracle: Oracle) -> None:
     """Each response has all log-probabilities so far."""
     values = token_inputs(PROMPT, 60, streaming=True, return_log_probs=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
@@ -21,9 +20,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
 
 def test_words_become_their_tokens_and_where_each_ends(tokenizer: ModelTokenizer) -> None:
     fox, what = (tokenizer.encode(word, add_special_tokens=False) for word in ("fox", "What"))
-    given = np.array([[b"fox", b"", b"What"], [b"", b"", b""]], dtype=np.object_)
-    first, none = stop_words(tokenizer, given, 2).tolist()
-    assert first[0] == [*fox, *what]
-    assert first[1] == [len(fox), len(fox + what), *[-1] * (len(fox + what) - 2)]
-    assert set(none[1]) == {-1}
-    assert stop_words(tokenizer, None, 2).shape == (2, 2, 0)
+    [[tokens, ends]] = stop_words(tokenizer, ["fox", "", "What"]).tolist()
+    assert tokens == [*fox, *what]
+    assert ends == [len(fox), len(fox + what), *[-1] * (len(fox + what) - 2)]
+    assert stop_words(tokenizer, [""]).shape == (1, 2, 0)

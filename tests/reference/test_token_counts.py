@@ -13,11 +13,11 @@ from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Window
+from trtllm_hpc.bench.targets import target_of
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.request import WorkloadSpec
 from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
-from trtllm_hpc.client.connect import describe
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
 from .servers import World
@@ -47,30 +47,14 @@ def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "tensorrt_llm"])
-@pytest.mark.parametrize(("name", "ranks", "decoupled"), [("alone", 1, True), ("pair", 2, False)])
 def test_every_token_of_every_model_is_counted(
-    request: pytest.FixtureRequest,
-    engines: dict[int, Path],
-    name: str,
-    ranks: int,
-    decoupled: bool,
-    model: str,
-    protocol: Literal["grpc", "http"],
+    world: World, engines: dict[int, Path], model: str, protocol: Literal["grpc", "http"]
 ) -> None:
-    world: World = request.getfixturevalue(name)
-    tokens = find_tokenizer(Workload(), [engines[ranks]])
+    tokens = find_tokenizer(Workload(), [engines[1]])
     assert tokens.tokenizer is not None
     core = model == "tensorrt_llm"
-    target = Target(
-        world.endpoint,
-        model,
-        describe(world.endpoint, model, 10.0),
-        protocol=protocol,
-        streaming=decoupled,
-        decoupled=decoupled,
-        stream_input=("streaming" if core else "stream") if decoupled else None,
-        min_length_input="min_length",
-    )
+    settings = Benchmark(protocol=protocol, exact_output=True)
+    target = target_of(settings.model_copy(update={"model": model}), world.endpoint, "ensemble")
     records = measure(target, tokens)
     assert [record.status for record in records] == ["ok"] * 4, records[0].error
     assert {record.input_tokens for record in records} == {12}
@@ -80,5 +64,5 @@ def test_every_token_of_every_model_is_counted(
     for record in records:
         # A server that is behind joins tokens in one response.
         assert len(record.chunks_s) == len(record.chunk_tokens) <= REQUESTED
-        if core and decoupled:
+        if core and target.decoupled:
             assert sum(record.chunk_tokens) == record.output_tokens

@@ -5,13 +5,17 @@ from dataclasses import replace
 import pytest
 
 from tests.bench.measured import measured
-from trtllm_hpc.bench.analysis.compare import Row, compare
+from trtllm_hpc.bench.analysis.compare import ComparedFigure, compare
 from trtllm_hpc.bench.results import Finding, Verdict
 from trtllm_hpc.report.comparison_table import comparison_table, remarks, verdict
 from trtllm_hpc.report.tables import as_text
 
-SLOWER = Row("8/s", "latency_ms", "latency", "ms", "p99", 100, 120, better=False, beyond=True, p_value=0.01)
-FAILING = Row("8/s", "error_share", "errors", "share", None, 0, 0.02, better=False, beyond=True, p_value=0.3)
+SLOWER = ComparedFigure(
+    "8/s", "latency_ms", "latency", "ms", "p99", 100, 120, better=False, beyond=True, p_value=0.01
+)
+FAILING = ComparedFigure(
+    "8/s", "error_share", "errors", "share", None, 0, 0.02, better=False, beyond=True, p_value=0.3
+)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +29,7 @@ FAILING = Row("8/s", "error_share", "errors", "share", None, 0, 0.02, better=Fal
         (replace(SLOWER, better=None, beyond=False), "same", False),
     ],
 )
-def test_what_is_to_be_thought_of_a_row(row: Row, words: str, regressed: bool) -> None:
+def test_what_is_to_be_thought_of_a_row(row: ComparedFigure, words: str, regressed: bool) -> None:
     assert verdict(row) == words
     assert row.regressed is regressed
 

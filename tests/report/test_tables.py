@@ -6,7 +6,7 @@ from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.report.log_table import LogRow, print_logs
 from trtllm_hpc.report.status import status_table
 from trtllm_hpc.report.tables import Table, as_text, print_table, wrap
-from trtllm_hpc.runs.stages import StageStatus
+from trtllm_hpc.runs.status import StageStatus
 
 ROWS = [
     LogRow("build", None, None, "ended 0", 6, None, "/runs/r/logs/build.out"),
@@ -66,12 +66,6 @@ def test_columns_without_room_are_left_out_the_last_named_first() -> None:
     assert table.fitted(80)[1] == []
     assert table.fitted(35)[1] == ["backend"]
     assert table.fitted(20) == (f"name\n{'─' * 17}\nengine-0123456789\n", ["model", "backend"])
-
-
-def test_columns_of_one_name_are_left_out_one_by_one() -> None:
-    table = Table("name", "size", "size", optional=("size", "size"), rows=[("engine", "4", "16")])
-    assert table.fitted(12) == (f"name    size\n{'─' * 12}\nengine  4\n", ["size"])
-    assert table.fitted(8)[1] == ["size", "size"]
 
 
 def test_columns_left_out_are_named_below_the_table(

@@ -15,9 +15,8 @@ from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.cancel import cancel_run
-from trtllm_hpc.runs.resume import resume_run
 from trtllm_hpc.runs.status import RunState, run_status
-from trtllm_hpc.runs.submit import sole_command, submit_stages
+from trtllm_hpc.runs.submit import resume_run, sole_command, submit_stages
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, StopRequest, add_event, read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
 
@@ -195,7 +194,7 @@ def test_the_last_node_is_never_left_out(run_of: RunOf, fake_slurm: FakeSlurm) -
     paths = run_of(*FAILED)
     broken_gpu(paths)
     for other in ("n1", "n3"):
-        fake_slurm.drain(other, "new disk")
+        fake_slurm.drain(other)
     resume_run(paths)
     assert [job["exclude"] for job in list(fake_slurm.jobs.values())[3:]] == [None, None]
     [node] = run_status(paths).bad_nodes

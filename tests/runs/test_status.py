@@ -21,7 +21,7 @@ from tests.schemas.check import documented
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli import command as main
 from trtllm_hpc.cli.options import json_text
-from trtllm_hpc.errors import ExitCode, NotReady, StartFailed, SubmissionError
+from trtllm_hpc.errors import ExitCode, NotReady, RunCancelled, SubmissionError
 from trtllm_hpc.logs.snapshot import readable_plan
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runs.cancel import cancel_run
@@ -128,37 +128,12 @@ def test_the_pending_reason_is_explained(run_of: RunOf, fake_slurm: FakeSlurm) -
     assert serve.sentence == "waits in the queue: an earlier stage must come first"
 
 
-@pytest.mark.parametrize(
-    ("why", "at", "state"),
-    [
-        ("Prolog error", "1005", FAILED),
-        ("Prolog error", "5000", RunState.CANCELLED),  # of a later job
-        ("new disk", "1005", RunState.CANCELLED),
-    ],
-)
-@pytest.mark.parametrize("accounting", [True, False])
-def test_a_failed_prolog_is_no_cancellation(
-    run_of: RunOf, fake_slurm: FakeSlurm, why: str, at: str, state: RunState, accounting: bool
-) -> None:
-    paths = run_of("COMPLETED", "CANCELLED", "RUNNING")
-    fake_slurm.configure(accounting=accounting)
-    fake_slurm.set("102", "CANCELLED", nodes="n[1-2]", started="1000", ends="1006")
-    fake_slurm.drain("n2", why, at)
-    status = run_status(paths)
-    assert status.state is state
-    if state is FAILED:
-        assert status.sentence == "stage serve was ended: the site's prolog failed on n2"
-        assert (status.exit_code, status.causes[0].id) == (START, "slurm-prolog")
-
-
-def test_the_companion_does_not_wait_for_a_server_whose_prolog_failed(
+def test_the_companion_does_not_wait_for_a_server_that_was_cancelled(
     run_of: RunOf, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = run_of("COMPLETED", "CANCELLED", "RUNNING")
-    fake_slurm.set("102", "CANCELLED", nodes="n[1-2]", started="1000", ends="1006")
-    fake_slurm.drain("n2", "Prolog error", "1005")
     monkeypatch.setenv("TRTLLM_HPC_JOB_ID", "103")
-    with pytest.raises(StartFailed, match="the site's prolog failed on n2"):
+    with pytest.raises(RunCancelled, match="stage serve was cancelled"):
         endpoint_of(paths, 60.0)
     fake_slurm.forget("102")  # the node of a companion may see another Slurm: that proves nothing
     with pytest.raises(NotReady):
@@ -362,7 +337,6 @@ def test_the_status_is_plain_json(run_of: RunOf) -> None:
         "next_job_id": None,
         "gpus": 0,
         "waited_s": None,
-        "waiting": None,
         "gpu_hours": None,
         "energy_j": None,
     }

@@ -75,16 +75,6 @@ def test_a_broken_gpu_is_read_from_the_log_of_a_server_that_failed(run: RunPaths
     assert bad_hosts(run) == {"n3": "the log of rank 2 says 'uncorrectable ECC error'"}
 
 
-def test_a_failed_node_is_named_by_slurm_or_by_what_it_did_not_write(run: RunPaths) -> None:
-    ends(run, 0, stopped_by="SIGTERM")
-    ends(run, 1, **KILLED)
-    ends(run, 2, stopped_by="SIGTERM")
-    assert bad_hosts(run, "FAILED") == {}, "a rank may be killed for want of memory"
-    assert list(bad_hosts(run, "NODE_FAIL")) == ["n2"]
-    run.batch_log("serve").write_text("srun: error: Node failure on n3\n")
-    assert "Node failure on n3" in bad_hosts(run, "NODE_FAIL")["n3"]
-
-
 ABOUT_NODES = [it.id for it in causes().values() if "without that node" in it.next]
 
 

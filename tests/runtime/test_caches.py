@@ -19,7 +19,6 @@ from trtllm_hpc.runtime.caches import (
     TOP,
     TUNING,
     begin_tuning,
-    cached_files,
     copy_tuning,
 )
 
@@ -52,21 +51,6 @@ def test_each_cache_has_a_folder_that_only_the_user_can_enter(runtime: Runtime, 
         assert (HOST in folder.parts) != (name in SHARED), name
     assert len({found[name] for name in CACHES}) == len(CACHES)
     assert found[KEEPS_KERNELS] == "1"
-
-
-def test_files_that_compilers_have_kept_are_counted(top: Path) -> None:
-    environment = {"HOME": str(top)} | {
-        name: str(top / name) for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
-    }
-    assert cached_files(environment) is None
-    for name, count in {"TRITON_CACHE_DIR/kernel": 2, "CUDA_CACHE_PATH": 1, "home": 5}.items():
-        (top / name).mkdir(parents=True)
-        for number in range(count):
-            (top / name / str(number)).touch()
-    assert cached_files(environment) == "3"
-    for number in range(1000):
-        (top / "CUDA_CACHE_PATH" / f"further{number}").touch()
-    assert cached_files(environment) == "1000 or more"
 
 
 def test_the_next_program_finds_the_same_folders_and_another_image_others(

@@ -10,7 +10,8 @@ import pytest
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.blame import how_it_ended
-from trtllm_hpc.runtime.instances.ending import (
+from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
+from trtllm_hpc.runtime.instances.run_end import (
     ENDED_GRACE_S,
     STEP_GRACE_S,
     RunEnd,
@@ -18,7 +19,6 @@ from trtllm_hpc.runtime.instances.ending import (
     early_end,
     lost,
 )
-from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.proxy import ProxyOptions
 from trtllm_hpc.runtime.records import RankRecord
 
@@ -29,7 +29,6 @@ OPTIONS = SupervisorOptions(
     proxy=ProxyOptions("haproxy", ("http",), "127.0.0.1"),
     key=False,
     tls=False,
-    certificate=None,
     leaders={},
     companion_start_seconds=None,
     companion_silence_seconds=None,
@@ -72,8 +71,8 @@ def test_an_instance_that_has_served_is_started_again_as_often_as_allowed() -> N
             RunEnd(f"1 of 3 instances live, and serve.minimum_instances is 2; instance 0: {KILLED}"),
         ),
         (
-            {"minimum": 2, "roles": ROLES, "minimums": {"context": 1, "generation": 1}},
-            0,
+            {"count": 3, "minimum": 3, "roles": ROLES},
+            2,
             RunEnd(f"the context server 0 has ended: {KILLED}", is_cause=False),
         ),
     ],
@@ -81,13 +80,6 @@ def test_an_instance_that_has_served_is_started_again_as_often_as_allowed() -> N
 def test_too_few_instances_end_the_run(options: dict[str, Any], others: int, end: RunEnd) -> None:
     after = after_end(instance(), [record()], 137, replace(OPTIONS, **options), others)
     assert after == ("failed", KILLED, end)
-
-
-def test_each_phase_has_a_minimum_of_its_own() -> None:
-    options = replace(OPTIONS, minimum=3, roles=ROLES, minimums={"context": 1, "generation": 1})
-    assert after_end(instance(), [record()], 137, options, 1) == ("failed", KILLED, None)
-    assert early_end(instance(), [BLAMED], options, 1, is_stopping=False) is None
-    assert early_end(instance(), [BLAMED], options, 0, is_stopping=False) is not None
 
 
 @pytest.mark.parametrize(("returncode", "code"), [(3, 3), (0, ExitCode.START), (137, ExitCode.START)])

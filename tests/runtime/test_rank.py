@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import http.server
-import json
 import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from tests.runtime import fake_server
 from tests.runtime.ranks import Ranks, end
 from tests.runtime.test_local_tasks import is_alive
-from tests.upstream.container import add_nsys
 from tests.upstream.llm_api import LAUNCHER
 from tests.waiting import eventually
-from trtllm_hpc.backends.profile import rank_profile
-from trtllm_hpc.config.job import Profile
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.diagnose import first_failure
 from trtllm_hpc.logs.snapshot import RunSnapshot
@@ -46,7 +41,7 @@ def test_the_endpoint_is_published_when_every_model_is_ready_and_withdrawn_at_th
     endpoint = ranks.endpoint()
     assert endpoint.models == ["ensemble", "tensorrt_llm"]
     assert [endpoint.http_port, endpoint.grpc_port, endpoint.metrics_port] == ranks.ports[:3]
-    assert (endpoint.address, endpoint.job_id) == ("127.0.0.1", "77")
+    assert (endpoint.address, endpoint.job_id) == ("127.0.0.1", f"Test{os.getpid()}")
     assert set(endpoint.phases_s) == {"preflight", "launch", "load", "total"}
     assert endpoint.phases_s["load"] >= 0.5 and all(seconds >= 0 for seconds in endpoint.phases_s.values())
     request_stop(paths, by="companion", reason="it is done (exit code 0)")
@@ -88,27 +83,6 @@ def answering(port: int) -> Iterator[None]:
             yield
         finally:
             server.shutdown()
-
-
-@pytest.mark.parametrize("tool", ["nsys", "torch"])
-def test_some_ranks_are_profiled(ranks: Ranks, tmp_path: Path, tool: Literal["nsys", "torch"]) -> None:
-    add_nsys(tmp_path, sys.executable)
-    paths = ranks.runtime.paths
-    profile = rank_profile(Profile(tool=tool, ranks=[0], iterations="5-9"), paths)
-    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    process = ranks.start(profile=profile, environment=path, behaviour="exit=3")
-    code, output = end(process)
-    file = paths.profiles / "serve_0.nsys-rep"
-    if tool == "nsys":
-        report = json.loads(file.read_text())
-        assert (report["program"][0], report["options"]["--trace"]) == (str(ranks.program), "cuda,nvtx")
-        assert report["environment"] == {"TLLM_PROFILE_START_STOP": "5-9", "TLLM_LLMAPI_ENABLE_NVTX": "1"}
-        missing = ranks.start(profile=profile, environment={"PATH": str(Path(sys.executable).parent)})
-        code, output = end(missing)
-        assert code == ExitCode.START and "no program 'nsys'" in output and "serve.profile.tool" in output
-    else:
-        variables = ranks.facts()["environment"]
-        assert variables["TLLM_TORCH_PROFILE_TRACE"] == str(file.with_suffix(".json"))
 
 
 def test_threads_of_the_server_have_room_for_a_large_request(ranks: Ranks) -> None:

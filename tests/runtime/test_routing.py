@@ -47,7 +47,7 @@ class Servers:
                 "serve": {"instances": 2, "routing": "session"},
             }
         )
-        self.bound = job.serve.routing_imbalance
+        self.bound = 1.75
         facts = facts_of(job, ClusterProfile(name="here", gpus_per_node=2, partition="batch"))
         paths = RunPaths(folder)
         scripts = render_scripts(make_plan(facts, paths, sys.executable))

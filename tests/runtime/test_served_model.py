@@ -113,7 +113,7 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_servers_get_the_key_in_a_file_of_their_own(image: Path, tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "run")
     run.make_folders()
-    run.llm_api("context").write_text("cache_transceiver_config:\n  backend: UCX\n")
+    run.llm_api("context").write_text('{"cache_transceiver_config": {"backend": "UCX"}}')
     words = ["/m", f"--extra_llm_api_options={run.llm_api('context')}", "--host=127.0.0.1"]
     image.write_text("internal_request_auth_key: str | None = None\n")
     assert with_auth_key(words, run, tmp_path) == words, "a run that is not disaggregated has no key"

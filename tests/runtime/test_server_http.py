@@ -221,7 +221,7 @@ def test_a_server_that_does_not_listen_is_not_asked_for_a_token(served: Served) 
     served.answers["/health"] = (503, "")
     http = OpenAIHttp(served.place)
     assert http.ready_models() is None and served.tokens_asked == []
-    assert http.not_ready() == "the server does not answer"
+    assert http.not_ready() == f"the server does not answer at {served.place}"
 
 
 def at(served: Served) -> dict[str, str]:

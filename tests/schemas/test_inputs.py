@@ -73,7 +73,7 @@ def test_every_key_in_seconds_or_minutes_takes_a_time(
     model: type[JobFile] | type[ClusterProfile],
 ) -> None:
     keys = [key for key in all_keys(model) if TIME.search(key)]
-    assert len(keys) > 1
+    assert keys
     for key in keys:
         wrong = []
         try:
@@ -139,7 +139,6 @@ def test_paths_that_the_loader_makes_absolute_may_be_relative(path: tuple[str, .
         ({"engine": {"tensor_parallel": "2"}}, "$.engine.tensor_parallel"),
         ({"engine": {"backend": "tensorrt-llm"}}, "$.engine.backend"),
         ({"engine": {"plugins": {"GEMM": "auto"}}}, "$.engine.plugins"),
-        ({"serve": {"certificate": "proxy.pem"}}, "$.serve.certificate"),
         ({"name": "two words"}, "$.name"),
     ],
 )

@@ -37,8 +37,7 @@ def test_every_key_has_one_row() -> None:
         ),
         ("engine.max_batch_size", ["integer ≥ 1 or null", "`8` (reference), else `null`"]),
         ("engine.tokens_per_block", ["| tensorrtllm, python, reference |", "build: `--tokens_per_block`"]),
-        ("engine.quantization.method", ["`fp8`, ", "| pytorch, tensorrtllm, python |"]),
-        ("engine.quantization.per_token", ["| tensorrtllm, python |", "build: `--per_token`"]),
+        ("engine.quantization.method", ["`fp8`, ", "| tensorrtllm, python |"]),
         ("engine.directory", ["| tensorrtllm, python, reference |"]),
         ("engine.llm_api", ["| pytorch, tensorrtllm (openai) |"]),
         ("repository.instances", ["| tensorrtllm (triton), python |"]),
@@ -47,7 +46,7 @@ def test_every_key_has_one_row() -> None:
         ("repository.decoupled", ["LLM API: `triton_config.decoupled`", "Triton: `decoupled_mode`"]),
         ("engine.speculative.mode", ["| required |"]),
         ("serve.disaggregated.generation", ["[as `context`](#servedisaggregatedcontext)"]),
-        ("companion.benchmark.workload.lora", ["list: [section](#companionbenchmarkworkloadlora)"]),
+        ("companion.request.lora", ["[section](#companionrequestlora)"]),
     ],
 )
 def test_a_row_has_type_default_backends_and_what_the_key_becomes(key: str, parts: list[str]) -> None:

@@ -93,7 +93,7 @@ def assert_served_and_measured(run: RunPaths, hosts: int = 2) -> None:
     seen = [sample.values for sample in read_samples(written.samples)]
     # The server's view, from beginning to end. Requests this short may begin and end between two looks:
     # its steps are counted all the same.
-    assert all("kv_blocks_used" in values for values in seen)
+    assert all("kv_used_share" in values for values in seen)
     assert any(values.get("iterations_per_s") for values in seen)
     assert "valid: the figures may be used" in run.measurement("benchmark").table.read_text()
     assert "</html>" in run.report.read_text() and len(written.workload.read_text().splitlines()) == 7
@@ -342,8 +342,7 @@ def test_a_companion_cancelled_in_the_queue_leaves_no_server(person: Person, eng
 def test_a_refused_question_is_what_failed(person: Person, engine_alone: Path, where: str) -> None:
     sections = one_rank(engine_alone, companion={"request": {"prompt": "word " * 400, "max_tokens": 4}})
     job = person.job("refused", **sections)
-    refused_before_the_queue(person, "prompt-length", job)
-    words = ("--set", f"cluster.companion={where}", "--ignore", "prompt-length")
+    words = ("--set", f"cluster.companion={where}")
     _, run = person.submit(job, *words, exit_code=ExitCode.REQUEST)
     assert "companion" in person.status(run)["sentence"]  # and no rank is blamed
     assert "died first" not in person.status(run)["sentence"]

@@ -64,8 +64,8 @@ class WrittenSweep:
     paths: SweepPaths
     status: SweepStatus
 
-    def results(self, *, slo: str | None = None, gpu_price: float | None = None) -> SweepResults:
-        return read_results(self.paths, slo=slo, gpu_price=gpu_price, status=self.status)
+    def results(self, *, slo: str | None = None) -> SweepResults:
+        return read_results(self.paths, slo=slo, status=self.status)
 
 
 def write_sweep(

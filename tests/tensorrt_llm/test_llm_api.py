@@ -9,8 +9,8 @@ import pytest
 
 from tests.tensorrt_llm.outcomes import REFUSED, TAKEN, findings, known, of_1_2_1, verdict
 from trtllm_hpc.tensorrt_llm.llm_api import FRONT, SERVER, has_key_facts, serve_options, unknown_keys
-from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option, load_command, newest_command
 from trtllm_hpc.tensorrt_llm.releases.data_files import UNRELEASED, parsed, read_data
+from trtllm_hpc.tensorrt_llm.releases.programs import Program, ProgramOption, load_program, newest_program
 from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 VERSIONS = [release.version for release in releases()]
@@ -58,16 +58,16 @@ def test_newer_images_have_what_no_release_has() -> None:
 
 
 def test_the_front_of_disaggregated_serving_has_options_of_its_own() -> None:
-    def front(command: Command | None) -> Mapping[str, Option]:
+    def front(command: Program | None) -> Mapping[str, ProgramOption]:
         assert command is not None
         return command.subcommands["disaggregated"].options
 
-    of_1_1 = front(load_command("1.1.0", SERVER, "llama"))
+    of_1_1 = front(load_program("1.1.0", SERVER, "llama"))
     assert of_1_1["--config_file"].aliases == ("-c",) and of_1_1["--request_timeout"].default == 180
-    assert "--metrics-log-interval" not in front(load_command("0.20.0", SERVER, "llama"))
-    before = load_command("0.18.2", SERVER, "llama")
+    assert "--metrics-log-interval" not in front(load_program("0.20.0", SERVER, "llama"))
+    before = load_program("0.18.2", SERVER, "llama")
     assert before is not None and before.subcommands == {}
-    assert "--schedule_style" in front(newest_command(SERVER))
+    assert "--schedule_style" in front(newest_program(SERVER))
 
 
 @pytest.mark.parametrize(("version", "aliased"), [("0.19.0", False), ("1.1.0", False), ("1.2.0", True)])

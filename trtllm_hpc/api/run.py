@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.client.connect import Protocol
     from trtllm_hpc.client.sync_client import Client
     from trtllm_hpc.config.job import JobFile
-    from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
+    from trtllm_hpc.engine_cache.lookup import CachedEngine
     from trtllm_hpc.runs.listing import ListedRun
     from trtllm_hpc.runs.prune import Pruned
     from trtllm_hpc.runs.status import RunState, RunStatus
@@ -42,7 +42,7 @@ class Run:
             there, or was made by another process.
     """
 
-    def __init__(self, paths: RunPaths, engine: Hit | Miss | Unknown | None = None) -> None:
+    def __init__(self, paths: RunPaths, engine: CachedEngine | None = None) -> None:
         self.paths = paths
         self.engine = engine
 
@@ -113,24 +113,22 @@ class Run:
         runs: Path | str | None = None,
         *,
         older_than_s: float | None = None,
-        keep: int | None = None,
         remove: bool = False,
         on_warning: Callable[[str], object] = _logger.warning,
     ) -> Sequence[Pruned]:
         """Return which ended runs would be removed, or with ``remove`` were.
 
-        Without ``older_than_s`` and ``keep``: only what an interrupted removal has left. A run always
+        Without ``older_than_s``: only what an interrupted removal has left. A run always
         stays if one of its jobs has not ended, or Slurm does not say so.
 
         Args:
             older_than_s: only runs that ended longer ago.
-            keep: not the so many that ended last.
             on_warning: receives a sentence if Slurm does not answer.
         """
         from trtllm_hpc.runs.prune import Selection, prune_runs
 
         folder = default_runs_folder() if runs is None else Path(runs)
-        selection = Selection(older_than_s=older_than_s, keep=keep)
+        selection = Selection(older_than_s=older_than_s)
         return prune_runs(folder, selection, remove_them=remove, warn=on_warning)
 
     @property
@@ -294,7 +292,7 @@ class Run:
             SubmissionError: jobs of the run are still in the queue or running, another command submits,
                 cancels or removes it, every stage has completed, or Slurm refused a script.
         """
-        from trtllm_hpc.runs.resume import resume_run
+        from trtllm_hpc.runs.submit import resume_run
 
         resume_run(self.paths)
         return self

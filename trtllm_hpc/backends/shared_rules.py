@@ -16,9 +16,6 @@ LEAST_CAPABILITY: Mapping[str, tuple[int, int]] = {
     "bfloat16": (8, 0),
 }
 """Lowest compute capability for each type (TensorRT-LLM, docs/source/reference/precision.md)."""
-NO_VOLTA_SINCE = "0.16.0"
-"""Release notes of 0.15 and 0.16: Volta is no longer supported."""
-
 
 _LAST_WITH_ENGINES = "1.2.1"
 """The last release with the TensorRT backend and Triton's C++ backend, which TensorRT-LLM #15907 and #15918
@@ -78,14 +75,11 @@ def experts_divide(facts: JobFacts) -> Diagnostics:
     if split is None and spread is None:
         return
     product = (split or 1) * (spread or 1)
-    if split is not None and spread is not None and product != engine.tensor_parallel:
-        message = f"{split} * moe_expert_parallel {spread} is {product}, not tensor_parallel"
-        hint = f"the product of the two must be engine.tensor_parallel, {engine.tensor_parallel}"
-        yield in_job("conflict", "engine.moe_tensor_parallel", message, hint, split)
-    elif engine.tensor_parallel % product:
+    is_whole = split is None or spread is None
+    if engine.tensor_parallel % product or not (is_whole or product == engine.tensor_parallel):
         key = "moe_tensor_parallel" if split is not None else "moe_expert_parallel"
-        message = f"{product} does not divide engine.tensor_parallel, {engine.tensor_parallel}"
-        hint = "set it to a divisor, or set both; their product is engine.tensor_parallel"
+        message = f"moe_tensor_parallel * moe_expert_parallel is not tensor_parallel {engine.tensor_parallel}"
+        hint = "set both so that their product is engine.tensor_parallel, or one of them to a divisor"
         yield in_job("conflict", f"engine.{key}", message, hint, product)
 
 
@@ -107,7 +101,3 @@ def gpu_computes_type(facts: JobFacts) -> Diagnostics:
             message = f"{kind} needs GPUs of compute capability {least[0]}.{least[1]}, these have"
             message += f" {cluster.compute_capability}"
             yield in_job("release", key, message, "choose another type, or another partition", kind)
-    if there < (8, 0) and release.at_least(NO_VOLTA_SINCE):
-        message = f"TensorRT-LLM {release.version} does not support GPUs of a compute capability below 8.0"
-        hint = "take a release before 0.16, or another partition"
-        yield in_job("release", "engine.tensorrt_llm_version", message, hint, release.version)

@@ -15,7 +15,7 @@ from itertools import takewhile
 from trtllm_hpc.bench.levels import levels_of
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.passes import PassOutcome
-from trtllm_hpc.bench.records import UNFINISHED, RequestRecord, read_records
+from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.results import LevelResult, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
 from trtllm_hpc.config.benchmark import Benchmark
@@ -152,7 +152,7 @@ def read_earlier(files: MeasurementPaths, settings: Benchmark) -> Earlier:
         return len(level.passes) == settings.repeats and all(it.verdict.valid for it in level.passes)
 
     levels = list(takewhile(is_whole, measured.levels))
-    kept = [it for it in records if it.level < len(levels) and it.phase != UNFINISHED]
+    kept = [it for it in records if it.level < len(levels)]
     if not kept or len(levels) >= len(levels_of(settings)):
         return Earlier()
     end_s = max(record.ended_s for record in kept)

@@ -67,14 +67,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy and power of all GPUs of the server in a window, added up; ``None``: unknown."""
+    """Energy of all GPUs of the server in a window, added up."""
 
     joules: float
-    peak_w: float | None = None
-    idle_w: float | None = None
-    """The lowest power of each in a second before the load."""
-    capped_share: float | None = None
-    """Share of the time in which the power limit lowered the clocks."""
     slowed: str = ""
     """The GPUs that heat or a lack of power slowed down."""
 
@@ -145,6 +140,8 @@ class ClientUse:
     stamp_bound_s: float = 0.0
     """Over HTTP: what 99 % of the stamps of answers are late by at most, see
     :class:`trtllm_hpc.bench.load.timing.StampBounds`."""
+    stall_s: float = 0.0
+    """Over HTTP: for how long at most 99 % of the reads waited because the client had no core."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +169,7 @@ class TurnFigures:
     """The measured requests that were the same turn of their conversations."""
 
     turn: str
-    """``1``; late ones are put together: ``9 to 16``. ``slowest``: that turn of each conversation whose first
-    token took longest."""
+    """``1`` to ``8``, or ``9 and later``."""
     requests: int
     failed: int
     metrics: dict[str, Figure]
@@ -232,22 +228,6 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
-class QuickCheck:
-    """Whether answers under load are as sane as lone ones: see :mod:`trtllm_hpc.bench.quick_check`."""
-
-    sentence: str
-    """What was found, or why the check was not made."""
-    answered: int = 0
-    """Of 64 requests at once."""
-    equal: int = 0
-    """Answers that are equal to the lone ones; others may differ by rounding."""
-    garbled: dict[str, int] = field(default_factory=dict)
-    """Answers that rounding does not explain, by kind, such as ``empty``."""
-    finding: str | None = None
-    """Why nothing was measured, with an example; ``None``: none is garbled, or by accident only."""
-
-
-@dataclass(frozen=True)
 class MeasurementSummary:
     """One measurement. Its records, samples and workload have files of their own."""
 
@@ -269,10 +249,6 @@ class MeasurementSummary:
     verdict: Verdict
     search: SearchResult | None = None
     """With ``find_max``: the highest rate at which the limits hold."""
-    check: QuickCheck | None = None
-    """The answers under load, before the first level; ``None`` if they were not checked."""
-    profile: str | None = None
-    """How the server was profiled meanwhile, and what opens the profiles; the figures are not compared."""
     energy: str = ""
     """The source of the GPUs' energy, or why it is unknown; empty for a server without GPUs."""
     format: int = FORMAT

@@ -43,7 +43,6 @@ COMMANDS: dict[str, str] = {
     "cancel": "Cancel every job of a run.",
     "resume": "Submit again the stages of a run that have not ended well.",
     "engines": "List, verify and prune the cache of built engines.",
-    "templates": "Fetch an image's model templates; show a finished config.pbtxt.",
     "versions": "List TensorRT-LLM releases and the options of their programs.",
     "schema": "Print the JSON Schemas of job files, profiles and --json output.",
     "sandbox": "Run a real Slurm cluster on this machine.",

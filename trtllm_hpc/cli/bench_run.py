@@ -23,7 +23,7 @@ from trtllm_hpc.cli.options import (
     valid_text,
     wait_option,
 )
-from trtllm_hpc.errors import ConfigError, InvalidMeasurement
+from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.find import find_run, is_run
 
@@ -108,7 +108,6 @@ _SECTIONS: Mapping[str, tuple[Setting, ...]] = {
             "Distribution of the gaps of an open loop.",
         ),
         Setting("burstiness", "SHAPE", FLOAT, "Shape of gamma gaps: 1 is Poisson, less comes in bursts."),
-        Setting("ramp_to_per_second", "RATE", FLOAT, "Change the rate evenly to this one.", "--ramp-to"),
         Setting("requests", "N", INT, "Measured requests, or conversations, of each level."),
         Setting("duration_seconds", "SECONDS", Time(1), "Length of each level instead.", "--duration"),
         Setting(
@@ -141,12 +140,6 @@ _SECTIONS: Mapping[str, tuple[Setting, ...]] = {
         Setting(
             "workload.think_seconds_stdev", "SECONDS", Time(1), "Its standard deviation.", "--think-stdev"
         ),
-        Setting(
-            "workload.session",
-            None,
-            Choice(["header", "user", "none"]),
-            "How a turn names its conversation: x-session-id, OpenAI's user.",
-        ),
         Setting("workload.input_tokens", "N", INT, "Mean length of a prompt, or of a turn."),
         Setting(
             "workload.input_tokens_stdev",
@@ -167,26 +160,12 @@ _SECTIONS: Mapping[str, tuple[Setting, ...]] = {
         Setting("workload.prefixes", "N", INT, "Number of different prefixes, used in turn."),
         Setting("workload.max_input_tokens", "N", INT, "Leave out longer prompts; cut drawn lengths to it."),
         Setting("workload.tokenizer", "FOLDER", _FOLDER, "Folder with tokenizer.json."),
-        Setting(
-            "workload.lora",
-            "FOLDER[=SHARE]",
-            STRING,
-            "A LoRA adapter of the requests, and its share; can be repeated. "
-            "Adapters without a share, and the requests without an adapter, get equal parts.",
-            multiple=True,
-        ),
-        Setting("workload.no_lora", None, BOOL, "No adapters, not even the job file's."),
         Setting("max_tokens", "N", INT, "Maximum output tokens of a request."),
         Setting("exact_output", None, BOOL, "Whether answers must have exactly that many tokens."),
         Setting("seed", "N", INT, "Seed of prompts and arrivals."),
     ),
     "Requests": (
-        Setting(
-            "model",
-            "NAME[,...]",
-            _Listed(STRING),
-            "E.g. ensemble, tensorrt_llm; copies of one model are used in turn.",
-        ),
+        Setting("model", "NAME", STRING, "E.g. ensemble, tensorrt_llm, or what an OpenAI server serves."),
         Setting(
             "protocol",
             None,
@@ -205,7 +184,6 @@ _SECTIONS: Mapping[str, tuple[Setting, ...]] = {
         ),
         Setting("no_slo", None, BOOL, "No limits, not even the job file's."),
         Setting("find_max", None, BOOL, "Find the highest rate at which --slo holds."),
-        Setting("check", None, BOOL, "Check first that 64 requests at once garble no answers."),
         Setting(
             "max_error_share", "SHARE", FLOAT, "Figures are invalid if a larger share of requests failed."
         ),
@@ -221,7 +199,6 @@ _SETTINGS = tuple(setting for settings in _SECTIONS.values() for setting in sett
 _OPTION_OF = {setting.field: setting.option for setting in _SETTINGS} | {
     "rates_per_second": "--rate",
     "concurrencies": "--concurrency",
-    "models": "--model",
 }
 
 
@@ -297,11 +274,6 @@ def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
     help="Write results/NAME.json and the files beside it; NAME must be new. Only the companion's, "
     "'benchmark', may be replaced.  [default: bench-DATE-TIME]",
 )
-@click.option(
-    "--profile",
-    type=click.Choice(["nsys", "torch"]),
-    help="Profile the server, which must have been started with serve.profile.",
-)
 @click.option("--report/--no-report", default=True, help="Whether to write the HTML report.")
 @json_option
 @click.pass_context
@@ -314,7 +286,6 @@ def command(
     address: Address | None,
     output: Path | None,
     name: str | None,
-    profile: str | None,
     report: bool,
     as_json: bool,
     **settings: Any,
@@ -328,8 +299,8 @@ def command(
     """
     from trtllm_hpc.api.measurement import Measurement, NameRefused, bench, bench_url
     from trtllm_hpc.api.run import Run
-    from trtllm_hpc.bench.measure import Interrupted
-    from trtllm_hpc.bench.progress import terminal_bar
+    from trtllm_hpc.bench.measure import MeasurementInterrupted
+    from trtllm_hpc.bench.progress import terminal_progress
 
     if address is None and output is not None:
         raise click.UsageError("--output goes with --url; a run keeps its own results.")
@@ -338,16 +309,10 @@ def command(
     if address is not None and output is None:
         raise click.UsageError("--url needs --output FOLDER for the results: there is no run to keep them.")
     found = Run(run or find_run("latest", runs_folder(ctx))) if address is None else None
-    if profile is not None:
-        if found is None:
-            raise click.UsageError("--profile needs a run, whose server is started for the profiler.")
-        if found.job.serve.profile is None or found.job.serve.profile.tool != profile:
-            hint = f"trtllm-hpc submit {found.paths.spec} --set serve.profile.tool={profile}"
-            raise InvalidMeasurement(f"The server of {found.id} was not started for {profile}.", hint=hint)
     base = settings_for(None if found is None else found.job, given_settings(ctx))
     interrupted = False
     try:
-        with terminating_as_interrupt(), terminal_bar() as show:
+        with terminating_as_interrupt(), terminal_progress() as show:
             common: dict[str, Any] = {"name": name, "base": base, "on_progress": show}
             if found is not None:
                 measurement = bench(found, wait_s=wait_seconds, **common)
@@ -355,7 +320,7 @@ def command(
                 assert address is not None and output is not None
                 common |= {"key_file": address.key_file, "certificate": address.certificate_file}
                 measurement = bench_url(address.url, output, **common)
-    except Interrupted as early:
+    except MeasurementInterrupted as early:
         paths = found.paths if found is not None else RunPaths(output or Path())
         measurement, interrupted = Measurement(paths, early.measurement.name), True
     except NameRefused as error:

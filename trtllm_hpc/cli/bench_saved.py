@@ -134,7 +134,7 @@ def show_measurement(found: Measurement, *, as_json: bool) -> None:
     else:
         from trtllm_hpc.report.measurement_table import print_measurement
 
-        print_measurement(found.summary, found.records)
+        print_measurement(found.summary)
 
 
 @click.command("compare")
@@ -142,20 +142,12 @@ def show_measurement(found: Measurement, *, as_json: bool) -> None:
 @click.argument("a", metavar="A", callback=_found, shell_complete=_complete_names)
 @click.argument("b", metavar="B", callback=_found, shell_complete=_complete_names)
 @click.option(
-    "--relative-tolerance",
+    "--tolerance",
     type=click.FloatRange(min=0),
     default=0.05,
     show_default=True,
     metavar="SHARE",
     help="How far a figure of B may be from that of A, as a share of A's.",
-)
-@click.option(
-    "--absolute-tolerance",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    metavar="NUMBER",
-    help="Added to the relative one, in the unit of each figure.",
 )
 @click.option(
     "--allow-different-workload",
@@ -167,8 +159,7 @@ def compare_command(
     a: Measurement,
     b: Measurement,
     runs: Any,
-    relative_tolerance: float,
-    absolute_tolerance: float,
+    tolerance: float,
     allow_different_workload: bool,
     as_json: bool,
 ) -> None:
@@ -183,11 +174,10 @@ def compare_command(
     \b
     Examples:
       trtllm-hpc bench compare latest:before latest:after
-      trtllm-hpc bench compare yesterday/results/sweep.json latest:sweep --relative-tolerance 0.1
+      trtllm-hpc bench compare yesterday/results/sweep.json latest:sweep --tolerance 0.1
     """
-    from trtllm_hpc.bench.analysis.compare import Side, Tolerance, compare, raise_if_worse
+    from trtllm_hpc.bench.analysis.compare import Side, compare, raise_if_worse
 
-    tolerance = Tolerance(relative_tolerance, absolute_tolerance)
     first, second = (Side(found.call_name, found.summary) for found in (a, b))
     comparison = compare(first, second, tolerance, allow_different_workload=allow_different_workload)
     if as_json:
@@ -208,8 +198,7 @@ def compare_command(
     metavar="FILE",
     help="Write the report here.  [default: report.html of the run, or results/NAME.html]",
 )
-@click.option("--png", is_flag=True, help="Also draw each chart as an image into results/NAME.charts/.")
-def report_command(found: Measurement, runs: Any, output: Path | None, png: bool) -> None:
+def report_command(found: Measurement, runs: Any, output: Path | None) -> None:
     """Write the report of a measurement: one HTML file that opens without a network.
 
     Without NAME it is the run's newest measurement that has finished;
@@ -218,9 +207,6 @@ def report_command(found: Measurement, runs: Any, output: Path | None, png: bool
     \b
     Examples:
       trtllm-hpc report latest
-      trtllm-hpc report latest:sweep --png --output sweep.html
+      trtllm-hpc report latest:sweep --output sweep.html
     """
     click.echo(found.report(output))
-    if png:
-        for chart in found.charts():
-            click.echo(chart)

@@ -36,7 +36,6 @@ _OUTCOMES: dict[State, str] = {
 @click.command("doctor")
 @partial(job_options, required=False)
 @ignore_option
-@click.option("--rules", "with_rules", is_flag=True, help="Also list every rule of job files and profiles.")
 @click.option(
     "--on-nodes",
     is_flag=True,
@@ -47,10 +46,7 @@ _OUTCOMES: dict[State, str] = {
     type=click.IntRange(1, 2),
     default=1,
     show_default=True,
-    help="With --on-nodes: 2 also measures the network between two nodes.",
-)
-@click.option(
-    "--model", is_flag=True, help="With --on-nodes: then serve JOB's model until it makes one token."
+    help="With --on-nodes: 2 also tries the network between two nodes.",
 )
 @click.option(
     "--bundle",
@@ -77,7 +73,6 @@ def command(
     settings: tuple[str, ...],
     runs: Path | None,
     ignore: tuple[str, ...],
-    with_rules: bool,
     on_nodes: bool,
     as_json: bool,
     **options: Any,
@@ -98,8 +93,6 @@ def command(
 
     The exit code is 3 if a check fails.
     """
-    if with_rules and job_file is None:
-        raise click.UsageError("--rules lists the rules that a JOB has kept: name one.")
     if on_nodes and job_file is None:
         raise click.UsageError("--on-nodes looks at the image and the programs of a JOB: name one.")
     given = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
@@ -115,7 +108,7 @@ def command(
     if as_json:
         print_json(report)
     else:
-        _print_tables(report, with_rules)
+        _print_tables(report)
     return ExitCode.OK if report.ok else ExitCode.CONFIG
 
 
@@ -143,19 +136,14 @@ def _with_nodes(
     return report
 
 
-def _print_tables(report: DoctorReport, with_rules: bool) -> None:
-    from trtllm_hpc.report.doctor import checks_table, memory_table, rules_table
+def _print_tables(report: DoctorReport) -> None:
+    from trtllm_hpc.report.doctor import checks_table, memory_table
     from trtllm_hpc.report.tables import print_table, terminal_width
 
     print_table(checks_table(report.checks, narrow=terminal_width() is not None))
     if report.memory is not None:
         click.echo()
         print_table(memory_table(report.memory))
-    if report.rules and with_rules:
-        click.echo()
-        print_table(rules_table(report.rules))
-    elif report.rules:
-        click.echo(f"\nAll {len(report.rules)} rules of job files and profiles are met (--rules lists them).")
     if report.notes:
         click.echo()
     for note in report.notes:

@@ -17,7 +17,7 @@ from trtllm_hpc.cli.listing import print_listing, pruning
 from trtllm_hpc.cli.options import Command, complete_with, json_option, print_json
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow, details_of, list_entries
 from trtllm_hpc.engine_cache.listing import verify as verify_entry
-from trtllm_hpc.engine_cache.lookup import parts_of
+from trtllm_hpc.engine_cache.lookup import chain_of, parts_of
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import default_runs_folder, engines_folder
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_duration, format_time
@@ -197,9 +197,8 @@ def _details(details: EngineDetails) -> list[str]:
             f"  built: {format_time(made.built_at)} on {made.host} in {format_duration(made.seconds)}"
         )
         lines += [f"  {name} installed there: {version}" for name, version in made.versions.items()]
-    lines.append("key:")
-    chain = details.key.get("chain") or {details.step: details.key.get("document", {})}
-    lines += [f"  {name}: {value}" for name, value in parts_of(chain)]
+    if details.key:
+        lines += ["key:", *(f"  {name}: {value}" for name, value in parts_of(chain_of(details.key)).items())]
     if made is not None:
         lines.append(f"files: {format_bytes(made.size)}")
         lines += [f"  {format_bytes(size):>10}  {name}" for name, (size, _) in sorted(made.files.items())]
@@ -277,14 +276,13 @@ def _show_reading(entry: str, file: str) -> None:
 def prune(cache: Cache, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
     """Remove engines from the cache; without --yes, only list them.
 
-    With NAMEs these go. Else those go that all options let go, and what killed
-    builds have left, and broken engines; without options only the latter. An engine
-    that is being built, or used by an active run, always stays.
+    With NAMEs these go. Else what killed builds have left and broken engines go, and
+    with --older-than unused engines. An engine that is being built, or used by an
+    active run, always stays.
 
     \b
     Examples:
-      trtllm-hpc engines prune --older-than 30d
-      trtllm-hpc engines prune --keep-bytes 2T --yes
+      trtllm-hpc engines prune --older-than 30d --yes
       trtllm-hpc engines prune build-7a8d --yes
     """
     names = tuple(row.name for name in selection.names for row in _find(cache, name))

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 @click.option("--protocol", type=click.Choice(["completions", "chat"]), help="How questions are asked.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens of an answer.")
 @click.option("--data", type=click.Path(resolve_path=True), help="Folder of the data sets.")
-@click.option("--allow-code-execution", metavar="NAME[,...]", help="Tasks that may run the model's code.")
 @click.option("--prepare", metavar="TASK[,...]", help="Only fetch the data of these tasks, on a login node.")
 @click.option("--save-as", "name", metavar="NAME", help="An earlier NAME goes on: its answers are kept.")
 @options.wait_option
@@ -55,7 +54,7 @@ def command(
       trtllm-hpc evaluate latest --tasks gsm8k --limit 200 --not-worse-than chat-20260101-120000-1a2b
     """
     from trtllm_hpc.client.async_client import AsyncClient
-    from trtllm_hpc.evaluation.evaluate import evaluate
+    from trtllm_hpc.evaluation.evaluate import TIMEOUT_S, evaluate
     from trtllm_hpc.evaluation.tasks import data_folder, is_shipped, prepare
     from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
 
@@ -71,8 +70,8 @@ def command(
     settings, name = _with_base(_settings(run, given), run, runs), _checked(name)
     endpoint, follow = endpoint_of(run, wait_seconds), follower_of(run, restarts=True)
 
-    def client(timeout_s: float) -> AsyncClient:
-        return AsyncClient(endpoint, protocol="openai", timeout_s=timeout_s, follow=follow)
+    def client() -> AsyncClient:
+        return AsyncClient(endpoint, protocol="openai", timeout_s=TIMEOUT_S, follow=follow)
 
     click.echo(f"answers are kept as they come; to go on after a break: --save-as {name}", err=True)
     file = run.evaluation(name)
@@ -130,7 +129,7 @@ def _settings(run: RunPaths | None, given: dict[str, Any]) -> Evaluation:
     values = {} if own is None else own.model_dump()
     for key in Evaluation.model_fields.keys() & given.keys():
         if (value := given[key]) is not None:
-            listed = key in ("tasks", "allow_code_execution")
+            listed = key == "tasks"
             values[key] = [it.strip() for it in value.split(",") if it.strip()] if listed else value
     if not values.get("tasks"):
         raise click.UsageError("The run's job file has no companion.evaluate: name the --tasks, e.g. facts.")

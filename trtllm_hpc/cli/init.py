@@ -269,7 +269,6 @@ def list_(as_json: bool) -> None:
         as_json=as_json,
         right=("ranks", "nodes"),
         one_line=first,
-        least={"GPUs": 14, "what it shows": 22},
         optional=("backend", "nodes", "GPUs", "what it shows", "release", "ranks"),
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +19,6 @@ from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.find import find_run
 from trtllm_hpc.runtime.records import Endpoint
 
-_LEAST_S = 15.0
-"""Between two looks at all runs, for which Slurm is queried."""
-
 
 @click.command("metrics")
 @runs_option
@@ -35,15 +31,7 @@ _LEAST_S = 15.0
     type=Time(1, 0.1),
     default=1.0,
     show_default=True,
-    help=f"Interval between two samples of --watch; with --prometheus at least {_LEAST_S:.0f}.",
-)
-@click.option(
-    "--prometheus",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Instead, write FOLDER/trtllm-hpc.yml, with which Prometheus scrapes all servers that run. "
-    "With --watch the file is kept up to date.",
+    help="Interval between two samples of --watch.",
 )
 @json_option
 @click.pass_context
@@ -53,7 +41,6 @@ def command(
     runs: Path | None,
     watch: bool,
     interval_seconds: float,
-    folder: Path | None,
     as_json: bool,
 ) -> None:
     """Show the metrics of RUN's server: its engine, its queue and its memory.
@@ -67,14 +54,7 @@ def command(
       trtllm-hpc metrics
       trtllm-hpc metrics tiny-llama --watch
       trtllm-hpc metrics tiny-llama --json | jq .values.kv_used_share
-      trtllm-hpc metrics --prometheus monitoring --watch
     """
-    if folder is not None:
-        if run is not None or as_json:
-            raise click.UsageError("--prometheus is for all runs: give it neither RUN nor --json.")
-        with suppress(*[KeyboardInterrupt] * watch):
-            _keep_scraping(folder, runs_folder(ctx), max(interval_seconds, _LEAST_S) if watch else None)
-        return
     run = run or find_run("latest", runs_folder(ctx))
     from trtllm_hpc.bench.server_metrics.sampling import fetch_page
     from trtllm_hpc.bench.server_metrics.series import since_start
@@ -99,20 +79,6 @@ def command(
     except KeyboardInterrupt:
         if not watch:
             raise
-
-
-def _keep_scraping(folder: Path, runs: Path, interval_s: float | None) -> None:
-    """Write the configuration, once or until Ctrl-C, and print a line whenever it changes."""
-    from trtllm_hpc.runs.scraping import FILE, write_scraping
-
-    while True:
-        count = write_scraping(folder, runs)
-        what = "no change" if count is None else f"{count} run{'s' * (count != 1)}; have Prometheus reload it"
-        if count is not None or interval_s is None:
-            click.echo(f"{folder / FILE}: {what}")
-        if interval_s is None:
-            return
-        time.sleep(interval_s)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning
+from trtllm_hpc.engine_cache.lookup import CachedEngine
 from trtllm_hpc.logs.snapshot import readable_plan
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.report.engines import CachedEngine, engine_lines, engine_record
+from trtllm_hpc.report.engines import engine_lines
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def command(
     run = render(job_file, cluster, settings, runs, on_warning=print_warning)
     if as_json:
         files = tuple(str(file) for file in run.scripts)
-        print_json(RenderedRun(run.id, str(run.folder), files, engine_record(run.engine)))
+        print_json(RenderedRun(run.id, str(run.folder), files, run.engine))
         return
     click.echo(f"rendered {run.folder}")
     for script in run.scripts:

@@ -20,11 +20,12 @@ from trtllm_hpc.cli.options import (
     print_warning,
     run_argument,
 )
+from trtllm_hpc.engine_cache.lookup import CachedEngine
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_json
-from trtllm_hpc.report.engines import CachedEngine, engine_lines, engine_record
+from trtllm_hpc.report.engines import engine_lines
 from trtllm_hpc.report.status import end_line
 from trtllm_hpc.runs.endpoint import was_submitted
 from trtllm_hpc.runs.status import RunState, RunStatus
@@ -42,13 +43,6 @@ watch_option = click.option(
 @job_options
 @watch_option
 @ignore_option
-@click.option(
-    "--notify",
-    metavar="URL",
-    envvar="TRTLLM_HPC_NOTIFY",
-    help="Call this webhook when the server is ready or idle, when a stage fails, and at the end; by default "
-    "$TRTLLM_HPC_NOTIFY, which other users do not see.",
-)
 @json_option
 def command(
     job_file: Path,
@@ -57,7 +51,6 @@ def command(
     runs: Path | None,
     wait: bool,
     ignore: tuple[str, ...],
-    notify: str | None,
     as_json: bool,
 ) -> int:
     """Render JOB and submit its jobs: build (if anything is), serve, companion.
@@ -77,7 +70,6 @@ def command(
       trtllm-hpc submit job.yaml --cluster mysite.yaml --set serve.keep_running=true
       trtllm-hpc submit tiny-llama --cluster sandbox --wait
       trtllm-hpc submit runs/tiny-llama-20260101-120000-1a2b/lock.json --wait
-      trtllm-hpc submit job.yaml --notify https://hooks.example.org/T0/B0
 
     \b
     Exit codes: 3 job file or profile, 4 rendering, 5 submission, 6 build,
@@ -86,9 +78,7 @@ def command(
     """
     from trtllm_hpc.api.jobs import submit
 
-    run = submit(
-        job_file, cluster, settings, runs, ignored_checks=ignore, notify=notify, on_warning=print_warning
-    )
+    run = submit(job_file, cluster, settings, runs, ignored_checks=ignore, on_warning=print_warning)
     if not (as_json and wait):
         _print_submitted(run, run.jobs, engine_lines(run.engine), as_json=as_json, watched=wait)
     return _watch(run, as_json=as_json) if wait else 0
@@ -165,7 +155,7 @@ def _print_submitted(
 ) -> None:
     """Print which jobs were submitted, ``lines`` about the run and, unless ``watched``, what to type."""
     if as_json:
-        print_json(SubmittedRun(run.id, str(run.folder), dict(jobs), engine_record(run.engine)))
+        print_json(SubmittedRun(run.id, str(run.folder), dict(jobs), run.engine))
         return
     click.echo(f"run {run.id}\n  folder {run.folder}")
     unit = "process" if RunSnapshot(run.paths).is_local else "job"
@@ -197,8 +187,6 @@ def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
         print_json(status)
         return
     print_results(run.paths)
-    for line in status.unlike:
-        print_warning(f"warning: {line}")
     name = call_name(run.paths)
     stream = sys.stderr if status.exit_code else sys.stdout
     click.echo(end_line(status), file=stream)
@@ -233,4 +221,4 @@ def print_results(paths: RunPaths) -> None:
                 click.echo(f"answer ({item['protocol']}): {item['text']!r}")
     measured = Measurement(paths, COMPANION_MEASUREMENT)
     with suppress(RunNotFound):  # the companion ended before it measured
-        print_measurement(measured.summary, measured.records)
+        print_measurement(measured.summary)

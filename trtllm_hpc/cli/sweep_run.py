@@ -19,7 +19,6 @@ from trtllm_hpc.cli.options import (
 )
 from trtllm_hpc.cli.sweep_saved import print_submitted, watch
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.sweeps.create import PlannedSweep
 from trtllm_hpc.sweeps.record import Variant
 
@@ -60,7 +59,7 @@ class CheckedSweep:
 )
 @click.option("--check", is_flag=True, help="Only check the variants and list them.")
 @click.option("--skip-refused", is_flag=True, help="Submit the others if some variants are wrong.")
-@click.option("--yes", is_flag=True, help=f"Submit more than {MANY} variants, or more jobs than Slurm takes.")
+@click.option("--yes", is_flag=True, help=f"Submit more than {MANY} variants.")
 @ignore_option
 @click.option("--wait", is_flag=True, help="Follow the sweep to its end; exit with the code of what failed.")
 @json_option
@@ -135,12 +134,4 @@ def _refuse_many(planned: PlannedSweep) -> None:
     if count > MANY:
         raise SubmissionError(
             f"These are {count} variants, with {jobs} jobs.", hint="the same command with --yes"
-        )
-    cluster = next(iter(planned.runs.values())).cluster
-    most = Slurm(cluster.slurm_conf).most_jobs(cluster.qos) if cluster.scheduler == "slurm" else None
-    if most is not None and jobs > most:
-        raise SubmissionError(
-            f"The sweep has {jobs} jobs, and Slurm lets you have {most} in the queue (MaxSubmitJobs).",
-            hint="add --allocation one for a single job, or --yes to submit what Slurm takes, the rest later "
-            "with trtllm-hpc sweep resume",
         )

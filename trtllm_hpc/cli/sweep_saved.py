@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -187,21 +186,13 @@ def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None, a
 @click.command("report")
 @sweep_argument
 @click.option("--slo", metavar="LIMITS", help="Rank under these limits.  [default: those of the job file]")
-@click.option("--gpu-price", type=click.FloatRange(min=0), metavar="PRICE", help="Price of a GPU-hour.")
 @click.option("--to", type=OutputFile(), metavar="FILE", help="The page.  [default: report.html of SWEEP]")
 @click.option("--csv", type=OutputFile(), metavar="FILE", help="Write a row for each level of each variant.")
-@click.option(
-    "--png",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Draw each chart as an image.",
-)
 @runs_option
 @json_option
 def report_command(
     sweep: Sweep,
     slo: str | None,
-    gpu_price: float | None,
     runs: Path | None,
     as_json: bool,
     **files: Path | None,
@@ -214,21 +205,15 @@ def report_command(
 
     \b
     Examples:
-      trtllm-hpc sweep report latest --slo 'ttft.p99<500ms,tpot.p99<50ms' --gpu-price 2.5
-      trtllm-hpc sweep report latest --csv points.csv --png charts
+      trtllm-hpc sweep report latest --slo 'ttft.p99<500ms,tpot.p99<50ms'
+      trtllm-hpc sweep report latest --csv points.csv
     """
-    from trtllm_hpc.report.html.page import draw_charts
-    from trtllm_hpc.sweeps.page import sections_of, write_report
+    from trtllm_hpc.sweeps.page import write_report
     from trtllm_hpc.sweeps.results import write_csv
 
-    results = sweep.results(slo=slo, gpu_price=gpu_price)
+    results = sweep.results(slo=slo)
     files["to"] = files["to"] or (None if as_json else sweep.paths.report)
-    writers: dict[str, Any] = {
-        "csv": write_csv,
-        "png": lambda results, folder: draw_charts(sections_of(results), folder),
-        "to": write_report,
-    }
-    for name, write in writers.items():
+    for name, write in (("csv", write_csv), ("to", write_report)):
         if (path := files[name]) is not None:
             write(results, path)
             click.echo(path, err=as_json)

@@ -7,15 +7,14 @@ import click
 from trtllm_hpc.cli.listing import print_listing
 from trtllm_hpc.cli.options import complete_with, json_option, print_json
 from trtllm_hpc.report.formatting import NONE
-from trtllm_hpc.report.versions import print_command, print_release, release_details
-from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS, Command
+from trtllm_hpc.report.versions import print_program, print_release
 from trtllm_hpc.tensorrt_llm.releases.families import families
+from trtllm_hpc.tensorrt_llm.releases.programs import PROGRAM_FILES, Program, releases_with
 from trtllm_hpc.tensorrt_llm.releases.release import (
     Release,
     UnknownRelease,
     find_release,
     image_of_tag,
-    no_program,
     release_of_version,
     releases,
     tag_of_image,
@@ -69,15 +68,14 @@ def command(context: click.Context, as_json: bool) -> None:
 @command.command()
 @_release_argument
 @click.argument(
-    "program", required=False, metavar="[PROGRAM]", shell_complete=complete_with(lambda _: COMMANDS)
+    "program", required=False, metavar="[PROGRAM]", shell_complete=complete_with(lambda _: PROGRAM_FILES)
 )
 @_family_option
 @json_option
 def show(release: str, program: str | None, family: str | None, as_json: bool) -> None:
     """Show what RELEASE has: its programs, or the options of one PROGRAM.
 
-    With a PROGRAM it lists each option with its default, defaults that differ
-    between releases, and the options that only other releases have.
+    With a PROGRAM it lists each option with its default.
 
     \b
     Examples:
@@ -87,25 +85,27 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
     """
     chosen = _release(release)
     if program is not None:
-        command = _program(chosen, program, family or "llama")
+        found = _program(chosen, program, family or "llama")
         if as_json:
-            print_json(command)
+            print_json(found)
         else:
-            print_command(command)
+            print_program(found)
     elif as_json:
-        print_json(release_details(chosen))
+        print_json(chosen)
     else:
         print_release(chosen)
 
 
-def _program(release: Release, name: str, family: str) -> Command:
+def _program(release: Release, name: str, family: str) -> Program:
     """Return one of upstream's programs. Raises click.UsageError if the release does not have it."""
-    if name not in COMMANDS:
-        known = ", ".join(COMMANDS)
+    if name not in PROGRAM_FILES:
+        known = ", ".join(PROGRAM_FILES)
         raise click.UsageError(f"no program of upstream's is called {name!r}, only {known}.")
-    program = release.command(name, family)
+    program = release.program(name, family)
     if program is None:
-        raise click.UsageError("; ".join(filter(None, no_program(release, name, family))))
+        having = releases_with(name, family)
+        there = f": it is there in {having[0]} to {having[-1]}" if having else ""
+        raise click.UsageError(f"TensorRT-LLM {release.version} has no {name} for {family}{there}.")
     return program
 
 

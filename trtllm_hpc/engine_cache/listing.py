@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Manifest
-from trtllm_hpc.runtime.engine_cache.verify import wrong_files
+from trtllm_hpc.paths import write_text
+from trtllm_hpc.runtime.engine_cache.cache import Cache, CacheEntry, Manifest, files_in, size_fault
+from trtllm_hpc.runtime.engine_cache.files import sha256_of
 
 EntryState = Literal["whole", "broken", "building", "half-built", "unreadable"]
 
@@ -43,9 +45,9 @@ class EngineRow:
     """Where the output is, or will be."""
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> CacheEntry:
         """The entry in the cache."""
-        return Entry(Path(self.folder).parent)
+        return CacheEntry(Path(self.folder).parent)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def list_entries(cache: Cache) -> list[EngineRow]:
     return sorted(rows, key=lambda row: (-(row.last_used or 0.0), row.name))
 
 
-def inspect(entry: Entry) -> EngineRow:
+def inspect(entry: CacheEntry) -> EngineRow:
     """Return one entry's state, judged by names and sizes."""
     record = entry.key() or {}
     about = record.get("about") or {}
@@ -96,7 +98,7 @@ def inspect(entry: Entry) -> EngineRow:
     )
 
 
-def _state(entry: Entry) -> tuple[EntryState, str]:
+def _state(entry: CacheEntry) -> tuple[EntryState, str]:
     try:
         faults = entry.faults()
     except PermissionError:
@@ -108,14 +110,14 @@ def _state(entry: Entry) -> tuple[EntryState, str]:
     return ("half-built", "its builder is gone") if faults is None else ("broken", "; ".join(faults))
 
 
-def _last_used(entry: Entry, manifest: Manifest | None) -> float | None:
+def _last_used(entry: CacheEntry, manifest: Manifest | None) -> float | None:
     try:
         return entry.used.stat().st_mtime
     except OSError:
         return manifest.built_at if manifest else None
 
 
-def verify(entry: Entry, progress: Callable[[str], None] = lambda name: None) -> list[str]:
+def verify(entry: CacheEntry, progress: Callable[[str], None] = lambda name: None) -> list[str]:
     """Read a finished output completely and compare it with its manifest; returns what is wrong.
 
     Faults are noted in the entry, so that no run takes a damaged output for the engine it needs. An entry
@@ -129,4 +131,23 @@ def verify(entry: Entry, progress: Callable[[str], None] = lambda name: None) ->
     manifest = entry.manifest()
     if manifest is None:
         return faults + (found or [])
-    return faults + wrong_files(entry, manifest, progress)
+    wrong = []
+    for name, (size, digest) in manifest.files.items():
+        progress(name)
+        file = entry.output / name
+        try:
+            fault = size_fault(file, name, size)
+            if fault is None and sha256_of(file) != digest:
+                fault = f"{name} is not what was built: its SHA-256 differs"
+        except OSError as error:
+            fault = f"{name} cannot be read: {error.strerror}"
+        if fault is not None:
+            wrong.append(fault)
+    present = {str(file.relative_to(entry.output)) for file in files_in(entry.output)}
+    wrong += [f"{name} was not built there" for name in sorted(present - manifest.files.keys())]
+    with suppress(OSError):  # a read-only cache
+        if wrong:
+            write_text(entry.damage, "".join(f"{line}\n" for line in wrong), mode=0o644)
+        else:
+            entry.damage.unlink(missing_ok=True)
+    return faults + wrong

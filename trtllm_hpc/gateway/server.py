@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -17,9 +16,9 @@ from trtllm_hpc.client.connect import Target
 from trtllm_hpc.config.files import read_spec
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.gateway.app import make_app
-from trtllm_hpc.gateway.service import Facts, Service
+from trtllm_hpc.gateway.service import Facts, ServedByTriton
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
+from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engine
 
 _BACKLOG = 2048
 _GRACE_S = 5
@@ -35,7 +34,7 @@ def facts_of(run: RunPaths) -> Facts:
     named = backend_of(job).tokenizer(job)
     max_seq_len = job.engine.max_seq_len
     with suppress(NotAnEngine):
-        max_seq_len = read_engines(folder)[0].max_seq_len or max_seq_len
+        max_seq_len = read_engine(folder).max_seq_len or max_seq_len
     return Facts(
         name=Path(job.model.path).name if job.model.path else job.model.synthetic or job.name,
         tokenizer=folder / "tokenizer" if named is None else Path(named),
@@ -62,7 +61,7 @@ def serve(sockets: list[socket.socket], target: Target, facts: Facts) -> None:
 
     async def main() -> None:
         config = uvicorn.Config(
-            make_app(Service(target, facts)),
+            make_app(ServedByTriton(target, facts)),
             # A line for each request would be most of the log.
             log_level="warning",
             access_log=False,
@@ -100,22 +99,3 @@ def listen(host: str, port: int) -> socket.socket:
         return made
     except OSError as error:
         raise StartFailed(f"{host}:{port} cannot be listened on: {error.strerror}.", hint="--port") from None
-
-
-@contextmanager
-def listening(path: Path) -> Iterator[socket.socket]:
-    """Yield a Unix socket of this user, removed at the end; raises StartFailed, also if the file exists."""
-    with socket.socket(socket.AF_UNIX) as made:
-        before = os.umask(0o177)
-        try:
-            made.bind(str(path))
-        except OSError as error:
-            raise StartFailed(f"{path} cannot be listened on: {error.strerror or error}.") from None
-        finally:
-            os.umask(before)
-        made.listen(_BACKLOG)
-        try:
-            yield made
-        finally:
-            with suppress(OSError):
-                path.unlink()

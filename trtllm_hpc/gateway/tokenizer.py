@@ -67,11 +67,6 @@ class ModelTokenizer:
         found = self._id("pad_token")
         return self.end_id if found is None else found
 
-    @cached_property
-    def longest_token(self) -> int:
-        """Most letters of a text that one token can stand for."""
-        return max(map(len, self._library.get_vocab(with_added_tokens=True)), default=1)
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, by default with the tokenizer's special tokens."""
         return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -17,7 +17,7 @@ from trtllm_hpc.config.synthetic_models import SHAPE, STAND_IN, TINY
 from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.reference import synthetic
-from trtllm_hpc.reference.engine_config import BUILD_LIMITS, CONFIG, MODEL, TOKENIZER
+from trtllm_hpc.reference.engine_folder import BUILD_LIMITS, CONFIG, MODEL, TOKENIZER
 from trtllm_hpc.reference.shutdown import first_sentence
 from trtllm_hpc.runtime.records import add_event
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.reference.generation import Engine, Load
+from trtllm_hpc.reference.generation import Load, RankEngine
 
 PERIOD_S = 0.1
 """Time between two updates of the gauges."""
@@ -69,7 +69,7 @@ class Metrics:
     labels of every metric.
     """
 
-    def __init__(self, engine: Engine, triton: Any, *, model: str, version: str) -> None:
+    def __init__(self, engine: RankEngine, triton: Any, *, model: str, version: str) -> None:
         self._engine = engine
         self._triton = triton
         self._labels = {"model": model, "version": version}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import secrets
 import shutil
 import sys
@@ -29,7 +28,6 @@ from trtllm_hpc.render.scripts import (
 )
 from trtllm_hpc.runtime.engine_cache.cache import link
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.repository import ModelFiles, render_models, write_repository
 from trtllm_hpc.runtime.model_repository.schema import VENDORED
 
 if TYPE_CHECKING:
@@ -66,22 +64,15 @@ def write_run(
     the folder cannot be made.
     """
     paths = RunPaths(plan.run_folder)
-    os.umask(mask := os.umask(0o077))
-    if mask & 0o700:
-        message = f"The umask of your shell, {mask:04o}, keeps you from your own new files."
-        raise RenderError(message, hint="umask 077, then the same command again")
     # All text first: a value that cannot be rendered must not leave a partial folder.
     if plan.stage("build") is not None:
         build = build or render_build(plan)
     scripts = render_scripts(plan, build)
     repository = render_repository(plan)
-    filled = fill_repository(plan)
     try:
         paths.make_folders()
         _fill(paths, plan, scripts, repository)
         _link_engine(paths, plan, build, side_outputs or {})
-        if filled is not None:
-            write_repository(filled, paths.repository)
         plan.record.write(paths)  # last: a folder with a plan is a whole run
     except FileExistsError as error:
         if not paths.folder.is_dir():  # it is a folder above that is a file
@@ -124,16 +115,6 @@ def _link_engine(paths: RunPaths, plan: Plan, build: Build | None, side_outputs:
         link(paths.engine, Path(plan.engine_found))
     for step, output in side_outputs.items():
         link(paths.side_output(step), output)
-
-
-def fill_repository(plan: Plan) -> dict[str, ModelFiles] | None:
-    """The models of upstream's templates, filled and checked; ``None`` where that is left to the job.
-
-    Raises RepositoryInvalid if the templates and the job file do not go together.
-    """
-    if not isinstance(plan.repository, RepositoryRecipe) or plan.templates is None:
-        return None
-    return render_models(plan.repository, Path(plan.templates))
 
 
 def cannot_write(folder: Path, error: OSError) -> RenderError:

@@ -14,7 +14,7 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.environment import render_template
-from trtllm_hpc.runtime.engine_cache.recipe import Recipe
+from trtllm_hpc.runtime.engine_cache.build_recipe import BuildRecipe
 from trtllm_hpc.runtime.front import FRONT_RESTARTS
 from trtllm_hpc.runtime.guests import ANYBODY, OWNER
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
@@ -30,7 +30,7 @@ class Build:
 
     script: str
     """Text of ``build.sh``."""
-    recipe: Recipe
+    recipe: BuildRecipe
     """What the engine cache builds, or looks for."""
 
 
@@ -40,7 +40,7 @@ def render_build(plan: Plan) -> Build | None:
         return None
     script = _script(plan, "build.sh.j2")
     limit_s = plan.job.build.time_limit_minutes * 60
-    recipe = Recipe(
+    recipe = BuildRecipe(
         engines_folder=plan.engines_folder,
         steps=plan.build_steps,
         model_path=plan.job.model.path,

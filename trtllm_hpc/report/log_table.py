@@ -24,8 +24,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import NONE, format_bytes
 from trtllm_hpc.report.status import RankGroup, grouped
 from trtllm_hpc.report.tables import Table, print_table, terminal_width
-from trtllm_hpc.runs.stages import StageStatus
-from trtllm_hpc.runs.status import run_status
+from trtllm_hpc.runs.status import StageStatus, run_status
 
 _WELL = "ended 0"
 _STOPPED = "stopped by "

@@ -12,7 +12,6 @@ import re
 import tempfile
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
 from trtllm_hpc.paths import read_json, write_json
@@ -104,14 +103,6 @@ def can_lock(folder: Path) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
-
-
-def cached_files(environment: Mapping[str, str]) -> str | None:
-    """Return how many files the compilers' caches hold, as text, of very many ``1000 or more``."""
-    folders = {environment[name] for name in CACHES if name in environment and name not in NOT_COMPILED}
-    files = (file for folder in folders for _, _, found in os.walk(folder) for file in found)
-    count = sum(1 for _ in islice(files, 1000))
-    return f"{count}{' or more' * (count == 1000)}" if count else None
 
 
 def begin_tuning(own: Path, rank: int, ranks: int, environment: MutableMapping[str, str]) -> Path | None:

@@ -1,13 +1,12 @@
-"""The certificate that the proxy shows: one that is made for the run, or a given one.
+"""The certificate that the proxy shows, made for the run.
 
-Clients trust exactly the file ``certificate.crt`` of the run folder, whoever has signed it.
+Clients trust exactly the file ``certificate.crt`` of the run folder.
 ``certificate.pem`` is what HAProxy takes: certificate and private key.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 import socket
 import ssl
 import subprocess
@@ -15,8 +14,6 @@ from pathlib import Path
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths, write_text
-
-_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 
 
 def make_certificate(paths: RunPaths, address: str) -> None:
@@ -36,40 +33,10 @@ def make_certificate(paths: RunPaths, address: str) -> None:
         key.unlink(missing_ok=True)
 
 
-def take_certificate(paths: RunPaths, given: Path) -> str:
-    """Let the proxy show a given certificate; returns the name that it is for.
-
-    Its private key stays where it is. Raises StartFailed without both in the file, or without ``openssl``.
-    """
-    hint = "serve.certificate is one PEM file with the certificate and its private key"
-    try:
-        text = given.read_text(encoding="ascii")
-    except (OSError, ValueError) as error:
-        raise StartFailed(f"the certificate cannot be read: {error}", hint=hint) from error
-    own = _CERTIFICATE.search(text)
-    if own is None or "PRIVATE KEY-----" not in text:
-        lacking = "certificate" if own is None else "private key"
-        raise StartFailed(f"{given} holds no {lacking}", hint=hint)
-    # Only the first is the proxy's own; with those that have signed it, clients would trust more than it.
-    write_text(paths.certificate, own[0])
-    paths.certificate_key.unlink(missing_ok=True)
-    paths.certificate_key.symlink_to(given)
-    return _name(paths.certificate)
-
-
 def fingerprint(certificate: Path) -> str:
     """Return the SHA-256 fingerprint of a certificate (PEM), as ``openssl x509 -fingerprint`` shows it."""
     digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.read_text())).hexdigest().upper()
     return ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))
-
-
-def _name(certificate: Path) -> str:
-    try:
-        shown = _openssl("x509", "-in", str(certificate), "-noout", "-subject", "-ext", "subjectAltName")
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise _failed("the certificate cannot be read", error) from error
-    names = re.search(r"(?:DNS|IP Address):([^,\s]+)", shown) or re.search(r"CN ?= ?([^,\s/]+)", shown)
-    return names[1].replace("*", "proxy") if names else "localhost"
 
 
 def _openssl(*words: str) -> str:

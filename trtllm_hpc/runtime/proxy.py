@@ -25,7 +25,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, write_text
-from trtllm_hpc.runtime.node import SHM, free_ports, is_abandoned, make_owned
+from trtllm_hpc.runtime.node import SHM, free_ports, is_abandoned, make_owned, shm_prefix
 from trtllm_hpc.runtime.process import on_signals, start_bound
 from trtllm_hpc.runtime.records import JsonRecord
 
@@ -95,8 +95,7 @@ class Proxy:
         further: Mapping[str, str],
     ) -> None:
         # Its name cannot be guessed, so nobody else can make it first; mode 0700.
-        prefix = f"trt{os.environ['TRTLLM_HPC_JOB_ID']}_proxy{node}_"
-        self.folder, self._owned = make_owned(prefix, SHM)
+        self.folder, self._owned = make_owned(shm_prefix(f"proxy{node}"), SHM)
         self.gateway = self.folder / "gateway"  # not the name of a frontend: with TLS that is a socket, too
         """Socket of the gateway with OpenAI's protocol, in front of Triton."""
         self._guest_map = self.folder / "guests.map"

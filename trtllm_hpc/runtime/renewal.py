@@ -129,13 +129,13 @@ def unwanted_next(paths: RunPaths, exit_code: int) -> str | None:
     return renewal.next_job_id
 
 
-def change_of_next(paths: RunPaths, job_id: str, state: str, sinfo: Iterable[str]) -> str | None:
+def change_of_next(paths: RunPaths, job_id: str, sinfo: Iterable[str]) -> str | None:
     """Keep the next job from nodes because of which a server has ended; returns how Slurm is to change it.
 
-    ``job_id`` is that server's job in ``state``, if known; ``sinfo`` as for ``Pool.of``.
+    ``job_id`` is that server's job; ``sinfo`` as for ``Pool.of``.
     """
     pool = Pool.of(sinfo, wanted=int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
-    hosts = bad_hosts(paths, state)
+    hosts = bad_hosts(paths)
     news = bool(hosts) and exclude(paths, hosts, job_id=job_id, pools=[pool])
     renewal = Renewal.read(paths.renewal)
     is_own = renewal is not None and renewal.job_id == os.environ["TRTLLM_HPC_JOB_ID"]

@@ -83,9 +83,7 @@ def _stage(source: Path, name: Path, days: float, progress: _Progress) -> None:
             message = (
                 f"node {progress.host} has {_gib(free)} free in {folder}, and the model needs {_gib(needed)}"
             )
-            hint = (
-                "--set model.stage=null, or cluster.node_models_folder=FOLDER, or a smaller node_models_days"
-            )
+            hint = "--set model.stage=null, or cluster.node_models_folder=FOLDER"
             raise StartFailed(message, hint=hint)
         if missing:
             _copy(source, copy, name.name, missing, progress)

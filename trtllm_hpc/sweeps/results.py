@@ -14,9 +14,8 @@ from trtllm_hpc.bench.analysis.aggregate import over_repeats, overall_verdict
 from trtllm_hpc.bench.analysis.diff import workload_diff
 from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
-from trtllm_hpc.bench.metrics import ENERGY_PER_GOOD_REQUEST, GOODPUT, GOODPUT_SHARE, MEAN_POWER, figures
-from trtllm_hpc.bench.records import Sample, read_records
-from trtllm_hpc.bench.results import Energy, LevelResult, MeasurementSummary, Pass, read_measurement
+from trtllm_hpc.bench.metrics import GOODPUT
+from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, read_measurement
 from trtllm_hpc.config.files import read_spec
 from trtllm_hpc.errors import ConfigError, RunNotFound
 from trtllm_hpc.evaluation.scores import read_evaluation
@@ -31,8 +30,6 @@ from trtllm_hpc.sweeps.status import SweepStatus, VariantStatus, sweep_status
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_BY_SLO = (GOODPUT, GOODPUT_SHARE, ENERGY_PER_GOOD_REQUEST)
-
 
 @dataclass(frozen=True)
 class SweepResults:
@@ -40,8 +37,6 @@ class SweepResults:
 
     status: SweepStatus
     slo: str | None
-    gpu_price: float | None
-    """Price of one GPU for one hour."""
     points: Sequence[Point]
     best: Best
     notes: Sequence[str]
@@ -57,14 +52,12 @@ def read_results(
     sweep: SweepPaths,
     *,
     slo: str | None = None,
-    gpu_price: float | None = None,
     status: SweepStatus | None = None,
 ) -> SweepResults:
     """Read the companion's measurement of every variant.
 
     Args:
-        slo: limits instead of those of the job file; goodput is computed anew from the records.
-        gpu_price: price of one GPU for one hour.
+        slo: limits instead of those of the job file; there is no goodput under these.
         status: by default Slurm is asked for it.
 
     Raises:
@@ -84,53 +77,43 @@ def read_results(
     for variant in (it for it in status.variants if it.name in measured):
         found, run = measured[variant.name], runs[variant.name]
         if limits is not None and slo not in (None, found.settings.get("slo")):
-            found = _with_goodput(found, limits, run.measurement(COMPANION_MEASUREMENT).requests)
+            found = _without_goodput(found)
         gpus = RunSnapshot(run).planned_gpus.get("serve")
-        points += _points(variant, found, limits, gpu_price, gpus, run)
+        points += _points(variant, found, limits, gpus, run)
     points = [replace(point, frontier=on) for point, on in zip(points, frontier(points), strict=True)]
     return SweepResults(
         status,
         None if limits is None else str(limits),
-        gpu_price,
         points,
         best_variant(points, None if limits is None else str(limits)),
         list(_notes(measured, points, different_slos=limits is None and len(own) > 1)),
     )
 
 
-def _with_goodput(measurement: MeasurementSummary, slo: Slo, file: Path) -> MeasurementSummary:
-    """Return the measurement with its goodput under the SLO; without the file of its records it has none."""
-    records = read_records(file) if file.is_file() else []
+def _without_goodput(measurement: MeasurementSummary) -> MeasurementSummary:
+    """Return a measurement without the figures that count good requests: another SLO names other ones."""
 
-    def judged(place: int, result: LevelResult, one: Pass) -> Pass:
-        of_pass = [it for it in records if (it.level, it.repeat) == (place, one.repeat)]
-        watts = one.metrics.get(MEAN_POWER.key)
-        energy = Energy(watts * one.window.length_s) if isinstance(watts, float) else None
-        sample = Sample(of_pass, one.window, result.level, slo, energy)
-        good = figures(sample, _BY_SLO) if of_pass else {}
-        others = {key: it for key, it in one.metrics.items() if key not in [it.key for it in _BY_SLO]}
-        return replace(one, metrics=others | good)
+    def left(result: LevelResult) -> LevelResult:
+        passes = [
+            replace(one, metrics={key: it for key, it in one.metrics.items() if key != GOODPUT.key})
+            for one in result.passes
+        ]
+        return LevelResult(result.level, passes, over_repeats([one.metrics for one in passes]))
 
-    levels = []
-    for place, result in enumerate(measurement.levels):
-        passes = [judged(place, result, one) for one in result.passes]
-        levels.append(LevelResult(result.level, passes, over_repeats([one.metrics for one in passes])))
-    return replace(measurement, levels=levels)
+    return replace(measurement, levels=[left(result) for result in measurement.levels])
 
 
 def _points(
     of: VariantStatus,
     measured: MeasurementSummary,
     slo: Slo | None,
-    price: float | None,
     gpus: int | None,
     run: RunPaths,
 ) -> Iterator[Point]:
-    share, hourly = 1 / max(gpus, 1) if gpus is not None else None, (price or 0.0) * (gpus or 0)
+    share = 1 / max(gpus, 1) if gpus is not None else None
     # What else was found is about the whole measurement.
     of_levels = overall_verdict(measured.levels, measured.search).findings
     whole = [str(it) for it in measured.verdict.findings if it not in of_levels]
-    whole += ["A profiler ran beside it."] if measured.profile is not None else []
     evaluation = read_evaluation(run.evaluation())
     scores = {f"score.{it.task}": it.score for it in evaluation.tasks} if evaluation else {}
     if evaluation is not None and evaluation.passed is False:
@@ -155,7 +138,6 @@ def _points(
             output_tokens_per_s_per_gpu=output * share if output is not None and share else None,
             total_tokens_per_s_per_gpu=total * share if total is not None and share else None,
             tokens_per_s_per_user=1000 / tpot if tpot else None,
-            cost_per_million_output_tokens=hourly / output / 0.0036 if hourly and output else None,
             figures=found,
             each_pass=[rate * share for rate in each] if share else [],
         )

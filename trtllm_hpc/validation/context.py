@@ -14,7 +14,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.mounts import outside
-from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine, read_engines
+from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine, read_engine
 from trtllm_hpc.runtime.plan_record import Resources
 from trtllm_hpc.scheduler.discovery import Partition, PartitionLimits, query_limits, query_partitions
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
@@ -124,7 +124,7 @@ class Context:
         """
         folder = None if self.engine_folder is None else self.path_here(self.engine_folder)
         try:
-            return read_engines(folder) if folder is not None and folder.is_dir() else None
+            return (read_engine(folder),) if folder is not None and folder.is_dir() else None
         except NotAnEngine as error:
             return error
         except OSError:

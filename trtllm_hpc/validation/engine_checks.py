@@ -102,49 +102,6 @@ def limits(context: Context, engine: EngineConfig) -> Diagnostic:
     return ok("the job file's limits are within the engine's")
 
 
-@engine_check("engine-lengths", lambda context: context.job.companion.enabled)
-def lengths(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The companion's answers fit into the engine beside a prompt."""
-    companion = context.job.companion
-    asked = {"companion.request.max_tokens": companion.request.max_tokens}
-    if companion.benchmark is not None:
-        asked["companion.benchmark.max_tokens"] = companion.benchmark.max_tokens
-    longest = engine.max_seq_len
-    if longest is None:
-        return unknown("the engine does not say how long requests may be")
-    key, tokens = max(asked.items(), key=lambda item: item[1])
-    if tokens >= longest:
-        message = f"{key} {tokens} and a prompt do not fit into the engine's {longest} tokens"
-        return fail(message, f"lower it below {longest}, or build the engine for longer requests")
-    return ok(f"the engine takes {longest} tokens, the companion asks for {tokens}")
-
-
-@engine_check("engine-logits")
-def logits(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The engine gathers the logits that requests may ask for."""
-    asked = context.job.companion.request if context.job.companion.enabled else None
-    for name in ("context_logits", "generation_logits"):
-        key = f"gather_{name}"
-        if getattr(engine, key):
-            continue
-        if getattr(context.job.engine, key):
-            message = f"the job file has engine.{key}, but the engine was built without"
-            return fail(message, f"build it again with --{key}, or set the key to false")
-        if asked is not None and getattr(asked, name):
-            message = f"the companion asks for {name}, but the engine was built without --{key}"
-            return fail(message, f"build it again with --{key}, or set companion.request.{name} to false")
-    return ok("the engine gathers the logits that the job file promises")
-
-
-@engine_check("engine-lora", lambda context: bool(context.job.named_adapters))
-def lora(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The engine takes the LoRA adapters that the companion names."""
-    if engine.takes_lora:
-        return ok("the engine takes LoRA adapters")
-    message = "the companion names LoRA adapters, but the engine was built without --lora_plugin"
-    return fail(message, "build it again with LoRA, or remove lora from companion.request and the workload")
-
-
 def _paged_context_key(context: Context) -> str | None:
     return context.plan.backend.paged_context_key(context.job)
 

@@ -1,7 +1,7 @@
 """Load both files with every layer, judge them by all rules, and report everything that is wrong at once.
 
 The rules are those of the rooms of validation, and those of the job's backend. A rule is a generator of
-diagnostics. It reads valid values only; the first sentence of its docstring is its row in ``doctor``.
+diagnostics. It reads valid values only.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from trtllm_hpc.config.hub import HubFailed
 from trtllm_hpc.config.inheritance import override, read_job_tree
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import job_defaults, merge, merge_jobs, read_settings, with_absolute_paths
-from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.config.sweep import Override, Sweep, expand, read_sweep_options
 from trtllm_hpc.config.tree import Tree
-from trtllm_hpc.config.validate import UnknownValueError, validate
+from trtllm_hpc.config.validate import validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.runtime.lock import Lock
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, with_image, with_job_image
@@ -123,7 +122,7 @@ class LoadedVariant(NamedTuple):
 
     override: Override
     facts: JobFacts | None
-    """``None`` if not even the models can be built."""
+    """``None`` if a value is wrong."""
     diagnostics: list[Diagnostic]
 
 
@@ -233,7 +232,7 @@ class _Trees:
         return LoadedVariant(chosen, trees.facts(), trees.diagnostics)
 
     def facts(self) -> JobFacts | None:
-        """Build both models and judge them by every rule; ``None`` if a model cannot be built at all."""
+        """Build both models and judge them by every rule; ``None`` if a value is wrong."""
         job = cluster = None
         if self.job is not None:
             job, found = validate(JobFile, self.job)
@@ -249,14 +248,11 @@ class _Trees:
         except HubFailed as error:
             self.diagnostics.append(self._placed(in_job("hub", "model.hub", error.message, error.hint)))
             return None
-        # Wrong values are found by the rules below.
-        with suppress(UnknownRelease, UnknownValueError):
+        with suppress(UnknownRelease):  # a rule reports it
             cluster = with_job_image(cluster, job.serve.image)
             uses_release = backend_of(job).release_use != "none"
             cluster = with_image(cluster, job.engine.tensorrt_llm_version if uses_release else None)
-        facts = JobFacts(job, cluster)
-        with suppress(UnknownValueError):
-            facts = facts_of(job, cluster)
+        facts = facts_of(job, cluster)
         self.diagnostics += [self._placed(problem) for problem in problems(facts)]
         return facts
 
@@ -281,39 +277,19 @@ class _Trees:
         return ConfigError(self.diagnostics, hint=hint)
 
 
-def rules_of(job: JobFile) -> tuple[Rule, ...]:
-    """Return every rule that a job file and a profile must keep, in the order in which they are judged."""
-    of_both = (*serve_rules.RULES, *_backend_rules(job), serve_rules.site_limits)
-    return (*job_rules.RULES, *cluster_rules.RULES, *of_both)
-
-
 def problems(facts: JobFacts) -> list[Diagnostic]:
     """Return everything that is wrong with a job file and a profile, each and together."""
-    wrong = [problem for rule in job_rules.RULES for problem in _judge(rule, facts.job)]
+    wrong = [problem for rule in job_rules.RULES for problem in rule(facts.job)]
     wrong += cluster_problems(facts.cluster)
-    of_both = (*serve_rules.RULES, *_backend_rules(facts.job))
-    wrong += [problem for rule in of_both for problem in _judge(rule, facts)]
+    of_both = (*serve_rules.RULES, *backend_of(facts.job).rules)
+    wrong += [problem for rule in of_both for problem in rule(facts)]
     # Only of a job that can be laid out is it known how many GPUs it has.
-    return wrong or _judge(serve_rules.site_limits, facts)
+    return wrong or [*serve_rules.site_limits(facts)]
 
 
 def cluster_problems(cluster: ClusterProfile) -> list[Diagnostic]:
     """Return everything that is wrong with a profile, whatever the job."""
-    return [problem for rule in cluster_rules.RULES for problem in _judge(rule, cluster)]
-
-
-def _backend_rules(job: JobFile) -> tuple[Rule, ...]:
-    with suppress(UnknownValueError):  # the backend's name is wrong, which has been reported
-        return backend_of(job).rules
-    return ()
-
-
-def _judge(rule: Rule, subject: JobFile | ClusterProfile | JobFacts) -> list[Diagnostic]:
-    """Return what a rule reports, up to where it reads a field that is wrong itself."""
-    reported: list[Diagnostic] = []
-    with suppress(UnknownValueError):
-        reported.extend(rule(subject))  # keeps what comes before a field that raises
-    return reported
+    return [problem for rule in cluster_rules.RULES for problem in rule(cluster)]
 
 
 def _to_be_typed(setting: str, wrong: Sequence[Diagnostic]) -> str:

@@ -270,16 +270,5 @@ def pyxis_scope(context: Context) -> Diagnostic | None:
     )
 
 
-@CHECKS.add("apptainer")
-def apptainer(context: Context) -> Diagnostic | None:
-    """Apptainer is called on the compute nodes; login nodes often have it too."""
-    if context.cluster.container.runtime != "apptainer":
-        return None
-    if shutil.which("apptainer") is None:
-        setup = "; the profile's setup may load it" if context.cluster.setup else ""
-        return unknown(f"no apptainer on this machine{setup}", "the compute nodes need it on PATH")
-    return ok("apptainer is on this machine")
-
-
 def _reason(error: SubmissionError) -> str:
     return error.message.strip().rstrip(".")

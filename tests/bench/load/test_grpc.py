@@ -26,7 +26,7 @@ from trtllm_hpc.bench.load.http2 import (
     split_frames,
 )
 from trtllm_hpc.bench.load.loops import ClosedPlan, LoadResult, OpenPlan
-from trtllm_hpc.bench.load.messages import Reply, Target
+from trtllm_hpc.bench.load.messages import LoadReply, Target
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.errors import NotReady
@@ -185,7 +185,7 @@ def test_only_requests_during_a_restart_of_the_server_fail() -> None:
     with ExitStack() as first, ExitStack() as second:
         ready = first.enter_context(grpc_server())
 
-        def restart(ended: Reply) -> None:
+        def restart(ended: LoadReply) -> None:
             what = "no connection" if "no connection to 127.0.0.1" in (ended.error or "") else ended.status
             seen[what] += 1
             if (what, seen[what]) == ("ok", 20):
@@ -209,7 +209,7 @@ def test_a_server_that_does_not_return_ends_the_load(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loops, "GIVE_UP_S", 0.5)
     answered = threading.Event()
 
-    def count(ended: Reply) -> None:
+    def count(ended: LoadReply) -> None:
         if ended.ok:
             answered.set()
 
@@ -247,11 +247,11 @@ def test_a_server_that_only_fails_ends_the_load_after_a_number_of_requests(proce
 def test_requests_that_fail_together_are_no_failures_in_a_row() -> None:
     """As when one of several instances dies, with what it had begun."""
     watch = loops.FailureWatch(3)
-    together = [Reply(number, 0.0, 0.0, 1.0, "UNAVAILABLE", "lost") for number in range(50)]
+    together = [LoadReply(number, 0.0, 0.0, 1.0, "UNAVAILABLE", "lost") for number in range(50)]
     assert not any(map(watch.gives_up, together))
-    later = [Reply(50 + number, 2.0, 2.0, 3.0, "UNAVAILABLE", "lost") for number in range(3)]
+    later = [LoadReply(50 + number, 2.0, 2.0, 3.0, "UNAVAILABLE", "lost") for number in range(3)]
     assert [watch.gives_up(reply) for reply in later] == [False, False, True]
-    assert not watch.gives_up(Reply(60, 4.0, 4.0, 5.0, "ok")) and not watch.gives_up(later[0])
+    assert not watch.gives_up(LoadReply(60, 4.0, 4.0, 5.0, "ok")) and not watch.gives_up(later[0])
 
 
 def test_without_a_server_the_load_does_not_start() -> None:
@@ -276,7 +276,7 @@ def test_a_late_request_is_sent_at_once_and_none_is_dropped() -> None:
 def test_progress_counts_each_answer() -> None:
     counted: list[tuple[bool, float]] = []
 
-    def count(ended: Reply) -> None:
+    def count(ended: LoadReply) -> None:
         counted.append((ended.ok, ended.latency_s))
 
     with grpc_server() as ready:
@@ -287,7 +287,7 @@ def test_progress_counts_each_answer() -> None:
 
 
 def test_an_exception_in_a_callback_ends_the_load() -> None:
-    def broken(ended: Reply) -> None:
+    def broken(ended: LoadReply) -> None:
         raise ZeroDivisionError("as if")
 
     with grpc_server() as ready, pytest.raises(ZeroDivisionError, match="as if"):

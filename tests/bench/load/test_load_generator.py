@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from benchmarks.load.contend import CONTENDERS, gap_error_p99_ms
+from benchmarks.load.contend import SCENARIOS, gap_error_p99_ms
 from benchmarks.load.figures import CLOSED, OPEN, STREAMS, Figures, report, verdicts
 from benchmarks.load.server import answered, running_server
 
@@ -81,10 +81,10 @@ def test_gaps_are_compared_with_those_of_the_server() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.triton
-def test_every_contender_gives_its_figures(tmp_path: Path) -> None:
+def test_each_scenario_gives_its_figures(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
-        for name, scenario in CONTENDERS:
-            arguments = [name, scenario, "40", "0.3", str(server.grpc_port)]
+        for scenario in SCENARIOS:
+            arguments = [scenario, "40", "0.3", str(server.grpc_port)]
             command = [sys.executable, "-m", "benchmarks.load.contend", *arguments]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, done.stderr

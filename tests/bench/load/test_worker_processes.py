@@ -9,7 +9,7 @@ import pytest
 from tests.bench.load.grpc_server import endpoint, grpc_server
 from tests.bench.load.observe import interrupted, outstanding
 from trtllm_hpc.bench.load.loops import ClosedPlan, OpenPlan
-from trtllm_hpc.bench.load.messages import Reply, Target
+from trtllm_hpc.bench.load.messages import LoadReply, Target
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.errors import NotReady
@@ -21,7 +21,7 @@ def test_an_open_loop_keeps_times_and_order() -> None:
     payloads = [b"%d" % number for number in range(31)]
     counted: list[bool] = []
 
-    def count(ended: Reply) -> None:
+    def count(ended: LoadReply) -> None:
         counted.append(ended.ok and ended.latency_s > 0)
 
     with grpc_server() as ready:

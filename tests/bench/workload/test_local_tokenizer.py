@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.bench.workload.prompt_source import COMMON_WORDS, common_words_vocabulary
-from trtllm_hpc.bench.workload.tokenizers import LocalTokenizer, config_vocabulary, find_tokenizer
+from trtllm_hpc.bench.workload.prompt_source import COMMON_WORDS
+from trtllm_hpc.bench.workload.tokenizers import LocalTokenizer, find_tokenizer
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.config.synthetic_models import VOCAB_SIZE
 from trtllm_hpc.errors import ConfigError, RequestFailed
@@ -89,8 +89,7 @@ def test_texts_have_exact_lengths_for_every_kind_of_tokenizer(make: Any, tmp_pat
     built = build(6, tokenizer=tokenizer, kind="shared-prefix", prefix_tokens=40, input_tokens=20)
     encoded = tokenizer.encode(prompts_of(built))
     assert [len(ids) for ids in encoded] == [60] * 6
-    shared = len({tuple(ids[:39]) for ids in encoded}) == 1
-    assert shared or built.notes, "a note says if tokens reach across words"
+    assert len({tuple(ids[:35]) for ids in encoded}) == 1, "but for the last words: tokens may reach across"
 
 
 def test_the_token_that_begins_a_text_is_added_as_by_the_server(folder: Path) -> None:
@@ -119,20 +118,6 @@ def test_the_vocabulary_has_no_special_tokens(folder: Path) -> None:
     assert max(LocalTokenizer(folder).vocabulary(400).ids) == 399, "the model has fewer"
 
 
-def test_the_vocabulary_of_common_words_has_no_special_tokens(folder: Path) -> None:
-    ids = set(common_words_vocabulary(LocalTokenizer(folder)).ids)
-    assert len(ids) > 40 and ids <= set(range(len(SPECIAL_TOKENS), VOCAB_SIZE))
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_the_vocabulary_of_a_models_or_engines_config_json(wrapped: bool) -> None:
-    plain = {"vocab_size": 8, "bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": None}
-    vocabulary = config_vocabulary({"pretrained_config": plain} if wrapped else plain, "here")
-    assert vocabulary is not None
-    assert (list(vocabulary.ids), vocabulary.size) == ([0, 3, 4, 5, 6], 8)
-    assert config_vocabulary({"vocab_size": None}, "here") is None
-
-
 def test_the_first_folder_with_a_tokenizer_is_used(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 500}')
     found = find_tokenizer(Workload(), [tmp_path / "none", tmp_path, folder.parent])
@@ -142,10 +127,10 @@ def test_the_first_folder_with_a_tokenizer_is_used(folder: Path, tmp_path: Path)
 
 def test_config_json_alone_gives_a_vocabulary_without_a_tokenizer(tmp_path: Path) -> None:
     assert find_tokenizer(Workload()) == find_tokenizer(Workload(), [tmp_path])
-    (tmp_path / "config.json").write_text('{"vocab_size": 500, "eos_token_id": 2}')
+    (tmp_path / "config.json").write_text('{"pretrained_config": {"vocab_size": 500}}')
     found = find_tokenizer(Workload(), [tmp_path])
     assert found.tokenizer is None
-    assert found.vocabulary is not None and len(found.vocabulary.ids) == 499
+    assert found.vocabulary is not None and list(found.vocabulary.ids) == list(range(500))
 
 
 def test_a_configured_tokenizer_must_be_readable(tmp_path: Path) -> None:

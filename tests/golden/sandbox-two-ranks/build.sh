@@ -14,7 +14,6 @@ case "${1:-}" in
     /opt/trtllm-hpc/bin/python3 -m trtllm_hpc.reference.build \
       --output "$output" \
       --synthetic tiny-llama \
-      --seed 0 \
       --tensor-parallel 2 \
       --dtype float32 \
       --max-batch-size 8 \

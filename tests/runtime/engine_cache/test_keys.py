@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from tests.runtime.engine_cache.builds import keys_of, make_model, recipe, with_arguments
 from trtllm_hpc.errors import BuildFailed
 from trtllm_hpc.paths import read_json, write_json
+from trtllm_hpc.runtime.engine_cache.build_recipe import BuildRecipe, BuildStep, FolderArgument
 from trtllm_hpc.runtime.engine_cache.keys import CapabilityUnknown, digest_of, step_keys
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Placeholder, Recipe
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-places = st.builds(Placeholder, st.sampled_from(["output", "run"]), st.text(max_size=5))
+places = st.builds(FolderArgument, st.sampled_from(["output", "run"]), st.text(max_size=5))
 arguments = st.text(max_size=12) | places
 steps = st.builds(
     BuildStep,
@@ -35,7 +35,7 @@ steps = st.builds(
     st.just(()),
     st.dictionaries(st.text(max_size=5), values, max_size=4),
 )
-recipes = st.builds(Recipe, st.text(), st.lists(steps, min_size=1, max_size=1).map(tuple))
+recipes = st.builds(BuildRecipe, st.text(), st.lists(steps, min_size=1, max_size=1).map(tuple))
 
 
 def shuffled(value: Any, order: random.Random) -> Any:
@@ -49,7 +49,7 @@ def shuffled(value: Any, order: random.Random) -> Any:
     return value
 
 
-def digests(made: Recipe) -> list[str]:
+def digests(made: BuildRecipe) -> list[str]:
     return [key.digest for key in step_keys(made, compute_capability="9.0")]
 
 
@@ -60,17 +60,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @given(made=recipes, order=st.randoms(use_true_random=False))
 def test_neither_a_file_nor_the_order_of_keys_changes_the_key(
-    file: Path, made: Recipe, order: random.Random
+    file: Path, made: BuildRecipe, order: random.Random
 ) -> None:
     made.write(file)
     write_json(file, shuffled(read_json(file), order))
-    assert digests(Recipe.read(file)) == digests(made)
+    assert digests(BuildRecipe.read(file)) == digests(made)
 
 
 @given(recipes, recipes)
 @pytest.mark.long
-def test_two_recipes_share_a_key_only_if_they_do_the_same(one: Recipe, two: Recipe) -> None:
-    def doing(made: Recipe) -> str:
+def test_two_recipes_share_a_key_only_if_they_do_the_same(one: BuildRecipe, two: BuildRecipe) -> None:
+    def doing(made: BuildRecipe) -> str:
         step = json.loads(json.dumps(asdict(made.steps[0])))
         for command in step["commands"]:
             if isinstance(command[0], str):
@@ -95,7 +95,7 @@ def test_no_folder_name_is_part_of_the_key(tmp_path: Path, model: Path) -> None:
 
 
 def test_a_program_counts_by_its_name(tmp_path: Path, model: Path) -> None:
-    def with_python(python: str) -> Recipe:
+    def with_python(python: str) -> BuildRecipe:
         made = recipe(tmp_path, model)
         convert = made.steps[0]
         command = (python, *convert.commands[0][1:])
@@ -105,7 +105,7 @@ def test_a_program_counts_by_its_name(tmp_path: Path, model: Path) -> None:
     assert keys_of(with_python("/opt/a/bin/pypy")) != keys_of(with_python("python3"))
 
 
-CHANGES: dict[str, Callable[[Recipe], Recipe]] = {
+CHANGES: dict[str, Callable[[BuildRecipe], BuildRecipe]] = {
     "an option": lambda made: with_arguments(made, "build", "--max_beam_width", "2"),
     "the order of arguments": lambda made: with_arguments(made, "build", "--a", "--b"),
     "the GPU": lambda made: replace(made, compute_capability="8.0"),
@@ -115,7 +115,7 @@ CHANGES: dict[str, Callable[[Recipe], Recipe]] = {
     "the directory": lambda made: replace(
         made, steps=(made.steps[0], replace(made.steps[1], directory="/a"))
     ),
-    "a place's suffix": lambda made: with_arguments(made, "build", Placeholder("convert", "/encoder")),
+    "a place's suffix": lambda made: with_arguments(made, "build", FolderArgument("convert", "/encoder")),
     "a word that looks like a place": lambda made: with_arguments(made, "build", '{"place": "convert"}'),
 }
 
@@ -144,7 +144,7 @@ def test_what_the_conversion_reads_changes_both(tmp_path: Path, model: Path) -> 
 
 
 def test_further_folders_count_by_their_content(tmp_path: Path, model: Path) -> None:
-    def with_adapter(folder: Path) -> Recipe:
+    def with_adapter(folder: Path) -> BuildRecipe:
         made = with_arguments(recipe(tmp_path, model), "build", "--lora_dir", str(folder))
         build = replace(made.steps[1], inputs=("convert", str(folder)))
         return replace(made, steps=(made.steps[0], build))
@@ -175,4 +175,4 @@ def test_a_damaged_recipe_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "build.json").write_text(text)
     with pytest.raises(BuildFailed, match=r"build\.json"):
-        Recipe.read(tmp_path / "build.json")
+        BuildRecipe.read(tmp_path / "build.json")

@@ -8,10 +8,6 @@ from trtllm_hpc.bench.results import Finding
 
 _LONGER = "Use more requests (--requests) or a longer window (--duration)."
 _CLIENT = "give the client more cores or a node of its own, raise --processes, or lower the rate."
-_ADAPTERS = (
-    "Give the server room for all adapters (upstream's lora_cache_gpu_memory_fraction and "
-    "lora_cache_host_memory_bytes), or use fewer."
-)
 _EXACT = "The ids of --model tensorrt_llm are counted exactly."
 _TOKENIZER = "Name the tokenizer's folder (workload.tokenizer, --tokenizer)."
 
@@ -51,8 +47,8 @@ SENTENCES = {
     ),
     # The client
     "late": (
-        "{late:,} of {measured:,} requests ({value:.1%}) were sent more than {allowed_ms:.2f} ms late (1 ms "
-        "plus 1% of the mean gap), the worst by {worst_ms:.1f} ms; the limit is {limit:.2%} "
+        "{late:,} of {measured:,} requests ({value:.1%}) were sent more than {allowed_ms:.2f} ms late (1 ms, "
+        "or 2% of the median TTFT), the worst by {worst_ms:.1f} ms; the limit is {limit:.2%} "
         f"(max_late_share). The server did not get the requested load: {_CLIENT}"
     ),
     "some-late": (
@@ -62,6 +58,14 @@ SENTENCES = {
     "client-busy": (
         "The client's busiest process used {value:.0%} of a core. From {limit:.0%} on, the client is the "
         f"limit and not the server: {_CLIENT}"
+    ),
+    "slow-turnaround": (
+        "The client took {mean_ms:.2f} ms from the end of an answer to its next request, {value:.1%} of the "
+        "time; the limit is {limit:.0%}. The server had less load than requested, since {cause}."
+    ),
+    "late-stamps": (
+        "The client may have stamped answers up to {bound_ms:.2f} ms late, {value:.0%} of the {figure} of "
+        "{shown_ms:.2f} ms; the limit is {limit:.0%}. This figure is not to be trusted, since {cause}."
     ),
     # The length of the measurement
     "interrupted": "The measurement was interrupted, so it is shorter than requested.",
@@ -111,20 +115,6 @@ SENTENCES = {
         "{counted:,} of {requested:,} requested output tokens were found in the answers' texts: either the "
         "answers are short, or most of their tokens have no text, such as special ones, and the rates of "
         f"tokens are too low. {_EXACT}"
-    ),
-    "server-counts": (
-        "The server's metrics counted {value:,.0f} output tokens during the measurement, the client "
-        "{limit:,.0f} in the answers. Unless other clients used the server, the rates of tokens are wrong: "
-        f"tokens may have no text, such as special ones. {_EXACT}"
-    ),
-    # LoRA adapters
-    "adapters-resent": (
-        "Requests sent again with the LoRA adapter's weights, because the server no longer had it: "
-        f"{{value:,.0f}}. Their latency includes both. {_ADAPTERS}"
-    ),
-    "adapters-lost": (
-        "Requests that failed because the server no longer had their LoRA adapter: {value:,.0f}. Over HTTP "
-        f"its weights cannot be sent: measure over gRPC (--protocol grpc). Or: {_ADAPTERS}"
     ),
     "no-rate": "The search found no rate at which {slo} holds. {stopped}",
 }

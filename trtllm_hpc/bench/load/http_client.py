@@ -1,7 +1,7 @@
 """Client of Triton's HTTP ``generate`` and ``generate_stream``, and of OpenAI's completions and chat.
 
 A request is bytes that are written into an open connection, and its answer is stamped in the callback of the
-read that brings it: no task, no stream object and no parser of bodies stands between the socket and the stamp.
+read that brings it: no task, no stream and no parser of bodies stands between the socket and the stamp.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from trtllm_hpc.bench.load.messages import CHAT, Reply, Target
+from trtllm_hpc.bench.load.messages import CHAT, LoadReply, Target, session_headers
 from trtllm_hpc.bench.load.timing import Clock, StampBounds
 from trtllm_hpc.errors import NotReady
 from trtllm_hpc.wire import openai, triton_response
@@ -44,9 +44,9 @@ class _Connection(asyncio.BufferedProtocol):
         self._is_whole = self._stays_open = False
         self._status = 0
         self._body = b""
-        self.reply: Reply | None = None
+        self.reply: LoadReply | None = None
 
-    def start(self, reply: Reply, request: bytes) -> None:
+    def start(self, reply: LoadReply, request: bytes) -> None:
         """Send a request."""
         assert self._transport is not None
         self.reply, self._body, self._status, self._is_whole = reply, request, 0, False
@@ -140,7 +140,7 @@ class HttpClient:
     """
 
     def __init__(
-        self, target: Target, clock: Clock, on_end: Callable[[Reply], None], bounds: StampBounds
+        self, target: Target, clock: Clock, on_end: Callable[[LoadReply], None], bounds: StampBounds
     ) -> None:
         self.clock, self.bounds = clock, bounds
         self._target = target
@@ -174,9 +174,9 @@ class HttpClient:
             ) from None
         self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_for_late)
 
-    def send(self, reply: Reply, payload: bytes) -> None:
+    def send(self, reply: LoadReply, payload: bytes) -> None:
         """Start a request."""
-        headers, payload = self._target.named(reply.session, payload)
+        headers = session_headers(reply.session)
         more = "".join(f"\r\n{name}: {value}" for name, value in headers.items()).encode()
         request = b"%b%b\r\nContent-Length: %d\r\n\r\n%b" % (self._head, more, len(payload), payload)
         if self._idle:
@@ -200,7 +200,7 @@ class HttpClient:
 
     # Of connections -----------------------------------------------------------------
 
-    def dial(self, reply: Reply, request: bytes) -> None:
+    def dial(self, reply: LoadReply, request: bytes) -> None:
         """Open a connection for a request."""
         reply.sent_s = self.clock.now()
         task = asyncio.get_running_loop().create_task(self._dial(reply, request))
@@ -217,7 +217,7 @@ class HttpClient:
         if connection in self._idle:
             self._idle.remove(connection)
 
-    def has_answer(self, reply: Reply, status: int) -> None:
+    def has_answer(self, reply: LoadReply, status: int) -> None:
         """Note whether a whole answer is an error, and hand it on."""
         error = None
         # The end of a chunked body may come by itself, and is not part of the answer.
@@ -236,7 +236,7 @@ class HttpClient:
             reply.status, reply.error = "HTTP 200", error
         self._on_end(reply)
 
-    def has_failed(self, reply: Reply, status: str, message: str) -> None:
+    def has_failed(self, reply: LoadReply, status: str, message: str) -> None:
         """Hand on a request without a whole answer, after a moment."""
         reply.status, reply.error = status, message
         reply.ended_s = reply.free_s = self.clock.now()
@@ -250,7 +250,7 @@ class HttpClient:
         self._connections.add(connection)
         return connection
 
-    async def _dial(self, reply: Reply, request: bytes) -> None:
+    async def _dial(self, reply: LoadReply, request: bytes) -> None:
         try:
             connection = await asyncio.wait_for(self._open(), self._target.timeout_s)
         except (OSError, SSLError, asyncio.TimeoutError) as error:
@@ -270,7 +270,7 @@ class HttpClient:
         self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_for_late)
 
 
-def _tail(reply: Reply) -> bytes:
+def _tail(reply: LoadReply) -> bytes:
     """Return the end of an answer: a search of the whole one would delay other requests that are timed."""
     pieces, size = list[bytes](), 0
     for _, piece in reversed(reply.chunks):

@@ -8,7 +8,7 @@ import os
 import selectors
 import time
 from array import array
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -98,7 +98,8 @@ class StampBounds(selectors.DefaultSelector):
         self.last_read = 0.0
         """``time.monotonic()`` of the last read of this turn, which whoever reads sets."""
         self._woke = self._since = time.monotonic()
-        self._bounds = array("d")
+        self._stalled_s = 0.0
+        self._bounds, self._stalls = array("d"), array("d")
         try:
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # a kernel without these figures
@@ -109,12 +110,14 @@ class StampBounds(selectors.DefaultSelector):
         """Wait for what is ready."""
         if self.last_read:
             self._bounds.append(self.last_read - self._since)
+            self._stalls.append(self._stalled_s)
             self.last_read = 0.0
         begun = time.monotonic()
         ready = super().select(timeout)
         now = time.monotonic()
         waited_s, self._waited_s = self._waited_s, self._without_core_s()
-        self._since = now - (self._waited_s - waited_s) if now - begun > _ASLEEP_S else self._woke
+        self._stalled_s = self._waited_s - waited_s
+        self._since = now - self._stalled_s if now - begun > _ASLEEP_S else self._woke
         self._woke = now
         return ready
 
@@ -126,8 +129,11 @@ class StampBounds(selectors.DefaultSelector):
 
     def p99_s(self) -> float:
         """Return the 99th percentile of the bounds, in seconds; 0 if nothing was read."""
-        in_order = sorted(self._bounds)
-        return in_order[len(in_order) * 99 // 100] if in_order else 0.0
+        return _p99(self._bounds)
+
+    def stall_p99_s(self) -> float:
+        """Return the 99th percentile of the times for which a read waited for a core, in seconds."""
+        return _p99(self._stalls)
 
     def _without_core_s(self) -> float:
         """Return how long this thread was ready without a core so far (Linux, sched-stats.rst)."""
@@ -136,8 +142,13 @@ class StampBounds(selectors.DefaultSelector):
         return int(os.pread(self._schedstat, 100, 0).split()[1]) * 1e-9
 
 
+def _p99(values: Sequence[float]) -> float:
+    in_order = sorted(values)
+    return in_order[len(in_order) * 99 // 100] if in_order else 0.0
+
+
 def run_stamped(main: Callable[[StampBounds], Coroutine[Any, Any, _T]]) -> _T:
-    """Run a coroutine function in an event loop of its own, as ``asyncio.run`` does, with bounds of its stamps."""
+    """Run a coroutine function in an event loop of its own, with bounds of its stamps."""
     bounds = StampBounds()
     loop = asyncio.SelectorEventLoop(bounds)
     try:

@@ -29,8 +29,6 @@ class SupervisorOptions:
     """``None``: the single server listens on the network itself."""
     key: bool
     tls: bool
-    certificate: Path | None
-    """The user's own, with its private key; ``None``: one is made."""
     leaders: Mapping[int, Sequence[int]]
     """The instances whose leaders are on each node, by the node's number within the job."""
     companion_start_seconds: float | None
@@ -43,17 +41,10 @@ class SupervisorOptions:
     """How long an instance's leader may give no sign of life; ``None``: for ever."""
     roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The instances of each phase of a disaggregated run, which have a front."""
-    minimums: Mapping[str, int] = field(default_factory=dict)
-    """Fewest instances of each phase that must live."""
 
     def role(self, instance: int) -> str | None:
         """Return the phase of an instance, if the run is disaggregated."""
         return next((role for role, numbers in self.roles.items() if instance in numbers), None)
-
-    def minimum_beside(self, instance: int) -> int:
-        """Return how many of an instance's phase, or of all, must live."""
-        role = self.role(instance)
-        return self.minimum if role is None else self.minimums[role]
 
 
 @dataclass

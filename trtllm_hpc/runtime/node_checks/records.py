@@ -28,10 +28,6 @@ class Wanted(JsonRecord):
     """The program that joins the ranks of the LLM API; it has no ``--help``."""
     serve: dict[str, list[str]] = field(default_factory=dict)
     """Words after ``trtllm-serve``, by phase; ``serve`` outside disaggregated serving."""
-    model: str | None = None
-    """Folder of the checkpoint that ``trtllm-serve`` loads."""
-    tokenizer: str | None = None
-    """Folder of its tokenizer; ``None``: the model's."""
     front: list[str] = field(default_factory=list)
     """Words after ``trtllm-serve`` for the front of a disaggregated run; empty: there is none."""
     model_yaml: str | None = None
@@ -40,8 +36,8 @@ class Wanted(JsonRecord):
     ranks: int = 2
     """Tasks of the ranks' step."""
     nodes: int = 1
-    measures_network: bool = False
-    """Whether the job has measured the network between the nodes."""
+    tries_network: bool = False
+    """Whether the job has tried the network between its nodes."""
     network_interface: str | None = None
     haproxy: str | None = None
     """``None``: the run has no proxy."""

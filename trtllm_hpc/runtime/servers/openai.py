@@ -5,20 +5,19 @@ from __future__ import annotations
 import http.client
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.served_model import Chat, chat_of, vocabulary_variables, with_auth_key
 from trtllm_hpc.runtime.server_http import PROMPT, Asked, Question, Refused, quickly
 from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
 
-_ESTABLISHED, _LISTENS = "01", "0A"
-"""``TCP_ESTABLISHED`` and ``TCP_LISTEN`` in /proc/net/tcp."""
+_ESTABLISHED = "01"
+"""``TCP_ESTABLISHED`` in /proc/net/tcp."""
 _TOKENS = (1, 2, 3, 4)
 """A prompt for ``trtllm-serve``: kv_cache_aware needs no tokenizer for it, which the front of 1.2.1 would get
 from the Hub. Other servers may take text only."""
@@ -124,9 +123,7 @@ class OpenAIHttp:
     def not_ready(self) -> str:
         """Return how far it has come."""
         if self._asked is None and self._says is None:
-            ports = ", ".join(map(str, _listening_ports(descendants(os.getpid()))))
-            elsewhere = f" at {self._place}, but listens at port {ports}" if ports else ""
-            return f"the server does not answer{elsewhere}"
+            return f"the server does not answer at {self._place}"
         what = "a chat" if self._chats else "one"
         refusal = "" if self._says is None else f"; asked for {what}, it said: {self._says}"
         return f"{self._health} answers, but no token comes{refusal}"
@@ -145,8 +142,7 @@ class OpenAIHttp:
 
     def others_ask(self) -> bool:
         """Return whether more than one connection is open: the proxy keeps none without a request."""
-        port = int(self._place.rpartition(":")[2])
-        return sum(local == port and state == _ESTABLISHED for local, state, _ in _sockets()) > 1
+        return _open_connections(int(self._place.rpartition(":")[2])) > 1
 
     def _question(self, models: Sequence[str]) -> Question:
         name = models[0] if models else ""
@@ -167,21 +163,12 @@ class OpenAIHttp:
             return self._unlisted
 
 
-def _listening_ports(processes: Iterable[int]) -> list[int]:
-    """Return the TCP ports at which processes of this node listen."""
-    inodes = set()
-    for process in processes:
-        with suppress(OSError):  # it has ended
-            for descriptor in Path(f"/proc/{process}/fd").iterdir():
-                with suppress(OSError):
-                    inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
-    return sorted({port for port, state, inode in _sockets() if state == _LISTENS and inode in inodes})
-
-
-def _sockets() -> Iterator[tuple[int, str, str]]:
-    """Yield local port, state and inode of each TCP socket of this node (the kernel's proc_net_tcp.rst)."""
+def _open_connections(port: int) -> int:
+    """Return how many TCP connections to a port of this node are open (the kernel's proc_net_tcp.rst)."""
+    found = 0
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for row in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
-                _, local, _, state, _, _, _, _, _, inode, *_ = row.split()
-                yield int(local.rpartition(":")[2], 16), state, inode
+                _, local, _, state, *_ = row.split()
+                found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
+    return found
