@@ -37,9 +37,8 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_scripts
-from trtllm_hpc.runtime.certificate import make_certificate
 from trtllm_hpc.runtime.node import free_ports
-from trtllm_hpc.runtime.proxy import TRITON_KINDS, Proxy, ProxyOptions, write_key
+from trtllm_hpc.runtime.proxy import TRITON_KINDS, Proxy, ProxyOptions, make_certificate, write_key
 from trtllm_hpc.runtime.records import Endpoint
 
 BOUND_S = 2.0

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
 
 import trtllm_hpc
 from tests.test_project import DOCUMENTS, ROOT
@@ -81,12 +80,6 @@ def test_every_extra_that_is_named_exists() -> None:
     assert sorted(rows) == sorted(["none", *EXTRAS])
 
 
-def test_no_document_installs_by_a_name_that_the_index_does_not_have() -> None:
-    for document in [*DOCUMENTS, *(ROOT / "docs").rglob("*.py"), *(ROOT / "docs").rglob("*.ipynb")]:
-        text = document.read_text(encoding="utf-8")
-        assert not re.search(r"pip install (-\S+ )*'?trtllm-hpc\b(?!.* @ )", text), document
-
-
 def test_the_same_pythons_are_declared_tried_and_described() -> None:
     declared = pythons(SETTINGS["metadata"]["classifiers"])
     [tried] = re.findall(r"(?m)^PYTHONS \?= (.*)$", (ROOT / "Makefile").read_text())
@@ -101,17 +94,3 @@ def test_the_changelog_begins_with_what_is_not_released_and_the_version() -> Non
     headings = re.findall(r"(?m)^## (.*)$", (ROOT / "CHANGELOG.md").read_text())
     assert headings[0] == "Unreleased"
     assert headings[1].split(" ")[0] == trtllm_hpc.__version__
-
-
-def test_the_container_needs_what_the_package_needs() -> None:
-    text = CONTAINER.read_text()
-    assert re.findall(r"(?m)^%(\w+)$", text) == ["files", "post", "test"]
-    [line] = re.findall(r"(?ms)--no-cache-dir \\\n\s+(mpi4py .*?)$", text)
-    named = {Requirement(word) for word in re.sub(r'"|\$\{WITH_TORCH:\+|\}', "", line).split()}
-    known = {
-        requirement.name: requirement.specifier
-        for extra in ("mpi", "reference")
-        for requirement in map(Requirement, re.findall(r"(?m)^[^#\n].*$", EXTRAS[extra].strip()))
-    }
-    assert {each.name for each in named} <= known.keys()
-    assert all(each.specifier == known[each.name] for each in named if each.specifier)

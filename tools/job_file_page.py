@@ -187,7 +187,6 @@ def _build_options() -> dict[str, list[str]]:
         "max_lora_rank": 1,
         "lora": lora,
         "quantization": {**quantization, "calibration_size": 1},
-        "speculative": {"mode": "lookahead", "max_draft_len": 1},
     }
     asked = requests(JobFile.model_validate({"name": "job", "engine": engine}))
     mappings = [(f"engine.{row.key}", row.mappings) for row in ENGINE_KEYS]

@@ -19,7 +19,7 @@ from trtllm_hpc.cli.render import RenderedRun
 from trtllm_hpc.cli.submit import SubmittedRun
 from trtllm_hpc.cli.sweep_run import CheckedSweep
 from trtllm_hpc.cli.sweep_saved import SweepRow
-from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
+from trtllm_hpc.engine_cache.contents import EngineDetails, EngineRow
 from trtllm_hpc.evaluation.scores import EvaluationSummary
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
@@ -27,10 +27,10 @@ from trtllm_hpc.runs.guests import ProxyClient
 from trtllm_hpc.runs.hub import ModelRow
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedList
-from trtllm_hpc.runs.shipped_jobs import ResolvedJob, ShippedJob, ShippedText
+from trtllm_hpc.runs.shipped_jobs import ResolvedJob, ShippedJob
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
-from trtllm_hpc.sweeps.results import SweepResults
+from trtllm_hpc.sweeps.measured import SweepResults
 from trtllm_hpc.sweeps.status import SweepStatus
 from trtllm_hpc.tensorrt_llm.releases.programs import Program
 from trtllm_hpc.tensorrt_llm.releases.release import Release
@@ -38,7 +38,7 @@ from trtllm_hpc.validation.checks import DoctorReport
 
 OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "jobs list": {"": list[ShippedJob]},
-    "jobs show": {"without `--resolved`": ShippedText, "with `--resolved`": ResolvedJob},
+    "jobs show": {"": ResolvedJob},
     "render": {"": RenderedRun},
     "doctor": {"": DoctorReport},
     "sweep run": {"": SweepStatus, "with `--check`": CheckedSweep},

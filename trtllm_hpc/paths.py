@@ -269,10 +269,6 @@ class RunPaths:
         """Return the file with power and state of a rank's GPUs, a line each second for each GPU."""
         return self.ranks / f"{step}_{rank}.gpus.jsonl"
 
-    def tuning(self, step: str) -> Path:
-        """Return the file of what the autotuner of one step's ranks finds."""
-        return self.ranks / f"{step}.tuning"
-
     def failure_reason(self, step: str, rank: int) -> Path:
         """Return the file in which a rank's server leaves one sentence if it knows why it fails."""
         return self.ranks / f"{step}_{rank}.reason"
@@ -415,8 +411,7 @@ def write_folder_aside(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rename(old)
         aside.rename(folder)
-    except BaseException:
-        # After Ctrl-C, too, the old folder comes back.
+    except BaseException:  # after Ctrl-C, too, the old folder comes back
         if old.exists() and not folder.exists():
             old.rename(folder)
         raise

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from tests.bench.workload.helpers import read_workload
 from tests.plans import write_plan
 from tests.schemas.check import documented
 from tests.waiting import eventually
-from trtllm_hpc.bench.analysis.compare import DifferentWorkloads, Worse
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step, read_progress
@@ -31,6 +29,7 @@ from trtllm_hpc.config.dump import job_yaml
 from trtllm_hpc.config.job import Companion, JobFile
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement, NotReady
 from trtllm_hpc.paths import RunPaths, read_json, write_json
+from trtllm_hpc.reference.synthetic import make_tokenizer
 from trtllm_hpc.runtime.records import Endpoint
 
 pytestmark = pytest.mark.triton
@@ -69,21 +68,6 @@ def measured(paths: RunPaths, name: str = "mine") -> MeasurementSummary:
     return read_measurement(paths.measurement(name).summary)
 
 
-def byte_tokenizer(folder: Path) -> Path:
-    """Encodes as the server's ``preprocessing`` does: each byte is a token."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    names = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-    tokenizer = Tokenizer(models.BPE(vocab=names, merges=[]))
-    tokenizer.pre_tokenizer, tokenizer.decoder = letters, decoders.ByteLevel()
-    folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
-
-
 def records(paths: RunPaths, name: str = "mine") -> list[RequestRecord]:
     return read_records(paths.measurement(name).requests)
 
@@ -110,44 +94,10 @@ def test_everything_is_written(run: RunPaths) -> None:
     assert found.provenance["run"]["id"] == "run" and found.provenance["workload"]["sha256"]
 
 
-def test_the_settings_of_the_run_are_the_defaults(tmp_path: Path, endpoint: Endpoint) -> None:
-    own = Benchmark(
-        requests=6, rate_per_second=200.0, warmup_requests=0, max_tokens=9, seed=5, arrival="constant"
-    )
-    paths = make_run(tmp_path / "own", own)
-    endpoint.write(paths.endpoint)
-    bench(paths, "--max-tokens", 7)
-    found = measured(paths)
-    assert found.settings == {
-        **own.model_dump(mode="json"),
-        "max_tokens": 7, "min_requests": 1, "min_window_seconds": 0.0, "max_late_share": 1.0,
-    }  # fmt: skip
-    assert {record.requested_tokens for record in records(paths)} == {7}
-
-
-def test_an_option_replaces_settings_that_exclude_it(tmp_path: Path, endpoint: Endpoint) -> None:
-    own = Benchmark(requests=6, rates_per_second=[50.0, 100.0], warmup_seconds=0.1)
-    paths = make_run(tmp_path / "own", own)
-    endpoint.write(paths.endpoint)
-    bench(paths, "--concurrency", "2,3", "--duration", 0.2)
-    assert [result.level.label for result in measured(paths).levels] == ["2 at once", "3 at once"]
-    bench(paths, "--rate", 80, "--warmup", 1, name="other")
-    assert [result.level.label for result in measured(paths, "other").levels] == ["80/s"]
-    assert len(records(paths, "other")) == 7
-
-
 def test_a_sweep_with_repeats_sends_no_prompt_twice(run: RunPaths, tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer(tmp_path / "bytes")
-    options = (
-        "--tokenizer",
-        tokenizer,
-        "--workload",
-        "normal",
-        "--input-tokens",
-        12,
-        "--model",
-        "tensorrt_llm",
-    )
+    make_tokenizer(tmp_path / "tokenizer")
+    drawn = ("--tokenizer", tmp_path / "tokenizer", "--workload", "normal", "--input-tokens", 12)
+    options = (*drawn, "--model", "tensorrt_llm")
     bench(run, "--rate", "100,200", "--requests", 5, "--warmup", 1, "--repeats", 2, *options)
     found, lines = measured(run), records(run)
     assert [len(result.passes) for result in found.levels] == [2, 2]
@@ -162,16 +112,6 @@ def test_a_sweep_with_repeats_sends_no_prompt_twice(run: RunPaths, tmp_path: Pat
     assert {record.input_by for record in lines} == {"workload"}
 
 
-def test_a_closed_loop_never_exceeds_its_concurrency(run: RunPaths) -> None:
-    bench(run, "--concurrency", 3, "--requests", 30, "--warmup", 4, "--prompt", "sleep 0.005: x")
-    lines = records(run)
-    ends = sorted(record.ended_s for record in lines)
-    for place, record in enumerate(sorted(lines, key=lambda it: it.sent_s)):
-        # So many have ended before this one is sent that there is room for it.
-        assert sum(end <= record.sent_s for end in ends) >= place + 1 - 3
-    assert sum(record.measured for record in lines) >= 30
-
-
 def test_a_timed_closed_loop_sends_every_prompt_before_it_repeats_one(run: RunPaths, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(f'{{"prompt": "say {place}"}}\n' for place in range(30)))
@@ -182,60 +122,6 @@ def test_a_timed_closed_loop_sends_every_prompt_before_it_repeats_one(run: RunPa
     assert {record.index for record in records(run)} == set(range(30))
     [warning] = [it for it in measured(run).verdict.warnings if it.code == "repeated-prompts"]
     assert (warning.value, warning.limit) == (len(records(run)), 30)
-
-
-def test_streamed_tokens_are_seen_one_by_one(run: RunPaths, tmp_path: Path) -> None:
-    options = ("--model", "decoupled", "--requests", 4, "--rate", 20, "--prompt", "slow one")
-    bench(run, *options, "--tokenizer", byte_tokenizer(tmp_path / "bytes"))
-    found = measured(run)
-    assert found.streaming
-    longest = []
-    for line in records(run):
-        assert line.chunk_tokens == (1,) * 8 and line.output_tokens == 8
-        gaps = [after - before for before, after in pairwise(line.chunks_s)]
-        longest.append(max(range(7), key=gaps.__getitem__))
-        # The model waits 0.1 s before the third letter.
-        assert line.chunks_s[2] - line.sent_s >= 0.1
-    assert 1 in longest  # on a busy machine some letters are seen late
-    [only] = found.levels[0].passes
-    assert {"ttft_ms", "tpot_ms", "itl_ms"} <= set(only.metrics)
-
-
-def test_tokens_that_a_server_joins_are_all_counted(run: RunPaths, tmp_path: Path) -> None:
-    """Each token is a byte, so letters are cut: 14 bytes in 8 responses."""
-    tokenizer = byte_tokenizer(tmp_path / "bytes")
-    options = ("--model", "joined", "--requests", 4, "--rate", 20, "--prompt", "naïve ñoño!")
-    result = bench(run, *options, "--tokenizer", tokenizer, "--max-tokens", 20)
-    assert {record.chunk_tokens for record in records(run)} == {(1,) * 8}
-    assert {(record.output_tokens, record.output_by) for record in records(run)} == {(14, "tokenizer")}
-    said = "output tokens: 56, counted by tokenizer; they came in 32 responses"
-    assert said in " ".join(result.output.split())
-
-
-def test_answers_with_next_to_no_text_are_warned_of(run: RunPaths, tmp_path: Path) -> None:
-    """As those of a model that mostly generates special tokens."""
-    options = ("--model", "uncounted", "--requests", 4, "--rate", 20, "--max-tokens", 400, "--prompt", "x")
-    result = bench(run, *options, "--tokenizer", byte_tokenizer(tmp_path / "bytes"))
-    [warning] = [str(it) for it in measured(run).verdict.warnings if it.code == "little-text"]
-    assert warning.startswith("4 of 1,600 requested output tokens were found")
-    assert warning in " ".join(result.output.split())
-
-
-def test_two_processes_share_the_load(run: RunPaths) -> None:
-    bench(run, "--processes", 2, "--requests", 20, "--rate", 100, "--arrival", "constant", "--warmup", 0)
-    [only] = measured(run).levels[0].passes
-    assert (only.client.processes, only.measured, only.failed) == (2, 20, 0)
-    due = [record.scheduled_s for record in records(run)]
-    gaps = [after - before for before, after in pairwise(due)]
-    assert gaps == pytest.approx([0.01] * 19)
-
-
-def test_http_gives_the_same_as_grpc(run: RunPaths) -> None:
-    for protocol in ("grpc", "http"):
-        bench(run, "--protocol", protocol, "--requests", 5, "--rate", 50, "--no-streaming", name=protocol)
-    over_grpc, over_http = records(run, "grpc"), records(run, "http")
-    assert all(record.ok for record in over_grpc + over_http)
-    assert [record.output_tokens for record in over_grpc] == [record.output_tokens for record in over_http]
 
 
 def test_a_recorded_workload_can_be_sent_again(run: RunPaths, tmp_path: Path) -> None:
@@ -250,89 +136,12 @@ def test_a_recorded_workload_can_be_sent_again(run: RunPaths, tmp_path: Path) ->
     )
     asked = [request.prompt for request in read_workload(run.measurement("mine").workload)]
     assert asked == [f"question {at}" for at in range(6)]
-    bench(run, "--workload", "trace", "--file", recorded, "--concurrency", 2, name="closed")
-    assert [request.prompt for request in read_workload(run.measurement("closed").workload)] == asked
-    assert len(records(run, "closed")) == 6
     too_many = ("--concurrency", 2, "--requests", 7)
     refused = bench(run, "--workload", "trace", "--file", recorded, *too_many, name="more")
     assert "The workload has 6 requests, but 7 are needed" in str(refused.exception)
 
 
-@pytest.mark.thorough
-@pytest.mark.alone
-@pytest.mark.long
-def test_the_search_finds_what_one_instance_can_do(run: RunPaths) -> None:
-    """An answer takes 50 ms and the model has one instance: 20 a second, fewer with a bound on the wait."""
-    options = ("--arrival", "constant", "--duration", 2, "--repeats", 1, "--prompt", "sleep 0.05: x")
-    result = bench(run, "--find-max", "--slo", "latency.p50<80ms", "--rate", 8, "--max-tokens", 4, *options)
-    search = measured(run).search
-    assert search is not None, result.output
-    assert search.stopped is None and search.max_rate_per_s is not None, result.output
-    assert 8 <= search.max_rate_per_s < 20 and search.first_failing_per_s is not None
-    assert search.first_failing_per_s < 1.05 * search.max_rate_per_s
-    assert "search: latency.p50<80ms holds at" in result.stdout
-    assert [tried.rate_per_s for tried in search.tried][:2] == [8.0, 16.0]
-
-
-# Looking at measurements ---------------------------------------------------------------------
-
-
-def test_a_measurement_is_shown_again_in_other_forms(run: RunPaths) -> None:
-    first = bench(run, "--requests", 12, "--rate", 100)
-    name = f"{run.folder}:mine"
-    assert types("bench", "show", name).stdout == first.stdout
-    assert documented("bench show", types("bench", "show", name, "--json").stdout)["name"] == "mine"
-    assert types("bench", "show", run.measurement("mine").summary).stdout == first.stdout
-    listed = types("bench", "list", run.folder)
-    assert [line.split()[0] for line in listed.stdout.splitlines()][2:] == ["mine"]
-
-
-@pytest.mark.alone
-def test_compare_finds_a_slower_server(run: RunPaths) -> None:
-    options = ("--rate", 6, "--arrival", "constant", "--requests", 8, "--repeats", 3, "--max-tokens", 4)
-    bench(run, *options, "--prompt", "sleep 0.002: x", name="before")
-    bench(run, *options, "--prompt", "sleep 0.1: x", name="after")
-    before, after = f"{run.folder}:before", f"{run.folder}:after"
-    refused = types("bench", "compare", before, after)
-    assert isinstance(refused.exception, DifferentWorkloads) and refused.exception.exit_code == ExitCode.USAGE
-    assert "workload.prompts" in refused.stdout and "worse" not in refused.stdout
-    # Only the prompts tell this test's model how long to take.
-    worse = types("bench", "compare", before, after, "--allow-different-workload")
-    assert isinstance(worse.exception, Worse)
-    assert worse.exception is not None and "is worse than" in str(worse.exception)
-    assert "latency" in worse.stdout and "worse" in worse.stdout
-    assert types("bench", "compare", before, before).exit_code == 0
-    rows = documented("bench compare", types("bench", "compare", after, before, "--json").stdout)["rows"]
-    [p50] = [row for row in rows if (row["key"], row["statistic"]) == ("latency_ms", "p50")]
-    assert p50["better"] and p50["significant"] and p50["b"] < p50["a"] - 30
-
-
 # What goes wrong -----------------------------------------------------------------------------
-
-
-def test_many_failures_make_the_figures_useless_but_are_written_down(run: RunPaths) -> None:
-    result = bench(
-        run, "--requests", 10, "--rate", 200, "--warmup", 0, "--prompt", "fail: no luck", "--prompt", "fine"
-    )
-    assert isinstance(result.exception, InvalidMeasurement)
-    assert result.exception.exit_code == ExitCode.MEASUREMENT
-    assert "5 of 10 requests failed" in result.exception.message and "no luck" in result.exception.message
-    assert not measured(run).verdict.valid and measured(run).errors == {"no luck": 5}
-    assert sum(record.error == "no luck" for record in records(run)) == 5
-    assert "5 of 10 requests failed" in run.measurement("mine").table.read_text(encoding="utf-8")
-
-
-def test_a_request_that_takes_too_long_is_given_up(run: RunPaths) -> None:
-    options = ("--timeout-seconds", 0.2, "--warmup", 0, "--prompt", "sleep 1.5: late")
-    assert isinstance(bench(run, "--requests", 1, *options).exception, InvalidMeasurement)
-    [record] = records(run)
-    assert record.status == "DEADLINE_EXCEEDED" and record.ended_s - record.sent_s >= 0.19
-
-
-def test_a_model_that_is_not_served_is_refused_before_anything_is_sent(run: RunPaths) -> None:
-    result = bench(run, "--model", "nosuch")
-    assert "nosuch" in str(result.exception) and result.exception.exit_code == ExitCode.REQUEST  # type: ignore[union-attr]
-    assert run.measurement("mine").present == []
 
 
 @pytest.mark.parametrize(
@@ -384,41 +193,24 @@ def test_a_killed_measurement_keeps_the_passes_before(run: RunPaths) -> None:
 GONE = "The measurement ended early: the server was gone."
 
 
-def goes_at_the_second_pass(monkeypatch: pytest.MonkeyPatch, *, before: bool) -> None:
-    """The server goes before the second pass of all, or in the middle of it."""
-    whole_pass, passes = Passes.run, count()
-
-    def run(self: Passes, level: Level, step: Step) -> PassOutcome:
-        first = next(passes) == 0
-        if before and not first:
-            raise NotReady("No connection.")
-        return replace(whole_pass(self, level, step), gone=not first)
-
-    monkeypatch.setattr(Passes, "run", run)
-
-
 @pytest.mark.parametrize(("before", "kept"), [(True, 5), (False, 10)])
 def test_a_measurement_without_its_server_ends_and_keeps_its_records(
     run: RunPaths, monkeypatch: pytest.MonkeyPatch, before: bool, kept: int
 ) -> None:
-    goes_at_the_second_pass(monkeypatch, before=before)
+    whole_pass = Passes.run
+
+    def one_pass(self: Passes, level: Level, step: Step) -> PassOutcome:
+        if before and step.repeat:
+            raise NotReady("No connection.")
+        return replace(whole_pass(self, level, step), gone=step.repeat > 0)
+
+    monkeypatch.setattr(Passes, "run", one_pass)
     result = bench(run, "--requests", 5, "--rate", 50, "--warmup", 0, "--repeats", 3)
     assert isinstance(result.exception, InvalidMeasurement) and GONE in result.exception.message
     assert (result.exception.hint or "").startswith("trtllm-hpc status ")
     assert GONE in result.stdout and len(records(run)) == kept
     assert str(measured(run).verdict.findings[0]) == GONE
     assert len(read_samples(run.measurement("mine").samples)) >= 2
-
-
-def test_a_search_without_its_server_ends_with_what_it_found(
-    run: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    goes_at_the_second_pass(monkeypatch, before=True)
-    result = bench(run, "--find-max", "--slo", "latency<9s", "--rate", 40, "--duration", 0.2, "--repeats", 1)
-    search = measured(run).search
-    assert search is not None and (search.max_rate_per_s, search.first_failing_per_s) == (40, None)
-    assert search.stopped == f"The search ended at 80/s. {GONE}"
-    assert isinstance(result.exception, InvalidMeasurement) and GONE in result.exception.message
 
 
 def answered(run: RunPaths) -> int:

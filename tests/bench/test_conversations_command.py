@@ -8,11 +8,12 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from tests.bench.openai_server import DONE, Script, delta, openai_server
-from tests.bench.test_command import LENIENT, byte_tokenizer
+from tests.bench.test_command import LENIENT
 from trtllm_hpc.bench.records import read_records
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.cli import command as trtllm_hpc
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.reference.synthetic import make_tokenizer
 
 USAGE = {
     "prompt_tokens": 40,
@@ -24,7 +25,7 @@ END = b"data: " + json.dumps({"choices": [], "usage": USAGE}).encode() + b"\n\n"
 
 def test_conversations_are_measured_by_turn_and_shown(tmp_path: Path) -> None:
     script = Script([delta(reasoning_content="hm"), 0.02, delta("GR"), delta("ÜN"), END, DONE])
-    tokenizer = byte_tokenizer(tmp_path / "tokenizer")
+    make_tokenizer(tokenizer := tmp_path / "tokenizer")
     options = [
         *("--workload", "conversations", "--turns", "3", "--think-time", "0.01", "--input-tokens", "20"),
         *("--prefix-tokens", "12", "--tokenizer", str(tokenizer), "--concurrency", "2", "--requests", "6"),

@@ -117,20 +117,9 @@ def test_tokens_of_a_stream_count_when_they_come() -> None:
     assert figure("total_tokens_per_s", [across], 300, 1300) == pytest.approx(2 + 3)
 
 
-def test_where_chunks_are_counted_worse_than_answers_the_answer_holds() -> None:
-    # Two responses were taken as a token each; the model says that there were ten.
-    record = request(0, 0, 1500, chunks_ms=[500, 1500], tokens_out=10)
-    assert figure("output_tokens_per_s", [record]) == pytest.approx(5)
-
-
 def test_an_answer_at_the_end_of_the_window_is_in_it_and_one_at_its_start_is_not() -> None:
     assert figure("finished_rate_per_s", [request(0, 0, 1000)]) == 1
     assert figure("finished_rate_per_s", [request(-10, -10, 0, phase=WARMUP)]) == 0
-
-
-def test_a_request_of_the_warm_up_that_was_sent_late_is_sent_in_the_window() -> None:
-    assert figure("sent_rate_per_s", [request(-10, 20, 100, phase=WARMUP), request(0, 20, 100)]) == 2
-    assert figure("asked_rate_per_s", [request(-10, 20, 100, phase=WARMUP), request(0, 20, 100)]) == 1
 
 
 def test_a_closed_loop_has_no_scheduled_rate() -> None:

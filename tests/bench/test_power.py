@@ -108,13 +108,6 @@ def test_what_was_not_measured_is_unknown_and_never_zero(
     assert not any("power" in key or "energy" in key for key in figures(sample([request(0, 0, 100)])))
 
 
-def test_a_gpu_that_is_lost_in_the_window_makes_the_sum_unknown(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.writes(0, seconds(1, 5, 300))
-    run.writes(0, seconds(6, 10, 0), seconds=0.0)
-    assert run.energy(2, 8) is None
-
-
 def test_a_benchmark_waits_until_the_ranks_have_written(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.writes(0, seconds(85, 99, 300))
@@ -125,16 +118,6 @@ def test_a_benchmark_waits_until_the_ranks_have_written(tmp_path: Path) -> None:
     run.writes(0, {100: 300})
     waiting.join(5)
     assert found[0] is not None and found[0].joules == pytest.approx(300 * 11.5, rel=0.01)
-
-
-def test_a_file_that_was_full_begins_again(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.writes(0, seconds(1, 30, 300))
-    assert run.energy(2, 8) is not None
-    run.paths.gpu_readings("serve", 0).unlink()
-    run.writes(0, seconds(31, 40, 300))
-    found = run.energy(31, 39)
-    assert found is not None and found.joules == pytest.approx(2400, rel=0.01)
 
 
 def test_a_pass_is_known_however_much_was_written_meanwhile(tmp_path: Path) -> None:
@@ -150,13 +133,3 @@ def test_a_pass_is_known_however_much_was_written_meanwhile(tmp_path: Path) -> N
     run.writes(0, seconds(51, 60, 300))
     found = run.energy(41, 59)
     assert found is not None and found.joules == pytest.approx(300 * 18, rel=0.01)
-
-
-def test_a_pass_that_is_not_known_is_named_beside_the_others(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    for begin, measured_s in ((1, 1.0), (11, 0.0), (21, 1.0)):
-        run.writes(0, seconds(begin, begin + 9, 300), seconds=measured_s)
-        assert (run.energy(begin, begin + 8) is not None) == bool(measured_s)
-    assert run.power.source == (
-        "by NVML, of 1 GPU; not known: the power of GPU0 of n1 was not measured all the time"
-    )

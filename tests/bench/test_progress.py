@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import os
-import pty
-import select
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -130,23 +126,7 @@ def test_the_file_is_written_now_and_then_and_at_the_end_even_if_the_load_breaks
     assert shown[0] in (0, 1, 2) and shown[-1] == 2
 
 
-def test_a_terminal_gets_a_line_and_a_pipe_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_gets_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     with terminal_progress() as show:
         assert show is None
     assert capsys.readouterr().err == ""
-    controller, terminal = pty.openpty()
-    with os.fdopen(terminal, "w") as stderr:
-        monkeypatch.setattr(sys, "stderr", stderr)
-        monkeypatch.setenv("COLUMNS", "140")
-        monkeypatch.setenv("TERM", "xterm")
-        with terminal_progress() as show:
-            assert show is not None
-            show(Snapshot(SWEEP, 40, 1, 5.0, 7.9))
-        stderr.flush()
-        drawn = b""
-        while select.select([controller], [], [], 0.5)[0]:
-            drawn += os.read(controller, 65536)
-    os.close(controller)
-    assert "level 2 of 4 (8/s), pass 1 of 3, 40 of 200 requests" in drawn.decode()

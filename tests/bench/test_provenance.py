@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -106,20 +104,6 @@ def test_the_client_has_its_host_and_packages(run: RunPaths) -> None:
     assert found["packages"]["tritonclient"] == metadata.version("tritonclient")
 
 
-@pytest.mark.parametrize(
-    ("host", "address", "same"),
-    [
-        ("gpu01", "10.0.0.1", False),
-        ("gpu01", "127.0.0.1", True),
-        ("gpu01", "::1", True),
-        (socket.gethostname(), "10.0.0.1", True),
-    ],
-)
-def test_a_client_on_the_server_s_host_is_marked(run: RunPaths, host: str, address: str, same: bool) -> None:
-    endpoint = replace(ENDPOINT, host=host, address=address)
-    assert found_in(run, endpoint)["client"]["same_host_as_server"] is same
-
-
 def test_the_workload_has_its_hash(tmp_path: Path) -> None:
     file = tmp_path / "benchmark.workload.jsonl"
     file.write_text("{}\n")
@@ -127,14 +111,3 @@ def test_the_workload_has_its_hash(tmp_path: Path) -> None:
         "file": "benchmark.workload.jsonl",
         "sha256": hashlib.sha256(b"{}\n").hexdigest(),
     }
-
-
-def test_a_run_folder_that_lost_its_files_still_has_a_provenance(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
-    paths.make_folders()
-    for file in (paths.plan, paths.jobs, paths.spec, paths.cluster):
-        file.write_text("- not what it was {")
-    found = provenance(paths, ENDPOINT, JobFile(name="demo"))
-    assert json.loads(json.dumps(found)) == found
-    assert found["server"]["nodes"] == ["gpu01"]
-    assert workload_provenance(tmp_path / "gone.jsonl")["sha256"] is None

@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 import socket
 import time
-import urllib.request
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.bench.metrics_port import endpoint_at, page, serving
-from tests.client.echo_server import echo_server
 from tests.waiting import eventually
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.server_metrics.sampling import (
@@ -23,7 +21,6 @@ from trtllm_hpc.bench.server_metrics.sampling import (
 )
 from trtllm_hpc.bench.server_metrics.series import SERIES, Page, describe, since_start, values
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.runtime.records import Endpoint
 
 MONOTONIC = Clock(zero=0.0)
 
@@ -36,7 +33,7 @@ def test_gauges_are_those_of_the_page_and_means_and_rates_lie_between_two() -> N
         Page(page(finished=10, queue_us=9_000, tokens=50)),
         Page(page(finished=20, queue_us=49_000, tokens=250)),
     )
-    assert values(before, None, 0.0) == {"kv_used_share": 0.25, "cpu_share": 0.5}
+    assert values(before, None, 0.0) == {"kv_used_share": 0.25}
     found = values(now, before, 2.0)
     assert found["finished_per_s[tensorrt_llm]"] == 5  # 10 in 2 s
     assert found["queue_ms[tensorrt_llm]"] == 4  # 40 ms for 10 requests
@@ -75,22 +72,18 @@ def test_each_series_is_described_and_documented() -> None:
     assert rows[-len(expected) :] == expected
 
 
-def test_figures_of_instances_are_added_up_but_not_those_of_what_they_share() -> None:
-    busy = 'nv_gpu_utilization{{gpu_uuid="GPU-{}"}} {}\n'
-    pages = [page(finished=3) + busy.format("a", 0.5), page(finished=4) + busy.format("a", 0.6)]
-    pages[1] += busy.format("b", 0.25)
+def test_figures_of_instances_are_added_up() -> None:
+    pages = [page(finished=3), page(finished=4)]
     with serving(lambda number: (200, pages[number])) as endpoint:
         found = since_start(fetch_page(replace(endpoint, instances=2)))
     assert found["finished[tensorrt_llm]"] == 7 and found["kv_used_share"] == 0.25
-    assert found["cpu_share"] == 0.5 and found["gpus_busy"] == 0.75
 
 
 # Other servers --------------------------------------------------------------------------
 
 STEPS = (
     '[{"iter": 6, "numActiveRequests": 9}, {"iter": 7, "numActiveRequests": 3, "numQueuedRequests": 2,'
-    ' "kvCacheStats": {"maxNumBlocks": 40, "usedNumBlocks": 10},'
-    ' "inflightBatchingStats": {"numGenRequests": 2}}]'
+    ' "kvCacheStats": {"maxNumBlocks": 40, "usedNumBlocks": 10}}]'
 )
 PROMETHEUS = (
     'trtllm_generation_tokens_total{{model_name="m"}} {tokens}\n'
@@ -104,7 +97,7 @@ PROMETHEUS = (
 
 def test_the_statistics_of_trtllm_serve_are_those_of_its_last_step() -> None:
     assert values(Page(f"{STEPS}\n"), None, 0.0) == {
-        "requests_active": 3, "requests_waiting": 2, "generation_requests": 2, "kv_used_share": 0.25,
+        "requests_active": 3, "requests_waiting": 2, "kv_used_share": 0.25,
     }  # fmt: skip
     assert values(Page(STEPS.replace('"iter": 7', '"iter": 27')), Page(STEPS), 2.0)["iterations_per_s"] == 10
     assert since_start(Page("[]")) == {}
@@ -190,33 +183,6 @@ def test_the_last_look_is_at_the_end_and_no_moment_after_another() -> None:
     assert len(times) >= 3 and min(late - early for early, late in pairwise(times)) > 0.1
 
 
-@pytest.mark.alone
-def test_looks_do_not_keep_step_with_a_load_of_the_same_period() -> None:
-    interval_s, begun = 0.02, time.monotonic()
-    with serving(lambda number: (200, page())) as endpoint, sampled(endpoint, MONOTONIC, interval_s) as found:
-        assert eventually(lambda: len(found) >= 50)
-    times = [sample.time_s for sample in found.samples]
-    gaps = [late - early for early, late in pairwise(times)]
-    # A machine that is late makes gaps longer, never shorter.
-    assert min(gaps) < 0.8 * interval_s and max(gaps) > 1.2 * interval_s
-    assert (times[-1] - begun) / len(gaps) >= 0.8 * interval_s  # as many as were asked for
-
-
-def test_a_long_measurement_keeps_fewer_looks_of_all_of_it() -> None:
-    asked_s: list[float] = []
-
-    def answer(number: int) -> tuple[int, str]:
-        asked_s.append(time.monotonic())
-        return 200, page()
-
-    with serving(answer) as endpoint, sampled(endpoint, MONOTONIC, 0.001, max_looks=8) as found:
-        assert eventually(lambda: len(asked_s) >= 24)
-        ended = time.monotonic()
-    times = [sample.time_s for sample in found.samples]
-    assert 4 <= len(times) <= 8 and times == sorted(times)
-    assert times[0] < asked_s[1] and times[-1] > ended
-
-
 def test_metrics_that_cannot_be_read_are_one_warning() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -247,33 +213,3 @@ def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_samples(tmp_path / "of.metrics.jsonl", samples)
     assert read_samples(tmp_path / "of.metrics.jsonl") == samples
     assert read_samples(tmp_path / "none.metrics.jsonl") == []
-
-
-def counted(endpoint: Endpoint) -> int:
-    """Requests to the ensemble that the server has counted."""
-    with urllib.request.urlopen(endpoint.metrics, timeout=5) as answer:
-        text = answer.read().decode()
-    found = re.search(r'^nv_inference_request_success\{model="ensemble",.*\} (\d+)$', text, re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
-@pytest.mark.triton
-def test_a_real_server_reports_its_series(tmp_path: Path) -> None:
-    from trtllm_hpc.client.sync_client import Client
-
-    with echo_server(tmp_path) as endpoint, sampled(endpoint, MONOTONIC, 0.05) as found:
-        assert eventually(lambda: len(found))
-        with Client(endpoint) as client:
-            client.batch(["a question"] * 10, max_tokens=4)
-        # Triton counts a request a moment after its answer has arrived; the last look is after that.
-        assert eventually(lambda: counted(endpoint) >= 10), counted(endpoint)
-    first, last = found.samples[0], found.samples[-1]
-    assert first.values["pending[ensemble]"] == 0
-    assert 0 <= last.values["cpu_share"] <= 1
-    rates = [
-        sample.values["finished_per_s[ensemble]"] * (sample.time_s - before.time_s)
-        for before, sample in pairwise(found.samples)
-    ]
-    assert sum(rates) == pytest.approx(10)
-    means = [sample.values.get("duration_ms[ensemble]") for sample in found.samples]
-    assert any(mean is not None and 0 < mean < 1000 for mean in means)

@@ -12,7 +12,7 @@ from trtllm_hpc.bench.analysis.sentences import SENTENCES, sentence_of
 from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.records import DRAIN, WARMUP, RequestRecord
-from trtllm_hpc.bench.results import ClientUse, Energy, Verdict
+from trtllm_hpc.bench.results import ClientUse, Energy, Finding, Verdict
 from trtllm_hpc.bench.workload.request import BY_TOKENIZER
 from trtllm_hpc.config.benchmark import Benchmark
 
@@ -229,20 +229,6 @@ def test_a_window_is_as_long_as_the_settings_and_an_answer_want() -> None:
     assert warned(records, end_ms=900, settings=Benchmark(min_window_seconds=0.9)) == []
     [finding] = verdict([replace(record, ended_s=record.scheduled_s + 1.5) for record in steady()]).findings
     assert finding.limit == pytest.approx(1.5) and finding.facts == {"why": "the median latency"}
-
-
-def test_all_findings_are_reported_at_once() -> None:
-    records = [failed(request(0, 0, 1)), request(0, 90, 91, tokens_out=0)]
-    busy = ClientUse(cpu_s=1, wall_s=1, busiest_share=1)
-    expected = ["errors", "late", "client-busy", "empty-answers", "few-requests", "short-window"]
-    assert codes(records, client=busy, end_ms=100) == expected
-
-
-def test_answers_whose_text_has_few_of_their_tokens_are_warned_of() -> None:
-    """As of a model whose tokens are mostly special ones, and 128 tokens an answer."""
-    assert warned(steady(tokens_out=3, asked=128, output_by=BY_TOKENIZER)) == ["little-text"]
-    assert warned(steady(tokens_out=40, asked=128, output_by=BY_TOKENIZER)) == [], "short answers"
-    assert warned(steady(tokens_out=3, asked=128)) == [], "the model says so"
 
 
 def test_with_exact_output_a_text_must_have_about_the_requested_tokens() -> None:

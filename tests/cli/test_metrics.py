@@ -77,7 +77,6 @@ def test_the_table_as_a_whole() -> None:
         "finished_per_s[tensorrt_llm]": 4.25,
         "pending[tensorrt_llm]": 2.0,
         "queue_ms[tensorrt_llm]": 12.34,
-        "cpu_share": 0.5,
     }
     assert server_text(values).splitlines() == [
         "server                               now",
@@ -86,7 +85,6 @@ def test_the_table_as_a_whole() -> None:
         "KV cache in use                     62 %",
         "GPU memory of the engine         3.0 GiB",
         "output tokens             812.5 tokens/s",
-        "CPU of the host                     50 %",
         "",
         "model         finished  pending    queue",
         "────────────────────────────────────────",

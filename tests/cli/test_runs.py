@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -76,24 +75,10 @@ def test_they_are_filtered(made: Callable[..., RunPaths], types: Types, home: Pa
     made("old-1", "COMPLETED", days=9)
     made("new-1", "FAILED", days=1)
     made("new-2", "RUNNING")
-    plan = json.loads((home / "runs" / "new-2" / "plan.json").read_text())
-    (home / "runs" / "new-2" / "plan.json").write_text(json.dumps({**plan, "name": "other"}))
-
-    def ids(*words: str) -> list[str]:
-        return [row["run_id"] for row in listed(types, *words)]
-
     for _ in range(2):  # the second time the states of two are remembered
-        assert ids("--state", "failed", "--state", "completed") == ["new-1", "old-1"]
-        assert ids("--name", "other") == ["new-2"]
-        assert ids("--name", "demo", "--since", "2d") == ["new-1"]
-        assert ids("--since", "90m") == ["new-2"]
+        rows = listed(types, "--state", "failed", "--state", "completed")
+        assert [row["run_id"] for row in rows] == ["new-1", "old-1"]
     assert f"no such runs in {home}/runs\n" == types("runs", "--state", "lost").output
-    assert ids("--name", "demo", "--since", "2-00") == ["new-1"] and ids("--since", "1:30:00") == ["new-2"]
-    for wrong in ("7", "d", "-1d", "1y", "1:2:3:4", "nan"):
-        refused = types("runs", f"--since={wrong}")
-        assert (
-            refused.code == ExitCode.USAGE and "write it like 90s, 15m, 12h, 30d or 4:00:00" in refused.errors
-        )
 
 
 def test_slurm_is_asked_once_for_all_and_never_again_about_what_has_ended(
@@ -106,7 +91,7 @@ def test_slurm_is_asked_once_for_all_and_never_again_about_what_has_ended(
     assert len(listed(types)) == 9
     first = fake_slurm.calls()
     assert [call[0] for call in first] == ["squeue", "squeue", "sacct"]  # queued by hand; by id; what ended
-    assert [row["state"] for row in listed(types, "--name", "demo")].count("completed") == 3
+    assert [row["state"] for row in listed(types)].count("completed") == 3
     again = fake_slurm.calls()[len(first) :]
     assert [call[0] for call in again] == ["squeue", "squeue"]
     assert len(again[1][-1].split(",")) == 9

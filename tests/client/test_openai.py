@@ -173,17 +173,6 @@ def test_a_wrong_answer_is_one_sentence(
         list(client.stream("x")) if streamed else client.generate("x")
 
 
-def test_a_model_without_a_chat_template_is_asked_without_chat() -> None:
-    wrong = Script(body=b'{"error": {"message": "This model has no chat template."}}', status=400)
-    with (
-        openai_server(wrong) as endpoint,
-        Client(Address(root_of(endpoint)), retries=0) as client,
-        pytest.raises(RequestFailed) as caught,
-    ):
-        client.chat([{"role": "user", "content": "What?"}])
-    assert caught.value.hint == "leave out --chat"
-
-
 def test_a_server_with_several_models_wants_a_name() -> None:
     with openai_server(Script(models=("one", "two"))) as endpoint:
         said = CliRunner().invoke(command, ["--url", root_of(endpoint), PROMPT])
@@ -200,21 +189,3 @@ def test_a_stream_may_end_without_done_but_not_without_a_reason() -> None:
             else:
                 with pytest.raises(RequestFailed, match="ended before its end"):
                     list(client.stream("x"))
-
-
-@pytest.mark.model
-def test_turns_of_a_benchmark_repeat_a_real_servers_answers(url: str, model: Path, tmp_path: Path) -> None:
-    talks = {"kind": "conversations", "turns": 3, "think_seconds": 0.0, "input_tokens": 3, "prefix_tokens": 2}
-    settings: dict[str, Any] = {"requests": 2, "warmup_requests": 0, "concurrency": 1, "max_tokens": 4}
-    settings |= {"min_requests": 1, "min_window_seconds": 0.0, "max_late_share": 1.0}
-    found = trtllm_hpc.bench_url(
-        url,
-        tmp_path,
-        model=str(model),
-        workload={**talks, "tokenizer": str(model)},
-        **settings,
-    )
-    assert [turn.turn for turn in found.summary.levels[0].turns] == ["1", "2", "3", "slowest"]
-    lengths = [[it.input_tokens or 0 for it in found.records if it.session == f"0-{talk}"] for talk in (0, 1)]
-    for first, second, third in lengths:
-        assert second - first >= 3 + 4 and third - second >= 3 + 4

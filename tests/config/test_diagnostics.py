@@ -109,11 +109,6 @@ def test_choices_are_listed(files: Folder) -> None:
     assert choices == ("auto", "float32", "float16", "bfloat16")
 
 
-def test_a_long_list_of_choices_does_not_hide_the_one_that_is_meant(files: Folder) -> None:
-    lines = str(files.diagnostic(JOB + "engine: {tensor_parallell: 2}\n")).splitlines()
-    assert len(lines) == 2 and "did you mean 'tensor_parallel'" in lines[1]
-
-
 def test_the_error_ends_with_the_next_command(files: Folder) -> None:
     job_file = files.folder / "my job.yaml"
     job_file.write_text("nam: x\n", encoding="utf-8")
@@ -168,8 +163,3 @@ def test_a_time_is_a_number_in_the_unit_of_its_key(files: Folder, key: str, text
 def test_a_wrong_time_is_refused(files: Folder, text: str, words: str) -> None:
     diagnostic = files.diagnostic(f"{JOB}serve:\n  time_limit_minutes: {text}\n")
     assert files.place(diagnostic) == "job:3 serve.time_limit_minutes" and words in diagnostic.message
-
-
-def test_a_time_beside_a_wrong_value_is_a_number_to_the_rules(files: Folder) -> None:
-    job = JOB + "serve: {time_limit_minutes: 2h, idle_minutes: 90s}\nengine: {dtype: fp16}\n"
-    assert files.diagnostic(job).code == "not-a-choice"

@@ -8,9 +8,7 @@ import pytest
 
 from tests.config.files import CLUSTER, Folder
 from trtllm_hpc.config.files import jobs
-from trtllm_hpc.config.inheritance import override, read_job
-from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.tree import Place, parse
+from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.validation.load import load
 
@@ -61,11 +59,6 @@ def test_sections_merge_lists_replace_and_null_removes(tmp_path: Path) -> None:
     assert (job.serve.command, job.serve.environment) == (["c"], {"B": "b", "C": "c"})
     # Here null has a meaning of its own.
     assert job.serve.hang_timeout_seconds is None and job.companion.benchmark is None
-
-
-def test_a_whole_section_goes_back_to_its_defaults(tmp_path: Path) -> None:
-    job = read_job(write(tmp_path, base=BASE, job="extends: base.yaml\nserve: null\n"))
-    assert job.name == "base" and job.serve == JobFile(name="x").serve
 
 
 def test_a_base_may_have_a_base_and_the_layers_below_and_above_stay(files: Folder) -> None:
@@ -140,10 +133,3 @@ def test_a_job_that_extends_is_known_where_the_profile_should_be(files: Folder) 
     files.job_file.write_text("extends: tiny-llama\nname: x\n")
     with pytest.raises(ConfigError, match="this is a job file, not a cluster profile"):
         load(files.job_file, str(files.job_file))
-
-
-def test_override_removes_only_what_the_base_has() -> None:
-    base, _ = parse("serve: {nodes: 2}\n", Place("x"))
-    over, _ = parse("engine: null\nserve: {nodes: 3}\n", Place("x"))
-    assert base is not None and over is not None
-    assert override(base, over).data == {"serve": {"nodes": 3}, "engine": None}

@@ -85,11 +85,6 @@ def test_settings_change_what_all_variants_share_and_the_sweep_itself(files: Fol
     assert [(it.max_batch_size, it.tensor_parallel) for it in jobs] == [(16, 1), (16, 2)]
 
 
-def test_a_name_that_yaml_takes_for_a_number_names_the_variants_too(files: Folder) -> None:
-    [made] = loaded(files, "", "engine.tensor_parallel=2", settings=("name=7",)).variants
-    assert made.facts is not None and made.facts.job.name == "7.tp2"
-
-
 @pytest.mark.parametrize(
     ("option", "names"),
     [
@@ -147,9 +142,3 @@ def test_what_is_wrong_with_one_variant_is_found_beside_the_others(files: Folder
 def test_submit_and_render_refuse_a_job_file_with_several_variants(files: Folder) -> None:
     found = files.diagnostic(JOB + "sweep: {grid: {engine.max_batch_size: [4, 8]}}\n")
     assert found.code == "is-a-sweep" and found.hint and found.hint.startswith("trtllm-hpc sweep run")
-
-
-def test_sections_can_come_from_a_base(files: Folder) -> None:
-    (files.folder / "base.yaml").write_text("sweep: {grid: {engine.max_batch_size: [4, 8]}}\n")
-    made = loaded(files, "extends: ./base.yaml\n")
-    assert [*variants(made)] == ["bs4", "bs8"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import select
 import shutil
@@ -26,7 +25,7 @@ from tests.waiting import eventually
 from trtllm_hpc.client.single_calls import not_ready
 from trtllm_hpc.client.sync_client import Client
 from trtllm_hpc.errors import ExitCode, RequestFailed
-from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
+from trtllm_hpc.runtime.records import Endpoint, read_events
 
 from .test_local_profile import built, leftovers, state, submit, types
 from .test_proxy import PROXY
@@ -61,16 +60,6 @@ def test_a_port_of_the_proxy_that_is_taken_fails_the_run(tmp_path: Path) -> None
     assert re.search(r"has taken the port 127\.0\.0\.1:\d+\.$", cause["sentence"]), cause
     assert "trtllm-hpc resume" in cause["next"]
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
-
-
-def test_a_missing_haproxy_is_told_with_what_to_do(tmp_path: Path) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text(json.dumps({"name": "here", "serve": PROXY}))
-    words = ("--cluster", "local", "--runs", tmp_path / "runs", "--set", "cluster.haproxy=/no/such/haproxy")
-    answer = types("submit", job, *words)
-    assert answer.returncode == ExitCode.CONFIG, answer.stderr
-    assert "there is no program '/no/such/haproxy'" in answer.stderr
-    assert "or set serve.proxy to none" in answer.stderr
 
 
 def test_a_server_that_fails_at_its_start_is_told(tmp_path: Path) -> None:
@@ -156,17 +145,6 @@ def status_of(
 ) -> int:
     """The status with which a port of the proxy answers whoever has the endpoint's key."""
     return ask(endpoint, port, method, path, body, {**endpoint.authorization, **more})[0]
-
-
-@pytest.mark.thorough
-def test_a_run_that_is_done_ends_at_once(tmp_path: Path) -> None:
-    answer, run = submit(tmp_path, "--wait", engine=built(1), serve=PROXY)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    times = {event.name: event.time for event in read_events(run, "serve")}
-    # Triton waits 30 s for connections that stay open.
-    assert times["stage_end"] - times["server_stop"] < 20
-    assert RankRecord.read(run.rank_record("serve", 0)).exit_code == 0  # type: ignore[union-attr]
-    assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
 
 
 def test_with_tls_half_of_the_places_are_kept_for_connections_that_begin_tls(

@@ -7,9 +7,7 @@ from trtllm_hpc.layout import Layout, WantedGroup, make_layout, place, place_gro
 CASES = [
     # world, nodes, GPUs a node -> nodes, ranks a node, GPUs asked for
     (1, None, 0, (1, 1, 0)),
-    (1, None, 8, (1, 1, 1)),
     (2, 2, 0, (2, 1, 0)),
-    (2, None, 4, (1, 2, 2)),
     (2, 2, 4, (2, 1, 1)),
     (8, None, 8, (1, 8, 8)),
     (8, None, 4, (2, 4, 4)),
@@ -17,7 +15,6 @@ CASES = [
     (6, None, 4, (2, 3, 3)),
     (7, None, 4, (7, 1, 1)),
     (16, None, 6, (4, 4, 4)),
-    (64, 16, 8, (16, 4, 4)),
     (64, None, 0, (1, 64, 0)),
 ]
 

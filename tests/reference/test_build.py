@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.reference import build
-from trtllm_hpc.runtime.records import read_events
 
 from .conftest import LIMITS, build_engine, build_tiny, save_model
 from .oracle import Oracle
@@ -60,20 +58,6 @@ def test_interrupted_build_leaves_no_engine(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         build_tiny(tmp_path / "engine", tensor_parallel=1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_progress_is_printed_and_told_to_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    arguments = ["--output", str(tmp_path / "engine"), "--tensor-parallel", "1", *TINY, "--run", str(run)]
-    assert build.main(arguments) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[:5] for line in lines] == ["[1/5]", "[2/5]", "[3/5]", "[4/5]", "[5/5]"]
-    events = read_events(RunPaths(run), "build")
-    assert [(event.name, event.data["step"], event.data["of"]) for event in events] == [
-        ("progress", step, 5) for step in range(1, 6)
-    ]
-    assert events[1].data["message"] == "initialising weights"
 
 
 def test_local_model_is_taken_as_it_is(engines: dict[int, Path], oracle: Oracle, tmp_path: Path) -> None:

@@ -154,10 +154,6 @@ def test_an_answer_that_is_interrupted_is_ended_on_the_server(ask: Asked, alone:
     assert answer.text.startswith(begun) and ask(max_tokens=LENGTH).text.startswith(begun)
 
 
-def test_an_answer_ends_after_a_time(ask: Asked, alone: World) -> None:
-    ended_on_the_server(alone, lambda: ask(stream=True, max_tokens=LENGTH, stop_after_s=0.1))
-
-
 def test_ctrl_c_ends_the_answer_on_the_server_and_shows_what_came(run: RunPaths, alone: World) -> None:
     words = (PROMPT, "--max-tokens", str(LENGTH), "--end-id", "-1", "--runs", str(run.folder.parent))
     wait_idle(alone)

@@ -189,19 +189,14 @@ def test_answers_are_drawn_unless_asked_otherwise(client: openai.OpenAI) -> None
 
     seeded = texts(seed=7)
     assert texts(seed=7) == seeded and len(set(seeded)) == 3
-    assert texts(seed=-3) == texts(seed=-3) != seeded
-    assert texts() != texts()
+    assert texts(seed=-3) == texts(seed=-3) != seeded and texts() != texts()
     assert len(set(texts(temperature=0))) == len(set(texts(extra_body={"top_k": 1}))) == 1
     streamed = ["", "", ""]
     for chunk in client.completions.create(model=NAME, prompt=PROMPT, max_tokens=8, n=3, seed=7, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
     assert streamed == seeded
-    greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "n": 1}
-    plain = texts(**greedy)
-    assert texts(**greedy, extra_body={"repetition_penalty": 2.0}) != plain
-    for option in ({"presence_penalty": 2.0}, {"frequency_penalty": 2.0}):
-        with pytest.raises(openai.BadRequestError, match="which the reference backend does not have"):
-            texts(**greedy, **option)
+    with pytest.raises(openai.BadRequestError, match="which the reference backend does not have"):
+        texts(temperature=0, presence_penalty=2.0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -310,7 +305,6 @@ def test_it_waits_for_its_server_and_says_so(tmp_path: Path, tokenizer_folder: P
     [
         ([], "needs --url, --tokenizer and --name"),
         (["--run", "{run}"], "Say where to listen"),
-        (["--run", "{run}", "--fd", "99"], "--fd 99 is not an open socket"),
     ],
 )
 def test_a_wrong_command_line_is_told(run: RunPaths, options: list[str], message: str) -> None:

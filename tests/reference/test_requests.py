@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from tritonclient.utils import triton_to_np_dtype
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_folder import EngineInfo
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Load, QueueFull, check_room
-from trtllm_hpc.reference.requests import check_parameters, parse
+from trtllm_hpc.reference.requests import parse
 
 from .servers import tensors
 
@@ -87,20 +85,6 @@ def test_stop_request_of_tensorrt_llms_client() -> None:
     assert read(stop=[False]) == read()
 
 
-def refuse(parameters: dict[str, object]) -> None:
-    check_parameters(SimpleNamespace(parameters=lambda: json.dumps(parameters)))
-
-
-def test_parameters_are_ignored_as_upstream_does() -> None:
-    refuse({"Streaming": True, "id": "seven", "user": "ana", "seed": 1, "priority": 2})
-    refuse({"triton_trtllm_request_type": "context_and_generation"})
-
-
-def test_half_a_disaggregated_request_is_refused() -> None:
-    with pytest.raises(RequestFailed, match="context_only asks for disaggregated serving"):
-        refuse({"triton_trtllm_request_type": "context_only"})
-
-
 def test_full_queue_is_told_in_the_words_that_upstreams_clients_look_for() -> None:
     busy = Load(max_requests=8, blocks_max=40, tokens_per_block=64, active=10, waiting=2)
     check_room(busy, 3)
@@ -138,8 +122,6 @@ def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
         ({"runtime_top_k": [-1]}, "runtime_top_k is -1; it must be at least 0"),
         ({"runtime_top_p": [1.5]}, "runtime_top_p is 1.5; it must be 0 to 1"),
         ({"min_length": [-1]}, "min_length is -1"),
-        ({"stop_words_list": [[[9, 10], [2, 1]]]}, "second row of stop_words_list is [2, 1]"),
-        ({"stop_words_list": [[[512], [1]]]}, "stop_words_list holds 512"),
         ({"bad_words_list": [[[9, 10], [2, -1]]]}, "bad_words_list asks for bad words, which the reference"),
         ({"num_return_sequences": [2]}, "num_return_sequences asks for several answers"),
         ({"beam_width": [2]}, "beam_width asks for beam search"),
@@ -160,7 +142,6 @@ def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
         ({"end_id": [512]}, "end_id is 512"),
         ({"draft_input_ids": [[0]]}, "draft_input_ids asks for speculative decoding"),
         ({"prompt_embedding_table": [[[0.0]]]}, "prompt_embedding_table asks for prompt tuning"),
-        ({"decoder_input_ids": [[2, 3]]}, "decoder_input_ids asks for models with an encoder"),
         ({"encoder_input_features": [[[0.0]]]}, "encoder_input_features asks for models with an encoder"),
         ({"context_phase_params": [[1]]}, "context_phase_params asks for disaggregated serving"),
         ({"return_kv_cache_reuse_stats": [True]}, "return_kv_cache_reuse_stats asks for statistics"),

@@ -16,8 +16,8 @@ from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.targets import target_of
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
-from trtllm_hpc.bench.workload.request import WorkloadSpec
-from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
+from trtllm_hpc.bench.workload.request import TextEncoder, Vocabulary, WorkloadSpec
+from trtllm_hpc.bench.workload.tokenizers import find_tokenizer
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
 from .servers import World
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.triton
 REQUESTED = 7
 
 
-def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
+def measure(target: Target, tokenizer: TextEncoder, vocabulary: Vocabulary | None) -> list[RequestRecord]:
     settings = Benchmark(workload=Workload(kind="normal", input_tokens=12, output_tokens=REQUESTED))
-    spec = WorkloadSpec(settings, 4, target.takes_token_ids, tokens.tokenizer, tokens.vocabulary)
+    spec = WorkloadSpec(settings, 4, target.takes_token_ids, tokenizer, vocabulary)
     workload = make_workload(spec).requests
     payloads = [encode_request(request, target, str(at)) for at, request in enumerate(workload)]
     load = run_load(OpenPlan(target, payloads, Clock(), [0.0, 0.01, 0.02, 0.03]))
@@ -41,7 +41,7 @@ def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
         level=0,
         repeat=0,
         window=Window(0.0, 1.0),
-        tokenizer=tokens.tokenizer,
+        tokenizer=tokenizer,
     )
 
 
@@ -50,12 +50,12 @@ def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
 def test_every_token_of_every_model_is_counted(
     world: World, engines: dict[int, Path], model: str, protocol: Literal["grpc", "http"]
 ) -> None:
-    tokens = find_tokenizer(Workload(), [engines[1]])
-    assert tokens.tokenizer is not None
+    tokenizer, vocabulary = find_tokenizer(Workload(), [engines[1]])
+    assert tokenizer is not None
     core = model == "tensorrt_llm"
     settings = Benchmark(protocol=protocol, exact_output=True)
     target = target_of(settings.model_copy(update={"model": model}), world.endpoint, "ensemble")
-    records = measure(target, tokens)
+    records = measure(target, tokenizer, vocabulary)
     assert [record.status for record in records] == ["ok"] * 4, records[0].error
     assert {record.input_tokens for record in records} == {12}
     # The text of a random model, tokenized again, may have a token more or fewer than were generated.

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "name": "tiny-llama",
             "engine": {"tensor_parallel": 2},
-            "serve": {"instances": 4, "nodes": 2, "minimum_instances": 2, "routing": "session"},
+            "serve": {"instances": 4, "nodes": 2, "routing": "session"},
         },
         {"name": "sandbox", "partition": "batch", "gpus_per_node": 4, "triton": {"server": "pytriton"}},
     ),
@@ -65,7 +65,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"name": "bare", "gpus_per_node": 4, "partition": "batch"},
     ),
     "local-proxy": (
-        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"key": False}},
+        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}},
         {"name": "here", "scheduler": "local", "triton": {"server": "pytriton"}},
     ),
     "pyxis-large-instances": (

@@ -61,13 +61,6 @@ def test_different_workloads_have_no_verdict() -> None:
     assert "worse" in as_text(comparison_table(compare(a, b, allow_different_workload=True)))
 
 
-def test_each_level_is_named_once() -> None:
-    found = compare(measured("before", rates=(20, 50)), measured("after", rates=(20, 50)))
-    text = as_text(comparison_table(found))
-    assert text.count("20/s") == text.count("50/s") == 1
-    assert text.count("latency p99 (ms)") == 2
-
-
 def test_everything_that_must_be_known_is_remarked() -> None:
     a = measured("before", provenance={"engine": {"key": "k1"}})
     b = measured("after", provenance={"engine": {"key": "k2"}}, max_tokens=32)

@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from trtllm_hpc.report.html.page import (
     report_page,
     write_report,
 )
-from trtllm_hpc.report.html.tables import level_table
 
 
 @pytest.fixture(autouse=True)
@@ -60,23 +58,6 @@ def left_out(made: Made, title: str) -> str:
     chart = next(chart for chart in charts(made) if chart.title == title)
     assert isinstance(chart, NoChart)
     return chart.reason
-
-
-class Elements(HTMLParser):
-    """Which elements there are, and the text of the page without its scripts."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.texts: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        if self.tags and self.tags[-1] not in ("script", "style"):
-            self.texts.append(data)
 
 
 # What the page says -----------------------------------------------------------------------------------
@@ -125,13 +106,6 @@ def test_the_page_has_the_settings_that_are_not_the_defaults() -> None:
     assert "warmup_requests" in text and "exact_output" not in text
 
 
-def test_long_lists_of_prompts_are_cut() -> None:
-    made = make(requests=12)
-    prompts = {"workload": {"prompts": [f"prompt {number}" for number in range(10_000)]}}
-    text = report_page(report_data(made.changed(settings=prompts)))
-    assert "prompt 3, prompt 4" in text and "prompt 9999" not in text
-
-
 # What the charts show ---------------------------------------------------------------------------------
 
 
@@ -152,11 +126,6 @@ def test_a_curve_goes_from_the_lowest_load_to_the_highest_whatever_the_order() -
     rows = drawn(searched(), "TTFT against throughput").datasets["rows"]
     levels = [row["level"] for row in rows if row["statistic"] == "p99"]
     assert levels == ["4/s", "8/s", "12/s", "14/s", "16/s"]
-
-
-def test_levels_stand_in_ascending_order_whatever_the_order_tried() -> None:
-    rows = level_table(report_data(searched())).rows
-    assert [row[0] for row in rows] == ["4/s", "8/s", "12/s", "14/s", "16/s"]
 
 
 def test_a_distribution_ends_at_the_longest_with_everything() -> None:
@@ -207,10 +176,6 @@ def test_the_server_stands_beside_the_client_on_one_clock() -> None:
     assert max(row["value"] for row in share) <= 100
 
 
-def test_what_the_server_does_not_tell_is_said() -> None:
-    assert "has no metric" in left_out(CASES["without samples"](), "KV cache in use")
-
-
 def test_a_long_line_keeps_its_peaks() -> None:
     made = make([OpenLoop(1.0)], requests=600)
     peak = max(sample.values["kv_used_share"] for sample in made.samples)
@@ -228,35 +193,16 @@ def test_the_page_is_whole_and_its_data_can_be_read(name: str) -> None:
     found = re.search(r'<script type="application/json" id="chart-data">(.*?)</script>', text, re.S)
     assert found is not None
     plain: dict[str, Any] = json.loads(found[1])
-    # Those who do not see a chart have its words.
-    assert all(len(chart["spec"]["description"]) > 30 for chart in plain["charts"])
     keys = [chart["key"] for chart in plain["charts"]]
     assert len(keys) == len(set(keys)) and all(f'id="chart-{key}"' in text for key in keys)
     for tag in ("section", "figure", "table", "div", "details", "ul"):
         assert text.count(f"<{tag}") == text.count(f"</{tag}>"), tag
 
 
-def test_nothing_hostile_becomes_an_element() -> None:
-    text = report_page(report_data(CASES["hostile"]()))
-    elements = Elements(text)
-    assert "img" not in elements.tags
-    assert elements.tags.count("script") == 3
-    assert "window.broken" in "".join(elements.texts) and "49" not in headline_words(
-        report_data(CASES["hostile"]())
-    )
-
-
 def test_the_file_asks_nothing_of_a_network() -> None:
     text = report_page(report_data(CASES["sweep"]()))
     assert not re.search(r'(src|href)="(?!#|data:)', text)
     assert "default-src 'none'" in text and "unsafe-eval" not in text
-
-
-def test_the_page_is_written_for_a_run(tmp_path: Path) -> None:
-    paths = write_run(tmp_path / "run", make(requests=10))
-    to = tmp_path / "report.html"
-    write_report(paths, "benchmark", to)
-    assert "Server metrics" in to.read_text() and read_report_data(paths, "benchmark").run == "run"
 
 
 def test_a_measurement_that_is_not_there_is_refused(tmp_path: Path) -> None:

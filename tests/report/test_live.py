@@ -6,16 +6,17 @@ from trtllm_hpc.bench.progress import Snapshot, Step
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.report.live import live_printer
 from trtllm_hpc.runs.status import RunState, RunStatus, StageStatus
-from trtllm_hpc.runs.watch import Progress
+from trtllm_hpc.runs.watch import RunProgress
 
 
-def progress(benchmark: Snapshot | None) -> Progress:
+def progress(benchmark: Snapshot | None) -> RunProgress:
     """A run whose companion measures."""
     companion = StageStatus("companion", "RUNNING", final=False, ok=False, sentence="is running")
     status = RunStatus(
         "demo-1", "/runs/demo-1", RunState.RUNNING, "", (companion,), (), (), None, ExitCode.OK
     )
-    return Progress(status, None, 1, 1, benchmark, stopping=False, at=1000.0)
+    does = "waits for the endpoint" if benchmark is None else f"benchmark: {benchmark}"
+    return RunProgress(status, {"companion": does}, benchmark, at=1000.0)
 
 
 def test_a_log_gets_a_line_about_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,13 +48,6 @@ def test_one_level_as_a_whole() -> None:
     assert "counted by server" in table and table.endswith("valid: the figures may be used\n")
 
 
-def test_levels_stand_one_below_the_other() -> None:
-    made = make([OpenLoop(4.0), OpenLoop(24.0)], repeats=2, requests=80)
-    slow = row(text(made), "24/s")
-    assert slow[1:4] == ["0", "of", "160"]
-    assert "at 4/s" in text(made) and "±" in text(made)
-
-
 def test_what_was_not_streamed_has_no_rows_of_tokens() -> None:
     table = text(make(streaming=False))
     assert not any(word in table for word in ("TTFT", "TPOT", "ITL")) and "latency (ms)" in table
@@ -109,12 +102,6 @@ def test_each_level_says_whether_it_keeps_the_limits_and_which_it_breaks() -> No
     for label, result in zip(("2/s", "24/s"), made.measurement.levels[::2], strict=True):
         rates = [result.metrics[key] for key in ("finished_rate_per_s", "goodput_per_s")]
         assert row(table, label)[4:6] == [quantity(rate.mean) for rate in rates if isinstance(rate, Interval)]
-
-
-def test_limits_that_nothing_could_be_held_against_are_said_to_be_broken() -> None:
-    table = text(make(streaming=False, slo="ttft.p99<500ms"))
-    [sentence] = lines(table, "slo")
-    assert sentence.startswith("slo does not hold at 8/s: ttft.p99 has no value.")
 
 
 def test_without_limits_nothing_is_said_of_them() -> None:

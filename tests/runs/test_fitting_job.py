@@ -53,7 +53,7 @@ def test_a_checkpoint_gets_a_shipped_job_file_or_the_layout_of_the_memory_planne
 
 
 def test_every_checkpoint_gets_a_job_file_for_every_gpu_that_can_hold_it(tmp_path: Path) -> None:
-    assert len(CHECKPOINTS) == 12
+    assert len(CHECKPOINTS) == 8
     for model in CHECKPOINTS:
         folder = checkpoint(tmp_path, model)
         for gpu in ("h100-80gb", "h200", "b200"):

@@ -49,12 +49,6 @@ def test_three_jobs_are_chained(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     ]
 
 
-def test_a_finished_engine_leaves_the_build_out(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    _, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}})
-    submit_stages(paths)
-    assert [job["dependency"] for job in fake_slurm.jobs.values()] == [None, "after:101"]
-
-
 def test_what_is_submitted_is_what_was_rendered(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     _, paths = written(tmp_path / "run")
     before = digests(paths)
@@ -142,18 +136,6 @@ def test_a_job_that_slurm_took_is_found_after_an_unclear_answer(
     assert record.complete and run_status(paths).state is RunState.PENDING
 
 
-def test_the_token_goes_into_the_name_of_a_job_with_a_comment(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    _, paths = written(tmp_path / "run", sbatch_options=["--comment=project 7"])
-    after_sbatch(fake_slurm, TIMED_OUT)
-    token = submit_stages(paths).token
-    jobs = list(fake_slurm.jobs.values())
-    assert [it["name"] for it in jobs] == [
-        f"demo-{stage}:{token}" for stage in ("build", "serve", "companion")
-    ]
-    assert {it["comment"] for it in jobs} == {"project 7"}
-    assert [stage.state for stage in cancel_run(paths).stages] == ["CANCELLED"] * 3
-
-
 def test_a_wrapper_that_tries_again_leaves_no_second_job(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     _, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}}, companion="overlap")
     sbatch = fake_slurm.bin / "sbatch"
@@ -228,23 +210,6 @@ def test_a_clear_refusal_searches_no_queue_and_has_its_own_hint(
         submit_stages(paths)
     assert hint in (caught.value.hint or "") and "account in the" not in (caught.value.hint or "")
     assert not fake_slurm.calls("squeue")
-
-
-def test_a_refused_companion_is_named_with_the_limit_though_its_server_had_begun(
-    fake_slurm: FakeSlurm, tmp_path: Path
-) -> None:
-    _, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}})
-    fake_slurm.trouble("sbatch", None)
-    fake_slurm.trouble(
-        "sbatch", "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed"
-    )
-    with pytest.raises(SubmissionError):
-        submit_stages(paths)
-    fake_slurm.set("101", "CANCELLED", started="1790000000", ends="1790000009")
-    status = run_status(paths)
-    assert status.exit_code == ExitCode.SUBMISSION and status.state is RunState.FAILED
-    assert "stage companion was not submitted" in status.sentence and "AssocMaxSubmitJob" in status.sentence
-    assert "squeue --me" in status.causes[0].next
 
 
 def test_a_federation_names_its_cluster_behind_the_id(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -343,17 +308,6 @@ def test_a_run_that_is_cancelled_before_its_first_job_is_not_submitted(
         submit_stages(paths)
     assert fake_slurm.jobs == {} and cancel_run(paths).state is RunState.CANCELLED
     assert resume_run(paths).complete
-
-
-def test_ctrl_c_while_watching_leaves_the_run_alone(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    process = start_submit(tmp_path, "--wait")
-    assert eventually(lambda: fake_slurm.calls("squeue"))
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == ExitCode.INTERRUPTED
-    assert "the run goes on" in errors and "Traceback" not in errors
-    assert "serve: job 102" in output
-    assert {job["state"] for job in fake_slurm.jobs.values()} == {"PENDING"}
 
 
 def before_each(fake_slurm: FakeSlurm, command: str, line: str) -> None:

@@ -74,7 +74,7 @@ class Ranks:
         if supervisor is not None:
             script = self.runtime.paths.script("instance")
             script.write_text(f"exec {shlex.join(self.runtime.command(*command))}\n")
-            run = {"count": 1, "minimum": 1, "restarts": 0, "leaders": "0:0", **supervisor}
+            run = {"count": 1, "restarts": 0, "leaders": "0:0", **supervisor}
             command = ["instances", *(f"--{name.replace('_', '-')}={value}" for name, value in run.items())]
         return self.runtime.start(
             *command,

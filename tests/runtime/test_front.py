@@ -25,6 +25,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
+    do_POST = do_GET
     def log_message(self, *_): pass
 config = json.load(open(sys.argv[1]))
 server = http.server.HTTPServer((config["hostname"], config["port"]), Handler)

@@ -20,7 +20,7 @@ from tests.waiting import eventually
 from trtllm_hpc.errors import FAIL, ExitCode, fail, warn
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import sentence_of
-from trtllm_hpc.runtime.preflight import Expected, Found, compare
+from trtllm_hpc.runtime.preflight import Expected, SeenByRank, compare
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import RankRecord, read_events
 
@@ -30,16 +30,18 @@ def engine(tmp_path: Path) -> Path:
     return new_engine(tmp_path / "engine", gpus_per_node=2)
 
 
-def world(size: int = 4, per_node: int = 2) -> list[Found]:
+def world(size: int = 4, per_node: int = 2) -> list[SeenByRank]:
     gpus = [str(gpu) for gpu in range(per_node)]
-    return [Found(rank, size, rank, f"n{rank // per_node}", gpus, "Open MPI v4.1.4") for rank in range(size)]
+    return [
+        SeenByRank(rank, size, rank, f"n{rank // per_node}", gpus, "Open MPI v4.1.4") for rank in range(size)
+    ]
 
 
-def changed(rank: int, **facts: object) -> list[Found]:
+def changed(rank: int, **facts: object) -> list[SeenByRank]:
     return [replace(found, **facts) if found.rank == rank else found for found in world()]  # type: ignore[arg-type]
 
 
-def problem(engine: Path | None, found: list[Found] | None = None, **planned: Any) -> str:
+def problem(engine: Path | None, found: list[SeenByRank] | None = None, **planned: Any) -> str:
     """What is wrong with the ranks of two nodes, as a rule, in one sentence; empty if nothing is."""
     expected = replace(Expected(4, 2, 2, () if engine is None else ((engine, 4),)), **planned)
     sentences = [
@@ -53,7 +55,7 @@ def test_a_world_as_planned_passes(engine: Path) -> None:
     assert problem(engine) == problem(engine, world()[::-1]) == problem(engine, gpus_per_node=0) == ""
 
 
-WRONG: list[tuple[list[Found], str]] = [
+WRONG: list[tuple[list[SeenByRank], str]] = [
     (
         world(1),
         "the world has 1 rank, but the plan says 4: Open MPI v4.1.4 was not joined by the launcher",
@@ -75,7 +77,7 @@ WRONG: list[tuple[list[Found], str]] = [
 
 
 @pytest.mark.parametrize(("found", "sentence"), WRONG)
-def test_a_wrong_world_is_one_sentence(engine: Path, found: list[Found], sentence: str) -> None:
+def test_a_wrong_world_is_one_sentence(engine: Path, found: list[SeenByRank], sentence: str) -> None:
     assert problem(engine, found).startswith(sentence)
 
 
@@ -196,17 +198,6 @@ def test_the_first_rank_of_a_node_records_the_gpu_models(
     records = [RankRecord.read(runtime.paths.rank_record("preflight", rank)) for rank in (0, 1)]
     for found in ("gpu_models", "gpu_limits"):
         assert [record.details[found] for record in records if record] == [[line] * 2, []]
-
-
-@pytest.mark.long
-def test_without_mpi_each_rank_judges_what_it_sees_itself(runtime: Runtime, engine: Path) -> None:
-    code, output, _ = preflight(runtime, engine, 4, TRTLLM_HPC_PROCID="3")
-    assert code == 0 and "rank 3 of 4" in output
-    assert read_events(runtime.paths) == []
-    assert preflight(runtime, engine / "none", 4, TRTLLM_HPC_PROCID="1")[0] == ExitCode.START
-    assert refusal(runtime).startswith(
-        f"rank 1 on {socket.gethostname()}: there is no engine in {engine}/none;"
-    )
 
 
 @pytest.mark.parametrize(

@@ -109,11 +109,6 @@ def test_a_server_that_is_not_ready_in_time_is_stopped_and_the_model_named(
     assert not ranks.runtime.paths.ready_record("serve").exists() and ranks.left() == []
 
 
-def test_a_server_that_never_answers_has_its_own_message(ranks: Ranks) -> None:
-    code, output = end(ranks.start(behaviour="mute", ready_timeout_seconds=0.6))
-    assert code == ExitCode.READINESS and "the server does not answer" in output
-
-
 # A server that cannot be started --------------------------------------------------------
 
 
@@ -134,16 +129,6 @@ def test_a_step_with_other_tasks_than_ranks_starts_no_server(ranks: Ranks) -> No
     failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and "the step has 3 tasks, but the plan says 2 ranks" in failure.sentence
     assert not ranks.started_file(0).exists() and ranks.left() == []
-
-
-def test_a_server_that_cannot_be_executed_is_the_recorded_reason(ranks: Ranks, tmp_path: Path) -> None:
-    broken = tmp_path / "tritonserver"
-    broken.write_bytes(b"\x7fELF, but not for this machine")
-    broken.chmod(0o755)
-    code, output = end(ranks.start(server=str(broken)))
-    assert code == ExitCode.START and "cannot be started" in output
-    failure = first_failure(RunSnapshot(ranks.runtime.paths))
-    assert failure is not None and "cannot be started" in failure.sentence
 
 
 # The LLM API's launcher ---------------------------------------------------------------------
@@ -182,13 +167,6 @@ def test_a_launched_server_gets_its_arguments_unchanged_and_is_signalled(launche
     request_stop(ranks.runtime.paths, by="companion", reason="it is done")
     assert end(leader)[0] == 0 and end(worker)[0] == 0
     assert ranks.record().exit_code == 0 and ranks.left() == []
-
-
-@pytest.mark.long
-def test_a_launcher_that_ignores_its_servers_failure_is_ended(launched: Launched) -> None:
-    code, output = end(launched.start(behaviour="exit=3"))
-    assert code == 3 and "error: rank 0 ended (exit code 3)" in output
-    assert launched.ranks.left() == []
 
 
 def test_a_launcher_that_dies_ends_its_server(launched: Launched) -> None:

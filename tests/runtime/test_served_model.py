@@ -88,17 +88,6 @@ def test_without_the_vocabulary_in_the_checkpoint_the_server_downloads_it(
     assert "chats need a download" in capsys.readouterr().out
 
 
-def test_a_staged_vocabulary_and_other_models_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        vocabulary_variables(model(tmp_path / "llama", config={"model_type": "llama"}), None, tmp_path) == {}
-    )
-    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", "/staged")
-    assert vocabulary_variables(model(tmp_path / "oss", config=GPT_OSS), None, tmp_path) == {}
-    assert capsys.readouterr().out == ""
-
-
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of an image's TensorRT-LLM by which it is told whether it knows the key."""

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtllm_hpc.scheduler.reasons import REASONS, explain_reason
+from trtllm_hpc.scheduler.reasons import explain_reason
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,3 @@ from trtllm_hpc.scheduler.reasons import REASONS, explain_reason
 )
 def test_a_pending_reason_in_words(reason: str, words: str) -> None:
     assert words in explain_reason(reason, "4711")
-
-
-def test_every_reason_is_a_clause() -> None:
-    for reason, words in REASONS.items():
-        assert words and not words.endswith("."), reason

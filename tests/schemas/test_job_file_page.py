@@ -44,7 +44,6 @@ def test_every_key_has_one_row() -> None:
         ("repository.models", ["| tensorrtllm (triton) |"]),
         ("repository.parameters", ["| tensorrtllm (triton), python |"]),
         ("repository.decoupled", ["LLM API: `triton_config.decoupled`", "Triton: `decoupled_mode`"]),
-        ("engine.speculative.mode", ["| required |"]),
         ("serve.disaggregated.generation", ["[as `context`](#servedisaggregatedcontext)"]),
         ("companion.request.lora", ["[section](#companionrequestlora)"]),
     ],

@@ -42,7 +42,7 @@ def one_rank(**more: Any) -> dict[str, Any]:
 
 def states(run: RunPaths) -> list[str]:
     """What became of the run's build step, in order."""
-    return [event.data["state"] for event in read_events(run, "build") if event.name == "progress"]
+    return [event.data["state"] for event in read_events(run, "build") if "state" in event.data]
 
 
 def is_building(run: RunPaths) -> bool:

@@ -90,13 +90,6 @@ def test_two_ranks_compute_prompts_and_two_the_answers(site: Site) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("site", ["0.11.0"], indirect=True)
-def test_two_instances_share_a_gpu(site: Site) -> None:
-    run = submit_shipped(site, "llama2-7b-multi-instance-one-gpu")
-    assert_served_and_measured(site, run, "What is machine learning?")
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("site", ["0.11.0"], indirect=True)
 def test_a_killed_worker_of_an_orchestrator_is_told_and_leaves_nothing(site: Site) -> None:
     words = as_options(site, "build.memory_gib=null", "build.cpus=1", "companion.enabled=false")
     run = site.serves(Path("llama2-7b-multi-instance-orchestrator"), *words)

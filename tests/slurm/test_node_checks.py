@@ -82,8 +82,6 @@ def test_a_healthy_site_has_no_fault(site: Site) -> None:
         "node-locked-memory",
     }, wrong
     assert "fail" not in outcomes(wrong), wrong
-    for part in ("build", "front", "ranks"):
-        assert found.get(f"import-{part}", {"state": "ok"})["state"] == "ok"
     assert "joins 2 ranks on sbx" in found["ranks-joined"]["message"]
     assert "joins the ranks: an all-reduce of" in found["ranks-nccl"]["message"]
     assert found["node-network"]["message"] == "the nodes reach each other"
@@ -155,11 +153,10 @@ NO_TENSOR_PARALLEL = edited(
 )
 FAULTS = {
     "no driver libraries": Fault("import-ranks", "libcuda.so.1", NO_DRIVER),
-    "the front without them": Fault("import-front", "libcuda.so.1", NO_DRIVER, serve=PHASES),
     "MPI that is not found": Fault(
         "import-ranks", "libmpi.so.40", mpi4py("raise ImportError('libmpi.so.40')")
     ),
-    "MPI that aborts": Fault("import-front", "signal 6", mpi4py("import os\nos.abort()"), serve=PHASES),
+    "MPI that aborts": Fault("import-ranks", "signal 6", mpi4py("import os\nos.abort()")),
     "ranks that are not joined": Fault(
         "ranks-joined", "a world of 1 in a step of 2 tasks", mpi4py("", ALONE)
     ),
@@ -175,25 +172,13 @@ FAULTS = {
         edited("serve/router.py", '("round_robin", "load_balancing")', '("round_robin",)'),
         serve=PHASES,
     ),
-    "another release": Fault("image-release", "has TensorRT-LLM 1.1.0", lambda site: site.carries("1.1.0")),
     "no launcher": Fault(
         "image-launcher",
         "no trtllm-llmapi-launch",
         lambda site: (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink(),
     ),
-    "a server that does not start": Fault(
-        "image-programs", "exit code 3: no CUDA", program("trtllm-serve", "echo no CUDA >&2; exit 3")
-    ),
-    "a cache that cannot be written": Fault(
-        "import-ranks",
-        "/proc/flashinfer",
-        settings=("cluster.environment.FLASHINFER_WORKSPACE_BASE=/proc/flashinfer",),
-    ),
     "no such interface": Fault(
         "node-interface", "no interface ib9", settings=("cluster.network_interface=ib9",)
-    ),
-    "transports that the site has chosen": Fault(
-        "node-transports", "UCX_TLS=tcp", settings=("cluster.environment.UCX_TLS=tcp",), outcome="warn"
     ),
 }
 

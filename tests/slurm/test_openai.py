@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +21,6 @@ from tests.proxies import ask
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.upstream.container import add_llm_api
-from tests.upstream.llm_api import NEW_LAUNCHER
-from tests.upstream.transformers_serve import make_model, transformers_serve
 from tests.waiting import eventually
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
@@ -68,35 +65,6 @@ def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
     assert "files were copied" in run.rank_log("staging", 1).read_text()
 
 
-@pytest.mark.thorough
-def test_the_launcher_of_1_3_joins_the_ranks_through_a_socket(site: Site) -> None:
-    add_llm_api(site.container, NEW_LAUNCHER)
-    job = site.job("newer", repository={}, engine=TWO_RANKS)
-    _, run = site.submit(job)
-    assert answers(run) == ["hello hello"]
-    site.has_nothing_left()
-
-
-@pytest.mark.thorough
-def test_a_real_server_computes_behind_the_launcher(site: Site, tmp_path: Path) -> None:
-    """It is ready some seconds after ``trtllm-serve`` listens, and the run no sooner."""
-    model, log = site.folder / "a site" / "with weights", tmp_path / "log"
-    make_model(model)
-    layout = site.sandbox.layout
-    assert layout is not None
-    with transformers_serve(model, f"{layout.subnet}.254", log) as url:
-        behind = {"FAKE_SERVE_WITH": url, "FAKE_SERVE_MODEL": str(model)}
-        settings = [f"cluster.environment.{name}={json.dumps(value)}" for name, value in behind.items()]
-        words = [word for each in settings for word in ("--set", each)]
-        run = chain(site, "computed", *words, model={"path": str(model)})
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
-            alone = client.completions.create(model=str(model), prompt="the river", max_tokens=9)
-    assert answers(run) == [alone.choices[0].text]
-    assert log.read_text().count('POST /v1/completions HTTP/1.1" 200') > 12
-    assert read_measurement(run.measurement(COMPANION_MEASUREMENT).summary).tokens["output"] == 48
-    assert "</html>" in run.report.read_text()
-
-
 SPLIT = {
     "mode": "disaggregated",
     "placement": "spread",
@@ -120,23 +88,6 @@ def test_each_phase_has_servers_of_its_own_and_the_front_is_the_endpoint(site: S
     site.has_nothing_left()
 
 
-@pytest.mark.thorough
-def test_the_servers_take_requests_of_a_phase_from_the_front_only(site: Site) -> None:
-    """In an image that knows a key for it, which the job makes and no process list shows."""
-    library = site.container.folder / "site" / "tensorrt_llm" / "llmapi"
-    library.mkdir(parents=True)
-    (library / "disagg_utils.py").write_text("internal_request_auth_key: str | None = None\n")
-    _, run = site.submit(site.job("signed", repository={}, engine=TWO_RANKS, serve=SPLIT))
-    assert answers(run) == ["hello hello"]
-    key = run.servers_key.read_text().strip()
-    assert len(key) > 30 and run.servers_key.stat().st_mode & 0o777 == 0o600
-    having = [file for file in run.folder.rglob("*") if file.is_file() and key.encode() in file.read_bytes()]
-    assert sorted(having) == sorted([run.servers_key, run.front_started])
-    assert run.front_started.stat().st_mode & 0o777 == 0o600
-    shown = run.rank_log("serve.1", 0).read_text()
-    assert "/llm_api.yaml" in shown and str(run.llm_api("generation")) not in shown
-
-
 PHASES = {"context": {"partition": "debug"}, "generation": {"partition": "batch", "gpus_per_node": 2}}
 """Nodes of two partitions: the serve job is heterogeneous."""
 
@@ -145,9 +96,7 @@ PHASES = {"context": {"partition": "debug"}, "generation": {"partition": "batch"
 def test_phases_on_nodes_of_their_own_kinds_are_one_heterogeneous_job(site: Site) -> None:
     over = ["--set", f"cluster.phases={json.dumps(PHASES)}"]
     limits = {**SPLIT, "time_limit_minutes": 20}
-    said, run = site.submit(site.job("kinds", repository={}, engine=TWO_RANKS, serve=limits), *over)
-    assert "context server 0: 1 rank on context node 0, GPU 0" in said
-    assert "generation server 2: 2 ranks on generation node 1, GPUs 0-1" in said
+    _, run = site.submit(site.job("kinds", repository={}, engine=TWO_RANKS, serve=limits), *over)
     assert answers(run) == ["hello hello"]
     record = read_submission(run)
     assert record is not None
@@ -157,41 +106,6 @@ def test_phases_on_nodes_of_their_own_kinds_are_one_heterogeneous_job(site: Site
     logs = site.types("logs", run.folder)
     assert "preflight.1" in logs.stdout
     site.has_nothing_left()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("option", ["gpus", "gres"])
-def test_steps_of_a_heterogeneous_job_get_their_gpus(site: Site, option: str) -> None:
-    """Also with the companion in the allocation of the first component, and ranks joined by mpirun."""
-    # Whole nodes: what --gpus counts may else be shared out unevenly.
-    four = {**TWO_RANKS, "tensor_parallel": 4}
-    whole = {**PHASES, "generation": {"partition": "batch"}}
-    keys = {"phases": whole, "gpu_request": option, "companion": "overlap", "mpi": "mpirun"}
-    words = [word for key, value in keys.items() for word in ("--set", f"cluster.{key}={json.dumps(value)}")]
-    limits = {**SPLIT, "time_limit_minutes": 20}
-    _, run = site.submit(site.job(f"by-{option}", repository={}, engine=four, serve=limits), *words)
-    assert answers(run) == ["hello hello"]
-    site.has_nothing_left()
-
-
-@pytest.mark.thorough
-def test_a_node_of_the_second_component_that_fails_is_left_out_of_both(site: Site) -> None:
-    limits = {**SPLIT, "time_limit_minutes": 20}
-    job = site.job("node-fails", repository={}, engine=TWO_RANKS, serve=limits, companion={"enabled": False})
-    run = site.serves(job, "--set", f"cluster.phases={json.dumps(PHASES)}")
-    conf = {**os.environ, "SLURM_CONF": str(site.sandbox.slurm_conf)}
-    record = RankRecord.read(run.rank_record("serve.2", 0))
-    assert record is not None
-    node = record.host
-    change = ["scontrol", "update", f"nodename={node}"]
-    subprocess.run([*change, "state=down", "reason=broken"], env=conf, check=True)
-    try:
-        assert node in eventually_failed(site, run)
-        assert site.types("resume", run.folder).returncode == 0
-        assert site.slurm("squeue", "--noheader", "--me", "--format=%x").split() == [node, node]
-    finally:
-        subprocess.run([*change, "state=idle"], env=conf, check=True)
-    assert site.types("cancel", run.folder).returncode == 0
 
 
 @pytest.mark.thorough
@@ -317,11 +231,3 @@ def kill(site: Site, role: str) -> None:
         if process.arguments[-1] == role and process.arguments[-2].endswith("nodes.py")
     )
     os.kill(next(found), signal.SIGKILL)
-
-
-def eventually_failed(site: Site, run: RunPaths) -> str:
-    """What ``status`` says once the run has failed, of which nothing may be left."""
-    status = site.failed(run, 40)
-    assert not run.endpoint.exists()
-    site.has_nothing_left()
-    return json.dumps(status)

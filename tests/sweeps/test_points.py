@@ -10,11 +10,10 @@ import pandas as pd
 import pytest
 
 from tests.plans import planned_stage, write_plan
-from tests.report.make import make, noted
+from tests.report.make import noted
 from tests.sweeps.make import BATCH, FINDING, SLO, TP, grid, measured, with_invalid_level, write_sweep
 from trtllm_hpc.bench.analysis.slo import BadSlo
 from trtllm_hpc.bench.analysis.statistics import holm
-from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.results import Verdict
 from trtllm_hpc.sweeps.points import Point, best_variant, frontier
 
@@ -128,14 +127,6 @@ def test_the_frontier_is_what_pandas_says(seed: int) -> None:
     assert frontier(points) == by_pandas(points)
 
 
-@pytest.mark.parametrize("slo", ["ttft.p99<800ms,tpot.p99<30ms", "ttft.p99<50ms", "itl.p99<20ms"])
-def test_the_best_level_is_on_the_frontier(tmp_path: Path, slo: str) -> None:
-    results = grid(tmp_path / "s").results(slo=slo)
-    on = {(it.variant, it.level) for it in results.points if it.frontier}
-    best = {(it.variant, it.level) for it in results.best.ranking[:1]}
-    assert best <= on and len(best) == 1
-
-
 # The best variant -------------------------------------------------------------------------------------
 
 
@@ -191,12 +182,3 @@ def test_equal_variants_are_seldom_called_different() -> None:
 def test_holm_is_that_of_the_textbook() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == [] and holm([0.7, 0.9]) == [1.0, 1.0]
-
-
-def test_levels_of_both_kinds_of_loop_are_points(tmp_path: Path) -> None:
-    made = make([OpenLoop(4.0), ClosedLoop(3)], requests=10, warmup=2)
-    points = write_sweep(tmp_path / "s", {"a": ({TP: 2}, made)}).results().points
-    assert [(it.level, it.load, it.load_kind) for it in points] == [
-        ("4/s", 4.0, "open-loop"),
-        ("3 at once", 3.0, "closed-loop"),
-    ]

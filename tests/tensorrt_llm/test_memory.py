@@ -81,16 +81,6 @@ def test_llama_2_7b() -> None:
     assert room.kv_per_token == near(63.44 * GIB / 259840)
 
 
-def test_llama_3_8b_has_a_quarter_of_the_kv_heads() -> None:
-    attention = 2 * 4096 * 4096 + 2 * 4096 * 1024  # 8 of 32 heads for k and v
-    parameters = 32 * (attention + 3 * 4096 * 14336) + 2 * 128256 * 4096  # 8,030 million
-    plan = planned(LLAMA_3_8B, max_seq_len=8192)
-    assert plan.parameters == near(parameters) and plan.parameters == near(8.03e9)
-    # Issue 3636 of NVIDIA/TensorRT-LLM, the same model: "Loaded engine size: 15388 MiB".
-    assert plan.weights == near(2 * parameters) and plan.weights == near(15388 * 2**20)
-    assert plan.kv_per_token == 32 * 2 * 8 * 128 * 2 == 128 * 1024
-
-
 def test_llama_3_70b() -> None:
     attention = 2 * 8192 * 8192 + 2 * 8192 * 1024
     layers = 80 * (attention + 3 * 8192 * 28672)  # 68,452 million
@@ -103,15 +93,6 @@ def test_llama_3_70b() -> None:
     # The first stage has the whole embedding, the second a quarter of the head: the first has more.
     assert room.weights == near(2 * (layers / 8 + table))
     assert room.kv_per_token == 40 * 2 * 2 * 128 * 2  # half the layers, two KV heads
-
-
-def test_more_ranks_than_kv_heads_repeat_them() -> None:
-    on_8 = planned(LLAMA_3_70B, tensor_parallel=8)
-    on_16 = planned(LLAMA_3_70B, tensor_parallel=16)
-    assert on_16.kv_per_token == on_8.kv_per_token
-    repeated = 80 * 2 * 8192 * 128  # k and v, which each rank of 16 has as large as each rank of 8
-    cut = 80 * (2 * 8192 * 8192 + 3 * 8192 * 28672) + 128256 * 8192
-    assert on_16.weights == near(2 * (cut / 16 + repeated + 128256 * 8192))
 
 
 @pytest.mark.parametrize("expert_parallel", [1, 2, 8])
@@ -128,15 +109,6 @@ def test_mixtral_8x7b(expert_parallel: int) -> None:
     each = 32 * (2 * (attention + experts) / 8 + 4 * router) + 2 * (table + table / 8)
     assert eight.weights == near(each)
     assert eight.kv_per_token == 32 * 2 * 1 * 128 * 2
-
-
-def test_a_tied_head_is_a_copy_where_it_cannot_be_the_embedding() -> None:
-    plan = planned(QWEN_05B)
-    table = 151936 * 896 * 2
-    layers = plan.weights - table
-    assert plan.parameters == near(494e6)
-    # On two ranks the head is cut and the embedding is not.
-    assert planned(QWEN_05B, tensor_parallel=2).weights == near(layers / 2 + 1.5 * table)
 
 
 # Quantization ------------------------------------------------------------------------------------
@@ -177,11 +149,6 @@ def test_what_fits_on_the_gpu() -> None:
     assert f"{room.tokens} tokens fit, {room.requests} requests of 4096" in plan.sentence
 
 
-def test_the_key_for_tokens_bounds_the_cache() -> None:
-    room = planned(LLAMA_3_8B, kv_cache={"max_tokens": 10_000})
-    assert room.tokens == 10_000 and room.cache == 10_000 * 128 * 1024 and room.requests == 2
-
-
 def test_a_batch_that_does_not_fit_is_warned_about() -> None:
     plan = planned(LLAMA_2_7B, gpu="a100-40gb", max_batch_size=100)
     # 100 * 4096 tokens of 512 KiB are 200 GiB.
@@ -216,34 +183,6 @@ def test_not_one_request_fits() -> None:
     assert plan.remedy is not None and "lower engine.max_seq_len" in plan.remedy
 
 
-def test_a_release_s_own_limits_are_taken_where_the_job_names_none() -> None:
-    plan = planned(LLAMA_3_8B, **FREE)
-    assert (plan.batch, plan.step_tokens) == (2048, 8192)
-    assert plan.request_tokens == 8192  # the model's own positions
-    assert plan.verdict == "ok"  # nobody asked for 2048 of them at once
-    old = planned(LLAMA_3_8B, version="0.9.0", **FREE)
-    assert old.batch == 1 and old.request_tokens == 2048  # 1024 of each
-
-
-def test_beams_multiply_a_request() -> None:
-    assert planned(LLAMA_3_8B, max_beam_width=4).request_tokens == 4 * 4096
-
-
-def test_an_attention_window_bounds_a_request() -> None:
-    kv_cache = {"max_attention_window": [1024, 2048]}
-    assert planned(LLAMA_3_8B, kv_cache=kv_cache).request_tokens == 2048
-
-
-def test_without_the_gpu_s_memory_the_figures_of_the_model_are_told_all_the_same() -> None:
-    plan = planned(LLAMA_3_8B, gpu=None)
-    assert plan.verdict == "unknown" and "gpu_memory_gib" in plan.sentence
-    assert plan.tokens is None and plan.weights == near(15388 * 2**20)
-
-
-def test_instances_on_the_same_gpu_share_it() -> None:
-    assert planned(LLAMA_3_8B, repository={"instances": 2}).capacity == 40 * GIB
-
-
 # Buffers -------------------------------------------------------------------------------------------
 # An estimate: within a fifth of what people have logged.
 
@@ -270,13 +209,6 @@ def test_the_reference_backend_takes_no_more_cache_than_a_full_batch_can_use() -
     assert plan.dtype == "float32" and plan.weights == near(4 * 6.74e9)
     assert plan.tokens == 8 * 512 and plan.kv_per_token == 1024 * 1024
     assert plan.capacity == 64 * GIB and plan.verdict == "ok"
-
-
-def test_the_ranks_of_a_node_without_gpus_share_its_memory() -> None:
-    plan = planned(
-        LLAMA_2_7B, version=None, gpu=None, gpus=0, serve={"memory_gib_per_node": 24}, tensor_parallel=2
-    )
-    assert plan.capacity == 12 * GIB and plan.verdict == "fail"
 
 
 # Models ---------------------------------------------------------------------------------------------

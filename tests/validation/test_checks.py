@@ -54,23 +54,13 @@ def test_a_machine_without_slurm(checked: Checked, tmp_path: Path, monkeypatch: 
     assert state(rows, "mpi-plugin") == state(rows, "partition") == "unknown"
 
 
-@pytest.mark.parametrize(
-    ("slurm_conf", "hint"),
-    [(None, "scontrol ping"), ("/run/trtllm-hpc/x/slurm.conf", "trtllm-hpc sandbox up")],
-)
 def test_a_controller_that_does_not_answer_fails_by_itself(
-    checked: Checked,
-    slurm: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    slurm_conf: str | None,
-    hint: str,
+    checked: Checked, slurm: Callable[..., None]
 ) -> None:
     slurm(sinfo="echo 'Unable to contact slurm controller'; exit 1")
-    monkeypatch.setattr(os, "access", lambda *_: True)
-    monkeypatch.setattr(Path, "is_file", lambda *_: True)
-    rows = checked(needs=ALL, cluster={"slurm_conf": slurm_conf, "partition": "gpu"})
+    rows = checked(needs=ALL, cluster={"partition": "gpu"})
     says(rows, "slurm-controller", "Unable to contact slurm controller")
-    assert hint in (rows["slurm-controller"].hint or "")
+    assert "scontrol ping" in (rows["slurm-controller"].hint or "")
     assert state(rows, "partition") == "unknown"
 
 

@@ -7,8 +7,6 @@ import json
 import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
-from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 MODEL = "model: {path: /models/llama, family: llama}\n"
@@ -79,15 +77,6 @@ def test_the_tag_in_an_image_follows_the_job_s_release(
     assert (container.image, container.tensorrt_llm_version) == (image, version)
 
 
-def test_a_tag_that_follows_the_job_and_a_release_that_the_profile_states_are_refused(files: Folder) -> None:
-    cluster = CLUSTER + TAG_IN_IMAGE + "  tensorrt_llm_version: 0.16.0\n"
-    diagnostic = files.diagnostic(JOB, cluster)
-    assert (diagnostic.code, files.place(diagnostic)) == (
-        "conflict",
-        "cluster:5 container.tensorrt_llm_version",
-    )
-
-
 def test_a_profile_that_states_another_release_than_the_job(files: Folder) -> None:
     cluster = CLUSTER + "container: {tensorrt_llm_version: 0.17.0}\n"
     diagnostic = files.diagnostic(trt("0.16.0"), cluster)
@@ -109,18 +98,9 @@ def test_config_json_tells_the_family(files: Folder) -> None:
     assert "cannot be read" in files.diagnostic(job).message
 
 
-def test_keys_for_an_unknown_release_are_passed_on(files: Folder) -> None:
-    keys = "  llm_api: {a_key_of_tomorrow: true, telemetry_config: {disabled: true}}\n"
-    plan = make_plan(files.load(trt("1.9.0", keys, backend="pytorch")), RunPaths("/runs/one"), "python3")
-    assert "options and keys are assumed to be those of" in plan.notes[0]
-    assert json.loads(plan.server.configuration or "")["a_key_of_tomorrow"] is True
-
-
 def test_a_profile_without_a_container_says_so(files: Folder) -> None:
     diagnostic = files.diagnostic(JOB + MODEL + "engine: {backend: tensorrtllm}\n")
-    assert "the profile 'here' has no container" in diagnostic.message
-    assert diagnostic.hint is not None
-    assert "--set cluster.container.tensorrt_llm_version=VERSION" in diagnostic.hint
+    assert "without a container image the version of TensorRT-LLM must be stated" in diagnostic.message
     files.load(
         JOB + MODEL + "engine: {backend: tensorrtllm}\n",
         CLUSTER,

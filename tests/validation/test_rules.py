@@ -131,13 +131,6 @@ def test_a_job_of_two_nodes_is_told_that_local_has_one(files: Folder) -> None:
     assert files.load(files.job_file.read_text(), LOCAL, "serve.nodes=1").job.serve.nodes == 1
 
 
-def test_the_nodes_of_the_profile_are_named_as_such(files: Folder) -> None:
-    cluster = CLUSTER + "job_defaults:\n  serve:\n    nodes: 2\n"
-    diagnostic = files.diagnostic(JOB, cluster)
-    assert (diagnostic.code, files.place(diagnostic)) == ("conflict", "cluster:4 job_defaults.serve.nodes")
-    assert files.load(JOB, cluster, "serve.nodes=1").job.serve.nodes == 1
-
-
 def test_rows_name_keys_and_values_that_there_are() -> None:
     """A misspelt key would be found only where a job file has the key beside it."""
     serve = {"mode": "disaggregated", "disaggregated": {}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.runs.listing import ListedRun
     from trtllm_hpc.runs.prune import Pruned
     from trtllm_hpc.runs.status import RunState, RunStatus
-    from trtllm_hpc.runs.watch import Progress
+    from trtllm_hpc.runs.watch import RunProgress
     from trtllm_hpc.runtime.records import Endpoint
 
 READY_TIMEOUT_S = 3600.0
@@ -87,25 +86,20 @@ class Run:
         runs: Path | str | None = None,
         *,
         states: Iterable[RunState | str] = (),
-        name: str | None = None,
-        since_s: float | None = None,
         on_warning: Callable[[str], object] = _logger.warning,
     ) -> Sequence[ListedRun]:
         """Return the runs of a folder with their states, the newest first; asks Slurm once for all.
 
         Args:
             states: only runs in one of these; all without any.
-            name: only runs of the job of that name.
-            since_s: only runs created in the last so many seconds.
             on_warning: receives a sentence if Slurm does not answer; the states are ``None`` then.
         """
         from trtllm_hpc.runs.listing import listed_runs
         from trtllm_hpc.runs.status import RunState
 
-        since = None if since_s is None else time.time() - since_s
         wanted = [RunState(state) for state in states]
         folder = default_runs_folder() if runs is None else Path(runs)
-        return listed_runs(folder, states=wanted, name=name, since=since, warn=on_warning)
+        return listed_runs(folder, states=wanted, warn=on_warning)
 
     @classmethod
     def prune(
@@ -193,7 +187,7 @@ class Run:
         until: Literal["ready", "done", "end"] = "end",
         *,
         timeout_s: float = READY_TIMEOUT_S,
-        progress: bool | Callable[[Progress], object] = False,
+        progress: bool | Callable[[RunProgress], object] = False,
     ) -> RunStatus:
         """Wait until the server is ready, or until the run has ended. If its folder is removed, its jobs end.
 
@@ -299,8 +293,8 @@ class Run:
 
 
 def _shown(
-    progress: bool | Callable[[Progress], object],
-) -> AbstractContextManager[Callable[[Progress], object] | None]:
+    progress: bool | Callable[[RunProgress], object],
+) -> AbstractContextManager[Callable[[RunProgress], object] | None]:
     """Return a context of what is called with each progress; of ``None`` if nobody wants to know."""
     if progress is True:
         from trtllm_hpc.report.live import live_printer

@@ -15,7 +15,7 @@ from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, find_sweep, list_s
 
 if TYPE_CHECKING:
     from trtllm_hpc.sweeps.create import PlannedSweep
-    from trtllm_hpc.sweeps.results import SweepResults
+    from trtllm_hpc.sweeps.measured import SweepResults
     from trtllm_hpc.sweeps.status import SweepStatus
     from trtllm_hpc.sweeps.submit import OnProgress
 
@@ -139,7 +139,7 @@ class Sweep:
         return sweep_status(self.paths, self.record, warn=_logger.warning)
 
     def results(self, *, slo: str | None = None) -> SweepResults:
-        """Return what has been measured so far: points, the frontier, the best variant, ``frame()``.
+        """Return what has been measured so far: points, the frontier, the best variant.
 
         Args:
             slo: limits instead of those of the job file, as for ``--slo``.
@@ -147,7 +147,7 @@ class Sweep:
         Raises:
             BadSlo: the limits cannot be parsed.
         """
-        from trtllm_hpc.sweeps.results import read_results
+        from trtllm_hpc.sweeps.measured import read_results
 
         return read_results(self.paths, slo=slo, status=self.status)
 

@@ -94,8 +94,6 @@ class Backend:
     launcher: str | None = None
     """The program that joins the ranks of a server on Slurm."""
 
-    program = "trtllm-serve"
-    """The server's own name, for comments."""
     has_tokenizer = False
     """Whether what is loaded brings its tokenizer."""
     checks_paged_context = False
@@ -145,11 +143,7 @@ class Backend:
         return ()
 
     def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
-        """Return the server of each instance; of a disaggregated run the servers of each phase.
-
-        Raises:
-            RenderError: the job file cannot be served.
-        """
+        """Return the server of each instance; of a disaggregated run the servers of each phase."""
         raise NotImplementedError
 
     def front(self, job: JobFile) -> FrontPlan | None:
@@ -185,7 +179,6 @@ class TritonBackend(Backend):
 
     proxy_kinds = TRITON_KINDS
     health_path = "/v2/health/ready"
-    program = "tritonserver"
     text_model = "ensemble"
     request_protocol: Literal["openai", "grpc"] = "grpc"
     can_have_gateway = True

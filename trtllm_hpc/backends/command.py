@@ -25,9 +25,8 @@ instance, and where the processes of the instance meet."""
 _ENGINE_PLACEHOLDERS = ("tensor_parallel", "pipeline_parallel", "max_seq_len", "max_batch_size")
 IN_JOB = ("model", "name", *_ENGINE_PLACEHOLDERS)
 """Placeholders that stand for keys of the job file."""
-OF_LAYOUT = ("nodes", "gpus_per_node")
-"""Placeholders that stand for the layout of one instance."""
-PLACEHOLDERS = (*ON_NODE, *IN_JOB, *OF_LAYOUT)
+PLACEHOLDERS = (*ON_NODE, *IN_JOB, "nodes", "gpus_per_node")
+"""The last two stand for the layout of one instance."""
 
 
 def _values(job: JobFile, layout: Layout) -> dict[str, str]:
@@ -41,14 +40,6 @@ def _values(job: JobFile, layout: Layout) -> dict[str, str]:
     }
     known = {key: literal(str(value)) for key, value in values.items() if value is not None}
     return known | {key: f"{{{key}}}" for key in ON_NODE}
-
-
-def _commands(job: JobFile) -> Mapping[str, list[str]]:
-    worker = job.serve.worker_command
-    return {
-        "serve.command": job.serve.command,
-        **({} if worker is None else {"serve.worker_command": worker}),
-    }
 
 
 def command_has_a_port(facts: JobFacts) -> Diagnostics:
@@ -65,7 +56,8 @@ def placeholders_have_values(facts: JobFacts) -> Diagnostics:
     known = _values(job, Layout(1, 1, 1, 0))
     keys = {name: "model.path" if name == "model" else f"engine.{name}" for name in IN_JOB}
     unset = {name: key for name, key in keys.items() if name not in known}
-    for field, words in _commands(job).items():
+    commands = {"serve.command": job.serve.command, "serve.worker_command": job.serve.worker_command or []}
+    for field, words in commands.items():
         yield from placeholder_problems(field, words, [it for it in PLACEHOLDERS if it in known], unset)
 
 
@@ -93,7 +85,6 @@ class CommandServer(Backend):
     unused_hint = "remove it, and write the server's own option into serve.command"
     memory = None
     uses_mpi = False
-    program = "server"
     own_keys: ClassVar[Mapping[str, str]] = {"serve.command": "", "serve.worker_command": ""}
     rules: tuple[Rule, ...] = (
         Requires("engine.backend", "serve.command",
@@ -121,7 +112,6 @@ class CommandServer(Backend):
             model=job.model.path,
             tokenizer=job.model.tokenizer,
             health=Backend.health_path,
-            generate=None,
         )
         return (ServerPlan(spec),)
 

@@ -32,10 +32,6 @@ _EVENTS = 1024
 
 _BUFFER_SIZED = "1.3.0rc3"
 """From this version on upstream itself makes a buffer of ``max_seq_len`` tokens (TensorRT-LLM 11082)."""
-_CONVERSATIONS = "1.3.0rc4"
-"""1.3.0rc3 does not have the router; a later version of 2026 brought it (TensorRT-LLM 12526)."""
-_WRITTEN = {"backend", "hostname", "port", "disagg_cluster", "context_servers", "generation_servers"}
-"""Keys of the front's file that the plan knows better."""
 
 
 def _transfer_keys(facts: JobFacts, role: str) -> dict[str, Any]:
@@ -100,15 +96,9 @@ def kv_cache_can_be_sent(facts: JobFacts) -> Diagnostics:
         return
     if facts.release is not None and facts.assumed_release is None:
         words = {"cache_transceiver_config": {"backend": phases.kv_transfer}}
-        for _, message, remedy in wrong_values(facts.release, words) if phases.kv_transfer != "MPI" else ():
-            field = "serve.disaggregated.kv_transfer"
-            yield in_job(
-                "release",
-                field,
-                f"TensorRT-LLM {facts.release.version}: {message}",
-                remedy,
-                phases.kv_transfer,
-            )
+        for _, message, remedy in wrong_values(facts.release, words):
+            field, why = "serve.disaggregated.kv_transfer", f"TensorRT-LLM {facts.release.version}: {message}"
+            yield in_job("release", field, why, remedy, phases.kv_transfer)
     fails = facts.image_is_at_least(_BUFFER_SIZED) is False and phases.kv_transfer in ("DEFAULT", "NIXL")
     if fails and phases.kv_transfer_tokens is None and longest_prompt(job) is None:
         message = f"NIXL fails here on prompts longer than its buffer, before TensorRT-LLM {_BUFFER_SIZED}"
@@ -121,11 +111,7 @@ def front_keys_are_taken(facts: JobFacts) -> Diagnostics:
     phases, section = facts.job.serve.disaggregated, "serve.disaggregated"
     if phases is None:
         return
-    for key in sorted(_WRITTEN & phases.front.keys()):
-        message = "is a key of the front's file that the plan writes"
-        yield in_job("conflict", f"{section}.{FRONT}.{key}", message, "remove it")
-    further = {key: value for key, value in phases.front.items() if key not in _WRITTEN}
-    for it in unknown_keys(facts.release, further, FRONT) if facts.assumed_release is None else ():
+    for it in unknown_keys(facts.release, phases.front, FRONT) if facts.assumed_release is None else ():
         version = f"TensorRT-LLM {facts.release.version}: it " if facts.release else ""
         hint = "remove it, or take an image that has it (serve.image)"
         if it.suggestion and it.suggestion.startswith(f"{FRONT}."):
@@ -139,16 +125,6 @@ def release_has_phases(facts: JobFacts) -> Diagnostics:
     if release is not None and not release.at_least(_OLDEST):
         message = f"phases of {SERVER} need TensorRT-LLM {_OLDEST} or later, not {release.version}"
         yield in_job("release", "serve.mode", message, "take a later image (serve.image)")
-
-
-def router_is_there(facts: JobFacts) -> Diagnostics:
-    """The front has the router, and the router its arguments."""
-    phases, field = facts.job.serve.disaggregated, "serve.disaggregated.router"
-    if phases is None:
-        return
-    if phases.router == "conversation" and facts.image_is_at_least(_CONVERSATIONS) is False:
-        message = "the image's TensorRT-LLM is older than this router, which came after 1.3.0rc3"
-        yield in_job("release", field, message, "take kv_cache_aware, or a later image (serve.image)")
 
 
 class DisaggregatedTrtllmServe(TrtllmServe):
@@ -168,19 +144,11 @@ class DisaggregatedTrtllmServe(TrtllmServe):
         Excludes("serve.renew", "",
                  "while the proxy lets requests end, the front could not reach the servers through it",
                  "set it to false"),
-        Excludes("serve.minimum_instances", "", "has no effect on servers of two phases",
-                 "remove it: every server of both phases must live"),
-        Excludes("serve.disaggregated.kv_transfer=MPI", "",
-                 "MPI sends within one world of ranks, and each server has a world of its own",
-                 "take UCX, NIXL or DEFAULT"),
-        Requires("serve.disaggregated.router_args", "serve.disaggregated.router",
-                 "arguments need the router that takes them", "set serve.disaggregated.router, or remove it"),
-        Excludes("serve.disaggregated.context.engine serve.disaggregated.context.instances", "",
-                 "has no effect on a context phase with trtllm-serve", "remove it"),
-        Excludes("serve.disaggregated.generation.engine serve.disaggregated.generation.instances", "",
-                 "has no effect on a generation phase with trtllm-serve", "remove it"),
+        Excludes("serve.disaggregated.context.engine serve.disaggregated.context.instances "
+                 "serve.disaggregated.generation.engine serve.disaggregated.generation.instances", "",
+                 "has no effect on a phase with trtllm-serve", "remove it"),
         *(release_has_phases, servers_can_be_split, kv_cache_can_be_sent),
-        *(front_keys_are_taken, router_is_there),
+        front_keys_are_taken,
     )  # fmt: skip
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:

@@ -16,12 +16,11 @@ from trtllm_hpc.backends.base import (
     ServedEngine,
     ServerPlan,
     TritonBackend,
-    keys_without_effect,
 )
 from trtllm_hpc.backends.llm_api import arguments, given
 from trtllm_hpc.backends.trtllm_serve import server_plan
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.config.diagnostics import Diagnostics
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.repository import Repository
@@ -39,14 +38,6 @@ if TYPE_CHECKING:
 _MPI_KV_CACHE = "0.18.0", "0.20.0"
 """From the first release until the one before the second, only a variable makes disaggregated serving send
 the KV cache by MPI (upstream's disaggregated_serving/README.md of 0.18.2 and 0.19.0)."""
-_BESIDE_COMMANDS = (
-    *("backend", "tensorrt_llm_version", "tensor_parallel", "pipeline_parallel", "context_parallel"),
-    *("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width", "dtype"),
-    *("gather_context_logits", "gather_generation_logits", "max_lora_rank"),
-    *("enable_chunked_prefill", "capacity_scheduler_policy", "multi_block_mode", "context_fmha_fp32_acc"),
-    "llm_api",
-)
-"""Keys of ``engine`` for placeholders, for the server, or by which the checks know what was built."""
 _NO_POOLS_SINCE = "24.06"
 """From the tag after this one on, an orchestrator's server must not take GPU memory for itself
 (upstream's ``launch_triton_server.py``, ``check_triton_version``)."""
@@ -74,7 +65,6 @@ class EngineBackend(Backend):
             shared_rules.release_is_known,
             shared_rules.backend_is_there,
             built_model_is_named,
-            commands_have_the_options,
             shared_rules.experts_divide,
             shared_rules.gpu_computes_type,
             *build_rules.OF_PROGRAMS,
@@ -106,17 +96,6 @@ def built_model_is_named(facts: JobFacts) -> Diagnostics:
     """Synthetic models are made by the reference backend only."""
     if facts.job.engine.directory is None:
         yield from shared_rules.model_is_named(facts)
-
-
-def commands_have_the_options(facts: JobFacts) -> Diagnostics:
-    """Keys for the toolkit's own command lines have no effect beside build.commands."""
-    job, why = facts.job, "is set, but build.commands builds the engine"
-    if not job.build.commands:
-        return
-    hint = "remove it; an option of the build goes into build.commands"
-    yield from keys_without_effect(job, "engine", _BESIDE_COMMANDS, why, hint)
-    if job.model.family is not None:
-        yield in_job("conflict", "model.family", why, hint, job.model.family)
 
 
 class TrtllmServeEngine(EngineBackend):

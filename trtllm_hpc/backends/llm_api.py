@@ -15,7 +15,6 @@ from trtllm_hpc.backends.base import Backend, TritonBackend
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.rules import Rule
-from trtllm_hpc.errors import RenderError
 from trtllm_hpc.layout import Instances, one_node
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe
@@ -78,25 +77,16 @@ class TritonLlmApi(PyTorchBackend, TritonBackend):
 
 
 def model_yaml(job: JobFile, paths: RunPaths) -> str:
-    """Return the text of ``model.yaml``.
-
-    Raises:
-        RenderError: there is no model to load.
-    """
+    """Return the text of ``model.yaml``."""
     # Upstream's model takes one request at a time, and batches inside.
     triton = {"max_batch_size": 0, "decoupled": job.repository.decoupled}
     return yaml_text({**pytorch_arguments(job, paths), "triton_config": triton}, job.engine.llm_api)
 
 
 def pytorch_arguments(job: JobFile, paths: RunPaths) -> dict[str, Any]:
-    """Return the arguments of the LLM API on PyTorch that the job file's own keys mean.
-
-    Raises:
-        RenderError: there is no model to load.
-    """
+    """Return the arguments of the LLM API on PyTorch that the job file's own keys mean."""
     engine, model = job.engine, job.model.path
-    if model is None:
-        raise RenderError("The LLM API loads the model itself, and none is named.", hint="set model.path")
+    assert model is not None, "a rule refuses a job without a model"
     dtype = None if engine.dtype == "auto" else engine.dtype
     own = {"model": model, "tokenizer": job.model.tokenizer, "backend": "pytorch", "dtype": dtype}
     return given({**own, **arguments(job)})

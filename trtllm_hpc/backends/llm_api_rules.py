@@ -15,6 +15,7 @@ from trtllm_hpc.backends.shared_rules import (
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import PHASE_KEYS, JobFile
+from trtllm_hpc.config.rules import Excludes
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import SERVER, unknown_keys, wrong_values
 
@@ -45,15 +46,6 @@ KEYS = {
 }
 """Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
 UNUSED_HINT = "remove it; further arguments of LLM() go into engine.llm_api"
-
-
-def alone_on_a_machine(facts: JobFacts) -> Diagnostics:
-    """Without Slurm the LLM API serves with one instance, which starts its own workers."""
-    job, cluster = facts.job, facts.cluster
-    if cluster.scheduler == "local" and job.serve.instances > 1:
-        message = f"{cluster.name!r} has no Slurm, without which the LLM API has no instances"
-        hint = "set it to 1, or choose a profile for Slurm"
-        yield in_job("conflict", "serve.instances", message, hint, job.serve.instances)
 
 
 def llm_api_leaves_the_plan(facts: JobFacts) -> Diagnostics:
@@ -91,21 +83,6 @@ def values_are_taken(facts: JobFacts) -> Diagnostics:
         for path, wrong, hint in wrong_values(release, configuration):
             message = f"TensorRT-LLM {release.version}: {wrong}"
             yield in_job("release", f"{section}.llm_api.{path}", message, hint)
-
-
-def chunks_fill_blocks(facts: JobFacts) -> Diagnostics:
-    """With chunked prefill, ``max_num_tokens`` of the LLM API is a multiple of the KV cache's blocks."""
-    job = facts.job
-    phases = job.serve.disaggregated
-    both = () if phases is None else phases.roles
-    served = {f"serve.disaggregated.{name}": job.with_phase(phase) for name, phase in both}
-    for section, of_phase in (served or {"engine": job}).items():
-        tokens, block = num_tokens(of_phase.engine), block_tokens(of_phase)
-        if is_chunked(of_phase) and tokens % block:
-            message = f"{tokens} is not a multiple of {block}, the tokens of a block of the KV cache, which"
-            message += " chunked prefill computes whole"
-            hint = f"set it to {tokens // block * block or block}, or to another multiple of {block}"
-            yield in_job("conflict", f"{section}.max_num_tokens", message, hint, tokens)
 
 
 def server_is_there(facts: JobFacts) -> Diagnostics:
@@ -153,6 +130,8 @@ def block_tokens(job: JobFile) -> int:
 
 RULES = (
     *(release_is_known, backend_is_there, model_is_named, experts_divide, gpu_computes_type),
-    alone_on_a_machine,
-    *(llm_api_leaves_the_plan, llm_api_has_the_keys, chunks_fill_blocks),
-)
+    Excludes("serve.instances!=1", "cluster.scheduler=local",
+             "{cluster.name!r} has no Slurm, without which the LLM API has no instances",
+             "set it to 1, or choose a profile for Slurm"),
+    *(llm_api_leaves_the_plan, llm_api_has_the_keys),
+)  # fmt: skip

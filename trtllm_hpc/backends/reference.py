@@ -98,7 +98,6 @@ class Reference(TritonBackend):
             *("--output", FolderArgument("output")),
             *source,
             *_engine_options(job.engine),
-            *("--run", FolderArgument("run")),
         )
         identity = {"backend": "reference", "trtllm_hpc": __version__, "builder": _builder()}
         inputs = ("model",) if model.path else ()

@@ -21,10 +21,6 @@ _LAST_WITH_ENGINES = "1.2.1"
 """The last release with the TensorRT backend and Triton's C++ backend, which TensorRT-LLM #15907 and #15918
 removed in June and July 2026."""
 _GO_ON = "trtllm-hpc init job pytorch.yaml --backend pytorch writes a job without an engine, for any release"
-_NO_CONTAINER = (
-    "choose a profile with a container of TensorRT-LLM (--cluster), or, where the nodes have it installed, "
-    "type --set cluster.container.tensorrt_llm_version=VERSION"
-)
 
 
 def release_is_known(facts: JobFacts) -> Diagnostics:
@@ -36,10 +32,7 @@ def release_is_known(facts: JobFacts) -> Diagnostics:
         message = f"{error.message}, and engines ended with TensorRT-LLM {_LAST_WITH_ENGINES}"
         error = UnknownRelease(message, hint=_GO_ON, choices=error.choices)
     stated, in_profile = facts.job.engine.tensorrt_llm_version, cluster.container.tensorrt_llm_version
-    if stated is None and in_profile is None and cluster.container.runtime == "none":
-        message = f"the profile {cluster.name!r} has no container, so nothing tells the TensorRT-LLM"
-        yield in_job("release", "engine.tensorrt_llm_version", message, _NO_CONTAINER)
-    elif stated is None and in_profile is not None:
+    if stated is None and in_profile is not None:
         field = "container.tensorrt_llm_version"
         yield in_cluster("release", field, error.message, error.hint, in_profile)
     else:
@@ -49,9 +42,7 @@ def release_is_known(facts: JobFacts) -> Diagnostics:
 def backend_is_there(facts: JobFacts) -> Diagnostics:
     """The release's container has the backend that the job names."""
     job, release = facts.job, facts.release
-    if release is None:
-        return
-    if job.engine.backend in release.backends:
+    if release is None or job.engine.backend in release.backends:
         return
     message = f"the container of TensorRT-LLM {release.version} has no backend {job.engine.backend}"
     hint = f"choose one of {', '.join(release.backends)}, or another release"
@@ -69,8 +60,7 @@ def model_is_named(facts: JobFacts) -> Diagnostics:
 
 def experts_divide(facts: JobFacts) -> Diagnostics:
     """moe_tensor_parallel times moe_expert_parallel is tensor_parallel."""
-    job = facts.job
-    engine = job.engine
+    engine = facts.job.engine
     split, spread = engine.moe_tensor_parallel, engine.moe_expert_parallel
     if split is None and spread is None:
         return
@@ -85,8 +75,7 @@ def experts_divide(facts: JobFacts) -> Diagnostics:
 
 def gpu_computes_type(facts: JobFacts) -> Diagnostics:
     """The profile's GPUs support the types that the job names."""
-    job, cluster = facts.job, facts.cluster
-    release = facts.release
+    job, cluster, release = facts.job, facts.cluster, facts.release
     if release is None or cluster.compute_capability is None:
         return
     there = tuple(map(int, cluster.compute_capability.split(".")))

@@ -52,7 +52,7 @@ from trtllm_hpc.bench.search import RateOutcome, find_max, outcome_of
 from trtllm_hpc.bench.server_metrics.sampling import Samples, sampled
 from trtllm_hpc.bench.targets import target_of
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
-from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
+from trtllm_hpc.bench.workload.tokenizers import find_tokenizer
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import InvalidMeasurement, NotReady, TrtllmHpcError
@@ -131,16 +131,6 @@ def _writing(paths: RunPaths) -> Iterator[None]:
         raise InvalidMeasurement(message, hint=hint) from error
 
 
-def _tokenization(server: MeasuredServer, settings: Benchmark) -> Tokenization:
-    """Find the tokenizer: the run's, or, for a server outside any run, the one named in the settings."""
-    if server.job is None:
-        return find_tokenizer(settings.workload)
-    model = server.job.model.path
-    folders = [server.paths.engine, *([Path(model)] if model else [])]
-    special = server.job.repository.add_special_tokens is not False
-    return find_tokenizer(settings.workload, folders, special=special)
-
-
 def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
     """Return the settings for one rate of a search, with enough requests to fill a window."""
     if settings.duration_seconds is not None:
@@ -166,20 +156,25 @@ class _Run:
         self.earlier = read_earlier(self._files, settings) if self.is_companion else Earlier()
         target = target_of(settings, server.endpoint, None if job is None else backend_of(job).text_model)
         clock = self.earlier.clock()
-        tokens = _tokenization(server, settings)
+        folders, special = list[Path](), True  # of a server outside any run only the settings name one
+        if job is not None:
+            engine = Path(job.engine.directory or self._paths.engine)
+            folders = [engine, *([Path(job.model.path)] if job.model.path else [])]
+            special = job.repository.add_special_tokens is not False
+        tokenizer, vocabulary = find_tokenizer(settings.workload, folders, special=special)
         workload = WorkloadSpec(
             settings,
             _FIRST_REQUESTS,
             target.takes_token_ids,
-            tokens.tokenizer,
-            tokens.vocabulary,
+            tokenizer,
+            vocabulary,
             None if job is None else job.engine.max_input_len,
             ids_allowed=target.protocol == COMPLETIONS,
         )
         feed = RequestFeed(workload, target)
         feed.take(self.earlier.requests)  # which the earlier attempt has sent
         self._power = PowerReadings(self._paths, clock)
-        self.passes = Passes(settings, target, feed, clock, Progress(), tokens.tokenizer, slo, self._power)
+        self.passes = Passes(settings, target, feed, clock, Progress(), tokenizer, slo, self._power)
         self._notes = [self.earlier.note] if self.earlier.note else []
         self._provenance = provenance(self._paths, server.endpoint, job)
         self._records, self._results = list(self.earlier.records), list(self.earlier.levels)

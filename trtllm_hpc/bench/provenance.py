@@ -18,10 +18,10 @@ from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import installed_versions
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, CacheEntry, Manifest
-from trtllm_hpc.runtime.engine_cache.files import sha256_of
+from trtllm_hpc.runtime.engine_cache.shared_files import sha256_of
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
 
-PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers", "aiohttp")
+PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers", "httptools")
 """Packages of the client whose versions are recorded, if installed."""
 
 

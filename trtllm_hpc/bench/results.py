@@ -18,9 +18,6 @@ from trtllm_hpc.paths import RunPaths, call_name, read_json, write_json
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-FORMAT = 1
-"""Version of the file format; others are refused."""
-
 
 @dataclass(frozen=True)
 class Distribution:
@@ -251,8 +248,6 @@ class MeasurementSummary:
     """With ``find_max``: the highest rate at which the limits hold."""
     energy: str = ""
     """The source of the GPUs' energy, or why it is unknown; empty for a server without GPUs."""
-    format: int = FORMAT
-    """Version of the file format."""
 
     PRINTED: ClassVar[tuple[str, ...]] = ("valid",)
     """Properties that the file has too."""
@@ -282,8 +277,6 @@ def read_measurement(path: Path) -> MeasurementSummary:
     Raises RunNotFound if the file is missing, or of another version.
     """
     with suppress(ValueError):  # pydantic's ValidationError is one
-        plain = read_json(path)
-        if isinstance(plain, dict) and plain.get("format", FORMAT) == FORMAT:
-            return _json_form().validate_python(plain)
+        return _json_form().validate_python(read_json(path))
     hint = f"trtllm-hpc bench {call_name(RunPaths(path.parent.parent))}"
     raise RunNotFound(f"{path} is not a measurement that this version can read.", hint=hint)

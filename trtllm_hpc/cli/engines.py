@@ -15,8 +15,8 @@ import click
 
 from trtllm_hpc.cli.listing import print_listing, pruning
 from trtllm_hpc.cli.options import Command, complete_with, json_option, print_json
-from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow, details_of, list_entries
-from trtllm_hpc.engine_cache.listing import verify as verify_entry
+from trtllm_hpc.engine_cache.contents import EngineDetails, EngineRow, details_of, list_entries
+from trtllm_hpc.engine_cache.contents import verify as verify_entry
 from trtllm_hpc.engine_cache.lookup import chain_of, parts_of
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import default_runs_folder, engines_folder

@@ -23,7 +23,7 @@ from trtllm_hpc.cli.options import (
     save,
     set_option,
 )
-from trtllm_hpc.config.schemas import schema, schema_file, schema_names
+from trtllm_hpc.config.schemas import NAMES, schema, schema_file
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.fitting_job import Goal
@@ -295,7 +295,7 @@ def show(job: str, resolved: bool, cluster: str, settings: tuple[str, ...], as_j
     """
     from trtllm_hpc.config.dump import job_yaml
     from trtllm_hpc.config.files import find_job
-    from trtllm_hpc.runs.shipped_jobs import ResolvedJob, ShippedText, described
+    from trtllm_hpc.runs.shipped_jobs import ResolvedJob
     from trtllm_hpc.validation.load import load_job
 
     file = find_job(Path(job))
@@ -305,13 +305,9 @@ def show(job: str, resolved: bool, cluster: str, settings: tuple[str, ...], as_j
         whole = load_job(Path(job), cluster, settings)
         print_json(ResolvedJob(whole.model_dump())) if as_json else click.echo(job_yaml(whole), nl=False)
         return
-    if settings:
-        raise click.UsageError("--set needs --resolved.")
-    text = file.read_text(encoding="utf-8")
-    if as_json:
-        print_json(ShippedText(**vars(described(file.stem, file)), text=text))
-    else:
-        click.echo(text, nl=False)
+    if settings or as_json:
+        raise click.UsageError("--set and --json need --resolved.")
+    click.echo(file.read_text(encoding="utf-8"), nl=False)
 
 
 def _shipped(name: str, parameter: str) -> Path:
@@ -326,26 +322,17 @@ def _shipped(name: str, parameter: str) -> Path:
 
 
 @click.command("schema")
-@click.argument(
-    "words", nargs=-1, metavar="[NAME]...", shell_complete=complete_with(lambda _: schema_names())
-)
-def schema_command(words: tuple[str, ...]) -> None:
-    """Print the JSON Schema NAME; without NAME, list them.
+@click.argument("name", type=click.Choice(NAMES))
+def schema_command(name: str) -> None:
+    """Print the JSON Schema NAME.
 
     'job' and 'cluster' are those of job files and cluster profiles, for editors.
     An editor with a YAML language server uses a copy beside a file that begins with
-    '# yaml-language-server: $schema=job.schema.json'. The others are those of what
-    commands print with --json; NAME is then the command.
+    '# yaml-language-server: $schema=job.schema.json'. 'lock' is that of lock.json,
+    and 'output' has what each command prints with --json, under 'commands'.
 
     \b
     Examples:
       trtllm-hpc schema job > job.schema.json
-      trtllm-hpc schema bench compare
     """
-    known, name = schema_names(), "-".join(words)
-    if not words:
-        click.echo("\n".join(known))
-        return
-    if name not in known:
-        raise click.BadParameter(f"there is no {name!r}, only {', '.join(known)}.", param_hint="NAME")
     click.echo(json.dumps(schema(name), indent=1, ensure_ascii=False))

@@ -11,17 +11,13 @@ import click
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.listing import print_listing, pruning
 from trtllm_hpc.cli.options import (
-    Time,
-    complete_with,
     json_option,
     print_warning,
     runs_folder,
     runs_option,
 )
-from trtllm_hpc.logs.snapshot import plan_of
 from trtllm_hpc.paths import default_runs_folder
 from trtllm_hpc.report.formatting import NONE, format_duration, quantity
-from trtllm_hpc.runs.find import list_runs
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import Pruned, Selection, prune_runs
 from trtllm_hpc.runs.status import RunState
@@ -29,23 +25,14 @@ from trtllm_hpc.runs.status import RunState
 _STATES = click.Choice([it.value for it in RunState])
 
 
-def _job_names(ctx: click.Context) -> list[str]:
-    """Return the names of the jobs that have runs."""
-    return sorted({plan.name for run in list_runs(runs_folder(ctx)) if (plan := plan_of(run)) is not None})
-
-
 @click.group(invoke_without_command=True)
 @click.option("--state", "states", type=_STATES, multiple=True, help="Only runs in it.  [repeatable]")
-@click.option("--name", metavar="JOB", shell_complete=complete_with(_job_names), help="Only this job's runs.")
-@click.option("--since", type=Time(), metavar="SPAN", help="Only runs made in the last 90m, 12h, 7d, 2w.")
 @runs_option
 @json_option
 @click.pass_context
 def command(
     context: click.Context,
     states: tuple[str, ...],
-    name: str | None,
-    since: float | None,
     runs: Path | None,
     as_json: bool,
 ) -> None:
@@ -57,15 +44,15 @@ def command(
     Examples:
       trtllm-hpc runs
       trtllm-hpc runs --state serving --state pending
-      trtllm-hpc runs --name tiny-llama --since 7d --json
+      trtllm-hpc runs --json
       trtllm-hpc runs prune --older-than 30d
     """
     if context.invoked_subcommand is not None:
-        if as_json or states or name is not None or since is not None or runs is not None:
+        if as_json or states or runs is not None:
             raise click.UsageError(f"Write options after {context.invoked_subcommand!r}.")
         return
 
-    rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
+    rows = Run.overview(runs, states=states, on_warning=print_warning)
     columns: dict[str, Callable[[ListedRun], str]] = {
         "run": lambda row: row.run_id,
         "state": lambda row: "unknown" if row.state is None else row.state.value,

@@ -208,8 +208,8 @@ def report_command(
       trtllm-hpc sweep report latest --slo 'ttft.p99<500ms,tpot.p99<50ms'
       trtllm-hpc sweep report latest --csv points.csv
     """
+    from trtllm_hpc.sweeps.measured import write_csv
     from trtllm_hpc.sweeps.page import write_report
-    from trtllm_hpc.sweeps.results import write_csv
 
     results = sweep.results(slo=slo)
     files["to"] = files["to"] or (None if as_json else sweep.paths.report)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from trtllm_hpc.client.collect import Collector
-from trtllm_hpc.client.connect import Address, Protocol, Target, connect
-from trtllm_hpc.client.connection import Connection, Ending, gathered
+from trtllm_hpc.client.connect import Address, Connection, Protocol, Target, connect
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.request import MAX_TOKENS, RETRIES, TIMEOUT_S, Answer, Message, OnText, Prompt, Request
 from trtllm_hpc.errors import InvalidRequest, ServerUnreachable
-from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.runtime.records import SESSION_HEADER, Endpoint
 from trtllm_hpc.wire.served_model import ServedModel
+
+Item = TypeVar("Item")
 
 _FIRST_PAUSE_S = 0.25
 """Before a request is sent again; twice as long each time."""
 
-_SETTINGS = frozenset({"inputs", "adapter", "stop_after_s", "timeout_s", "retries", "request_id", "session"})
-"""Fields of a request that are no options of the model."""
+_SETTINGS = frozenset({"inputs", "adapter", "timeout_s", "retries", "request_id", "session"})
+"""Fields of a request that are no options of the model, and the name of its conversation (``session``)."""
 
 
 class AsyncClient:
@@ -87,8 +88,9 @@ class AsyncClient:
         Args:
             prompt: a text, or token ids for a model that takes them.
             options: of the request, named as in docs/how-to/client.md with underscores: ``max_tokens=64``.
-                Besides, these fields of :class:`Request`: ``inputs``, ``adapter``, ``stop_after_s``,
-                ``timeout_s``, ``retries``, ``request_id``, ``session``.
+                Besides, these fields of :class:`Request`: ``inputs``, ``adapter``, ``timeout_s``,
+                ``retries``, ``request_id``; and ``session``, the name of a conversation, which the proxy
+                keeps at one instance (``serve.routing``).
 
         Raises:
             InvalidRequest: the model has no input for an option, or a value does not fit.
@@ -103,18 +105,15 @@ class AsyncClient:
         From models that do not stream the text comes as a whole.
         Arguments and errors are those of :meth:`generate`.
         """
-        parts: asyncio.Queue[str | None] = asyncio.Queue()
         request = replace(self.request(prompt, options), stream=self.can_stream)
-        asking = asyncio.ensure_future(self.ask(request, parts.put_nowait))
-        asking.add_done_callback(lambda _: parts.put_nowait(None))
-        try:
-            while (part := await parts.get()) is not None:
-                yield part
-            await asking
-        finally:
-            asking.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({asking})
+        async with aclosing(self.collected(request)) as collecting:
+            async for found in collecting:
+                if found.new:
+                    yield found.new
+        found.end()
+        if found.new:
+            yield found.new
+        found.answer(is_stopped=False)  # raises if there is none
 
     async def chat(
         self, messages: Sequence[Message], *, on_text: OnText | None = None, **options: Any
@@ -159,6 +158,8 @@ class AsyncClient:
             given["exclude_input"] = True
         given |= {name: value for name, value in options.items() if name in BY_NAME and value is not None}
         settings = {name: value for name, value in options.items() if name in _SETTINGS}
+        if (session := settings.pop("session", None)) is not None:
+            settings["headers"] = {SESSION_HEADER: session}
         return Request(prompt, given, **{"timeout_s": self._timeout_s, "retries": self._retries, **settings})
 
     async def ask(
@@ -178,43 +179,41 @@ class AsyncClient:
             if on_text is not None and text:
                 on_text(text)
 
-        ending = Ending(ended, request.stop_after_s)
-        async with aclosing(self.collected(request, ending)) as collecting:
+        ended = ended or asyncio.Event()
+        async with aclosing(self.collected(request, ended)) as collecting:
             async for found in collecting:
                 show(found.new)
         found.end()
         show(found.new)
-        return found.answer(is_stopped=ending.has_come)
+        return found.answer(is_stopped=ended.is_set())
 
-    async def collected(self, request: Request, ending: Ending | None = None) -> AsyncGenerator[Collector]:
+    async def collected(
+        self, request: Request, ended: asyncio.Event | None = None
+    ) -> AsyncGenerator[Collector]:
         """Yield what has come of an answer, before and after each response; raises as :meth:`generate`.
 
         Closing the generator ends the request on the server. A request is sent again, where the server is
         then, if nothing of the answer has come.
         """
-        ending, pause_s, left = ending or Ending(), _FIRST_PAUSE_S, request.retries
+        ended, pause_s, left = ended or asyncio.Event(), _FIRST_PAUSE_S, request.retries
         while True:
             found = Collector(self.model, request, self._open.protocol)
             has_begun = False
             yield found
             try:
-                async with aclosing(self._open.responses(request, ending)) as responses:
+                async with aclosing(self._open.responses(request, ended)) as responses:
                     async for response in responses:
                         has_begun = True
                         found.add(response)
                         yield found
                 return
             except ServerUnreachable:
-                if not left or has_begun or ending.event.is_set():
+                if not left or has_begun or ended.is_set():
                     raise
             left -= 1
             await self._go_where_it_is()
             await asyncio.sleep(pause_s)
             pause_s *= 2
-
-    async def is_ready(self, timeout_s: float) -> bool:
-        """Return whether Triton says within this time that it is ready."""
-        return await self._open.is_ready(timeout_s)
 
     async def _go_where_it_is(self) -> None:
         """Open a connection to the server's new place, if it has one; other requests may use the old."""
@@ -233,3 +232,14 @@ def chat_request(messages: Sequence[Message], request: Request) -> Request:
     if not messages:
         raise InvalidRequest("A chat needs a message.")
     return replace(request, prompt=str(messages[-1].get("content", "")), messages=tuple(messages))
+
+
+async def gathered(work: Sequence[Awaitable[Item]]) -> list[Item]:
+    """Await all; after an error, or when nobody waits any more, the others are cancelled."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, urlsplit
 
-from trtllm_hpc.client.connection import Connection
 from trtllm_hpc.client.over_grpc import GrpcConnection
 from trtllm_hpc.client.over_openai import OpenAIConnection
 from trtllm_hpc.client.single_calls import call_grpc, call_json, openai_models
@@ -46,6 +45,7 @@ class Address:
 
 
 Target = Endpoint | Address
+Connection = GrpcConnection | OpenAIConnection
 
 
 def usual_protocol(endpoint: Endpoint) -> Protocol:
@@ -163,21 +163,17 @@ def look_at(address: Address, timeout_s: float) -> tuple[str, Endpoint]:
 def usual_openai_model(endpoint: Endpoint, timeout_s: float) -> str:
     """Return the model that is asked over OpenAI's protocol unless another one is named.
 
-    Raises InvalidRequest if the server lists no model, or several and none has a name that Triton
-    deployments usually use; RequestFailed if it does not list its models.
+    Raises InvalidRequest unless the server lists exactly one; RequestFailed if it does not list its models.
     """
     # The front of a disaggregated run lists none, but its run knows them.
     known = [] if endpoint.is_triton else endpoint.models
     models = known or openai_models(endpoint, timeout_s)
-    if len(models) == 1:
-        return models[0]
-    for name in TEXT_MODELS:
-        if name in models:
-            return name
-    raise InvalidRequest(
-        f"{endpoint.openai_url} serves {len(models)} models.",
-        hint=f"--model NAME, one of: {', '.join(models)}",
-    )
+    if len(models) != 1:
+        raise InvalidRequest(
+            f"{endpoint.openai_url} serves {len(models)} models.",
+            hint=f"--model NAME, one of: {', '.join(models)}",
+        )
+    return models[0]
 
 
 def usual_model(endpoint: Endpoint) -> str:

@@ -21,9 +21,6 @@ from trtllm_hpc.wire.served_model import CONFIG_INPUT, WEIGHTS_INPUT
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MAX_TASK_ID = 2**64 - 1
-"""``lora_task_id`` is a UINT64."""
-
 WEIGHTS_FILE = "model.lora_weights.npy"
 CONFIG_FILES = ("model.lora_config.npy", "model.lora_keys.npy")
 """Old releases wrote the second; upstream's client takes the first that is there."""
@@ -73,10 +70,6 @@ def read_adapter(folder: Path, task_id: int | None = None) -> Adapter:
     have the same. Raises RequestFailed if the folder lacks a file, or a file holds something that the server
     would refuse without a reason, or would crash of.
     """
-    if task_id is not None and not 0 <= task_id <= MAX_TASK_ID:
-        raise RequestFailed(
-            f"{task_id} is not a number of a LoRA adapter.", hint=f"take one from 0 to {MAX_TASK_ID}"
-        )
     weights = _load(folder, (WEIGHTS_FILE,), np.float16)
     config = _load(folder, CONFIG_FILES, np.int32)
     # New releases write a fourth column, which the input lacks: 1 for a module with DoRA scales.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from trtllm_hpc.client.connection import Connection, Ending
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.request import Request
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
@@ -20,11 +18,9 @@ from trtllm_hpc.wire.served_model import ServedModel
 
 _LOST = (502, 503)
 """What the proxy answers for a server that was lost, and for one that is not ready."""
-_NO_TEMPLATE = re.compile("no chat template|provide a chat template")
-"""In the words of the gateway here, and of transformers, which vLLM and trtllm-serve pass on."""
 
 
-class OpenAIConnection(Connection):
+class OpenAIConnection:
     """Connections to a server with OpenAI's protocol; leaving an answer closes its connection."""
 
     protocol = "openai"
@@ -32,7 +28,7 @@ class OpenAIConnection(Connection):
     def __init__(self, endpoint: Endpoint, model: str) -> None:
         import aiohttp
 
-        super().__init__(ServedModel(model, {"text_input": ""}, decoupled=True), can_stream=True)
+        self.model, self.can_stream = ServedModel(model, {"text_input": ""}, decoupled=True), True
         self._url = endpoint.openai_url
         self._session = aiohttp.ClientSession(
             # Without limit: how many are open at once is the caller's choice.
@@ -46,12 +42,12 @@ class OpenAIConnection(Connection):
         """End the connections, and with them all open calls."""
         await self._session.close()
 
-    async def responses(self, request: Request, ending: Ending) -> AsyncGenerator[Response]:
-        """Yield each response; see :meth:`Connection.responses`."""
+    async def responses(self, request: Request, ended: asyncio.Event) -> AsyncGenerator[Response]:
+        """Yield each response; see :meth:`GrpcConnection.responses`."""
         url = f"{self._url}/{openai.CHAT_PATH if request.messages else openai.COMPLETIONS_PATH}"
         is_complete = not request.stream
         events = self._events(url, self._body(request), request)
-        async with aclosing(_until_ended(events, ending)) as bounded:
+        async with aclosing(_until_ended(events, ended)) as bounded:
             async for event in bounded:
                 if event.data == openai.DONE:
                     is_complete = True
@@ -59,7 +55,7 @@ class OpenAIConnection(Connection):
                 response = _parsed(url, event)
                 is_complete = is_complete or response.is_last
                 yield response
-        if not (is_complete or ending.has_come):
+        if not (is_complete or ended.is_set()):
             raise RequestFailed(f"{url}: {openai.INCOMPLETE}.")
 
     def _body(self, request: Request) -> bytes:
@@ -95,9 +91,7 @@ class OpenAIConnection(Connection):
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as reply:
                 if reply.status != 200:
                     kind = ServerUnreachable if reply.status in _LOST else RequestFailed
-                    message = error_message(await reply.read())
-                    hint = "leave out --chat" if request.messages and _NO_TEMPLATE.search(message) else None
-                    raise kind(f"{url} answered {reply.status}: {message}", hint=hint)
+                    raise kind(f"{url} answered {reply.status}: {error_message(await reply.read())}")
                 if not request.stream:
                     yield Event(await reply.read())
                     return
@@ -119,22 +113,21 @@ class OpenAIConnection(Connection):
             raise ServerUnreachable(f"{url} cannot be reached: {error}") from error
 
 
-async def _until_ended(events: AsyncGenerator[Event], ending: Ending) -> AsyncGenerator[Event]:
+async def _until_ended(events: AsyncGenerator[Event], ended: asyncio.Event) -> AsyncGenerator[Event]:
     """Yield events until the last, or until the answer is to be ended; close their generator then."""
-    ended = asyncio.ensure_future(ending.wait())
+    ending = asyncio.ensure_future(ended.wait())
     following: asyncio.Future[Event | None] | None = None
     try:
         while True:
             following = asyncio.ensure_future(anext(events, None))
-            await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
-                ending.has_come = True
                 return
             if (event := following.result()) is None:
                 return
             yield event
     finally:
-        tasks = {task for task in (following, ended) if task is not None}
+        tasks = {task for task in (following, ending) if task is not None}
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from trtllm_hpc.client.lora import Adapter
 from trtllm_hpc.client.options import Values
-from trtllm_hpc.runtime.records import SESSION_HEADER
 
 TIMEOUT_S = 120.0
 RETRIES = 2
@@ -42,8 +41,6 @@ class Request:
     """LoRA adapter whose weights are sent if the server does not have them."""
     stream: bool = False
     """Whether to have the text as it is generated."""
-    stop_after_s: float | None = None
-    """When to end the answer early; ``None``: never."""
     timeout_s: float = TIMEOUT_S
     """For the whole answer."""
     retries: int = RETRIES
@@ -52,15 +49,8 @@ class Request:
     """By which the server knows it, so that it can be ended."""
     messages: tuple[Message, ...] = ()
     """Of a chat, the last of which ``prompt`` repeats; over OpenAI's protocol only. Empty: it is no chat."""
-    session: str | None = None
-    """Name of the conversation, which the proxy keeps at one instance (``serve.routing``)."""
-    further_headers: Mapping[str, str] = field(default_factory=dict)
-    """Such as ``traceparent``."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers over HTTP, or metadata over gRPC, of this request alone."""
-        return {**self.further_headers, **({} if self.session is None else {SESSION_HEADER: self.session})}
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Over HTTP, or metadata over gRPC, of this request alone, such as ``traceparent``."""
 
 
 @dataclass(frozen=True)

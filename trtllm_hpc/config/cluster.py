@@ -112,7 +112,7 @@ class Phases(Section):
     """Where answers are computed."""
 
 
-class Limits(Section):
+class SiteLimits(Section):
     """What a site allows one run; beyond it a job is refused before it is in the queue."""
 
     time_minutes: Minutes | None = None
@@ -209,7 +209,7 @@ class ClusterProfile(Section):
     cluster whose only node is this machine; a sandbox has ``/dev/shm`` only."""
     job_defaults: dict[str, Any] = Field(default={})
     """Defaults for job files on this cluster: over the built-in defaults, below the job file."""
-    limits: Limits = Field(default_factory=Limits)
+    limits: SiteLimits = Field(default_factory=SiteLimits)
     """What a job file may ask for. Slurm's own limits bind also whoever does not use this toolkit."""
 
     @property

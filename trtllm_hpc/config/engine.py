@@ -80,16 +80,6 @@ class Lora(Section):
     """Type of the converted adapters (``hf_lora_convert.py --storage-type``)."""
 
 
-class Speculative(Section):
-    """Speculative decoding."""
-
-    mode: Literal["draft_tokens_external", "lookahead"]
-    """Method that drafts tokens (``trtllm-build --speculative_decoding_mode``). Heads (Medusa, EAGLE,
-    ReDrafter) have programs of their own, which ``build.commands`` can run."""
-    max_draft_len: Count | None = None
-    """Draft tokens per step."""
-
-
 class RawOptions(Section):
     """Extra arguments for upstream's programs, passed on unchanged; checked against the release's options."""
 
@@ -173,7 +163,6 @@ class Engine(Section):
     hidden_act: OneLine | None = None
     """Activation function, which GPT's ``build.py`` needs."""
     quantization: Quantization = Field(default_factory=Quantization)
-    speculative: Speculative | None = None
     workers: Count | None = None
     """Ranks that are built in parallel."""
     options: RawOptions = Field(default_factory=RawOptions)

@@ -10,7 +10,7 @@ from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.engine import FRONTENDS, Engine, Parallelism
 from trtllm_hpc.config.evaluation import Evaluation
 from trtllm_hpc.config.repository import KvCache, Repository
-from trtllm_hpc.config.sweep import Sweep
+from trtllm_hpc.config.sweep import SweepSection
 from trtllm_hpc.config.types import (
     AbsolutePath,
     AnyText,
@@ -23,6 +23,7 @@ from trtllm_hpc.config.types import (
     Section,
     Time,
     TokenCount,
+    VariableName,
 )
 
 
@@ -58,7 +59,7 @@ class Model(Section):
         return plain if {"path", "hub", "synthetic"} & plain.keys() else {**plain, "synthetic": "tiny-llama"}
 
 
-class Build(Section):
+class BuildStage(Section):
     """The build stage: its resources, and commands for models that the toolkit cannot build."""
 
     time_limit_minutes: Minutes = 60
@@ -92,14 +93,13 @@ class Phase(Section):
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
     """With ``trtllm-serve``, how many servers."""
     tensor_parallel: Parallelism | None = None
-    """Instead of ``engine.tensor_parallel``. With Triton, only in the generation phase: the context phase
-    uses the job's engine."""
+    """With ``trtllm-serve``, instead of ``engine.tensor_parallel``."""
     pipeline_parallel: Parallelism | None = None
-    """Instead of ``engine.pipeline_parallel``, as above."""
+    """With ``trtllm-serve``, instead of ``engine.pipeline_parallel``."""
     max_batch_size: Count | None = None
-    """Instead of ``engine.max_batch_size``, as above."""
+    """With ``trtllm-serve``, instead of ``engine.max_batch_size``."""
     max_num_tokens: TokenCount | None = None
-    """Instead of ``engine.max_num_tokens``, as above."""
+    """With ``trtllm-serve``, instead of ``engine.max_num_tokens``."""
     moe_expert_parallel: Parallelism | None = None
     """With ``trtllm-serve``, instead of ``engine.moe_expert_parallel``."""
     max_seq_len: TokenCount | None = None
@@ -130,7 +130,7 @@ class Disaggregated(Section):
     """Servers or copies that compute prompts."""
     generation: Phase = Field(default_factory=Phase)
     """Servers or copies that compute answers."""
-    kv_transfer: Literal["DEFAULT", "UCX", "NIXL", "MOONCAKE", "MPI"] = "DEFAULT"
+    kv_transfer: Literal["DEFAULT", "UCX", "NIXL", "MOONCAKE"] = "DEFAULT"
     """How ``trtllm-serve`` sends the KV cache (``cache_transceiver_config.backend``)."""
     kv_transfer_tokens: TokenCount | None = None
     """Size of the buffer in which the KV cache is sent; upstream advises the longest prompt or more."""
@@ -168,8 +168,6 @@ class Serve(Section):
     routing: Literal["least", "session"] = "least"
     """How the proxy chooses an instance. ``least``: the one with the fewest open requests. ``session``: the
     same one for the same header ``X-Session-ID``, or OpenAI's ``user``."""
-    minimum_instances: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Fewest instances that must serve, start or be restarted for the run to live; ``None``: all."""
     restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
     """How often an instance, or a server of a phase, that has served before is started again after it died.
     ``None``: 3 times if there are several, never if there is one."""
@@ -198,16 +196,12 @@ class Serve(Section):
     """``command`` for every node of an instance but the first; ``None``: the same command."""
     image: OneLine | None = None
     """Container image of this job, where the profile has a container runtime; ``None``: the profile's."""
-    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\z")], AnyText] = Field(
-        default={}
-    )
+    environment: dict[VariableName, AnyText] = Field(default={})
     """Variables of every rank's server."""
     proxy: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: clients reach the servers through HAProxy, which asks for the run's key; the servers
     listen on Unix sockets that other users cannot reach. ``none``: everybody who reaches the node may call
     the server."""
-    key: bool = True
-    """Whether the proxy asks for a key. Without a key everybody who reaches the node may call the server."""
     max_request_mib: Annotated[int, Field(ge=1, le=4096)] = 64
     """Largest request that the proxy lets through: a body over HTTP, a message over gRPC outside streams."""
     tls: bool = False
@@ -233,7 +227,7 @@ class Preflight(Section):
     job."""
 
 
-class Request(Section):
+class CompanionRequest(Section):
     """The companion's first question."""
 
     prompt: AnyText = "What is machine learning?"
@@ -254,12 +248,10 @@ class Companion(Section):
     memory_gib: Count | None = None
     """Memory of the companion; ``None`` leaves it to the partition."""
     time_limit_minutes: Minutes = 45
-    """Time limit of the companion."""
-    endpoint_timeout_seconds: Seconds = 1200
-    """Bound on the wait for the endpoint; longer than ``serve.ready_timeout_seconds``."""
+    """Time limit of the companion; it waits for the endpoint until a minute before."""
     start_timeout_seconds: Seconds = 3600
     """Bound on a ready server's wait for the companion's start; then it stops by itself."""
-    request: Request = Field(default_factory=Request)
+    request: CompanionRequest = Field(default_factory=CompanionRequest)
     benchmark: Benchmark | None = Field(default_factory=Benchmark)
     """The measurement; ``None``: the companion sends its request only."""
     evaluate: Evaluation | None = None
@@ -273,7 +265,7 @@ class JobFile(Section):
     """Names the run folder and the Slurm jobs."""
     model: Model = Field(default_factory=Model)
     engine: Engine = Field(default_factory=Engine)
-    build: Build = Field(default_factory=Build)
+    build: BuildStage = Field(default_factory=BuildStage)
     kv_cache: KvCache = Field(default_factory=KvCache)
     repository: Repository = Field(default_factory=Repository)
     preflight: Preflight = Field(default_factory=Preflight)
@@ -291,6 +283,11 @@ class JobFile(Section):
         return self.model_copy(
             update={"engine": self.engine.model_copy(update={**phase.differs, "llm_api": llm_api})}
         )
+
+    @property
+    def endpoint_wait_s(self) -> int:
+        """Bound on the companion's wait for the endpoint, in seconds."""
+        return self.companion.time_limit_minutes * 60 - 60
 
     @property
     def stops_server(self) -> bool:
@@ -321,5 +318,5 @@ class JobDocument(JobFile):
     extends: OneLine | None = None
     """Job file that this one builds on: the name of a shipped one, or a path that starts at this file's
     folder. Sections are merged, lists replaced, and ``null`` removes what the base has."""
-    sweep: Sweep | None = None
+    sweep: SweepSection | None = None
     """Variants of the job, for ``trtllm-hpc sweep``."""

@@ -37,7 +37,7 @@ _SHORT = {
 """How the names of variants shorten keys, or the last two parts of a key."""
 
 
-class Sweep(Section):
+class SweepSection(Section):
     """Variants of the job. Those of ``grid`` and ``variants`` are combined with each other."""
 
     grid: dict[OneLine, Values] = Field(default={})
@@ -85,7 +85,7 @@ def read_sweep_options(options: Sequence[str]) -> tuple[Tree | None, list[Diagno
     return section if section.data else None, wrong
 
 
-def expand(sweep: Sweep, tree: Tree, job: Tree) -> tuple[list[Override], list[Diagnostic]]:
+def expand(sweep: SweepSection, tree: Tree, job: Tree) -> tuple[list[Override], list[Diagnostic]]:
     """Return the variants of a sweep in order, without those that are excluded; or what is wrong.
 
     Args:
@@ -107,7 +107,7 @@ def expand(sweep: Sweep, tree: Tree, job: Tree) -> tuple[list[Override], list[Di
     return kept, []
 
 
-def _problems(sweep: Sweep, tree: Tree) -> Iterator[Diagnostic]:
+def _problems(sweep: SweepSection, tree: Tree) -> Iterator[Diagnostic]:
     if not (sweep.grid or sweep.variants):
         hint = "name keys and their values: grid: {engine.max_batch_size: [64, 256]}"
         yield tree.diagnostic("no-variants", (), "has no grid or variants", hint=hint)
@@ -116,7 +116,7 @@ def _problems(sweep: Sweep, tree: Tree) -> Iterator[Diagnostic]:
             yield tree.diagnostic("bad-value", ("grid", key), "is not a dotted key of the job file")
 
 
-def _axes(sweep: Sweep, tree: Tree) -> Iterator[list[Override]]:
+def _axes(sweep: SweepSection, tree: Tree) -> Iterator[list[Override]]:
     """Yield the choices along each axis: the variants with names, then the values of each key."""
     if sweep.variants:
         yield [
@@ -180,5 +180,5 @@ def _label(word: str, value: Any, place: int) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", text)
 
 
-def _excluded(sweep: Sweep, job: Tree) -> bool:
+def _excluded(sweep: SweepSection, job: Tree) -> bool:
     return any(all(job.at(*key.split(".")) == value for key, value in item.items()) for item in sweep.exclude)

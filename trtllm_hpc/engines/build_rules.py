@@ -1,4 +1,4 @@
-"""Rules of building an engine: its programs, its keys among each other, LoRA, drafts and quantization."""
+"""Rules of building an engine: its programs, its keys among each other, LoRA and quantization."""
 
 from __future__ import annotations
 
@@ -14,17 +14,10 @@ from trtllm_hpc.config.diagnostics import (
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.build_steps import OWN_FOLDERS, OWN_NUMBERS
 from trtllm_hpc.engines.facts import EngineFacts
-from trtllm_hpc.engines.options import CONVERTED, EXTERNAL
+from trtllm_hpc.engines.options import CONVERTED
 from trtllm_hpc.engines.toolchain import LORA_PROGRAM, Toolchain
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.releases.families import families
-from trtllm_hpc.tensorrt_llm.releases.placeholders import placeholders_of
-
-_LORA_INPUTS_OF_TEXT = "0.15.0"
-"""Releases in which ``lora_task_id`` came to ``tensorrt_llm`` and to the models that take text (their
-``config.pbtxt`` in tensorrtllm_backend). 0.8 took the weights with each request instead."""
-_DRAFTING = ("medusa", "redrafter", "lookahead", "eagle")
-
 
 # Programs -----------------------------------------------------------------------------
 
@@ -119,23 +112,6 @@ def inflight_needs_paged_cache(facts: EngineFacts) -> Diagnostics:
         yield in_job("conflict", "repository.batching_strategy", message, hint)
 
 
-def decoding_matches(facts: EngineFacts) -> Diagnostics:
-    """Speculative decoding needs an engine that was built for it."""
-    job, release = facts.job, facts.release
-    if release is None or not facts.builds_engine:
-        return
-    mode, wanted = job.repository.decoding_mode, job.engine.speculative
-    there = placeholders_of(release.version, "inflight_batcher_llm", "tensorrt_llm").get("decoding_mode")
-    # Another rule refuses a mode that the release does not have at all.
-    drafts = mode in _DRAFTING and there is not None and mode in there.choices
-    if drafts and (wanted is None or wanted.mode != mode):
-        message = f"{mode} needs an engine that was built for it"
-        hint = "build it by build.commands, or name a finished one in engine.directory"
-        if mode == "lookahead":
-            hint = f"set engine.speculative.mode to {mode}"
-        yield in_job("conflict", "repository.decoding_mode", message, hint, mode)
-
-
 def prompts_over_paged_cache(facts: EngineFacts) -> Diagnostics:
     """KV cache reuse and chunked context need prompts computed over the paged cache."""
     job, toolchain = facts.job, facts.toolchain
@@ -153,28 +129,11 @@ def prompts_over_paged_cache(facts: EngineFacts) -> Diagnostics:
 def _is_paged(job: JobFile, toolchain: Toolchain) -> bool:
     if job.engine.paged_context_fmha is not None:
         return job.engine.paged_context_fmha
-    if job.engine.speculative is not None and job.engine.speculative.mode == EXTERNAL:
-        return True
     option = None if toolchain.by_build_py else toolchain.builder.options.get("--use_paged_context_fmha")
     return option is not None and option.default in ("enable", True)
 
 
-def answers_fit_default(facts: EngineFacts) -> Diagnostics:
-    """Without engine.max_seq_len, the companion's answers are not longer than the release's default."""
-    job, toolchain = facts.job, facts.toolchain
-    if toolchain is None or job.engine.max_seq_len is not None or not job.companion.enabled:
-        return
-    option = toolchain.builder.options.get("--max_output_len")
-    if option is None or not isinstance(option.default, int):
-        return
-    for key, tokens in job.asked_tokens.items():
-        if tokens > option.default:
-            message = f"{tokens} tokens are more than {option.default}, the longest answer of this release"
-            message += " when engine.max_seq_len is left out"
-            yield in_job("conflict", key, message, "set engine.max_seq_len", tokens)
-
-
-# LoRA, drafts and quantization --------------------------------------------------------
+# LoRA and quantization --------------------------------------------------------
 
 
 def lora_names_modules(facts: EngineFacts) -> Diagnostics:
@@ -189,18 +148,6 @@ def lora_names_modules(facts: EngineFacts) -> Diagnostics:
     if not rank and (lora.target_modules or lora.adapters):
         hint = "set engine.max_lora_rank to the adapters' rank, or remove engine.lora"
         yield in_job("conflict", "engine.lora", "is set, but engine.max_lora_rank is 0: built without", hint)
-
-
-def adapters_can_be_asked_for(facts: EngineFacts) -> Diagnostics:
-    """The text model of the release has the inputs of the LoRA adapter that the companion names."""
-    if facts.toolchain is None or facts.toolchain.release.at_least(_LORA_INPUTS_OF_TEXT):
-        return
-    for field, _ in facts.job.named_adapters:
-        message = (
-            f"ensemble of TensorRT-LLM {facts.toolchain.release.version} lacks its inputs, which came with "
-            f"{_LORA_INPUTS_OF_TEXT}"
-        )
-        yield in_job("release", field, message, "remove it, or use another release", "ensemble")
 
 
 def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:
@@ -218,20 +165,6 @@ def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:
     for name in sorted({name for name in names if names.count(name) > 1}):
         message = f"two adapters are called {name}, which names the folder of each"
         yield in_job("conflict", "engine.lora.adapters", message, "rename the folder of one")
-
-
-def speculative_is_whole(facts: EngineFacts) -> Diagnostics:
-    """Each mode of speculative decoding has the keys that it needs."""
-    engine, wanted = facts.job.engine, facts.job.engine.speculative
-    if wanted is None or not facts.builds_engine:
-        return
-    if wanted.max_draft_len is None:
-        message = f"{wanted.mode} needs the maximum of draft tokens"
-        yield in_job("missing", "engine.speculative.max_draft_len", message, "set it, e.g. to 10")
-    if wanted.mode == EXTERNAL and engine.paged_context_fmha is False:
-        message = f"{wanted.mode} computes prompts over the paged KV cache"
-        hint = "leave engine.paged_context_fmha out"
-        yield in_job("conflict", "engine.paged_context_fmha", message, hint, False)
 
 
 def gptq_has_weights(facts: EngineFacts) -> Diagnostics:
@@ -253,7 +186,6 @@ OF_PROGRAMS = (
     *(family_is_known, toolchain_exists, examples_are_known, keys_have_options, own_commands_are_whole),
 )
 OF_KEYS = (
-    *(inflight_needs_paged_cache, decoding_matches, prompts_over_paged_cache),
-    *(answers_fit_default, lora_names_modules, adapters_can_be_asked_for, adapters_can_be_converted),
-    *(speculative_is_whole, gptq_has_weights),
+    *(inflight_needs_paged_cache, prompts_over_paged_cache),
+    *(lora_names_modules, adapters_can_be_converted, gptq_has_weights),
 )

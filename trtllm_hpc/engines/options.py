@@ -2,8 +2,7 @@
 
 For each key, the options that have carried it in one release or another, in the order of preference. Sources:
 the lists of options in ``releases/data``, each with its own source; the README files of examples/quantization
-and examples/llama of 0.7, 0.9, 0.15 and 0.16, with their ``quantize.py`` and ``convert_checkpoint.py``; the
-README of examples/lookahead (0.11 to 1.0), and docs/source/advanced/speculative-decoding.md.
+and examples/llama of 0.7, 0.9, 0.15 and 0.16, with their ``quantize.py`` and ``convert_checkpoint.py``.
 """
 
 from __future__ import annotations
@@ -21,9 +20,6 @@ Role = Literal["build_py", "prepare", "convert", "quantize", "build"]
 """What a program does in a toolchain; ``engine.options`` has the same names, but for ``prepare``."""
 OMIT: Any = object()
 """A value that is expressed by leaving the option out."""
-EXTERNAL = "draft_tokens_external"
-"""The mode of speculative decoding whose prompts are computed over the paged KV cache, too, as upstream's
-guides want it."""
 
 
 class NotExpressible(TrtllmHpcError):
@@ -266,7 +262,6 @@ def requests(job: JobFile) -> Iterator[OptionRequest]:
         yield _plugin(f"engine.plugins.{name}", name, setting)
     yield from _quantization(job.engine.quantization)
     yield from _lora(job)
-    yield from _speculative(job)
 
 
 def _plugin(key: str, name: str, value: Plugin) -> OptionRequest:
@@ -292,22 +287,6 @@ def _lora(job: JobFile) -> Iterator[OptionRequest]:
     if modules := engine.lora.target_modules:
         mappings = same("--lora_target_modules", *_TAKES_LORA)
         yield OptionRequest("engine.lora.target_modules", modules, mappings)
-
-
-def _speculative(job: JobFile) -> Iterator[OptionRequest]:
-    wanted = job.engine.speculative
-    if wanted is None:
-        return
-    modes = {EXTERNAL: EXTERNAL, "lookahead": "lookahead_decoding"}
-    known = same("--speculative_decoding_mode", "build", translate=modes)
-    # 0.9 knows a target model by its draft length alone.
-    needed = wanted.mode != EXTERNAL or wanted.max_draft_len is None
-    yield OptionRequest("engine.speculative.mode", wanted.mode, known, needed=needed)
-    if wanted.mode == EXTERNAL and job.engine.paged_context_fmha is None:
-        yield OptionRequest("engine.speculative.mode", True, same("--use_paged_context_fmha", "build"))
-    if wanted.max_draft_len is not None:
-        lengths = same("--max_draft_len", "build", "build_py")
-        yield OptionRequest("engine.speculative.max_draft_len", wanted.max_draft_len, lengths)
 
 
 # Quantization -------------------------------------------------------------------------

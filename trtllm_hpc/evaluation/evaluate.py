@@ -12,8 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.client.async_client import AsyncClient
-from trtllm_hpc.client.connection import gathered
+from trtllm_hpc.client.async_client import AsyncClient, gathered
 from trtllm_hpc.config.evaluation import Evaluation
 from trtllm_hpc.evaluation import tasks
 from trtllm_hpc.evaluation.scores import (

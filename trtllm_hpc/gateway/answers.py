@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Sequence
@@ -14,15 +15,7 @@ Json = dict[str, Any]
 
 _QUEUE_WORDS = "maximum queue size"
 """In messages of TensorRT-LLM, Triton and the reference backend for a full queue, in lower case."""
-_FAULT_WORDS = (
-    "forwardasync",
-    "cuda",
-    "out of memory",
-    "stub process",
-    "not loaded",
-    "not ready",
-    "unhealthy",
-)
+_FAULT_WORDS = re.compile("forwardasync|cuda|out of memory|stub process|not loaded|not ready|unhealthy")
 """In messages about the server and not the request: Triton's streams send no codes."""
 
 
@@ -59,7 +52,7 @@ def as_api_error(error: ApiError | RequestFailed) -> ApiError:
         return ApiError(message, 429, code="rate_limit_exceeded")
     if not isinstance(error, RequestRefused):
         return ApiError(message, 502)
-    return ApiError(message, 500 if any(word in words for word in _FAULT_WORDS) else 400)
+    return ApiError(message, 500 if _FAULT_WORDS.search(words) else 400)
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,6 @@ class ChatTemplate:
         if file.is_file():
             return file.read_text(encoding="utf-8")
         found = self._tokenizer.config.get("chat_template")
-        if isinstance(found, list):
-            named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-            found = named.get("default")
         if not isinstance(found, str):
             raise ApiError(
                 "This model has no chat template: neither tokenizer_config.json nor chat_template.jinja has "

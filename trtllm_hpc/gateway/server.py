@@ -76,18 +76,6 @@ def serve(sockets: list[socket.socket], target: Target, facts: Facts) -> None:
     asyncio.run(main())
 
 
-def inherited(descriptor: int) -> socket.socket:
-    """Return the socket of an open file descriptor. Raises StartFailed unless it listens."""
-    try:
-        found = socket.socket(fileno=descriptor)
-        is_listening = bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-    except OSError as error:
-        raise StartFailed(f"--fd {descriptor} is not an open socket: {error.strerror}.") from None
-    if not is_listening:
-        raise StartFailed(f"The socket of --fd {descriptor} does not listen.")
-    return found
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address. Raises StartFailed if it cannot."""
     try:

@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 
 from trtllm_hpc.client.async_client import AsyncClient
-from trtllm_hpc.client.connect import Target
+from trtllm_hpc.client.connect import Target, parse_url
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.request import Request
+from trtllm_hpc.client.single_calls import call_grpc
 from trtllm_hpc.config.job import Serve
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.gateway.answers import AnswerPart, ApiError
 from trtllm_hpc.gateway.bodies import AnyBody, ChatBody, CompletionBody
 from trtllm_hpc.gateway.chat_template import ChatTemplate
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer, TextStream
+from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire.served_model import CORE_MODEL
 
 _READY_TIMEOUT_S = 5.0
@@ -38,7 +40,7 @@ class Facts:
 
     name: str
     """Name of the model in requests."""
-    tokenizer: Path | None = None
+    tokenizer: Path
     """Folder with ``tokenizer.json``."""
     max_seq_len: int | None = None
     """Most tokens of prompt and answer together."""
@@ -76,10 +78,13 @@ class ServedByTriton:
 
     async def is_ready(self) -> bool:
         """Return whether Triton and its models are ready."""
+        endpoint = self._target if isinstance(self._target, Endpoint) else parse_url(self._target)[1]
+        asked = "ServerReady", "ServerReadyRequest", _READY_TIMEOUT_S
         try:
-            return await (await self.client()).is_ready(_READY_TIMEOUT_S)
+            answer = await asyncio.to_thread(call_grpc, endpoint, *asked)
         except RequestFailed:
             return False
+        return bool(answer.get("ready"))
 
     async def client(self) -> AsyncClient:
         """Return the open client. Raises RequestFailed if Triton is away, ApiError for a model of texts."""
@@ -155,7 +160,7 @@ class ServedByTriton:
             stream=(asked.stream or bool(asked.stop)) and client.model.decoupled,
             timeout_s=_ANSWER_TIMEOUT_S,
             request_id=uuid.uuid4().hex,
-            further_headers=headers,
+            headers=headers,
         )
         # Old models repeat the prompt before an answer, unless they stream.
         may_repeat = not (request.stream or "exclude_input" in request.options)

@@ -21,17 +21,8 @@ class ModelTokenizer:
     Its properties and methods raise ``RequestFailed`` if the folder has none that can be read.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-
-    @property
-    def folder(self) -> Path:
-        """Where it is."""
-        if self._folder is None:
-            raise RequestFailed(
-                "The folder of the model's tokenizer is not known.", hint="--tokenizer FOLDER"
-            )
-        return self._folder
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     @cached_property
     def _library(self) -> Any:

@@ -11,7 +11,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import node_check_stage
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.node_checks.records import Wanted
+from trtllm_hpc.runtime.node_checks.exchange import Wanted
 from trtllm_hpc.runtime.server_spec import ServerSpec, expand
 
 _YAML = "1/model.yaml"

@@ -67,7 +67,7 @@ def make_plan(
         stages=make_stages(job, cluster, instances, paths, builds=bool(build_steps)),
         served_engines=backend.served_engines(job, paths),
         facts=facts,
-        notes=(*backend.notes(facts), *_proxy_notes(job)),
+        notes=backend.notes(facts),
     )
 
 
@@ -91,12 +91,6 @@ def with_download(plan: Plan) -> Plan:
     first = _stage("download", plan.job, RunPaths(plan.run_folder), asked)
     after = Dependency("afterok", "download")
     return replace(plan, stages=(first, *(replace(it, after=(after, *it.after)) for it in plan.stages)))
-
-
-def _proxy_notes(job: JobFile) -> tuple[str, ...]:
-    if job.serve.proxy == "none" or job.serve.key:
-        return ()
-    return ("serve.key is false: everybody who reaches the server's node may call and control the server",)
 
 
 def make_stages(

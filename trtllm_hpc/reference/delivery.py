@@ -25,7 +25,7 @@ from trtllm_hpc.reference.generation import (
     QueueFull,
     RankEngine,
 )
-from trtllm_hpc.reference.requests import Array, check_parameters
+from trtllm_hpc.reference.requests import Array
 
 CHECK_S = 0.1
 """Time between two questions to Triton (100 µs each) whether clients are still there."""
@@ -79,7 +79,6 @@ class Delivery:
         sender, wanted = request.get_response_sender(), frozenset(request.requested_output_names())
         opened = _Open(sender, request.request_id(), wanted, next(self._numbers))
         try:
-            check_parameters(request)
             opened.request = read(request)
             if opened.request is None:
                 self._stop(opened)

@@ -249,7 +249,7 @@ def _load(folder: Path, dtype: str, world: World) -> Any:
             **split,
         )
         return model.to("cuda" if torch.cuda.is_available() else "cpu")
-    except Exception as error:
+    except Exception as error:  # transformers and its readers raise anything
         raise StartFailed(
             f"{folder / MODEL} cannot be read: {first_sentence(error)}", hint=REBUILD
         ) from error

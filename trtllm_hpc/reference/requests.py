@@ -9,10 +9,9 @@ this backend cannot do is refused by name, never ignored. Triton has checked typ
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping
-from itertools import chain, pairwise
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,7 +37,7 @@ _REFUSED: Mapping[str, tuple[str, ...]] = {
     "statistics of a reused KV cache": ("return_kv_cache_reuse_stats",),
     "logits": ("return_context_logits", "return_generation_logits"),
     "a bias of tokens": ("embedding_bias", "embedding_bias_words", "EMBEDDING_BIAS_WORDS"),
-    "bad words": ("bad_words", "BAD_WORDS_DICT"),
+    "bad words": ("bad_words", "BAD_WORDS_DICT", "bad_words_list"),
     "a penalty for presence": ("presence_penalty",),
     "a penalty for frequency": ("frequency_penalty",),
     "a top p that changes during a request": ("runtime_top_p_decay",),
@@ -58,9 +57,9 @@ _ALWAYS_ASKS = frozenset(
         *("prompt_embedding_table", "encoder_input_features"),
     }
 )
-"""Inputs that ask for something with any value; those of the others that ask for nothing are 0, "" or 1."""
-_NEUTRAL_AT_1 = frozenset({"runtime_top_p_decay", "beam_width", "num_return_sequences"})
-_REQUEST_TYPE = "triton_trtllm_request_type"
+"""Inputs that ask for something with any value."""
+_NOTHING = {"runtime_top_p_decay": 1, "beam_width": 1, "num_return_sequences": 1, "bad_words_list": -1}
+"""Values of inputs, beside 0 and empty texts, that ask for nothing."""
 _SEEDS = 1 << 64
 
 
@@ -76,13 +75,6 @@ def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> GenerationReq
         raise RequestFailed("input_ids is missing: it must hold the tokens of the prompt.")
     refuse_batch(prompts)
     refuse_unsupported(inputs)
-    # Upstream's preprocessing always makes one token, which a model without an encoder does not read.
-    if inputs.get("decoder_input_ids", np.empty(0)).size > 1:
-        raise _refusal("decoder_input_ids", "models with an encoder")
-    bad_words = inputs.get("bad_words_list")
-    # The second row holds the ends of the words, and then -1.
-    if bad_words is not None and bad_words.size and (bad_words[0, 1] > 0).any():
-        raise _refusal("bad_words_list", "bad words")
     request = _request(inputs, prompts[0].tolist(), info)
     if request.streaming and not decoupled:
         raise RequestFailed(
@@ -97,33 +89,16 @@ def refuse_batch(prompts: Array) -> None:
         raise RequestFailed(f"The request holds {len(prompts)} prompts. Send one prompt a request.")
 
 
-def check_parameters(request: Any) -> None:
-    """Refuse a Triton request whose parameters ask for disaggregated serving; ignore others, as upstream.
-
-    Triton's generate endpoint makes a parameter of each JSON key that is not an input of the model.
-    """
-    try:
-        kind = json.loads(request.parameters() or "{}").get(_REQUEST_TYPE, "context_and_generation")
-    except ValueError as error:
-        # Triton's own parser lets such bytes pass.
-        raise RequestFailed(f"A request parameter is not valid UTF-8: {error}.") from error
-    if kind != "context_and_generation":
-        raise _refusal(f"{_REQUEST_TYPE}={kind}", "disaggregated serving")
-
-
 def refuse_unsupported(inputs: Inputs) -> None:
     """Raise RequestFailed with the name of an input of any model that asks for what this backend lacks."""
     for name, array in inputs.items():
         if name not in _WHAT or not array.size:
             continue
-        nothing = 1 if name in _NEUTRAL_AT_1 else 0
         values = array.reshape(-1).tolist()
-        if name in _ALWAYS_ASKS or any(value not in (nothing, b"") for value in values):
-            raise _refusal(name, _WHAT[name])
-
-
-def _refusal(name: str, what: str) -> RequestFailed:
-    return RequestFailed(f"{name} asks for {what}, which the reference backend does not have. Leave it out.")
+        if name in _ALWAYS_ASKS or any(it not in (0, b"", _NOTHING.get(name, 0)) for it in values):
+            raise RequestFailed(
+                f"{name} asks for {_WHAT[name]}, which the reference backend does not have. Leave it out."
+            )
 
 
 def _number(
@@ -160,7 +135,11 @@ def _request(inputs: Inputs, prompt: list[int], info: EngineInfo) -> GenerationR
             f"The prompt's {length} tokens and the {new} asked for make {length + new}; "
             f"this engine was built for max_seq_len {info.max_seq_len}."
         )
-    _check_vocabulary("input_ids", prompt[:length], info)
+    outside = next((token for token in prompt[:length] if not 0 <= token < info.vocab_size), None)
+    if outside is not None:
+        raise RequestFailed(
+            f"input_ids holds {outside}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
+        )
     # Without both, or with zeros, decoding is greedy; if only one is set, the other sets no limit. It is
     # greedy at a temperature of 0, too: TensorRT-LLM divides the logits by it plus 1e-6.
     top_k, top_p = _number(inputs, "runtime_top_k", 0), _number(inputs, "runtime_top_p", 0.0, most=1)
@@ -178,34 +157,18 @@ def _request(inputs: Inputs, prompt: list[int], info: EngineInfo) -> GenerationR
         repetition_penalty=repetition,
         min_new_tokens=_number(inputs, "min_length", 0),
         seed=_number(inputs, "random_seed", 0, least=-math.inf) % _SEEDS,
-        stop_words=_stop_words(inputs, info),
+        stop_words=_stop_words(inputs),
         return_log_probs=bool(_number(inputs, "return_log_probs", 0)),
         exclude_input=bool(_number(inputs, "exclude_input_in_output", 0)),
         streaming=bool(_number(inputs, "streaming", 0)),
     )
 
 
-def _stop_words(inputs: Inputs, info: EngineInfo) -> tuple[tuple[int, ...], ...]:
+def _stop_words(inputs: Inputs) -> tuple[tuple[int, ...], ...]:
     """Read words in upstream's layout: a row with all their tokens, and a row with their ends, then -1."""
     array = inputs.get("stop_words_list")
     if array is None or not array.size:
         return ()
     tokens, ends = array[0].tolist()
-    count = ends.index(-1) if -1 in ends else len(ends)
-    bounds = list(pairwise([0, *ends[:count]]))
-    if set(ends[count:]) - {-1} or any(not start < end <= len(tokens) for start, end in bounds):
-        raise RequestFailed(
-            f"The second row of stop_words_list is {ends}; it must hold the ends of the words within "
-            "the first row, each above the one before, and then -1."
-        )
-    words = tuple(tuple(tokens[start:end]) for start, end in bounds)
-    _check_vocabulary("stop_words_list", chain.from_iterable(words), info)
-    return words
-
-
-def _check_vocabulary(name: str, tokens: Iterable[int], info: EngineInfo) -> None:
-    outside = next((token for token in tokens if not 0 <= token < info.vocab_size), None)
-    if outside is not None:
-        raise RequestFailed(
-            f"{name} holds {outside}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
-        )
+    words = (tuple(tokens[start:end]) for start, end in pairwise([0, *(end for end in ends if end > 0)]))
+    return tuple(word for word in words if word)

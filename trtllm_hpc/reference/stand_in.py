@@ -62,15 +62,14 @@ class StandIn:
         slots, size = self._limits.max_requests, self._limits.tokens_per_block
         with self._changed:
             requests = list(self._open.values())
-        used = sum(-(-(len(request.prompt) + len(new)) // size) for request, new in requests[:slots])
-        running = min(slots, len(requests))
+        running = requests[:slots]
         return replace(
             self._limits,
             active=len(requests),
-            waiting=len(requests) - running,
-            blocks_used=used,
-            scheduled=running,
-            generation_requests=running,
+            waiting=len(requests) - len(running),
+            blocks_used=sum(-(-(len(request.prompt) + len(new)) // size) for request, new in running),
+            scheduled=len(running),
+            generation_requests=len(running),
             iteration=self._iteration,
         )
 

@@ -202,7 +202,7 @@ def _greeted(
             for step in steps:
                 step(connection, (world.meeting / "key").read_bytes())
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, none)
-    except BaseException:
+    except BaseException:  # whatever ends the greeting, the connection must not stay open
         connection.close()
         raise
     return connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import secrets
 import shutil
 import sys
@@ -12,21 +13,24 @@ from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata, resources
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from trtllm_hpc import __version__
+from trtllm_hpc.config.cluster import SECRETS
 from trtllm_hpc.config.dump import cluster_yaml, job_yaml
+from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.render.lock import lock_of
 from trtllm_hpc.render.scripts import (
-    Build,
+    RenderedBuild,
     render_build,
     render_configurations,
     render_repository,
     render_scripts,
 )
 from trtllm_hpc.runtime.engine_cache.cache import link
+from trtllm_hpc.runtime.lock import Lock, fingerprint, image_facts
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.model_repository.schema import VENDORED
 
@@ -39,6 +43,10 @@ _ZIPPED = ("__init__.py", "errors.py", "paths.py")
 
 _NOT_NEEDED = ("compiler", "pyext", "testdata", "util", "__pycache__")
 """Parts of protobuf for its own compiler, its compiled forms and its tests."""
+
+
+_ENVIRONMENTS = ("environment", "env_overrides")
+"""Keys whose mappings are environment variables."""
 
 
 _REMEDIES = {
@@ -55,7 +63,7 @@ def new_run_folder(runs_folder: Path, name: str) -> RunPaths:
 
 
 def write_run(
-    plan: Plan, build: Build | None = None, side_outputs: Mapping[str, Path] | None = None
+    plan: Plan, build: RenderedBuild | None = None, side_outputs: Mapping[str, Path] | None = None
 ) -> RunPaths:
     """Write the run folder of a plan, whole or not at all.
 
@@ -106,7 +114,9 @@ def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict
         aside.chmod(0o700)
 
 
-def _link_engine(paths: RunPaths, plan: Plan, build: Build | None, side_outputs: Mapping[str, Path]) -> None:
+def _link_engine(
+    paths: RunPaths, plan: Plan, build: RenderedBuild | None, side_outputs: Mapping[str, Path]
+) -> None:
     """Write the recipe that the build stage reads, or links to the outputs that are in the cache."""
     if plan.stage("build") is not None and build is not None:
         build.recipe.write(paths.build_recipe)
@@ -115,6 +125,38 @@ def _link_engine(paths: RunPaths, plan: Plan, build: Build | None, side_outputs:
         link(paths.engine, Path(plan.engine_found))
     for step, output in side_outputs.items():
         link(paths.side_output(step), output)
+
+
+def lock_of(plan: Plan) -> Lock:
+    """Return the lock of a plan, before its run."""
+    job, cluster = plan.job.model_dump(), plan.cluster.model_dump()
+    del cluster["job_defaults"]  # they are in the job
+    left_out = [*_without_secrets(job, ""), *_without_secrets(cluster, "cluster.")]
+    container, folder = plan.cluster.container, plan.job.model.path
+    hub_model = record_of(folder)
+    is_partial = folder is not None and hub_model is not None and bool(hub_model.missing(Path(folder)))
+    return Lock(
+        version=__version__,
+        job=job,
+        cluster=cluster,
+        left_out=left_out,
+        release=plan.release,
+        image=None if container.runtime == "none" or not container.image else image_facts(container.image),
+        checkpoint=None if is_partial else fingerprint(folder),
+    )
+
+
+def _without_secrets(section: dict[str, Any], prefix: str, *, are_variables: bool = False) -> Iterator[str]:
+    """Take variables with the names of secrets, and lists that set such variables, out; yield their keys."""
+    for key, value in [*section.items()]:
+        words = value if isinstance(value, list) else ()
+        assigned = [name for word in words for name in re.findall(r"(\w+)=", str(word))]
+        names = [*assigned, *([key] if are_variables else [])]
+        if any(SECRETS.fullmatch(name) or name.upper().endswith("_KEY") for name in names):
+            section[key] = type(value)()  # keeps the place of the key
+            yield f"{prefix}{key}"
+        elif isinstance(value, dict):
+            yield from _without_secrets(value, f"{prefix}{key}.", are_variables=key in _ENVIRONMENTS)
 
 
 def cannot_write(folder: Path, error: OSError) -> RenderError:

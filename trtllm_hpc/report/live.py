@@ -19,7 +19,7 @@ from trtllm_hpc.report.status import stage_times
 from trtllm_hpc.runs.watch import joined
 
 if TYPE_CHECKING:
-    from trtllm_hpc.runs.watch import Progress
+    from trtllm_hpc.runs.watch import RunProgress
 
 
 _PAUSE_S = 10.0
@@ -29,7 +29,7 @@ _SILENCE_S = 600.0
 
 
 @contextmanager
-def live_printer() -> Iterator[Callable[[Progress], None]]:
+def live_printer() -> Iterator[Callable[[RunProgress], None]]:
     """Yield a function that shows how far the run is.
 
     On a terminal a small table is redrawn, with the last lines of the log below it. Elsewhere (a log, a pipe)
@@ -49,7 +49,7 @@ class _LinePrinter:
         self._printed: dict[str, tuple[str, str, float]] = {}
         """State and words that were printed last of each stage and of the log, and when."""
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: RunProgress) -> None:
         stages = {stage.stage: stage for stage in progress.status.stages}
         for name, (state, detail) in progress.sentences.items():
             times = stage_times(stages[name], progress.at)
@@ -66,7 +66,7 @@ class _LinePrinter:
             self._console.print(f"  {name}: {words}{times}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _view(progress: Progress) -> Group:
+def _view(progress: RunProgress) -> Group:
     """Return the table of the stages, and below it the log's last lines, each cut at the terminal's edge."""
     table = Table.grid(padding=(0, 2))
     stages = {stage.stage: stage for stage in progress.status.stages}

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trtllm_hpc.errors import FAIL
 from trtllm_hpc.logs.causes.explain import (
     REPORTED,
     Candidate,
@@ -90,7 +89,7 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
             advised = error if error.next else replace(error, next=_look_at(run.paths, log))
             candidates.append(Candidate(advised, Certainty.REPORTED))
     full = disk_space(os.uname().nodename, "the run folder", run.paths.folder)
-    if full.state == FAIL and full.hint is not None:
+    if full is not None and full.hint is not None:
         now = Finding.without_log("disk-full", full.message, full.hint)
         candidates.append(Candidate(now, Certainty.FULL_DISK))
     if exit_signal in set(signal.Signals) and not _has_root(candidates):

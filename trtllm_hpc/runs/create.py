@@ -14,16 +14,14 @@ from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, engines_folder
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan, with_download, with_engine
-from trtllm_hpc.render.lock import lock_of
-from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
+from trtllm_hpc.render.run_folder import default_python, lock_of, new_run_folder, write_run
 from trtllm_hpc.render.scripts import render_build
 from trtllm_hpc.runs.hub import download, locator, runs_folder
 from trtllm_hpc.runtime.lock import changes, shown
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
-from trtllm_hpc.validation.load import load, load_cluster
-from trtllm_hpc.validation.lock import read_lock
+from trtllm_hpc.validation.load import load, load_cluster, read_lock
 
 Warn = Callable[[str], object]
 """Receives each warning about a job, one line or more, before anything is written."""

@@ -30,7 +30,7 @@ _WRAPPER = TextWrapper(95, initial_indent="# ", subsequent_indent="#   ", break_
 _LIMITS = """
 # enough time for the largest models
 serve: {cpus_per_rank: 4, time_limit_minutes: 240, ready_timeout_seconds: 5400}
-companion: {time_limit_minutes: 180, endpoint_timeout_seconds: 7200}
+companion: {time_limit_minutes: 180}
 """
 
 

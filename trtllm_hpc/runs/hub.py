@@ -28,8 +28,8 @@ from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, own_runs_folder
 from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, CacheEntry, EntryHeld, Use
-from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, needed_files
+from trtllm_hpc.runtime.engine_cache.shared_files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.records import try_event
 from trtllm_hpc.tensorrt_llm.memory import gib
 from trtllm_hpc.validation.load import Locate
@@ -40,10 +40,6 @@ _NEWS_S = 30.0
 """Seconds between two lines about another process's download."""
 _POLL_S = 1.0
 """Seconds between two looks at another process's download."""
-
-
-class HubUnreachable(HubFailed):
-    """The hub does not answer, or this machine is offline."""
 
 
 def runs_folder(cluster: ClusterProfile) -> Path:
@@ -71,21 +67,14 @@ def locator(runs: Path | None) -> Locate:
 def find(models: Path, hub: str, revision: str | None, token_file: str | None) -> tuple[Path, HubModel]:
     """Return the folder of a model, with its small files, and its record; raises HubFailed.
 
-    The hub is not asked for a known commit. If it is unreachable, a revision means what it last meant.
-    ``models`` is the folder of all models, ``token_file`` that of the job file.
+    The hub is not asked for a known commit. ``models`` is the folder of all models, ``token_file`` that of
+    the job file.
     """
-    name, known = revision or "main", list(known_models(models, hub))
-    found = next((it for it in known if it[1].commit == name), None)
+    name = revision or "main"
+    found = next((it for it in known_models(models, hub) if it[1].commit == name), None)
     if found is None:
-        try:
-            with _sentences(hub, name, token_file):
-                found = _ask(models, hub, name, token_file)
-        except HubUnreachable as error:
-            known = [it for it in known if name in it[1].revisions and not it[1].missing(it[0])]
-            if not known:
-                raise
-            found = max(known, key=lambda it: it[1].revisions[name])
-            print(f"warning: {error.message} Revision {name} is taken from {found[0]}.", file=sys.stderr)
+        with _sentences(hub, name, token_file):
+            found = _ask(models, hub, name, token_file)
     fetch(found[0], token_file, weights=False)
     return found
 
@@ -304,8 +293,9 @@ def _sentence(error: Any, hub: str, revision: str, token_file: str | None) -> Hu
         return _no_space(error.filename or "the folder of models", str(error.strerror))
     if isinstance(error, ValueError) or (number is not None and not isinstance(error, ConnectionError)):
         return HubFailed(f"{hub} cannot be downloaded: {reason}.", hint=_ELSEWHERE)
-    hint = f"the same command goes on where it was; where there is a network: trtllm-hpc models fetch {hub}"
-    return HubUnreachable(f"The hub cannot be reached, or the connection was lost: {reason}.", hint=hint)
+    hint = f"where there is a network: trtllm-hpc models fetch {hub}; a commit that is here needs no hub: "
+    hint += "model.revision names it, trtllm-hpc models list shows it"
+    return HubFailed(f"The hub cannot be reached, or the connection was lost: {reason}.", hint=hint)
 
 
 _ELSEWHERE = "models_folder in the profile names another folder"

@@ -20,10 +20,10 @@ from trtllm_hpc.render.run_folder import runtime_zipapp
 from trtllm_hpc.render.scripts import render_configurations, render_node_checks
 from trtllm_hpc.runs.create import JobSource, plan_run
 from trtllm_hpc.runs.submit import require_scheduler
-from trtllm_hpc.runtime.engine_cache.files import remove
+from trtllm_hpc.runtime.engine_cache.shared_files import remove
 from trtllm_hpc.runtime.front import with_addresses
 from trtllm_hpc.runtime.node_checks import PARTS
-from trtllm_hpc.runtime.node_checks.records import Wanted, read_found
+from trtllm_hpc.runtime.node_checks.exchange import Wanted, read_found
 from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
 from trtllm_hpc.scheduler.local import StageScript
@@ -218,14 +218,9 @@ def _missing(
     paths: RunPaths, checked: Plan, found: Collection[str], info: JobInfo | None
 ) -> list[Diagnostic]:
     """Return a failure for each part that has left no result: its step did not get as far as Python."""
-    has_tensorrt_llm = checked.backend.release_use != "none"
-    used = {
-        "image": has_tensorrt_llm,
-        "build": has_tensorrt_llm and bool(checked.build_steps),  # others' builds start no MPI
-        "front": checked.front is not None,
-    }
     missing = []
-    for part in (part for part in PARTS if used.get(part, True) and part not in found):
+    unused = {"image"} if checked.backend.release_use == "none" else set()
+    for part in (part for part in PARTS if part not in unused and part not in found):
         log = paths.batch_log("doctor") if part == "host" else paths.rank_log(part, 0)
         lines = last_lines(log, _LOG_LINES) or last_lines(paths.batch_log("doctor"), _LOG_LINES)
         text = " / ".join(line.strip() for line in lines if line.strip())

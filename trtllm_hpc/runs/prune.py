@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from trtllm_hpc.engine_cache.listing import list_entries
+from trtllm_hpc.engine_cache.contents import list_entries
 from trtllm_hpc.errors import SubmissionError, TrtllmHpcError
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import SWEEPS, RunPaths
@@ -19,7 +19,7 @@ from trtllm_hpc.runs.listing import ListedRun, Warn, listed_runs
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import sole_command
 from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Cache, CacheEntry, EntryHeld, Use
-from trtllm_hpc.runtime.engine_cache.files import remove
+from trtllm_hpc.runtime.engine_cache.shared_files import remove
 
 _FOREIGN_S = 30 * 86_400.0
 """How long a run counts as active if we may not read its folder."""

@@ -52,14 +52,6 @@ class ResolvedJob:
     """Every key with its value; `trtllm-hpc schema job` describes them."""
 
 
-@dataclass(frozen=True)
-class ShippedText(ShippedJob):
-    """One job file with its content."""
-
-    text: str
-    """The whole file, with its comments."""
-
-
 def shipped_jobs() -> list[ShippedJob]:
     """Return the shipped job files by name, those that need no GPU first.
 

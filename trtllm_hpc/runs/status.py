@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.hub import record_of
-from trtllm_hpc.errors import FAIL, ExitCode, SubmissionError
+from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
@@ -749,7 +749,7 @@ def _sentence(
             with suppress(OSError):  # the folder is gone, which the sentence says elsewhere
                 # A living run whose disk is full cannot write so itself.
                 space = disk_space(os.uname().nodename, "the run folder", run.paths.folder)
-                sentence += f"; {space.message}" if space.state == FAIL else ""
+                sentence += "" if space is None else f"; {space.message}"
     else:
         sentence = "the server goes on; " if state is RunState.SERVING else ""
         sentence += f"stage {failed.stage} {failed.sentence}"

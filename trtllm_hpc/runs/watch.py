@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from trtllm_hpc.bench.progress import Snapshot, read_progress
@@ -15,12 +15,12 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.status import (
     RunStatus,
-    StageStatus,
     build_step,
     run_status,
     unanswered_status,
     watcher_of,
 )
+from trtllm_hpc.runtime.records import Endpoint
 
 _FILE_PAUSE_S = 0.5
 _CONTROLLER_GONE_S = 900.0
@@ -33,18 +33,14 @@ _LOG_LINES = 5
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run is, from Slurm and from the job's own files."""
 
     status: RunStatus
-    build: tuple[int, int, str] | None
-    """Step, number of steps, and what is being done."""
-    ranks_up: int
-    world_size: int
+    details: Mapping[str, str]
+    """What each running stage does now, in words."""
     benchmark: Snapshot | None
     """How far the companion's measurement is."""
-    stopping: bool
-    """Whether the server was asked to stop."""
     at: float
     """When this was seen, in seconds since the epoch."""
     log: tuple[str, ...] = ()
@@ -53,30 +49,10 @@ class Progress:
     @property
     def sentences(self) -> dict[str, tuple[str, str]]:
         """The state of each stage, and its details, which may be empty."""
-        return {stage.stage: (stage.sentence, self._detail(stage)) for stage in self.status.stages}
+        return {it.stage: (it.sentence, self.details.get(it.stage, "")) for it in self.status.stages}
 
     def __str__(self) -> str:
         return "; ".join(f"{stage}: {joined(*words)}" for stage, words in self.sentences.items())
-
-    def _detail(self, status: StageStatus) -> str:
-        if status.state != "RUNNING":
-            return ""
-        stage = status.stage
-        if stage == "build" and self.build is not None:
-            step, count, message = self.build
-            return f"step {step} of {count}: {message}"
-        endpoint = self.status.endpoint
-        if stage == "serve":
-            if self.stopping:
-                return "stopping"
-            if endpoint is not None:
-                return f"ready at {endpoint.place} ({endpoint.host})"
-            return f"{self.ranks_up} of {self.world_size} ranks up"
-        if stage == "companion":
-            if self.benchmark is not None:
-                return f"benchmark: {self.benchmark}"
-            return "sends requests" if endpoint is not None else "waits for the endpoint"
-        return ""
 
 
 def joined(state: str, detail: str) -> str:
@@ -84,10 +60,10 @@ def joined(state: str, detail: str) -> str:
     return f"{state}, {detail}" if detail else state
 
 
-Show = Callable[[Progress], object]
+Show = Callable[[RunProgress], object]
 
 
-def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress]:
+def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[RunProgress]:
     """Yield the progress until the run has ended, or until only a server is left that ``keeps_serving``.
 
     The run's own files are read twice a second. Slurm is queried at growing pauses, and at once when the
@@ -161,18 +137,28 @@ def _only_serves(run: RunSnapshot, status: RunStatus) -> bool:
     return all(others) and ("stage_begin" not in companion or "stage_end" in companion)
 
 
-def _progress(run: RunSnapshot, status: RunStatus) -> Progress:
-    records = [record for step in run.serve_steps for record in run.ranks(step)]
+def _progress(run: RunSnapshot, status: RunStatus) -> RunProgress:
     running = {stage.stage for stage in status.stages if stage.state == "RUNNING"}
     steps = ["build"] * ("build" in running) + run.serve_steps[:1] * ("serve" in running)
     log = last_lines(run.paths.rank_log(steps[0], 0), _LOG_LINES) if steps else []
-    return Progress(
-        status,
-        build=build_step(run),
-        ranks_up=sum(record.ended_at is None for record in records),
-        world_size=0 if run.plan is None else sum(run.plan.world_sizes),
-        benchmark=read_progress(run.paths.benchmark_progress),
-        stopping=run.stop_request is not None,
-        at=time.time(),
-        log=tuple(map(run.quoted, log)),
-    )
+    benchmark = read_progress(run.paths.benchmark_progress)
+    details = {stage: _detail(run, status.endpoint, stage, benchmark) for stage in running}
+    return RunProgress(status, details, benchmark, time.time(), tuple(map(run.quoted, log)))
+
+
+def _detail(run: RunSnapshot, endpoint: Endpoint | None, stage: str, benchmark: Snapshot | None) -> str:
+    """Return what a running stage does now; may be empty."""
+    if stage == "build" and (step := build_step(run)) is not None:
+        return f"step {step[0]} of {step[1]}: {step[2]}"
+    if stage == "serve":
+        if run.stop_request is not None:
+            return "stopping"
+        if endpoint is not None:
+            return f"ready at {endpoint.place} ({endpoint.host})"
+        up = sum(rank.ended_at is None for step in run.serve_steps for rank in run.ranks(step))
+        return f"{up} of {0 if run.plan is None else sum(run.plan.world_sizes)} ranks up"
+    if stage == "companion":
+        if benchmark is not None:
+            return f"benchmark: {benchmark}"
+        return "sends requests" if endpoint is not None else "waits for the endpoint"
+    return ""

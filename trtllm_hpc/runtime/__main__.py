@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,98 +48,65 @@ _ADDRESS = [*_options("--interface"), *_options("--loopback", action="store_true
 _PROXY = [*_options("--program"), *_options("--kinds", default=""), *_ADDRESS]
 _PROGRAM = _options("program", nargs=argparse.REMAINDER)
 
-COMMANDS: dict[str, tuple[str, Iterable[Option]]] = {
+COMMANDS: dict[str, list[Option]] = {
     # What the batch scripts run before the server starts, and at their end
-    "begin": ("record that a stage begins", _STAGE),
-    "end": ("record that a stage has ended", [*_STAGE, *_EXIT_CODE]),
-    "follow": ("prepare to serve after another job; fails if this job is not to serve", _LAST_JOB),
-    "queue-next": ("submit the job that is to serve after this one", []),
-    "unwanted": ("print the next job's id if that job is not to serve any more", _EXIT_CODE),
-    "exclude": ("keep the next job from nodes at fault; prints what scontrol is to change", _needed("--job")),
-    "placed": ("fail if this job has a node that it should not have", []),
-    "engine": ("build the engine, or find it in the cache", []),
-    "gpus-per-node": (
-        "write the GPUs of a node into checkpoints",
-        [*_options("gpus", type=int), *_options("checkpoints", type=Path, nargs="+")],
-    ),
-    "leader": ("print address, three server ports and the rendezvous port", _ADDRESS),
-    "preflight": (
-        "compare the world of ranks with the plan",
-        [
-            *_needed("--world-size --ranks-per-node --gpus-per-node", type=int),
-            *_options("--component", type=int, default=0),
-            *_options("--engine", type=Path, action="append", default=[]),
-            *_options("--engine-ranks", type=int, action="append", default=[]),
-            *_options("--program", action="append", default=[], dest="programs"),
-            *(*_options("--phase --release"), *_options("--tokenizer --model", type=Path)),
-            *_options("--without-mpi", action="store_true"),
-        ],
-    ),
-    "network": (
-        "try the network between nodes",
-        [*_needed("--first --nodes", type=int), *_options("--interface")],
-    ),
-    "stage-model": (
-        "copy the model to this node",
-        [*_needed("--source --link", type=Path), *_needed("--days --first", type=int)],
-    ),
-    "spawns": (
-        "fail unless processes can be spawned by MPI; --last: nothing else is tried",
-        [*_needed("--launcher"), *_options("--last", action="store_true")],
-    ),
-    "repository": ("make the model repository from templates", _needed("--all-models", type=Path)),
-    "variants": (
-        "run the variants of a sweep, one after another",
-        [
-            *(*_needed("--folder", type=Path), *_needed("--minutes", type=float)),
-            *_options("names", nargs="+"),
-        ],
-    ),
-    "gpus-in-use": ("print the GPUs whose memory somebody uses", []),
+    "begin": _STAGE,
+    "end": [*_STAGE, *_EXIT_CODE],
+    "follow": _LAST_JOB,
+    "queue-next": [],
+    "unwanted": _EXIT_CODE,
+    "exclude": _needed("--job"),
+    "placed": [],
+    "engine": [],
+    "gpus-per-node": [*_options("gpus", type=int), *_options("checkpoints", type=Path, nargs="+")],
+    "leader": _ADDRESS,
+    "preflight": [
+        *_needed("--world-size --ranks-per-node --gpus-per-node", type=int),
+        *_options("--component", type=int, default=0),
+        *_options("--engine", type=Path, action="append", default=[]),
+        *_options("--engine-ranks", type=int, action="append", default=[]),
+        *_options("--program", action="append", default=[], dest="programs"),
+        *(*_options("--phase --release"), *_options("--tokenizer --model", type=Path)),
+        *_options("--without-mpi", action="store_true"),
+    ],
+    "network": [*_needed("--first --nodes", type=int), *_options("--interface")],
+    "stage-model": [*_needed("--source --link", type=Path), *_needed("--days --first", type=int)],
+    "spawns": [*_needed("--launcher"), *_options("--last", action="store_true")],
+    "repository": _needed("--all-models", type=Path),
+    "variants": [
+        *(*_needed("--folder", type=Path), *_needed("--minutes", type=float)),
+        *_options("names", nargs="+"),
+    ],
+    "gpus-in-use": [],
     # The job of doctor --on-nodes
-    "node-check": (
-        "one part of doctor --on-nodes; --child: do what may abort the process",
-        [*_options("part", choices=PARTS), *_options("--child", action="store_true")],
-    ),
-    "unattended": ("wait until doctor --on-nodes no longer waits for this job", []),
+    "node-check": [*_options("part", choices=PARTS), *_options("--child", action="store_true")],
+    "unattended": [],
     # Servers
-    "rank": (
-        "run one rank's server and watch it",
-        [
-            *_needed("--rank --world-size --ranks-per-node", type=int),
-            *(*_needed("--spec", type=Path), *_options("--launcher"), *_options("--step", default="serve")),
-            *(*_needed("--ready-timeout-seconds", type=float), *_options("--hang-seconds", type=float)),
-        ],
-    ),
-    "instances": (
-        "open the proxy, run all instances and watch them",
-        [
-            *(*_needed("--count --minimum --restarts", type=int), *_PROXY),
-            *_options("--key --tls", action="store_true"),
-            *_needed("--leaders", type=_numbers, help="NODE:INSTANCE,INSTANCE of each node"),
-            *_options("--roles", type=_numbers, default={}, help="PHASE:SERVER,SERVER if disaggregated"),
-            *_options("--drain-seconds", type=float, default=0.0),
-            *_options("--companion-start-seconds --companion-silence-seconds", type=float),
-            *_options("--hang-seconds --idle-seconds", type=float),
-        ],
-    ),
-    "proxy": (
-        "run the proxy of a further node",
-        [*_PROXY, *_needed("--node", type=int), *_options("instances", type=int, nargs="+")],
-    ),
-    "launched": ("start the server as a launcher's task", _needed("--scratch", type=Path)),
-    "alone": ("run a program for which MPI starts alone", _PROGRAM),
-    "sweep": ("remove what killed ranks of this job left on this node", _options("instance", nargs="?")),
-    "spawn": (
-        "start tasks on this machine, as srun does on a cluster",
-        [*_needed("--ntasks", type=int), *_needed("--output"), *_PROGRAM],
-    ),
+    "rank": [
+        *_needed("--rank --world-size --ranks-per-node", type=int),
+        *(*_needed("--spec", type=Path), *_options("--launcher"), *_options("--step", default="serve")),
+        *(*_needed("--ready-timeout-seconds", type=float), *_options("--hang-seconds", type=float)),
+    ],
+    "instances": [
+        *(*_needed("--count --restarts", type=int), *_PROXY),
+        *_options("--key --tls", action="store_true"),
+        *_needed("--leaders", type=_numbers, help="NODE:INSTANCE,INSTANCE of each node"),
+        *_options("--roles", type=_numbers, default={}, help="PHASE:SERVER,SERVER if disaggregated"),
+        *_options("--drain-seconds", type=float, default=0.0),
+        *_options("--companion-start-seconds --companion-silence-seconds", type=float),
+        *_options("--hang-seconds --idle-seconds", type=float),
+    ],
+    "proxy": [*_PROXY, *_needed("--node", type=int), *_options("instances", type=int, nargs="+")],
+    "launched": _needed("--scratch", type=Path),
+    "alone": _PROGRAM,
+    "sweep": _options("instance", nargs="?"),
+    "spawn": [*_needed("--ntasks", type=int), *_needed("--output"), *_PROGRAM],
     # Beside a companion or a build
-    "stop": ("request the server to stop", _needed("--by --reason")),
-    "heartbeat": ("show the server that the companion is alive", _needed("--while-pid", type=int)),
-    "watch-build": ("note a build that stands still", _needed("--while-pid", type=int)),
+    "stop": _needed("--by --reason"),
+    "heartbeat": _needed("--while-pid", type=int),
+    "watch-build": _needed("--while-pid", type=int),
 }
-"""Purpose and options of each command."""
+"""Options of each command; what it does is the docstring of what :func:`run_command` calls."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -147,8 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="runtime", description=__doc__)
     parser.add_argument("--run", type=Path, help="run folder, if it does not contain this file")
     parsers = parser.add_subparsers(required=True, dest="command")
-    for name, (purpose, options) in COMMANDS.items():
-        of_command = parsers.add_parser(name, help=purpose)
+    for name, options in COMMANDS.items():
+        of_command = parsers.add_parser(name)
         for flag, how in options:
             of_command.add_argument(flag, **how)
     given = parser.parse_args(arguments)

@@ -19,6 +19,8 @@ from trtllm_hpc.runtime.records import RELAY_VARIABLE, try_event
 from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.runtime.servers.openai import OpenAIHttp
 
+_TOKENS = (1, 2, 3, 4)
+"""A prompt for which kv_cache_aware needs no tokenizer, which the front of 1.2.1 would get from the Hub."""
 _GRACE_S = 10.0
 """For a process to let its answers end."""
 _BACKLOG = 1024
@@ -68,7 +70,7 @@ class Front:
         config[AUTH_KEY] = self._paths.servers_key.read_text(encoding="utf-8").strip()
         # JSON is YAML.
         write_json(self._paths.front_started, with_addresses(config, self._servers, port))
-        self._http = OpenAIHttp(f"127.0.0.1:{port}", self._models)
+        self._http = OpenAIHttp(f"127.0.0.1:{port}", self._models, prompt=_TOKENS)
         self._process = start_bound(["bash", str(self._paths.script("front"))], os.environ)
         self._restart_at = None
 

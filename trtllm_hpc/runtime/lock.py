@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.engine_cache.keys import files_of, is_large
+from trtllm_hpc.runtime.engine_cache.shared_files import sha256_of
 from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.runtime.records import JsonRecord, rank_records
 

@@ -78,7 +78,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Found:
+class SeenByRank:
     """What one rank sees."""
 
     rank: int
@@ -154,14 +154,14 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     except StartFailed as error:
         return _refuse(paths, expected, task, str(error))
     rank, size = (world.Get_rank(), world.Get_size()) if with_mpi else (task, step_tasks() or 1)
-    found = Found(rank=rank, world_size=size, task=task, mpi_library=library, **seen)
+    found = SeenByRank(rank=rank, world_size=size, task=task, mpi_library=library, **seen)
     _record(paths, found, preflight_step(expected.component), started_at)
     print(
         f"preflight: rank {rank} of {size} on {found.host}, GPUs {','.join(found.gpus) or 'none'}, {library}",
         flush=True,
     )
     if with_mpi:
-        gathered: list[Found] | None = world.gather(found, root=0)
+        gathered: list[SeenByRank] | None = world.gather(found, root=0)
         findings = [] if gathered is None else compare(gathered, expected, all_ranks=True)
         findings = world.bcast(findings, root=0)
     else:  # each rank knows and judges itself only
@@ -198,7 +198,7 @@ def _look(expected: Expected) -> dict[str, Any]:
         "gpus": _visible_gpus(),
         "unseen_engine": next((os.path.realpath(folder) for folder in unseen), None),
         "step_tasks": step_tasks(),
-        "findings": [it for it in _check_node(expected) if it.state in (FAIL, WARN)],
+        "findings": _check_node(expected),
     }
     if (os.environ.get("SLURM_LOCALID") or "0") == "0":  # for all ranks of a node
         seen["packages"] = installed_versions(_PACKAGES)
@@ -209,16 +209,19 @@ def _look(expected: Expected) -> dict[str, Any]:
     return seen
 
 
-def _check_node(expected: Expected) -> Iterator[Diagnostic]:
+def _check_node(expected: Expected) -> list[Diagnostic]:
+    """Return what is wrong with the node, or not as the user may expect."""
     host = socket.gethostname()
-    yield shared_memory(host, shm_free_gib(), expected.ranks_per_node)
-    yield open_files(host, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    found = [
+        shared_memory(host, shm_free_gib(), expected.ranks_per_node),
+        open_files(host, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        programs_there(host, expected.programs),
+    ]
     if expected.gpus_per_node and expected.world_size > expected.ranks_per_node:
-        yield locked_memory(host, locked_memory_kib())
-        yield transports(host, os.environ)
-    yield programs_there(host, expected.programs)
+        found += [locked_memory(host, locked_memory_kib()), transports(host, os.environ)]
     if expected.model is not None:
-        yield model_there(host, expected.model)
+        found.append(model_there(host, expected.model))
+    return [it for it in found if it is not None and it.state in (FAIL, WARN)]
 
 
 def _visible_gpus() -> list[str]:
@@ -226,7 +229,7 @@ def _visible_gpus() -> list[str]:
     return [gpu for gpu in gpus.split(",") if gpu]
 
 
-def _record(paths: RunPaths, found: Found, step: str, started_at: float) -> None:
+def _record(paths: RunPaths, found: SeenByRank, step: str, started_at: float) -> None:
     RankRecord(
         step=step,
         rank=found.task,
@@ -244,7 +247,7 @@ def _record(paths: RunPaths, found: Found, step: str, started_at: float) -> None
 # Comparison with the plan -----------------------------------------------------------------
 
 
-def compare(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> list[Diagnostic]:
+def compare(gathered: list[SeenByRank], expected: Expected, *, all_ranks: bool) -> list[Diagnostic]:
     """Return the first fault alone, or else all warnings: about what works, but not as the user may expect.
 
     ``all_ranks`` says whether ``gathered`` has all ranks of the step.
@@ -258,10 +261,11 @@ def compare(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> li
     return warnings
 
 
-def _check_world(ranks: list[Found], expected: Expected, all_ranks: bool) -> Iterator[Diagnostic]:
+def _check_world(ranks: list[SeenByRank], expected: Expected, all_ranks: bool) -> Iterator[Diagnostic]:
     """Yield the check of the step's size, then what is wrong with size and places of the world."""
     first = ranks[0]
-    yield step_world(first.step_tasks, expected.world_size)
+    if (wrong := step_world(first.step_tasks, expected.world_size)) is not None:
+        yield wrong
     if first.world_size != expected.world_size:
         yield Diagnostic(
             "",
@@ -287,7 +291,7 @@ def _check_world(ranks: list[Found], expected: Expected, all_ranks: bool) -> Ite
             )
 
 
-def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
+def run_checks(ranks: list[SeenByRank], expected: Expected) -> Iterator[Diagnostic]:
     """Yield each host's checks, then those of release, engines and tokenizer once."""
     unseen = [found for found in ranks if found.unseen_engine]
     for found in unseen if len(unseen) < len(ranks) else ():  # otherwise there may be none at all

@@ -8,6 +8,7 @@ scripts.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import resource
@@ -275,3 +276,35 @@ def write_key(file: Path) -> None:
     """Write a new random key that only this user can read; one that is there stays."""
     if not file.exists():
         write_text(file, f"{secrets.token_urlsafe(32)}\n", mode=0o600)
+
+
+def make_certificate(paths: RunPaths, address: str) -> None:
+    """Write a self-signed certificate for this host, and its key; raises StartFailed if ``openssl`` fails.
+
+    Clients trust exactly the file ``certificate.crt`` of the run folder. ``certificate.pem`` is what HAProxy
+    takes: certificate and private key.
+    """
+    names = f"subjectAltName=IP:{address},IP:127.0.0.1,DNS:{socket.gethostname()},DNS:localhost"
+    key = paths.certificate_key.with_suffix(".key")
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+        *("-days", "365", "-subj", "/CN=trtllm-hpc", "-addext", names),
+        *("-keyout", str(key), "-out", str(paths.certificate)),
+    ]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        write_text(paths.certificate_key, key.read_text() + paths.certificate.read_text(), mode=0o600)
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = str(getattr(error, "stderr", None) or error).strip()
+        hint = "install openssl on the nodes, or set serve.tls to false"
+        raise StartFailed(f"the certificate cannot be made: {why}", hint=hint) from error
+    finally:
+        key.unlink(missing_ok=True)
+
+
+def fingerprint(certificate: Path) -> str:
+    """Return the SHA-256 fingerprint of a certificate (PEM), as ``openssl x509 -fingerprint`` shows it."""
+    import ssl  # loading it takes 5 ms, and every command reads this module
+
+    digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.read_text())).hexdigest().upper()
+    return ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))

@@ -16,10 +16,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from trtllm_hpc.errors import FAIL, ExitCode, StartFailed
+from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import host_variables
-from trtllm_hpc.runtime.caches import begin_tuning, copy_tuning
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.ending import AFTER_LEADER_S, NO_SUPERVISOR, End, Observed, conclude, decide
 from trtllm_hpc.runtime.gpus import GpuWatch
@@ -37,7 +36,7 @@ from trtllm_hpc.runtime.process import (
 )
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.python_backend import ModelProcesses
-from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
+from trtllm_hpc.runtime.records import RankRecord, StopRequest, rank_records
 from trtllm_hpc.runtime.server_spec import RankOptions
 from trtllm_hpc.runtime.servers import start_command
 
@@ -67,7 +66,6 @@ class RankSupervisor:
         self._signal: str | None = None
         self._decided: End | None = None
         self._kill_at: float | None = None
-        self._kept_tuning: Path | None = None
         own = paths.rank_heartbeat(options.step, options.rank)
         self._heartbeat = Heartbeat(own)
         self._step_daemon = step_daemon()
@@ -101,8 +99,6 @@ class RankSupervisor:
             if self._leader is not None:
                 self._leader.withdraw()
             kill_descendants()
-            if self._kept_tuning is not None:
-                copy_tuning(self._paths.tuning(self._options.step), self._kept_tuning)
             remove_leftovers(self._options.prefix)
             if SOCKETS_VARIABLE in os.environ:
                 remove_abandoned(Path(os.environ[SOCKETS_VARIABLE]))
@@ -115,14 +111,12 @@ class RankSupervisor:
 
     def _start(self, scratch: Path) -> Child:
         tasks = step_world(step_tasks(), self._options.world_size)
-        if tasks.state == FAIL:
+        if tasks is not None:
             raise StartFailed(tasks.message, hint=tasks.hint)
         spec = self._options.spec
         words, own_variables = start_command(self._paths, self._options, scratch)
         environment = {**os.environ, **own_variables, **self._interface_variables()}
         environment |= host_variables(environment, self._record.host)
-        ranks, own_file = self._options.world_size, self._paths.tuning(self._options.step)
-        self._kept_tuning = begin_tuning(own_file, self._options.rank, ranks, environment)
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
         environment["TRTLLM_HPC_SCRATCH"] = str(scratch)
         for name, value in spec.environment.items():
@@ -179,13 +173,14 @@ class RankSupervisor:
         """Observe everything on which the rules depend; ``has_ended``: this rank's server."""
         step, rank = self._options.step, self._options.rank
         is_serving = self._decided is None and not has_ended
+        leader = None if rank == 0 else RankRecord.read(self._paths.rank_record(step, 0))
         seen = Observed(
             step,
             rank,
             self._options.world_size,
             self._signal,
             StopRequest.read(self._paths.stop_request),
-            leader_ended=rank != 0 and leader_has_ended(self._paths, step),
+            leader_ended=leader is not None and leader.ended_at is not None,
             step_daemon_lost=self._step_daemon is not None and os.getppid() != self._step_daemon,
             dead_model=self._models.dead() if is_serving else None,
             ranks=self._ranks.look(),

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,13 +47,8 @@ class JsonRecord:
 
 def known_fields(kind: type, raw: Any) -> dict[str, Any]:
     """Return the items of a JSON object that are fields of the dataclass ``kind``."""
-    names = _names(kind)
+    names = {item.name for item in fields(kind)}
     return {name: value for name, value in raw.items() if name in names}
-
-
-@cache
-def _names(kind: type) -> frozenset[str]:
-    return frozenset(item.name for item in fields(kind))
 
 
 INSTANCE_HEADER = "x-trtllm-hpc-instance"
@@ -113,16 +107,10 @@ class Endpoint(JsonRecord):
             return relayed
         try:
             key = Path(self.key_file).read_text(encoding="ascii").strip()
-            why = None if key else "is empty"
-        except OSError as error:
-            why = f"cannot be read: {error.strerror}"
-        except UnicodeDecodeError:
-            why = "does not hold a key"
-        if why is not None:
-            raise RequestFailed(
-                f"The server at {self.place} asks for a key, and {self.key_file} {why}.",
-                hint="ask the owner of the run for the key",
-            )
+        except (OSError, UnicodeDecodeError) as error:
+            why = f"cannot be read: {getattr(error, 'strerror', None) or 'it does not hold a key'}"
+            sentence = f"The server at {self.place} asks for a key, and {self.key_file} {why}."
+            raise RequestFailed(sentence, hint="ask the owner of the run for the key") from None
         return {"authorization": f"Bearer {key}", **relayed}
 
     @property
@@ -229,12 +217,6 @@ def rank_records(paths: RunPaths, step: str) -> list[RankRecord]:
         return []
     found = map(RankRecord.read, files)
     return sorted((record for record in found if record is not None), key=lambda record: record.rank)
-
-
-def leader_has_ended(paths: RunPaths, step: str = "serve") -> bool:
-    """Return whether rank 0 of an instance has recorded its end."""
-    record = RankRecord.read(paths.rank_record(step, 0))
-    return record is not None and record.ended_at is not None
 
 
 @dataclass(frozen=True)

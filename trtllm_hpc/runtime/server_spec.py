@@ -34,8 +34,6 @@ class ServerSpec(JsonRecord):
     """Folder of its tokenizer; ``None``: the model's."""
     health: str = "/health"
     """Path that answers with status 200 as soon as a server with OpenAI's protocol listens."""
-    generate: str | None = "/health_generate"
-    """Path that makes a token before it answers; ``None``: the server has no such path."""
 
 
 def read_spec(file: Path) -> ServerSpec:

@@ -1,8 +1,7 @@
 """submitit's executor and job for rendered scripts.
 
 submitit's own Slurm executor writes a script and pickles a function. Here the scripts exist already and are
-what the user reviewed, so they are submitted unchanged. States come from ``JobWatcher``, file names from
-``RunPaths``.
+what the user reviewed, so they are submitted unchanged. States come from ``JobWatcher``.
 """
 
 from __future__ import annotations
@@ -28,29 +27,6 @@ def _shared_watcher(conf: str | None) -> JobWatcher:
     return JobWatcher(Slurm(conf))
 
 
-class ScriptPaths(utils.JobPaths):  # type: ignore[misc]
-    """The files of a rendered script under submitit's names for them."""
-
-    def __init__(self, script: StageScript, job_id: str) -> None:
-        super().__init__(Path(script.run_folder), job_id, 0)
-        self._script = script
-
-    @property
-    def submission_file(self) -> Path:
-        """The script itself."""
-        return self._script.path
-
-    @property
-    def stdout(self) -> Path:
-        """The batch script's log; the ranks have their own."""
-        return RunPaths(self._script.run_folder).batch_log(self._script.stage)
-
-    @property
-    def stderr(self) -> Path:
-        """The same file: sbatch writes both to it."""
-        return self.stdout
-
-
 class RenderedJob(core.Job[int]):  # type: ignore[misc]
     """A submitted script; its result is the script's exit code."""
 
@@ -60,7 +36,6 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
         self.run_job = RunJob.of(run, PlanRecord.read(run), {script.stage: job_id})[script.stage]
         """What Slurm must have recorded about this job."""
         super().__init__(folder=script.run_folder, job_id=job_id)
-        self._paths = ScriptPaths(script, job_id)
 
     @property
     def watcher(self) -> JobWatcher:

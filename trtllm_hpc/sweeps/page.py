@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from trtllm_hpc.report.html.chart import (
     word,
 )
 from trtllm_hpc.report.html.page import rendered
+from trtllm_hpc.sweeps.measured import SweepResults
 from trtllm_hpc.sweeps.points import Point
-from trtllm_hpc.sweeps.results import SweepResults
 
 _HEIGHT = 300
 _X = "M-.7,-.7L.7,.7M.7,-.7L-.7,.7"
@@ -70,31 +70,31 @@ def _chart(
     results: SweepResults, key: str, title: str, along: tuple[str, str], up: tuple[str, str], missing: str
 ) -> Chart | NoChart:
     """Return a chart of two figures: each by its name in a row, with the title of its axis."""
-    names = {point.variant for point in results.points}
-    # Few variants have a colour and a shape each; of many, the first key has colours and the second shapes.
-    keys = results.status.keys[:2] if len(names) > len(CATEGORIES) else ()
     known = [(it, row.get(along[0]), row.get(up[0])) for it in results.points for row in [it.row()]]
-    rows = [_row(it, x, y, keys) for it, x, y in known if x is not None and y is not None]
+    rows = [_row(it, x, y) for it, x, y in known if x is not None and y is not None]
     if not rows:
         return NoChart(title, missing)
     xs, ys = ([row[name] for row in rows] for name in ("x", "y"))
-    colors, shapes = (list(dict.fromkeys(row[name] for row in rows)) for name in ("color", "shape"))
+    names = list(dict.fromkeys(row["variant"] for row in rows))
     # So many names stand beside one another on a telephone.
-    legend = {"columns": max(1, min(3, 36 // max(map(len, [*colors, *shapes]))))}
-    kind = "nominal" if len(colors) <= len(CATEGORIES) else "ordinal"
-    color = word("color", type=kind, scale={"domain": colors}, legend=legend)
+    legend = {"columns": max(1, min(3, 36 // max(map(len, names))))}
+    # Few variants have a colour and a shape each, many one range of colours.
+    is_few = len(names) <= len(CATEGORIES)
+    looked = {"scale": {"domain": names}, "legend": legend}
+    color = word("variant", type="nominal" if is_few else "ordinal", **looked)
     tooltip = [word(name) for name in ("variant", "level", "figures", "valid")]
-    best = [f"{row['variant']} ({row['level']})" for row in rows if row["frontier"]]
     layers: list[Spec] = []  # of layers without data Vega warns
-    if key == "frontier" and best:
+    if key == "frontier" and any(row["frontier"] for row in rows):
         step = {"type": "line", "interpolate": "step-before", "style": QUIET}
         layers.append(layer(step, "datum.frontier", order=number("x")))
     if any(row["ok"] for row in rows):
         line = {"type": "line", "strokeWidth": 1}
         layers.append(layer(line, "datum.ok", color=color, detail=word("variant"), order=number("load")))
-    looks: Spec = {"color": color, "tooltip": tooltip}
-    if len(shapes) <= len(CATEGORIES):
-        looks["shape"] = word("shape", scale={"domain": shapes}, legend=legend)
+    looks: Spec = {
+        "color": color,
+        "tooltip": tooltip,
+        **({"shape": word("variant", **looked)} if is_few else {}),
+    }
     for held in sorted({row["held"] for row in rows if row["ok"]}, reverse=True):
         point = {"type": "point", "size": 60, "filled": held, "opacity": 1}
         layers.append(layer(point, f"datum.ok && datum.held === {str(held).lower()}", **looks))
@@ -103,22 +103,17 @@ def _chart(
         layers.append(layer(cross, "!datum.ok", tooltip=tooltip))
     x, y = number("x", **axis(along[1], xs)), number("y", **axis(up[1], ys))
     shared = layers_over("points", layers, x=x, y=y)
-    words = f"{title}: {len(rows)} levels of {len(names)} variants."
-    if key == "frontier" and best:
-        words += f" On the frontier: {', '.join(best)}."
-    return Chart(key, title, words, [shared], {"points": rows}, _HEIGHT)
+    return Chart(key, title, [shared], {"points": rows}, _HEIGHT)
 
 
-def _row(point: Point, x: float, y: float, keys: Sequence[str]) -> Row:
-    looks = [f"{key.rpartition('.')[2]} {flow(point.values.get(key))}" for key in keys] or [point.variant]
+def _row(point: Point, x: float, y: float) -> Row:
     held = point.holds_slo is not False
     gpu, user = quantity(point.output_tokens_per_s_per_gpu), quantity(point.tokens_per_s_per_user)
     ttft, itl = (quantity(point.figures.get(f"{name}_ms.p99")) for name in ("ttft", "itl"))
+    valid = f"yes{'' if held else ', but misses the SLO'}"
     return {
         **{"x": x, "y": y, "load": point.load, "variant": point.variant, "level": point.level},
         **{"figures": f"{gpu}/GPU, {user}/user, p99 of TTFT {ttft} ms, of ITL {itl} ms", "ok": point.valid},
-        "valid": f"yes{'' if held else ', but misses the SLO'}"
-        if point.valid
-        else f"no: {' '.join(point.findings)}",
-        **{"frontier": point.frontier, "held": held, "color": looks[0], "shape": looks[-1]},
+        **{"valid": valid if point.valid else f"no: {' '.join(point.findings)}"},
+        **{"frontier": point.frontier, "held": held},
     }

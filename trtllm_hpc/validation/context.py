@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,6 +76,12 @@ class Context:
     def on_slurm(self) -> bool:
         """Whether jobs go to Slurm, and not to processes of this machine."""
         return self.cluster.scheduler == "slurm"
+
+    @cached_property
+    def can_ask_slurm(self) -> bool:
+        """Whether Slurm's commands and configuration are here; the checks of these say what is missing."""
+        conf = self.cluster.slurm_conf
+        return shutil.which("scontrol") is not None and (conf is None or os.access(conf, os.R_OK))
 
     @property
     def plan(self) -> Plan:

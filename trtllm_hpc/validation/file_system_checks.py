@@ -132,12 +132,11 @@ def absent(context: Context, path: str, key: str) -> Diagnostic:
     if os.path.lexists(here):
         return unknown(f"{key} {path} cannot be read on this machine", f"ls -l {here}")
     above = next(folder for folder in here.parents if folder.is_dir())
-    message = f"{key} {path} does not exist: {above} is there, and has no {here.relative_to(above).parts[0]}"
-    nodes_see_it = not context.on_slurm or context.cluster.is_sandbox
     # Of a root file system that the nodes share they may have mounted other folders.
-    if nodes_see_it or (
-        above != Path("/") and _NETWORK_FILE_SYSTEMS.match(_file_system(os.path.realpath(above)))
-    ):
+    is_shared = above != Path("/") and _NETWORK_FILE_SYSTEMS.match(_file_system(os.path.realpath(above)))
+    if is_shared or not context.on_slurm or context.cluster.is_sandbox:
+        missing = here.relative_to(above).parts[0]
+        message = f"{key} {path} does not exist: {above} is there, and has no {missing}"
         return fail(message, f"ls {above}, then correct {key} (--set {key}=PATH)")
     where = f" --partition={context.cluster.partition}" if context.cluster.partition else ""
     message = f"{key} {path} is not on this machine; the nodes may have it"
@@ -151,21 +150,16 @@ def container_image(context: Context) -> Diagnostic | None:
     if image is None:
         return None
     path = Path(image.removeprefix("file://"))
-    if not path.is_absolute() and not image.endswith((".sqsh", ".sif")):
+    if not path.is_absolute():
+        if image.endswith((".sqsh", ".sif")):
+            return fail(f"the image {image} has no absolute path, and jobs start elsewhere", "write its path")
         message = f"{image} is pulled from a registry by every node when the job starts"
         hint = "import it once into a file on shared storage (enroot import, apptainer pull), and name that"
         return warn(message, hint)
-    if not path.is_absolute():
-        message = f"the image {image} has no absolute path, and jobs start elsewhere"
-        return fail(message, "write its whole path")
-    if not path.exists():
-        return fail(
-            f"there is no image {path} on this machine",
-            "fix container.image in the profile; if only the compute nodes see it: --ignore container-image",
-        )
-    if not os.access(path, os.R_OK):
-        return fail(f"the image {path} cannot be read", "check its permissions")
-    return ok(f"the image {path} is there")
+    if path.exists():
+        return ok(f"the image {path} is there")
+    hint = "fix container.image in the profile; if only the compute nodes see it: --ignore container-image"
+    return fail(f"there is no image {path} on this machine", hint)
 
 
 @CHECKS.add("mpi4py", on_slurm=True)
@@ -182,45 +176,33 @@ def mpi4py(context: Context) -> Diagnostic | None:
 
 @CHECKS.add("tritonserver")
 def server(context: Context) -> Diagnostic | None:
-    """Without a container, the server is a program of the nodes."""
+    """Without a container, the server's programs are those of the nodes."""
     if _in_container(context):
         return None
-    if context.has_job and context.plan.server.spec.driver == "openai":
-        return _openai_server(context)
-    name = context.cluster.triton.server
-    if name == "pytriton":
-        if importlib.util.find_spec("pytriton") is None:
-            return fail("this Python has no pytriton", "pip install 'trtllm-hpc[reference]'")
-        return wheel_numpy() or ok("tritonserver comes with nvidia-pytriton")
-    if shutil.which(name) is None:
-        message = f"there is no {name} on this machine"
-        hint = "set triton.server in the profile, or container.runtime"
+    name, programs = context.cluster.triton.server, context.plan.needed_programs if context.has_job else ()
+    hint = "set container.runtime and container.image in the profile, to one of NVIDIA's images"
+    if not context.has_job or context.plan.server.spec.driver == "triton":
+        if name == "pytriton":
+            if importlib.util.find_spec("pytriton") is None:
+                return fail("this Python has no pytriton", "pip install 'trtllm-hpc[reference]'")
+            return wheel_numpy() or ok("tritonserver comes with nvidia-pytriton")
+        programs, hint = (name,), "set triton.server in the profile, or container.runtime"
         if only_wheel_has_server():
             hint = "set triton.server in the profile to pytriton, which this Python has"
-        sees_nodes = not context.on_slurm or (context.cluster.is_sandbox and not context.cluster.setup)
-        return fail(message, hint) if sees_nodes else unknown(message, hint)
-    return ok(f"{shutil.which(name)} is there")
-
-
-def _openai_server(context: Context) -> Diagnostic:
-    """What the LLM API's servers are started by is in NVIDIA's images; few nodes have it themselves."""
-    programs = context.plan.needed_programs
-    missing = [name for name in programs if shutil.which(name) is None]
+    missing = [program for program in programs if shutil.which(program) is None]
     if not missing:
-        return ok(f"{' and '.join(programs)} are there")
+        return ok(f"{' and '.join(programs)} can be started")
     message = f"there is no {' and no '.join(missing)} on this machine, and the profile has no container"
-    hint = "set container.runtime and container.image in the profile, to one of NVIDIA's images"
-    return unknown(message, hint) if context.on_slurm else fail(message, hint)
+    sees_nodes = not context.on_slurm or (context.cluster.is_sandbox and not context.cluster.setup)
+    return fail(message, hint) if sees_nodes else unknown(message, hint)
 
 
 @CHECKS.add("proxy", of_job=True)
 def proxy(context: Context) -> Diagnostic | None:
-    """HAProxy is there; only the job can tell on the nodes."""
-    if not context.plan.has_proxy:
+    """HAProxy is there; other nodes than a sandbox's look for it in the job."""
+    if not context.plan.has_proxy or (context.on_slurm and not context.cluster.is_sandbox):
         return None
     program = context.cluster.haproxy
-    if context.on_slurm and not context.cluster.is_sandbox:
-        return unknown(f"the serve job looks for {program} on its nodes")
     found = shutil.which(program)
     hint = "install HAProxy (package haproxy), set haproxy in the profile, or set serve.proxy to none"
     return ok(f"HAProxy is {found}") if found else fail(f"there is no program {program!r}", hint)

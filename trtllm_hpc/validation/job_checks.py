@@ -149,8 +149,8 @@ def model_files(context: Context) -> Diagnostic | None:
     if os.access(file, os.F_OK) and file.is_file():
         return fail(f"model.path {file} is a file", f"set model.path to its folder, {file.parent}")
     if folder is None:
-        found = absent(context, context.job.model.path, "model.path")
-        name = "/".join(file.parts[-2:])
+        found, name = absent(context, context.job.model.path, "model.path"), "/".join(file.parts[-2:])
+        # ORG/NAME becomes a path below the job file.
         looks_relative = len(file.parts) > 3 and file.parents[1].is_dir() and not file.parent.exists()
         if looks_relative and HUB_NAME.fullmatch(name):
             return replace(found, hint=f"{found.hint}; for the model of the Hub: --set model.hub={name}")

@@ -20,18 +20,9 @@ RULES += [
     Requires("model", "model.path model.hub model.synthetic engine.directory", "names no model",
              "set model.path to a folder, model.hub to org/name, or model.synthetic to tiny-llama",
              code="missing"),
-    Excludes("model.hub", "model.synthetic", "names both a hub and a synthetic model",
+    Excludes("model.synthetic", "model.path model.hub", "names both a synthetic model and another one",
              "set one of the two to null", at="model"),
 ]  # fmt: skip
-
-
-@RULES.add
-def one_model(job: JobFile) -> Diagnostics:
-    """A model is a folder or synthetic, not both."""
-    model = job.model
-    if model.path is not None and model.hub is None and model.synthetic is not None:
-        message = "names both a path and a synthetic model"
-        yield in_job("conflict", "model", message, "set one of the two to null")
 
 
 @RULES.add
@@ -118,20 +109,13 @@ def evaluation_is_over_openai(job: JobFile) -> Diagnostics:
 
 @RULES.add
 def companion_wait_ends(job: JobFile) -> Diagnostics:
-    """Server start < companion's wait < companion's time limit, so that the first to give up knows why."""
-    if not job.companion.enabled:
-        return
-    field = "companion.endpoint_timeout_seconds"
-    ready, endpoint = job.serve.ready_timeout_seconds, job.companion.endpoint_timeout_seconds
-    limit = job.companion.time_limit_minutes * 60
-    if ready >= endpoint:
-        message = f"the companion would give up after {endpoint} s, before the server does ({ready} s)"
-        hint = f"set it above serve.ready_timeout_seconds ({ready})"
-        yield in_job("conflict", field, message, hint, endpoint)
-    if endpoint >= limit:
-        message = f"a wait of {endpoint} s for the endpoint ends after the companion's time limit ({limit} s)"
-        hint = f"set it below {limit}, or raise companion.time_limit_minutes"
-        yield in_job("conflict", field, message, hint, endpoint)
+    """The companion waits longer than the server may start, so that the first to give up knows why."""
+    ready, wait = job.serve.ready_timeout_seconds, job.endpoint_wait_s
+    if job.companion.enabled and ready >= wait:
+        message = f"the companion would give up after {wait} s, before the server does ({ready} s)"
+        hint = f"set it to {ready // 60 + 2} or more, or lower serve.ready_timeout_seconds"
+        minutes = job.companion.time_limit_minutes
+        yield in_job("conflict", "companion.time_limit_minutes", message, hint, minutes)
 
 
 @RULES.add

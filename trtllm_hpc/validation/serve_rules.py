@@ -117,10 +117,6 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
     """Several instances need a proxy and the mode leader."""
     serve = facts.job.serve
     count = serve.instances
-    if serve.minimum_instances is not None and serve.minimum_instances > count:
-        message = f"{serve.minimum_instances} instances must live, but there are {count}"
-        hint = f"set it to at most {count}, or raise serve.instances"
-        yield in_job("conflict", "serve.minimum_instances", message, hint, serve.minimum_instances)
     if count > 1 and serve.mode != "leader":
         message = f"serve.mode {serve.mode} serves with one instance"
         yield in_job("conflict", "serve.instances", message, "set it to 1, or serve.mode to leader", count)
@@ -171,9 +167,9 @@ def site_limits(facts: JobFacts) -> Diagnostics:
     gpus = sum(part.nodes * part.gpus_per_node for part in parts)
     if limits.gpus is not None and gpus > limits.gpus:
         yield in_job("site-limit", "serve", f"{gpus} GPUs, {allows} {limits.gpus}", hint, gpus)
-    if limits.proxy == "obligatory" and not (job.serve.proxy == "haproxy" and job.serve.key):
-        field = "serve.key" if job.serve.proxy == "haproxy" else "serve.proxy"
-        yield in_job("site-limit", field, f"no server without a key, {allows} only proxies with a key", hint)
+    if limits.proxy == "obligatory" and job.serve.proxy != "haproxy":
+        message = f"no server without a key, {allows} only proxies with a key"
+        yield in_job("site-limit", "serve.proxy", message, hint)
 
 
 @RULES.add

@@ -56,15 +56,6 @@ def test_bodies_larger_than_the_flow_control_windows_arrive_complete() -> None:
     assert load.replies[-1].chunks[0][1] == bytes(3_000_000)
 
 
-def test_each_message_of_a_stream_has_its_time() -> None:
-    with grpc_server() as ready:
-        load = run_all(Target(ready, "m", streaming=True), b"abc")
-    (reply,) = load.replies
-    assert [raw for _, raw in reply.chunks] == [b"a", b"b", b"c"]
-    times = [time_s for time_s, _ in reply.chunks]
-    assert times == sorted(times) and reply.sent_s < times[0] and times[-1] <= reply.ended_s
-
-
 def test_an_error_has_its_status_and_the_servers_message() -> None:
     with grpc_server() as ready:
         (infer,) = run_all(Target(ready, "m"), "fail: kein Glück 100 %".encode()).replies
@@ -120,12 +111,6 @@ def test_the_timeout_may_be_a_year() -> None:
     assert dict(call_headers(target))["grpc-timeout"] == "31536001S"
 
 
-def test_the_client_times_out_before_the_server() -> None:
-    """The server's clock counts in milliseconds, and would end a request of 0.2 s after 0.1998 s."""
-    headers = dict(call_headers(Target(endpoint(1), "m", timeout_s=0.2)))
-    assert headers["grpc-timeout"] == "250m"
-
-
 def test_a_timeout_at_the_server_is_reported_with_its_length() -> None:
     with grpc_server() as ready:
         load = run_all(
@@ -144,24 +129,6 @@ def test_a_closed_loop_keeps_its_concurrency_and_sends_its_count() -> None:
     # A slot is due again when its last answer has arrived.
     assert {reply.due_s for reply in replies[3:]} <= {reply.ended_s for reply in replies}
     assert [reply.due_s for reply in replies[:3]] == [load.start_s] * 3
-
-
-def test_replies_have_the_index_of_the_workload() -> None:
-    """The payloads of a pass are a part of the workload, and a closed loop may repeat them."""
-    payloads = [b"a", b"b", b"c"]
-    with grpc_server() as ready:
-        target = Target(ready, "m")
-        once = run_load(OpenPlan(target, payloads, Clock(), [0.0] * 3, first_index=7))
-        repeated = run_load(ClosedPlan(target, payloads, Clock(), 1, count=5, first_index=10))
-    assert [reply.index for reply in once.replies] == [7, 8, 9]
-    assert [reply.index for reply in repeated.replies] == [10, 11, 12, 10, 11]
-
-
-def test_a_closed_loop_ends_by_time() -> None:
-    with grpc_server() as ready:
-        load = run_load(ClosedPlan(Target(ready, "m"), [b"sleep 0.03"], Clock(), 2, until_s=0.2))
-    assert all(reply.ok and reply.due_s < load.start_s + 0.2 for reply in load.replies)
-    assert load.replies[-1].ended_s >= load.start_s + 0.2
 
 
 def test_a_limit_of_streams_leads_to_more_connections() -> None:
@@ -273,27 +240,6 @@ def test_a_late_request_is_sent_at_once_and_none_is_dropped() -> None:
     assert first.sent_s - first.due_s >= 0.5 and first.due_s == load.start_s - 0.5
 
 
-def test_progress_counts_each_answer() -> None:
-    counted: list[tuple[bool, float]] = []
-
-    def count(ended: LoadReply) -> None:
-        counted.append((ended.ok, ended.latency_s))
-
-    with grpc_server() as ready:
-        load = run_load(
-            OpenPlan(Target(ready, "m"), [b"x", b"fail: y"], Clock(), [0.0, 0.01]), progress=count
-        )
-    assert sorted(counted) == sorted((reply.ok, reply.ended_s - reply.due_s) for reply in load.replies)
-
-
-def test_an_exception_in_a_callback_ends_the_load() -> None:
-    def broken(ended: LoadReply) -> None:
-        raise ZeroDivisionError("as if")
-
-    with grpc_server() as ready, pytest.raises(ZeroDivisionError, match="as if"):
-        run_load(OpenPlan(Target(ready, "m"), [b"x"], Clock(), [0.0]), progress=broken)
-
-
 def test_a_server_of_another_protocol_is_not_ready() -> None:
     """For example the HTTP port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -309,14 +255,6 @@ def test_a_server_of_another_protocol_is_not_ready() -> None:
         with pytest.raises(NotReady, match="the server closed the connection"):
             run_all(Target(endpoint(listening.getsockname()[1]), "m"), b"x")
         thread.join()
-
-
-def test_waiting_for_a_slow_last_answer_does_not_lower_the_busiest_share() -> None:
-    with grpc_server() as ready:
-        payloads = [b"sleep 1", *[b"b"] * 2000]
-        load = run_load(ClosedPlan(Target(ready, "m"), payloads, Clock(), 2, until_s=0.3))
-    use = load.client
-    assert use.wall_s > 1 and use.busiest_share > 1.5 * use.cpu_s / use.wall_s
 
 
 _IN_A_NOTEBOOK = """

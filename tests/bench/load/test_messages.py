@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from tests.bench.load.grpc_server import endpoint
-from tests.bench.models import CORE, LLM_API, UNBATCHED_CORE
+from tests.bench.models import CORE, UNBATCHED_CORE
 from trtllm_hpc.bench.load.messages import (
     Chunk,
     LoadReply,
@@ -68,14 +68,6 @@ def test_a_core_request_has_ids_and_their_number() -> None:
     }
 
 
-def test_the_llm_apis_model_gets_its_own_inputs() -> None:
-    target = Target(endpoint(1), "tensorrt_llm", LLM_API)
-    assert set(inputs(encode_request(WorkloadRequest(9, "x"), target))) == {
-        "text_input",
-        "sampling_param_max_tokens",
-    }
-
-
 @pytest.mark.parametrize(
     ("streaming", "decoupled", "sent"), [(True, True, True), (True, False, False), (False, True, False)]
 )
@@ -83,15 +75,6 @@ def test_only_decoupled_models_get_the_streaming_input(streaming: bool, decouple
     target = Target(endpoint(1), "m", streaming=streaming, decoupled=decoupled, stream_input="stream")
     assert inputs(encode_request(WorkloadRequest(9, "x"), target)).get("stream") == (
         ("BOOL", [1, 1], b"\1") if sent else None
-    )
-
-
-def test_an_exact_length_is_sent_as_the_minimum() -> None:
-    target = Target(endpoint(1), "m", min_length_input="min_length")
-    assert inputs(encode_request(WorkloadRequest(9, "x"), target))["min_length"] == (
-        "INT32",
-        [1, 1],
-        int32(9),
     )
 
 
@@ -104,12 +87,6 @@ def test_generate_gets_plain_json_without_an_id() -> None:
         "input_lengths": 3,
         "request_output_len": 7,
     }
-
-
-def test_the_same_request_gives_the_same_bytes() -> None:
-    assert encode_request(IDS, Target(endpoint(1), "m", CORE)) == encode_request(
-        WorkloadRequest(7, token_ids=(5, 6, 7)), Target(endpoint(1), "m", CORE)
-    )
 
 
 def test_ids_for_text_models_and_texts_for_core_models_are_refused() -> None:
@@ -146,12 +123,6 @@ def test_an_answer_is_parsed() -> None:
     assert (found.text, found.token_ids) == ("hi", None)
 
 
-def test_of_several_beams_the_first_is_used_without_padding() -> None:
-    beams = response(output_ids=[[[1, 2, -1], [3, 4, 5]]], sequence_length=[[2, 3]])
-    found = parse_reply(reply(beams), Target(endpoint(1), "m", CORE))
-    assert found.token_ids == (1, 2)
-
-
 def test_the_empty_response_that_ends_a_stream_is_left_out() -> None:
     def streamed(**outputs: Any) -> Any:
         return service_pb2.ModelStreamInferResponse(infer_response=response(**outputs))
@@ -185,10 +156,6 @@ def test_of_texts_that_repeat_those_before_the_new_letters_count() -> None:
     found = parse_reply(reply(*messages), streamed)
     assert [chunk.text for chunk in found.chunks] == ["a", "", "", "\u20ac", "b", "", "\u00e9", *" so"]
     assert found.text == written
-
-
-def test_a_failed_request_has_no_chunks() -> None:
-    assert parse_reply(LoadReply(0, 0.0, 0.0, 1.0, "UNAVAILABLE", "gone"), GRPC) == ParsedReply()
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff", b"", b"[1]", b"{", b"null"])

@@ -57,11 +57,6 @@ def test_ids_are_sent_as_they_are_but_not_in_a_chat() -> None:
         body(request, "openai-chat")
 
 
-def test_an_exact_length_is_a_minimum_and_ends_at_no_token() -> None:
-    exact = body(min_length_input="min_tokens")
-    assert (exact["min_tokens"], exact["ignore_eos"]) == (9, True)
-
-
 # What comes back --------------------------------------------------------------------------------
 
 

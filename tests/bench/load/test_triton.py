@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from tests.bench.load.observe import interrupted
 from tests.bench.models import CORE, LLM_API
-from tests.client.echo_server import echo_server
-from trtllm_hpc.bench.load.loops import ClosedPlan, LoadResult, OpenPlan
+from trtllm_hpc.bench.load.loops import LoadResult, OpenPlan
 from trtllm_hpc.bench.load.messages import ParsedReply, Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.workload.request import WorkloadRequest
-from trtllm_hpc.errors import NotReady
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire.served_model import ENSEMBLE
 
@@ -94,15 +90,6 @@ def test_the_core_model_streams_ids(endpoint: Endpoint, protocol: Protocol, stre
     assert [chunk.token_ids for chunk in parsed.chunks] == expected
 
 
-@BOTH
-def test_several_ids_in_one_response_are_all_received(endpoint: Endpoint, protocol: Protocol) -> None:
-    target = Target(
-        endpoint, "core_decoupled", CORE, protocol, True, decoupled=True, stream_input="streaming"
-    )
-    parsed = send_one(target, WorkloadRequest(8, token_ids=(0, 6)))
-    assert [chunk.token_ids for chunk in parsed.chunks] == [(1,), (2, 3), (4, 5, 6), (7,), (8,)]
-
-
 @pytest.mark.parametrize(
     ("model", "protocol", "streaming", "status"),
     [
@@ -122,23 +109,6 @@ def test_errors_have_the_servers_message(
     assert fine.ok and parsed[0].chunks == () and parsed[1].text == "FINE"
 
 
-def test_failed_streams_do_the_server_no_harm(tmp_path: Path) -> None:
-    """With the header ``triton_grpc_error`` Triton 2.51 logs such a line for each, and may crash."""
-    with echo_server(tmp_path) as endpoint:
-        target = Target(endpoint, "decoupled", protocol="grpc", streaming=True, decoupled=True)
-        load, _ = send(target, *[WorkloadRequest(3, "fail: no luck")] * 20)
-        assert [reply.error for reply in load.replies] == ["no luck"] * 20
-    assert "HandleCancellation" not in (tmp_path / "server.log").read_text(encoding="utf-8")
-
-
-@BOTH
-def test_an_unknown_model_is_an_error_of_each_request(endpoint: Endpoint, protocol: Protocol) -> None:
-    load, _ = send(Target(endpoint, "absent", protocol=protocol), WorkloadRequest(3, "x"))
-    (reply,) = load.replies
-    assert reply.status == {"grpc": "NOT_FOUND", "http": "HTTP 404"}[protocol]
-    assert "absent" in (reply.error or "")
-
-
 def test_an_error_with_http_status_200_is_an_error(endpoint: Endpoint) -> None:
     """``generate`` answers 200 with an error when a decoupled model gives several responses."""
     load, _ = send(Target(endpoint, "decoupled", protocol="http"), WorkloadRequest(3, "two"))
@@ -152,21 +122,6 @@ def test_a_request_that_takes_too_long_times_out(endpoint: Endpoint, protocol: P
     )
     (reply,) = load.replies
     assert reply.status == "DEADLINE_EXCEEDED" and reply.ended_s - reply.sent_s >= 0.2
-
-
-@BOTH
-def test_a_closed_loop_over_either_protocol(endpoint: Endpoint, protocol: Protocol) -> None:
-    target = Target(endpoint, "ensemble", protocol=protocol)
-    payloads = [encode_request(WorkloadRequest(3, word), target) for word in ("one", "two", "three")]
-    load = run_load(ClosedPlan(target, payloads, Clock(), 4, count=50))
-    assert [parse_reply(reply, target).text for reply in load.replies] == (["ONE", "TWO", "THREE"] * 17)[:50]
-
-
-@BOTH
-def test_without_a_server_the_load_does_not_start(protocol: Protocol) -> None:
-    unreachable = Endpoint("1", "node01", "127.0.0.1", 1, 1, 1, [], 0.0)
-    with pytest.raises(NotReady, match="host node01"):
-        run_load(OpenPlan(Target(unreachable, "ensemble", protocol=protocol), [b"{}"], Clock(), [0.0]))
 
 
 @pytest.mark.alone
@@ -189,30 +144,3 @@ def test_a_stall_of_the_server_fully_shows_in_the_latency_from_schedule(
     assert waits_s[0] < 0.5 and waits_s[-1] < 0.5
     # The server caused the delay: no request was held back until the stall was over.
     assert max(reply.sent_s - reply.due_s for reply in load.replies) < 0.5
-
-
-_INTERRUPTED = """
-import sys
-from trtllm_hpc.bench.load.messages import Target, encode_request
-from trtllm_hpc.bench.load.loops import OpenPlan
-from trtllm_hpc.bench.load.run import run_load
-from trtllm_hpc.bench.load.timing import Clock
-from trtllm_hpc.bench.workload.request import WorkloadRequest
-from trtllm_hpc.runtime.records import Endpoint
-target = Target(Endpoint("1", "h", "127.0.0.1", int(sys.argv[1]), int(sys.argv[2]), 1, [], 0.0), "ensemble",
-                protocol=sys.argv[3])
-texts = ["one", "two", "sleep 2: x", "never"]
-payloads = [encode_request(WorkloadRequest(4, text), target) for text in texts]
-def count(ended):
-    print("answer", flush=True)
-load = run_load(OpenPlan(target, payloads, Clock(), [0, 0.05, 0.1, 100]), progress=count)
-print([reply.index for reply in load.replies], load.interrupted, flush=True)
-"""
-
-
-@pytest.mark.alone
-@BOTH
-def test_ctrl_c_ends_the_load_at_once_and_keeps_the_replies(endpoint: Endpoint, protocol: Protocol) -> None:
-    ports = str(endpoint.http_port), str(endpoint.grpc_port)
-    out, took_s = interrupted(_INTERRUPTED, *ports, protocol)
-    assert out == "[0, 1] True\n" and took_s < 1

@@ -87,11 +87,6 @@ def test_without_a_chat_the_prompt_has_a_line_for_each_message(endpoint: Endpoin
     assert [body["prompt"] for body in script.bodies] == ["be kind\nq0.1", "be kind\nq0.1\nso\nq0.2"]
 
 
-def test_a_turn_of_a_trace_waits_for_its_time_too(endpoint: Endpoint) -> None:
-    result = load(endpoint, talks(1, 2, due_s=0.3), OpenPlan, [0.0])
-    assert result.replies[1].due_s == pytest.approx(result.start_s + 0.3)
-
-
 def test_a_slot_is_free_when_its_conversation_is_over(endpoint: Endpoint, script: Script) -> None:
     result = load(endpoint, talks(4, 2), ClosedPlan, 2, 5)
     ends = {reply.session: reply.free_s for reply in result.replies}
@@ -99,12 +94,6 @@ def test_a_slot_is_free_when_its_conversation_is_over(endpoint: Endpoint, script
     assert len(result.replies) == 10 and third.due_s == min(ends["s0"], ends["s1"])
     # The fifth conversation is the first once more, under another name.
     assert {session for session in script.sessions if session not in {"s0", "s1", "s2", "s3"}} == {"s0-2"}
-
-
-def test_processes_share_conversations(endpoint: Endpoint, script: Script) -> None:
-    result = load(endpoint, talks(4, 2), ClosedPlan, 4, 4, processes=2)
-    assert sorted(reply.index for reply in result.replies) == list(range(8))
-    assert sorted(map(str, script.sessions)) == sorted(["s0", "s1", "s2", "s3"] * 2)
 
 
 def test_a_conversation_ends_with_a_failed_turn_or_at_the_end_of_the_window(

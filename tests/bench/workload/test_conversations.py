@@ -45,18 +45,6 @@ def test_drawn_turns_follow_each_other_after_a_system_prompt_in_turn() -> None:
     assert len(WordTokenizer().encode([(systems[0] or [])[0]["content"]])[0]) == 5
 
 
-def test_a_longer_workload_begins_with_the_same_conversations() -> None:
-    drawn: dict[str, Any] = {
-        "kind": "conversations",
-        "turns": 4,
-        "turns_stdev": 2.0,
-        "think_seconds_stdev": 0.7,
-    }
-    few, many = (build(count, **drawn).requests for count in (5, 9))
-    assert many[: len(few)] == few
-    assert len({request.think_s for request in many}) > 9
-
-
 def test_a_file_has_whole_conversations_with_the_lengths_of_their_answers(tmp_path: Path) -> None:
     talk = [
         said("system", "Be brief."),

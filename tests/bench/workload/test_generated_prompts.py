@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,37 +26,6 @@ def test_lengths_without_deviation_are_exact(token_ids: bool) -> None:
         held = request.token_ids if token_ids else WordTokenizer().encode([request.prompt or ""])[0]
         assert held is not None and len(held) == 17
     assert built.notes == []
-
-
-def test_lengths_follow_a_normal_distribution() -> None:
-    built = build(
-        4000,
-        kind="normal",
-        token_ids=True,
-        input_tokens=200,
-        input_tokens_stdev=20.0,
-        output_tokens=50,
-        output_tokens_stdev=5.0,
-    )
-    for column, (mean, stdev) in enumerate([(200, 20), (50, 5)]):
-        lengths = [pair[column] or 0 for pair in lengths_of(built.requests)]
-        average = sum(lengths) / len(lengths)
-        spread = (sum((length - average) ** 2 for length in lengths) / len(lengths)) ** 0.5
-        # The mean of 4000 values is off by a sixtieth of their deviation, three times that is rare.
-        assert average == pytest.approx(mean, abs=stdev / 20)
-        assert spread == pytest.approx(stdev, rel=0.05)
-    pairs = lengths_of(built.requests)
-    below = sum(((a or 0) < 200) == (b < 50) for a, b in pairs) / len(pairs)
-    assert below == pytest.approx(0.5, abs=0.05), "lengths of prompts and answers are independent"
-
-
-def test_the_default_length_of_answers_is_max_tokens() -> None:
-    assert lengths_of(build(1, kind="normal", settings={"max_tokens": 9}).requests) == [(128, 9)]
-
-
-def test_prompts_do_not_begin_alike() -> None:
-    built = build(200, kind="normal", input_tokens=8, token_ids=True)
-    assert len({(request.token_ids or ())[:4] for request in built.requests}) == 200
 
 
 @settings(max_examples=50)
@@ -86,11 +54,6 @@ def test_workloads_are_reproducible_within_the_vocabulary_and_longer_ones_begin_
         assert len(held) == request.input_tokens
         if token_ids:
             assert set(held) <= set(VOCABULARY.ids)
-
-
-def test_another_seed_gives_other_requests() -> None:
-    workloads = [build(3, kind="normal", settings={"seed": seed}).requests for seed in (0, 1)]
-    assert workloads[0] != workloads[1]
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -161,11 +124,3 @@ def test_given_lengths_need_a_tokenizer_or_a_vocabulary(token_ids: bool, message
     benchmark = Benchmark(workload=Workload(kind="normal"))
     with pytest.raises(ConfigError, match=message):
         make_workload(WorkloadSpec(benchmark, 1, token_ids))
-
-
-@pytest.mark.parametrize("kind", ["dataset", "trace"])
-def test_a_file_must_be_given_and_exist(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no file is given"):
-        build(1, kind=kind)
-    with pytest.raises(ConfigError, match=str(tmp_path / "none")):
-        build(1, kind=kind, path=tmp_path / "none")

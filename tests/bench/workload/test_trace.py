@@ -31,11 +31,6 @@ def test_times_are_milliseconds_after_the_first_and_lengths_as_recorded(tmp_path
     assert [request.source for request in built.requests] == ["line 1", "line 2", "line 3"]
 
 
-def test_speed_makes_time_run_faster(tmp_path: Path) -> None:
-    file = write(tmp_path, mooncake(0, 5), mooncake(3000, 5))
-    assert [request.due_s for request in build(2, kind="trace", path=file, speed=4.0).requests] == [0.0, 0.75]
-
-
 def test_the_same_hash_stands_for_the_same_512_tokens(tmp_path: Path) -> None:
     entries = [mooncake(0, 1300, [1, 2, 3]), mooncake(1, 1300, [1, 2, 9]), mooncake(2, 600, [7, 2])]
     built = build(3, kind="trace", path=write(tmp_path, *entries), token_ids=True)
@@ -43,13 +38,6 @@ def test_the_same_hash_stands_for_the_same_512_tokens(tmp_path: Path) -> None:
     assert [len(ids) for ids in (first, second, third)] == [1300, 1300, 600]
     assert first[:1024] == second[:1024] and first[1024:1027] != second[1024:1027]
     assert third[512:] == first[512:600] and third[:3] != first[:3]
-
-
-def test_tokens_without_a_hash_are_different_in_each_request(tmp_path: Path) -> None:
-    entries = [mooncake(0, 520, [1]), mooncake(1, 520, [1])]
-    built = build(2, kind="trace", path=write(tmp_path, *entries), token_ids=True)
-    first, second = (list(request.token_ids or ()) for request in built.requests)
-    assert first[:512] == second[:512] and first[512:] != second[512:]
 
 
 def test_a_trace_is_not_repeated_and_a_note_says_if_it_is_short(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ leader=$(srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --mpi=n
 read -r MASTER_ADDR _ _ _ MASTER_PORT <<< "$leader"
 export MASTER_ADDR MASTER_PORT
 
-# One trtllm-llmapi-launch for each rank; the first that fails ends the others.
+# One server process for each rank; the first that fails ends the others.
 status=0
 tasks=(--ntasks=4 --ntasks-per-node=4 --cpus-per-task=2)
 tasks+=(--mpi=pmix --distribution=block --output="$run/logs/${step}_%t.out")

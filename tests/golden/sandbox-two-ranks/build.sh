@@ -19,8 +19,7 @@ case "${1:-}" in
       --max-batch-size 8 \
       --max-input-len 256 \
       --max-seq-len 512 \
-      --tokens-per-block 64 \
-      --run "$run"
+      --tokens-per-block 64
     ;;
   *)
     echo "usage: build.sh engine" >&2

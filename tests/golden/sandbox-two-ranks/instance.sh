@@ -23,7 +23,7 @@ TRTLLM_HPC_RENDEZVOUS=$(mktemp -d "$run/ranks/$step.meeting.XXXXXX")
 export TRTLLM_HPC_RENDEZVOUS
 head -c 32 /dev/urandom > "$TRTLLM_HPC_RENDEZVOUS/key"
 
-# One tritonserver for each rank; the first that fails ends the others.
+# One server process for each rank; the first that fails ends the others.
 status=0
 tasks=(--ntasks=2 --ntasks-per-node=1 --cpus-per-task=2)
 tasks+=(--mpi=pmix --distribution=block --output="$run/logs/${step}_%t.out")

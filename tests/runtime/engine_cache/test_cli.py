@@ -8,22 +8,18 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.shell_completion import ShellComplete
 
-import trtllm_hpc
 from tests.cli.typed import Types
 from tests.cli.typed import types as types
 from tests.plans import planned_stage, write_plan
 from tests.runtime.engine_cache.builds import MakeRun, Run, tree
 from tests.schemas.check import documented
 from tests.waiting import eventually
-from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 
@@ -56,28 +52,6 @@ def test_an_empty_cache_is_no_error(types: Types, home: Path) -> None:
         assert types("engines", name, "--engines", str(home)).output == f"no engines in {home}\n"
 
 
-def test_a_cache_that_cannot_be_opened_is_reported_with_its_option(types: Types) -> None:
-    refused = types("engines", "list", "--engines", f"/{'x' * 300}")
-    assert refused.code == ExitCode.CONFIG and "--engines: /xxx" in refused.errors
-    assert "namei -l" in refused.errors
-
-
-def test_nothing_is_removed_if_a_key_matches_nothing(types: Types, built: Run) -> None:
-    refused = types("engines", "prune", built.entry().name, "nope", "--yes")
-    assert refused.code == ExitCode.BUILD and "No engine is called 'nope'" in refused.errors
-    assert built.entry().is_complete()
-
-
-def test_the_shell_completes_engines(built: Run, home: Path) -> None:
-    complete = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
-    name = built.entry().name
-    for arguments in (["show"], ["verify"], ["prune"]):
-        offered = [item.value for item in complete.get_completions(["engines", *arguments], name[:8])]
-        assert offered == [name]
-    elsewhere = ["engines", "show", "--engines", str(home / "nowhere")]
-    assert complete.get_completions(elsewhere, "") == []
-
-
 def test_the_list_shows_everything(types: Types, built: Run) -> None:
     age(built, 1)
     listed = types("engines", "list").output
@@ -98,20 +72,6 @@ def test_the_list_shows_everything(types: Types, built: Run) -> None:
         == sum(it.stat().st_size for it in built.entry().output.glob("*"))
         - (built.entry().output / "trtllm-hpc-manifest.json").stat().st_size
     )
-
-
-def test_where_the_cache_is(types: Types, built: Run, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home / "elsewhere").mkdir()
-    monkeypatch.chdir(home / "elsewhere")
-    assert built.entry().name not in types("engines", "list").output
-    engines = str(home / "engines")
-    (home / "site.yaml").write_text(json.dumps({"name": "site", "engines_folder": engines}))
-    assert built.entry().name in types("engines", "list", "--cluster", "../site.yaml").output
-    assert built.entry().name in types("engines", "list", "--engines", "../engines").output
-    (home / "site.yaml").write_text(json.dumps({"name": "site", "runs_folder": f"{home}/runs"}))
-    assert built.entry().name in types("engines", "list", "--cluster", "../site.yaml").output
-    monkeypatch.setenv("TRTLLM_HPC_ENGINES", engines)
-    assert built.entry().name in types("engines", "list").output
 
 
 def test_one_engine_is_shown_by_any_beginning_of_its_name(types: Types, built: Run) -> None:
@@ -144,9 +104,6 @@ def damage(folder: Path, kind: str) -> str:
     if kind == "a file":
         file.unlink()
         return "rank0.engine is missing"
-    if kind == "an end":
-        os.truncate(file, 10)
-        return "rank0.engine has 10 bytes instead of"
     if kind == "a guest":
         (folder / "rank1.engine").write_bytes(b"x")
         return "rank1.engine was not built there"
@@ -157,7 +114,7 @@ def damage(folder: Path, kind: str) -> str:
     return "key.json is missing or damaged"
 
 
-@pytest.mark.parametrize("kind", ["a bit", "a file", "an end", "a guest", "the manifest", "the key"])
+@pytest.mark.parametrize("kind", ["a bit", "a file", "a guest", "the manifest", "the key"])
 def test_verify_names_what_is_broken(types: Types, built: Run, kind: str) -> None:
     whole = types("engines", "verify")
     assert whole.code == 0 and whole.output.count("whole") == 2
@@ -238,47 +195,6 @@ def test_foreign_folders_are_neither_listed_nor_removed(types: Types, built: Run
     assert len(list((home / "engines").iterdir())) == 3
 
 
-def test_an_unreadable_entry_is_reported_and_left_alone() -> None:
-    place = Path(tempfile.mkdtemp(dir="/var/tmp"))  # pytest's own folder is closed to all others
-    folder = place / "engines"
-    try:
-        place.chmod(0o755)
-        folder.mkdir()
-        folder.chmod(0o777)
-        # So may be the checkout that is tested.
-        package = Path(trtllm_hpc.__file__).parent
-        shutil.copytree(package, place / "code" / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-        subprocess.run(["chmod", "-R", "a+rX", place / "code"], check=True)
-        closed = folder / "build-0123456789abcdef"
-        closed.mkdir(mode=0)
-
-        def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-            command = [sys.executable, "-m", "trtllm_hpc", "engines", *arguments, "--engines", str(folder)]
-            # Nothing is closed to root.
-            another = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
-            environment = {**os.environ, "PYTHONPATH": str(place / "code"), "PYTHONDONTWRITEBYTECODE": "1"}
-            return subprocess.run(  # type: ignore[call-overload,no-any-return]
-                command, capture_output=True, text=True, cwd="/", env=environment, **another
-            )
-
-        assert "unreadable to all but its owner" in cli("list").stdout
-        broken = cli("verify")
-        assert broken.returncode == ExitCode.BUILD and "it cannot be read by this user" in broken.stderr
-        assert "0 removed" in cli("prune", "--older-than", "0d", "--yes").stdout
-        assert closed.is_dir()
-    finally:
-        shutil.rmtree(place)
-
-
-def test_one_engine_can_be_named(types: Types, built: Run) -> None:
-    finish(built)
-    assert types("engines", "prune", built.entry().name, "--keep", "1").code == ExitCode.USAGE
-    damage(built.entry("convert").output, "the manifest")
-    types("engines", "prune", built.entry().name, "--yes")
-    assert not built.entry().folder.exists()
-    assert built.entry("convert").folder.exists(), "though it is broken"
-
-
 def test_a_run_that_is_being_rendered_keeps_its_engine(types: Types, built: Run) -> None:
     """The build's own use is fresh, and its run folder has no plan."""
     kept = types("engines", "prune", "--older-than", "0d", "--yes")
@@ -295,22 +211,6 @@ def test_an_engine_goes_right_after_the_run_that_used_it(types: Types, built: Ru
     assert "stays, it is registered by" in types("engines", "prune", "--older-than", "0d").output
     shutil.rmtree(paths.folder)
     assert "2 removed" in types("engines", "prune", "--older-than", "0d", "--yes").output
-
-
-def test_uses_that_no_longer_count_are_removed(types: Types, built: Run) -> None:
-    finish(built)
-    assert len(built.entry().uses()) == 1
-    types("engines", "prune", "--older-than", "9d")
-    assert len(built.entry().uses()) == 1
-    types("engines", "prune", "--older-than", "9d", "--yes")
-    assert built.entry().uses() == [] and built.entry().is_complete()
-
-
-def test_an_empty_name_matches_nothing(types: Types, built: Run) -> None:
-    finish(built)
-    assert "No engine is called ''" in types("engines", "prune", "", "--yes").errors
-    assert built.entry().is_complete()
-    assert types("engines", "show", "").code == ExitCode.BUILD
 
 
 def test_a_rendered_run_keeps_its_engine_for_a_week(types: Types, built: Run, home: Path) -> None:
@@ -340,13 +240,6 @@ def test_a_running_build_stays_and_a_killed_one_is_removed(types: Types, runs: M
     assert types("engines", "verify").code == 0
     assert "1 removed" in types("engines", "prune", "--yes").output
     assert tree(run.entry().folder.parent) == []
-
-
-def test_leftovers_of_a_killed_removal_are_removed(types: Types, built: Run) -> None:
-    left = built.entry().put_aside()
-    assert built.entry().name not in types("engines", "list").output
-    types("engines", "prune", "--yes")
-    assert not left.exists() and built.entry("convert").is_complete()
 
 
 # render ---------------------------------------------------------------------------------
@@ -389,17 +282,3 @@ def test_a_run_whose_engine_is_there_has_no_build_stage(types: Types, job: list[
     assert "afterok:$build" not in output
     missed = types(*job, "--set", "engine.max_batch_size=3").output
     assert "    --max-batch-size (engine): 8 -> 3\n" in missed
-
-
-def test_a_cache_that_no_container_can_mount_is_refused(types: Types, job: list[str], home: Path) -> None:
-    (home / "here.yaml").write_text(json.dumps({"name": "here", "engines_folder": "/engines,old"}))
-    assert types(*job).code == 0
-    container = '{"runtime": "pyxis", "image": "a.sqsh"}'
-    refused = types(*job, "--set", f"cluster.container={container}")
-    assert refused.code == ExitCode.RENDER
-    assert "The cache of engines '/engines,old' has ',' in its name" in refused.errors
-
-
-def test_the_cache_is_not_searched_for_the_users_own_engine(types: Types, job: list[str], home: Path) -> None:
-    shown = types(*job, "--set", "engine.directory=/engines/a")
-    assert shown.code == 0 and "engine:" not in shown.output

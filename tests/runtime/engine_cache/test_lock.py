@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,23 +27,6 @@ def test_the_second_learns_who_holds_it(entry: CacheEntry) -> None:
     assert entry.holder() is None
     with entry.locked("another"):
         assert lock.is_lost() and entry.holder() == "another"
-
-
-def test_of_many_exactly_one_gets_it(entry: CacheEntry) -> None:
-    start, end = threading.Barrier(16), threading.Barrier(16)
-
-    def attempt(number: int) -> bool:
-        start.wait()
-        try:
-            with entry.locked(str(number)):
-                end.wait()
-                return True
-        except EntryHeld:
-            end.wait()
-            return False
-
-    with ThreadPoolExecutor(16) as pool:
-        assert sum(pool.map(attempt, range(16))) == 1
 
 
 def test_the_lock_goes_with_its_entry(entry: CacheEntry) -> None:

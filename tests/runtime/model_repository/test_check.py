@@ -9,8 +9,8 @@ import pytest
 
 from tests.runtime.model_repository.jobs import make_recipe
 from tests.runtime.model_repository.upstream import write_all_models
-from trtllm_hpc.runtime.model_repository.check import RepositoryInvalid
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, RepositoryRecipe
+from trtllm_hpc.runtime.model_repository.template import RepositoryInvalid
 from trtllm_hpc.runtime.model_repository.writer import CONFIG, render_models
 
 VERSION = "0.16.0"
@@ -90,10 +90,6 @@ def test_a_missing_template_is_reported_with_the_present_ones(all_models: Path) 
     assert f"{GROUP}/tensorrt_llm" in found[0][1]
 
 
-def test_a_folder_without_templates_is_refused(tmp_path: Path) -> None:
-    assert "has no model templates" in problems(tmp_path)[0][1]
-
-
 def test_an_unknown_placeholder_must_be_set(all_models: Path) -> None:
     change(all_models, "tensorrt_llm", '"${max_beam_width}"', '"${brand_new}"')
     recipe = make_recipe(VERSION)
@@ -107,10 +103,3 @@ def test_a_value_for_a_placeholder_that_no_template_has_is_reported(all_models: 
     recipe = make_recipe(VERSION, repository={"parameters": {"tensorrt_llm": {"brand_new": 7}}})
     sentence = "its template has no ${brand_new}, which the job file sets."
     assert problems(all_models, recipe) == [("tensorrt_llm", sentence)]
-
-
-def test_everything_is_reported_at_once(all_models: Path) -> None:
-    change(all_models, "tensorrt_llm", '"${max_beam_width}"', '"${brand_new}"')
-    change(all_models, "preprocessing", '"${tokenizer_dir}"', '"${other_new}"')
-    change(all_models, "postprocessing", "max_batch_size:", "max_batchsize:")
-    assert {model for model, _ in problems(all_models)} == {"tensorrt_llm", "preprocessing", "postprocessing"}

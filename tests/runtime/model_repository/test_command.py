@@ -86,14 +86,6 @@ def test_another_protobuf_in_the_container_is_left_alone(paths: RunPaths, tmp_pa
     assert (paths.repository / "ensemble" / "config.pbtxt").is_file()
 
 
-def test_it_may_be_made_again(paths: RunPaths) -> None:
-    """A requeued job finds the repository of the attempt before it."""
-    assert make(paths, *ISOLATED).returncode == 0
-    (paths.repository / "left over").mkdir()
-    assert make(paths, *ISOLATED).returncode == 0
-    assert "left over" not in {folder.name for folder in paths.repository.iterdir()}
-
-
 def test_errors_have_no_traceback(paths: RunPaths) -> None:
     config = paths.folder.parent / "all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt"
     text = config.read_text(encoding="utf-8")

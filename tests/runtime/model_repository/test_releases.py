@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import yaml
 
 from tests.runtime.model_repository.jobs import make_recipe
 from tests.runtime.model_repository.upstream import RELEASES, write_all_models, write_llmapi
-from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.model_repository.schema import schema, text_format
 from trtllm_hpc.runtime.model_repository.writer import CONFIG, ModelFiles, render_models
 
@@ -79,18 +77,6 @@ def test_leader_mode(tmp_path: Path, version: str) -> None:
 
 
 @pytest.mark.parametrize("version", RELEASES)
-def test_what_a_models_code_reads_without_asking_is_there(tmp_path: Path, version: str) -> None:
-    models = parsed(render_models(make_recipe(version), write_all_models(tmp_path, version)))
-    text = parameters(models["preprocessing"])
-    if version in ("0.12.0", "0.16.0", "0.17.0"):
-        assert text["visual_model_path"] == ""
-    if version in ("0.21.0", "1.2.0"):
-        assert text["multimodal_model_path"] == ""
-        guided = ("tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path")
-        assert [parameters(models["tensorrt_llm"])[name] for name in guided] == ["", "", ""]
-
-
-@pytest.mark.parametrize("version", RELEASES)
 def test_orchestrator_mode_has_a_pipeline_for_each_copy(tmp_path: Path, version: str) -> None:
     recipe = make_recipe(version, **TWO_COPIES)
     models = parsed(render_models(recipe, write_all_models(tmp_path, version)))
@@ -123,12 +109,6 @@ def test_disaggregated_mode_numbers_ranks_from_the_context_on(tmp_path: Path, ve
     assert (values["context_model_name"], values["generation_model_name"]) == ("context", "generation")
 
 
-def test_instances_on_the_same_gpus_are_a_count(tmp_path: Path) -> None:
-    recipe = make_recipe("0.16.0", repository={"instances": 2})
-    models = parsed(render_models(recipe, write_all_models(tmp_path, "0.16.0")))
-    assert [group.count for group in models["tensorrt_llm"].instance_group] == [2]
-
-
 @pytest.mark.parametrize("version", ["0.21.0", "1.2.0"])
 def test_the_llm_api_is_configured_by_model_yaml(tmp_path: Path, version: str) -> None:
     recipe = make_recipe(
@@ -158,12 +138,6 @@ def test_the_llm_api_is_configured_by_model_yaml(tmp_path: Path, version: str) -
     # The server is started without auto-completion, so the configuration says it too.
     assert parsed({"tensorrt_llm": model})["tensorrt_llm"].model_transaction_policy.decoupled
     assert {path for path, file in model.items() if isinstance(file, Path)} == {"1/model.py", "1/helpers.py"}
-
-
-@pytest.mark.parametrize("version", RELEASES)
-def test_a_recipe_travels_as_json(version: str) -> None:
-    recipe = make_recipe(version, **TWO_COPIES)
-    assert RepositoryRecipe.from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
 
 
 def test_model_yaml_can_be_read_in_any_locale(tmp_path: Path) -> None:

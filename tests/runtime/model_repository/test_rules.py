@@ -67,19 +67,6 @@ def test_what_the_release_does_not_have(files: Folder, version: str, repository:
     assert here[0].line and here[0].hint
 
 
-@pytest.mark.parametrize(
-    ("version", "repository"),
-    [
-        ("0.6.1", "{batching_strategy: V1}"),
-        ("0.16.0", "{parameters: {tensorrt_llm: {lora_cache_max_adapter_size: 8, medusa_tree: null}}}"),
-        ("0.16.0", "{parameters: {tensorrt_llm_bls: {tensorrt_llm_draft_model_name: draft}}}"),
-    ],
-)
-def test_what_the_release_has(files: Folder, version: str, repository: str) -> None:
-    loaded = files.load(job(version, repository), CLUSTER)
-    assert loaded.job.engine.tensorrt_llm_version == version
-
-
 def test_a_tokenizer_is_named(files: Folder) -> None:
     text = JOB + "engine: {backend: tensorrtllm, tensorrt_llm_version: 0.16.0, directory: /engines/x}\n"
     found = {

@@ -12,10 +12,10 @@ import pytest
 from trtllm_hpc.errors import Diagnostic, StartFailed, fail
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.caches import CACHES, TOP
-from trtllm_hpc.runtime.node_checks.child import Outcome, run_child
+from trtllm_hpc.runtime.node_checks.child import ChildReport, run_child
+from trtllm_hpc.runtime.node_checks.exchange import Wanted, read_found, write_found
 from trtllm_hpc.runtime.node_checks.host import look_at_host
 from trtllm_hpc.runtime.node_checks.image import look_at_image
-from trtllm_hpc.runtime.node_checks.records import Wanted, read_found, write_found
 from trtllm_hpc.runtime.node_checks.run import UNATTENDED_VARIABLE, wait_until_unattended
 from trtllm_hpc.runtime.node_checks.steps import _reduced
 from trtllm_hpc.runtime.records import add_event
@@ -197,6 +197,6 @@ def test_what_an_earlier_step_has_found_in_the_network(
     ],
 )
 def test_whether_nccl_joins_the_ranks(steps: dict[str, Any], state: str, words: str) -> None:
-    outcome = Outcome({"joined": {"world_size": 2}, **steps}, "did not end within 180 s", "NCCL INFO")
+    outcome = ChildReport({"joined": {"world_size": 2}, **steps}, "did not end within 180 s", "NCCL INFO")
     found = _reduced(outcome)
     assert found is not None and found.state == state and words in found.message

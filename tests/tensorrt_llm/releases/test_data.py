@@ -96,19 +96,6 @@ def test_the_entries_of_an_option_follow_each_other(file: str) -> None:
             assert since < begin, option
 
 
-@pytest.mark.parametrize("file", LISTS)
-def test_values_that_change_do_so_while_the_option_is_there(file: str) -> None:
-    for option, spans in entries(file):
-        for span in spans:
-            for values in (span.get("default"), span.get("choices")):
-                if isinstance(values, dict):
-                    assert list(values) == sorted(values, key=parsed), option
-                    assert set(values) <= {*VERSIONS, TO_COME}, option
-                    assert len(values) > 1, option
-                    assert parsed(next(iter(values))) >= parsed(span.get("since", VERSIONS[0])), option
-                    assert parsed([*values][-1]) < parsed(span.get("until", "9999")), option
-
-
 def test_a_default_is_one_of_the_choices() -> None:
     for program in every_program():
         for option in program.options.values():
@@ -116,23 +103,11 @@ def test_a_default_is_one_of_the_choices() -> None:
                 assert str(option.default) in option.choices, (program.release, program.name, option.name)
 
 
-def test_no_spelling_stands_for_two_options() -> None:
-    for program in every_program():
-        spellings = [word for option in program.options.values() for word in (option.name, *option.aliases)]
-        assert len(spellings) == len(set(spellings)), (program.release, program.name)
-
-
 @pytest.mark.parametrize("release", releases(), ids=lambda release: release.version)
 def test_every_release_can_build(release: Release) -> None:
     names = {program.name for program in programs_of(release.version)}
     assert "build.py" in names or {"convert_checkpoint.py", "trtllm-build"} <= names
     assert release.source and release.paths.examples and release.paths.all_models
-
-
-def test_no_container_carries_two_releases() -> None:
-    tags = [tag for release in releases() for tag in release.tags]
-    assert len(tags) == len(set(tags))
-    assert tags == sorted(tags)
 
 
 def test_facts_are_the_same_from_the_cache_without_one_and_after_damage(

@@ -111,11 +111,6 @@ SENTENCES = {
         "exact_output keeps answers from ending early: other tokens have no text, such as special ones, and "
         f"the rates of tokens are wrong. {_EXACT}"
     ),
-    "little-text": (
-        "{counted:,} of {requested:,} requested output tokens were found in the answers' texts: either the "
-        "answers are short, or most of their tokens have no text, such as special ones, and the rates of "
-        f"tokens are too low. {_EXACT}"
-    ),
     "no-rate": "The search found no rate at which {slo} holds. {stopped}",
 }
 

@@ -18,8 +18,8 @@ from trtllm_hpc.config.benchmark import Benchmark
 
 LATE_S = 0.001
 LATE_SHARE_OF_TTFT = 0.02
-"""A request of an open loop is late if it is sent after its time by more than ``LATE_S``, and by more than this
-share of the median TTFT."""
+"""A request of an open loop is late if it is sent after its time by more than ``LATE_S``, and by more than
+this share of the median TTFT."""
 MAX_TURNAROUND_SHARE = 0.02
 """The share of a closed loop's time in which slots may wait for the client's next request."""
 MAX_STAMP_SHARE = 0.05
@@ -53,8 +53,6 @@ MIN_GROWTH = 1.2
 
 MAX_TEXT_DIFFERENCE = 0.05
 """Of texts from the number of tokens that they must have (exact_output); of a stream from its responses."""
-LOW_TEXT_SHARE = 0.2
-"""Tokens of texts over the requested ones. Short answers have fewer, too, but then the user should know."""
 MAX_DRAINED_TURNS = 0.2
 """Share of the turns that may be due after the window."""
 
@@ -294,5 +292,3 @@ def _doubtful_tokens(sample: Sample, settings: Benchmark) -> Iterator[Finding]:
     facts = {"counted": counted, "requested": requested}
     if settings.exact_output and abs(counted - requested) > MAX_TEXT_DIFFERENCE * requested:
         yield Finding("text-length", counted / requested, 1.0, facts)
-    elif not settings.exact_output and counted < LOW_TEXT_SHARE * requested:
-        yield Finding("little-text", counted / requested, LOW_TEXT_SHARE, facts)

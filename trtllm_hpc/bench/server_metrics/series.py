@@ -29,16 +29,12 @@ class Page:
 
     def __init__(self, *texts: str) -> None:
         self._samples: dict[str, list[tuple[Labels, float]]] = defaultdict(list)
-        for number, text in enumerate(texts):
-            known = {(name, *labels.values()) for name, it in self._samples.items() for labels, _ in it}
+        for text in texts:
             for name, labels, value in _figures(text):
-                # Instances on one node report the same GPUs; of the hosts the first one counts.
-                is_again = name.startswith("nv_gpu_") and (name, *labels.values()) in known
-                if not (is_again or (number and name.startswith("nv_cpu_"))):
-                    self._samples[name].append((labels, value))
+                self._samples[name].append((labels, value))
 
     def models(self, series: Series) -> list[str | None]:
-        """Return the models that have a series; ``None`` stands for the only engine, or for the host."""
+        """Return the models that have a series; ``None`` stands for the only engine."""
         names = {name for source in series.sources for name, _ in (*source.over, *source.under)}
         found = {_model(labels, series.of) for name in names for labels, _ in self._samples.get(name, ())}
         return sorted(found, key=str)
@@ -89,8 +85,6 @@ def _leaves(plain: dict[str, Any], name: str) -> Iterator[tuple[str, float]]:
 
 
 def _model(labels: Labels, of: str) -> str | None:
-    if of == "host":
-        return None
     # Only Triton has several engines, each with the name of its model.
     return labels.get("model") or (labels.get("model_name") if of == "model" else None)
 
@@ -126,9 +120,9 @@ class Series:
     key: str
     label: str
     unit: str
-    """``requests``, ``tokens/s``, ``1/s``, ``ms``, ``bytes``, ``share`` (0 to 1), ``GPUs`` or ``W``."""
-    of: Literal["engine", "model", "host"]
-    """Whether each engine has it, each served model, or the host."""
+    """``requests``, ``tokens/s``, ``1/s``, ``ms``, ``bytes``, or ``share`` (0 to 1)."""
+    of: Literal["engine", "model"]
+    """Whether each engine has it, or each served model."""
     kind: Literal["gauge", "rate", "mean"]
     sources: tuple[Source, ...]
     """The first that the page has counts."""
@@ -186,7 +180,7 @@ def _source(text: str, scale: float = 1.0) -> Source:
 
 
 def _series(
-    key: str, label: str, unit: str, of: Literal["engine", "model", "host"], kind: Any, *names: str
+    key: str, label: str, unit: str, of: Literal["engine", "model"], kind: Any, *names: str
 ) -> Series:
     return Series(key, label, unit, of, kind, tuple(map(_source, names)))
 
@@ -197,9 +191,9 @@ def _mean_ms(key: str, label: str, microseconds: str, *histograms: str) -> Serie
     return Series(key, label, "ms", "model", "mean", tuple(sources))
 
 
-_REQUESTS, _BATCHER = "nv_trt_llm_request_metrics", "nv_trt_llm_inflight_batcher_metrics"
+_REQUESTS = "nv_trt_llm_request_metrics"
 _BLOCKS, _MEMORY = "nv_trt_llm_kv_cache_block_metrics", "nv_trt_llm_runtime_memory_metrics"
-_KV, _BATCH = f"{_STEP}kvCacheStats.", f"{_STEP}inflightBatchingStats."
+_KV = f"{_STEP}kvCacheStats."
 # Names are those of Triton (its docs/user_guide/metrics.md) and of custom_metrics_reporter.cc in
 # tensorrtllm_backend v0.16.0; of trtllm-serve's /metrics (IterationStats, "step:") and, with
 # return_perf_metrics, of its /prometheus/metrics; of vLLM 0.11 and SGLang 0.5, in this order.
@@ -212,10 +206,6 @@ SERIES: tuple[Series, ...] = (
             "vllm:num_requests_waiting", "sglang:num_queue_reqs"),
     _series("requests_max", "maximum requests in the engine", "requests", "engine", "gauge",
             f"{_REQUESTS}=max", f"{_STEP}maxNumActiveRequests", "trtllm_max_num_active_requests"),
-    _series("requests_context", "requests in context phase", "requests", "engine", "gauge",
-            f"{_REQUESTS}=context", f"{_BATCH}numContextRequests", "trtllm_num_context_requests"),
-    _series("generation_requests", "requests generating", "requests", "engine", "gauge",
-            f"{_BATCHER}=generation_requests", f"{_BATCH}numGenRequests", "trtllm_num_generation_requests"),
     _series("kv_used_share", "KV cache in use", "share", "engine", "gauge",
             f"{_BLOCKS}=used / {_BLOCKS}=max", f"{_KV}usedNumBlocks / {_KV}maxNumBlocks",
             "trtllm_kv_cache_used_blocks / trtllm_kv_cache_max_blocks", "%vllm:kv_cache_usage_perc",
@@ -249,11 +239,6 @@ SERIES: tuple[Series, ...] = (
     _mean_ms("duration_ms", "from arrival to answer", "nv_inference_request_duration_us",
              "trtllm_e2e_request_latency_seconds", "vllm:e2e_request_latency_seconds",
              "sglang:e2e_request_latency_seconds"),
-    _series("cpu_share", "CPU of the host", "share", "host", "gauge", "nv_cpu_utilization"),
-    _series("gpus_busy", "busy GPUs, summed", "GPUs", "host", "gauge", "nv_gpu_utilization"),
-    _series("gpu_memory_used_bytes", "used memory of all GPUs", "bytes", "host", "gauge",
-            "nv_gpu_memory_used_bytes"),
-    _series("gpu_power_w", "power of all GPUs", "W", "host", "gauge", "nv_gpu_power_usage"),
 )  # fmt: skip
 """Every series, in the order of tables."""
 
@@ -295,4 +280,4 @@ def describe(key: str) -> Series:
         for found in (series, series.counted):
             if found.key == base:
                 return replace(found, model=model)
-    return Series(key, key, "", "host", "gauge", ())
+    return Series(key, key, "", "engine", "gauge", ())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.bench.workload.request import TextEncoder, Vocabulary, settings_error
@@ -12,14 +11,6 @@ from trtllm_hpc.client.tokenizer_file import read_tokenizer
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
-
-
-@dataclass(frozen=True)
-class Tokenization:
-    """The tokenizer and vocabulary of the served model, as far as they are known."""
-
-    tokenizer: TextEncoder | None = None
-    vocabulary: Vocabulary | None = None
 
 
 class LocalTokenizer:
@@ -46,7 +37,9 @@ class LocalTokenizer:
         return Vocabulary([token for token in ids if size is None or token < size], size or ids[-1] + 1)
 
 
-def find_tokenizer(workload: Workload, folders: Sequence[Path] = (), *, special: bool = True) -> Tokenization:
+def find_tokenizer(
+    workload: Workload, folders: Sequence[Path] = (), *, special: bool = True
+) -> tuple[TextEncoder | None, Vocabulary | None]:
     """Find the tokenizer that counts, and the ordinary token ids of the model.
 
     ``folders`` are those of the model and of its engine; the first tokenizer and the first ``config.json``
@@ -56,8 +49,8 @@ def find_tokenizer(workload: Workload, folders: Sequence[Path] = (), *, special:
     local = _find_local(workload, folders, special)
     size = next(filter(None, map(_vocabulary_size, folders)), None)
     if local is not None:
-        return Tokenization(local, local.vocabulary(size))
-    return Tokenization(None, None if size is None else Vocabulary(range(size), size))
+        return local, local.vocabulary(size)
+    return None, None if size is None else Vocabulary(range(size), size)
 
 
 def _find_local(workload: Workload, folders: Sequence[Path], special: bool) -> LocalTokenizer | None:

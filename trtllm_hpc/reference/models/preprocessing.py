@@ -7,7 +7,6 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.requests import check_parameters
 from trtllm_hpc.reference.text import Preprocessor, parameters_of
 
 
@@ -24,7 +23,6 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            check_parameters(request)
             inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             arrays = self._preprocessor.process(inputs)
         except RequestFailed as error:

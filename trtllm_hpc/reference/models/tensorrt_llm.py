@@ -17,7 +17,7 @@ from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference.delivery import Delivery
 from trtllm_hpc.reference.engine_folder import EngineInfo, plain_path
 from trtllm_hpc.reference.generation import GenerationRequest, RankEngine
-from trtllm_hpc.reference.metrics import Metrics
+from trtllm_hpc.reference.metrics import LoadReporter
 from trtllm_hpc.reference.requests import parse
 from trtllm_hpc.reference.shutdown import Shutdown, stop_server_when_started
 from trtllm_hpc.reference.stand_in import StandIn
@@ -43,12 +43,8 @@ class TritonPythonModel:
             gc.freeze()
             if world.is_leader:
                 self._engine = engine
-                self._metrics = Metrics(
-                    engine,
-                    pb_utils,
-                    model=args["model_name"],
-                    version=args["model_version"],
-                )
+                names = {"model": args["model_name"], "version": args["model_version"]}
+                self._metrics = LoadReporter(engine, pb_utils, **names)
                 self._delivery = Delivery(engine, pb_utils, observe=self._metrics.observe)
                 engine.start(self._delivery.hear, self._shutdown.die)
         if not world.is_leader:

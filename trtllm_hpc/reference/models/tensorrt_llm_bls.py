@@ -12,7 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.requests import check_parameters, refuse_unsupported
+from trtllm_hpc.reference.requests import refuse_unsupported
 from trtllm_hpc.reference.text import Preprocessor, parameters_of, switch
 
 _TO_PREPROCESSING = {
@@ -81,7 +81,6 @@ class TritonPythonModel:
         space before them; so does upstream's BLS model. With accumulation each text of a stream is that of
         all tokens so far.
         """
-        check_parameters(request)
         inputs = self._inputs({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
         wanted = set(request.requested_output_names())
         # The id of the client lets it stop the request.

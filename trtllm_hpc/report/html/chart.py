@@ -21,8 +21,6 @@ class Chart:
     key: str
     """Id of the element in the page."""
     title: str
-    description: str
-    """What the chart shows, for readers who cannot see it."""
     layers: Sequence[Spec]
     """Vega-Lite without data, from back to front; each ``data`` names one of ``datasets``."""
     datasets: Mapping[str, Sequence[Row]]
@@ -32,10 +30,8 @@ class Chart:
     def spec(self) -> Spec:
         """The chart in Vega-Lite, as wide as its container."""
         fit = {"type": "fit-x", "contains": "padding"}
-        return {
-            **{"width": "container", "height": self.height, "autosize": fit},
-            **{"layer": list(self.layers), "description": self.description},
-        }
+        size = {"width": "container", "height": self.height, "autosize": fit}
+        return {**size, "layer": list(self.layers), "description": self.title}
 
     def for_page(self) -> Row:
         """Return the chart in the form that the page's script reads."""

@@ -9,7 +9,6 @@ from itertools import accumulate
 from trtllm_hpc.bench.metrics import ITL, LATENCY, TPOT, TTFT, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample
-from trtllm_hpc.report.formatting import quantity
 from trtllm_hpc.report.headline import ascending_levels, figure_of, is_valid, load_of
 from trtllm_hpc.report.html.chart import (
     ASIDE,
@@ -108,12 +107,7 @@ def _curve(data: ReportData, key: str, name: str) -> Chart | NoChart:
         y=number("ms", **axis("ms", [row["ms"] for row in rows])),
         color=word("statistic", scale={"domain": _STATISTICS}),
     )
-    worst = max(rows, key=lambda row: row["ms"])
-    description = (
-        f"{title} at {len(data.labels)} levels; p50, p90 and p99. "
-        f"The highest is {worst['statistic']} {quantity(worst['ms'])} ms at {worst['level']}."
-    )
-    return Chart(f"curve-{key[:-3]}", title, description, [shared], {"rows": rows}, 260)
+    return Chart(f"curve-{key[:-3]}", title, [shared], {"rows": rows}, 260)
 
 
 # Distributions of the measured requests ---------------------------------------------------
@@ -153,9 +147,7 @@ def _distribution(data: ReportData, metric: PerRequest, title: str) -> Chart | N
         y=number("share", title=None, axis=marks, scale={"domain": [0, 1]}),
         color=word("level", type="ordinal", scale={"domain": [*curves]}, **legend),
     )
-    ends = "; ".join(f"at {label} {quantity(ordered[-1])} ms" for label, ordered in curves.items() if ordered)
-    description = f"{title}: cumulative share of values. The longest: {ends}."
-    return Chart(f"spread-{metric.key[:-3]}", title, description, [shared], {"rows": rows}, 240)
+    return Chart(f"spread-{metric.key[:-3]}", title, [shared], {"rows": rows}, 240)
 
 
 # Over time --------------------------------------------------------------------------------
@@ -223,11 +215,8 @@ def _timeline(data: ReportData) -> Chart | NoChart:
         y=number("ms", **axis("latency (ms)", [row["ms"] for row in rows])),
         color=word("state", scale={"domain": [*states], "range": [*states.values()]}),
     )
-    failed = sum(not record.ok for record in data.records)
-    slowest = quantity(1e3 * max(map(_latency_s, data.records)))
-    description = f"{title}: {len(data.records)} requests, {failed} failed; the longest took {slowest} ms."
     datasets = {"rows": rows, "bands": _bands(data)}
-    return Chart("time-latency", title, description, [_SHADED, dots], datasets, 240)
+    return Chart("time-latency", title, [_SHADED, dots], datasets, 240)
 
 
 def _latency_s(record: RequestRecord) -> float:
@@ -297,7 +286,5 @@ def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[Row]) -
         y=number("value", title=unit, scale={"zero": True}),
         color=word("line", scale={"domain": [*by_line]}, legend=legend),
     )
-    highest = quantity(max(row["value"] for row in kept))
-    description = f"{title} over time; the highest is {highest} {unit}."
     datasets = {"rows": kept, "bands": _bands(data)}
-    return Chart(key, title, description, [_SHADED, shared], datasets, 150)
+    return Chart(key, title, [_SHADED, shared], datasets, 150)

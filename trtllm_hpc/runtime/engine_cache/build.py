@@ -28,8 +28,14 @@ from trtllm_hpc.runtime.engine_cache.cache import (
     files_in,
     link,
 )
-from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, sha256_of, sync_folder, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import StepKey, step_keys
+from trtllm_hpc.runtime.engine_cache.shared_files import (
+    make_shared,
+    remove,
+    sha256_of,
+    sync_folder,
+    write_shared,
+)
 from trtllm_hpc.runtime.heartbeat import Heartbeat
 from trtllm_hpc.runtime.node import query_gpus
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, run_group

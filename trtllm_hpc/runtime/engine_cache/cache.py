@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths, locked, read_json, write_aside
-from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import NAME_DIGITS, StepKey, digest_of
+from trtllm_hpc.runtime.engine_cache.shared_files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.records import JsonRecord
 
 MANIFEST = "trtllm-hpc-manifest.json"

@@ -63,6 +63,5 @@ class ClientWatch:
         minutes = f"{idle_s / 60:g} minute{'s' * (idle_s != 60)}"
         if is_late != self._is_warned:
             self._is_warned = is_late
-            ends_at = time.time() + left_s if is_late else None
-            try_event(self._paths, "serve", IDLE, ends_at=ends_at)
+            try_event(self._paths, "serve", IDLE, ends_at=time.time() + left_s if is_late else None)
         return f"nobody has asked for {minutes} (serve.idle_minutes)" if left_s <= 0 else None

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.certificate import make_certificate
 from trtllm_hpc.runtime.front import FRONT_RESTARTS, Front, Gateway
 from trtllm_hpc.runtime.instances.instance import SupervisorOptions
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import start_bound
-from trtllm_hpc.runtime.proxy import Proxy, ProxyOptions, ProxyRecord, write_key
+from trtllm_hpc.runtime.proxy import Proxy, ProxyOptions, ProxyRecord, make_certificate, write_key
 from trtllm_hpc.runtime.records import try_event
 
 _TICK_S = 0.2

@@ -12,10 +12,10 @@ from typing import Any
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.certificate import fingerprint
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.instances.proxies import Proxies
 from trtllm_hpc.runtime.leader import ReadyRecord
+from trtllm_hpc.runtime.proxy import fingerprint
 from trtllm_hpc.runtime.records import Endpoint, read_events, try_event
 from trtllm_hpc.runtime.renewal import note_renewed
 

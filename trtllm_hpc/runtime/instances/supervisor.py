@@ -2,7 +2,7 @@
 
 On the job's first node, outside of any container, it alone writes the endpoint and the stage's events. A
 child process (``instance.sh``) starts an instance's ranks. What ends an instance or the run is decided in
-:mod:`run_end`.
+:mod:`instance`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,16 @@ from trtllm_hpc.runtime.blame import failed_by_itself, verdict
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import Heartbeat, Troubles, stopped_below
 from trtllm_hpc.runtime.instances.clients import ClientWatch
-from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
+from trtllm_hpc.runtime.instances.instance import (
+    Instance,
+    RunEnd,
+    SupervisorOptions,
+    after_end,
+    early_end,
+    lost,
+)
 from trtllm_hpc.runtime.instances.proxies import Proxies
 from trtllm_hpc.runtime.instances.publishing import Publisher
-from trtllm_hpc.runtime.instances.run_end import RunEnd, after_end, early_end, lost
 from trtllm_hpc.runtime.lock import add_findings
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, send
 from trtllm_hpc.runtime.records import StopRequest, rank_records, try_event
@@ -168,10 +174,6 @@ class RunSupervisor:
         else:
             self._end_if_lost(instance, child)
 
-    def _others(self, instance: Instance) -> int:
-        """Return how many other instances live."""
-        return sum(other.lives for other in self._instances if other is not instance)
-
     def _end_if_lost(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
         """End the step of an instance that is lost; look once a second."""
         now = time.monotonic()
@@ -183,8 +185,8 @@ class RunSupervisor:
         has_failed = verdict(records) is not None or any(map(failed_by_itself, records))
         if instance.over_since is None and has_failed:
             instance.over_since = now
-        others, is_stopping = self._others(instance), self._stopping_since is not None
-        end = early_end(instance, records, self._options, others, is_stopping=is_stopping)
+        is_stopping = self._stopping_since is not None
+        end = early_end(instance, records, self._options, is_stopping=is_stopping)
         if end is not None and self._signal is None and not self._has_failed:
             self._end_run(end)
         over_s = None if instance.over_since is None else now - instance.over_since
@@ -199,13 +201,11 @@ class RunSupervisor:
                 self._code = self._code or returncode  # a rank failed while the server stopped
             return
         records = rank_records(self._paths, instance.step)
-        others = self._others(instance)
-        state, reason, run_end = after_end(instance, records, returncode, self._options, others)
-        instance.state, instance.reason = state, reason
-        if state == "ended":
+        instance.state, instance.reason, run_end = after_end(instance, records, returncode, self._options)
+        if instance.state == "ended":
             self._note_signal("SIGTERM")
             return
-        if state == "restarting":
+        if instance.state == "restarting":
             pause_s = min(_FIRST_PAUSE_S * 2**instance.restarts, _LONGEST_PAUSE_S)
             instance.restart_at = time.monotonic() + pause_s
             instance.restarts += 1

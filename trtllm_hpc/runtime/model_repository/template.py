@@ -8,16 +8,32 @@ anything to the text format.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.runtime.model_repository.check import in_model
+from trtllm_hpc.errors import Diagnostic, RenderError
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, Value
 from trtllm_hpc.runtime.model_repository.schema import json_format, schema, text_format
 
 Values = Mapping[str, Value | None]
+
+
+def in_model(model: str, message: str, hint: str, line: int | None = None) -> Diagnostic:
+    """Return a diagnostic about something that Triton would refuse; ``line`` is one of ``config.pbtxt``."""
+    file = model if line is None else f"{model}/config.pbtxt"
+    return Diagnostic("repository", message, file, line=line, hint=hint)
+
+
+class RepositoryInvalid(RenderError):
+    """The repository cannot be made from these templates and values."""
+
+    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        count = len(self.diagnostics)
+        heading = f"The model repository has {count} problem{'s' if count != 1 else ''}."
+        super().__init__("\n".join([heading, *map(str, self.diagnostics)]))
+
 
 # Strings and comments first: their content is not structure. A string ends at its line's end at the latest.
 _TOKEN = re.compile(

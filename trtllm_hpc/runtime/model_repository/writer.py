@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, ExitCode
 from trtllm_hpc.paths import RunPaths, read_json, write_folder_aside
-from trtllm_hpc.runtime.model_repository.check import RepositoryInvalid, check, in_model
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.model_repository.schema import text_format
-from trtllm_hpc.runtime.model_repository.template import edit, fill, find_placeholders
+from trtllm_hpc.runtime.model_repository.template import (
+    RepositoryInvalid,
+    edit,
+    fill,
+    find_placeholders,
+    in_model,
+)
 
 CONFIG = "config.pbtxt"
 
@@ -82,6 +87,16 @@ def template_files(folder: Path) -> dict[str, Path]:
     }
 
 
+MODEL_NAMES = (
+    "tensorrt_llm_model_name",
+    "tensorrt_llm_draft_model_name",
+    "multimodal_encoders_name",
+    "context_model_name",
+    "generation_model_name",
+)
+"""Parameters of upstream's Python models that name another model."""
+
+
 ModelFiles = Mapping[str, str | Path]
 """The files of one model, by path in its folder: a text, or the template's file to copy."""
 
@@ -120,13 +135,38 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, ModelFile
             edit(message, model)
             messages[model.name] = message
             files[model.name] = {**template_files(source), **model.files}
-    if problems := problems or list(check(messages, files)):
+    if problems := problems or list(_misfits(messages, files)):
         raise RepositoryInvalid(problems)
     for model in recipe.models:
         made_by = f"# Made by trtllm-hpc for TensorRT-LLM {recipe.release} from the image's all_models"
         config = text_format().MessageToString(messages[model.name], as_utf8=True)
         files[model.name] = {CONFIG: f"{made_by}/{model.template}/{CONFIG}.\n{config}", **files[model.name]}
     return files
+
+
+def _misfits(messages: Mapping[str, Any], files: Mapping[str, Collection[str]]) -> Iterator[Diagnostic]:
+    """Yield the files and models that a model names and that are not there, and batches that do not fit.
+
+    ``messages`` and ``files``, as relative paths, are by model.
+    """
+    for name, message in messages.items():
+        file = message.default_model_filename or "model.py"
+        if message.backend == "python" and f"1/{file}" not in files[name]:
+            hint = "set engine.backend: tensorrtllm, or take a release whose template has the file"
+            yield in_model(name, f"has the backend python, but its template lacks 1/{file}.", hint)
+        named = {f"its parameter {key}": message.parameters[key].string_value for key in MODEL_NAMES
+                 if key in message.parameters}  # fmt: skip
+        named |= {f"its step {step.model_name}": step.model_name for step in message.ensemble_scheduling.step}
+        for what, other in named.items():
+            if other not in messages:
+                known = ", ".join(sorted(set(messages) - {name})) or "no other"
+                text = f"{what} names the model {other!r}, and the repository has {known}."
+                yield in_model(name, text, "name one of those, or add the model")
+        for step in message.ensemble_scheduling.step:
+            size = messages[step.model_name].max_batch_size if step.model_name in messages else None
+            if size is not None and size < message.max_batch_size:
+                text = f"takes batches of {message.max_batch_size}, but {step.model_name} only of {size}."
+                yield in_model(name, text, "set repository.triton_max_batch_size for all of them")
 
 
 def write_repository(models: Mapping[str, ModelFiles], folder: Path) -> None:

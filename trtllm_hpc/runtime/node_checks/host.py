@@ -13,7 +13,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import full_file_system, locked_memory, shared_memory, transports
 from trtllm_hpc.runtime.network import NETWORK_OK
 from trtllm_hpc.runtime.node import interface_address, locked_memory_kib, query_gpus, shm_free_gib
-from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
+from trtllm_hpc.runtime.node_checks.exchange import Findings, Wanted
 from trtllm_hpc.runtime.process import output_of
 from trtllm_hpc.runtime.records import read_events
 

@@ -18,8 +18,8 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import alone
 from trtllm_hpc.runtime.caches import CACHES, OF_HOME, TOP
 from trtllm_hpc.runtime.checks import installed_versions, planned_version, wheel_numpy
-from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child
-from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
+from trtllm_hpc.runtime.node_checks.child import ChildReport, attempt, error_of, record, run_child
+from trtllm_hpc.runtime.node_checks.exchange import Findings, Wanted
 from trtllm_hpc.runtime.process import captured
 
 _HELP_S = 180
@@ -151,7 +151,7 @@ def read_image(wanted: Wanted) -> None:
     record("parsed", {"names": list(parsers), "refused": refusals})
 
 
-def _imported(outcome: Outcome) -> Diagnostic:
+def _imported(outcome: ChildReport) -> Diagnostic:
     version = outcome.steps.get("import")
     if isinstance(version, str):
         return ok(f"TensorRT-LLM {version} can be imported in the image")
@@ -169,7 +169,7 @@ def _import_hint(why: str) -> str:
     return "trtllm-hpc explain knows many such messages; --keep keeps this check's logs"
 
 
-def _parsed(outcome: Outcome) -> Diagnostic | None:
+def _parsed(outcome: ChildReport) -> Diagnostic | None:
     result = outcome.steps.get("parsed")
     if result is None:
         return unknown(f"upstream's parsers were not reached ({outcome.why('import tensorrt_llm')})")

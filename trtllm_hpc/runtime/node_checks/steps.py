@@ -1,4 +1,4 @@
-"""Each kind of job step in the scripts: are TensorRT-LLM and MPI imported, and are the ranks joined?"""
+"""The ranks' job step: are TensorRT-LLM and MPI imported, and are the ranks joined?"""
 
 from __future__ import annotations
 
@@ -10,42 +10,33 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.alone import alone
 from trtllm_hpc.runtime.node import free_ports, interface_address, interface_towards, own_address, step_tasks
-from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, run_child
+from trtllm_hpc.runtime.node_checks.child import ChildReport, attempt, error_of, run_child
+from trtllm_hpc.runtime.node_checks.exchange import Findings, Wanted
 from trtllm_hpc.runtime.node_checks.image import _import_hint
-from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
 
 _MEET_S = 60.0
+_PMIX = "MPI in the image must be built with PMIx: compare the profile's mpi with `srun --mpi=list`"
 _BYTES, _TIMES = 64 << 20, 5
-_PURPOSE = {
-    "build": "the step that builds engines and quantizes checkpoints",
-    "ranks": "the ranks' step",
-    "front": "the step of the front of disaggregated serving",
-}
 
 
-def look_at_step(paths: RunPaths, wanted: Wanted, part: str) -> Findings:
-    """Look at one kind of step."""
-    # As build.sh starts its commands.
-    environment = alone() if part == "build" else None
-    outcome = run_child(paths, part, environment)
-    found: dict[str, Diagnostic | None] = {f"import-{part}": _imported(outcome, wanted, part)}
-    facts = dict(outcome.steps)
-    if part == "ranks":
-        found["ranks-joined"] = _joined(outcome, wanted)
-        found["ranks-nccl"] = _reduced(outcome)
-    return found, facts
+def look_at_ranks(paths: RunPaths, wanted: Wanted) -> Findings:
+    """Look at the ranks' step."""
+    outcome = run_child(paths, "ranks")
+    found = {
+        "import-ranks": _imported(outcome, wanted),
+        "ranks-joined": _joined(outcome, wanted),
+        "ranks-nccl": _reduced(outcome),
+    }
+    return found, dict(outcome.steps)
 
 
-def try_step(wanted: Wanted, part: str) -> None:
-    """In the child: import what upstream's programs import there; in the ranks' step, join the others."""
+def join_ranks(wanted: Wanted) -> None:
+    """In the child: import what a server's ranks import, and join the others."""
     if error_of(attempt("mpi4py", _start_mpi)) is not None:
         return
     if wanted.has_tensorrt_llm:
         attempt("tensorrt_llm", lambda: __import__("tensorrt_llm").__version__)
-    if part != "ranks":
-        return
     if error_of(attempt("joined", _meet)) is None:
         attempt("nccl", lambda: _all_reduce(wanted))
 
@@ -105,29 +96,23 @@ def _all_reduce(wanted: Wanted) -> dict[str, Any]:
     return {"library": f"NCCL {version}" if has_gpus else "Gloo", "gb_per_s": round(rate, 2)}
 
 
-def _imported(outcome: Outcome, wanted: Wanted, part: str) -> Diagnostic:
-    where = _PURPOSE[part]
+def _imported(outcome: ChildReport, wanted: Wanted) -> Diagnostic:
     for step in ("mpi4py", *(("tensorrt_llm",) if wanted.has_tensorrt_llm else ())):
         result = outcome.steps.get(step)
         if (why := error_of(result)) is not None:
-            return fail(f"{step} cannot be imported in {where}: {why}", _import_hint(why))
+            return fail(f"{step} cannot be imported in the ranks' step: {why}", _import_hint(why))
         if result is None:
-            return fail(f"importing {step} in {where} {outcome.ended}: {_last(outcome)}", _abort_hint(part))
-    return ok(f"{where} imports mpi4py.MPI{' and tensorrt_llm' if wanted.has_tensorrt_llm else ''}")
+            message = f"importing {step} in the ranks' step {outcome.ended}: {_last(outcome)}"
+            return fail(message, _PMIX)
+    return ok(f"the ranks' step imports mpi4py.MPI{' and tensorrt_llm' if wanted.has_tensorrt_llm else ''}")
 
 
-def _last(outcome: Outcome) -> str:
+def _last(outcome: ChildReport) -> str:
     lines = [line.strip(" -") for line in outcome.log.splitlines()]
     return " ".join(line for line in lines if line)[:400] or "it printed nothing"
 
 
-def _abort_hint(part: str) -> str:
-    if part == "ranks":
-        return "MPI in the image must be built with PMIx: compare the profile's mpi with `srun --mpi=list`"
-    return "the same command with --keep; MPI's own message is in the step's log"
-
-
-def _joined(outcome: Outcome, wanted: Wanted) -> Diagnostic | None:
+def _joined(outcome: ChildReport, wanted: Wanted) -> Diagnostic | None:
     joined = outcome.steps.get("joined")
     if joined is None:
         return None  # the import has failed, and its row says why
@@ -138,12 +123,12 @@ def _joined(outcome: Outcome, wanted: Wanted) -> Diagnostic | None:
     tasks = step_tasks() or wanted.ranks
     if joined["world_size"] != tasks:
         message = f"MPI sees a world of {joined['world_size']} in a step of {tasks} tasks"
-        return fail(message, "the image's MPI needs PMIx; compare the profile's mpi with `srun --mpi=list`")
+        return fail(message, _PMIX)
     hosts = sorted(set(joined["hosts"]))
     return ok(f"MPI joins {tasks} ranks on {', '.join(hosts)}")
 
 
-def _reduced(outcome: Outcome) -> Diagnostic | None:
+def _reduced(outcome: ChildReport) -> Diagnostic | None:
     joined, result = outcome.steps.get("joined"), outcome.steps.get("nccl")
     if joined is None or error_of(joined):
         return None  # another row says why

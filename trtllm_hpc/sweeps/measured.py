@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trtllm_hpc.bench.analysis.aggregate import over_repeats, overall_verdict
 from trtllm_hpc.bench.analysis.diff import workload_diff
@@ -21,14 +20,11 @@ from trtllm_hpc.errors import ConfigError, RunNotFound
 from trtllm_hpc.evaluation.scores import read_evaluation
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, write_text
-from trtllm_hpc.report.frames import imported_pandas, level_figures
+from trtllm_hpc.report.frames import level_figures
 from trtllm_hpc.report.headline import is_valid, level_labels, load_of
 from trtllm_hpc.sweeps.points import Best, Point, best_variant, frontier
 from trtllm_hpc.sweeps.record import SweepPaths, read_record
 from trtllm_hpc.sweeps.status import SweepStatus, VariantStatus, sweep_status
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -41,11 +37,6 @@ class SweepResults:
     best: Best
     notes: Sequence[str]
     """What a reader of the figures must know."""
-
-    def frame(self) -> DataFrame:
-        """Return a table with a row for each point; raises TrtllmHpcError without pandas."""
-        table: DataFrame = imported_pandas().DataFrame([point.row() for point in self.points])
-        return table
 
 
 def read_results(

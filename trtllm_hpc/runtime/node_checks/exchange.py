@@ -46,7 +46,7 @@ class Wanted(JsonRecord):
 
 
 @dataclass(frozen=True)
-class Found(JsonRecord):
+class PartFindings(JsonRecord):
     """What one task of one part has found."""
 
     part: str
@@ -76,12 +76,12 @@ def write_found(
     findings = [replace(it, code=code).as_json() for code, it in found.items() if it is not None]
     paths.node_findings.mkdir(exist_ok=True)
     task = task_number()
-    record = Found(part, task, socket.gethostname(), findings, facts)
+    record = PartFindings(part, task, socket.gethostname(), findings, facts)
     record.write(paths.node_findings / f"{part}_{task}.json")
 
 
-def read_found(paths: RunPaths) -> list[Found]:
+def read_found(paths: RunPaths) -> list[PartFindings]:
     """Return everything that was found so far, in the order of the parts."""
     files = sorted(paths.node_findings.glob("*.json"))
-    found = [one for file in files if (one := Found.read(file)) is not None]
+    found = [one for file in files if (one := PartFindings.read(file)) is not None]
     return sorted(found, key=lambda one: (PARTS.index(one.part), one.task))

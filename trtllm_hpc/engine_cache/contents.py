@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.engine_cache.cache import Cache, CacheEntry, Manifest, files_in, size_fault
-from trtllm_hpc.runtime.engine_cache.files import sha256_of
+from trtllm_hpc.runtime.engine_cache.shared_files import sha256_of
 
 EntryState = Literal["whole", "broken", "building", "half-built", "unreadable"]
 
