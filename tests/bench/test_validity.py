@@ -10,9 +10,9 @@ import pytest
 from trtllm_hpc.bench.analysis import sentences
 from trtllm_hpc.bench.analysis.sentences import SENTENCES, sentence_of
 from trtllm_hpc.bench.analysis.validity import check_pass
-from trtllm_hpc.bench.levels import OpenLoop
+from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.records import DRAIN, WARMUP, RequestRecord
-from trtllm_hpc.bench.results import ClientUse, Energy, Verdict
+from trtllm_hpc.bench.results import ClientUse, Energy, Finding, Verdict
 from trtllm_hpc.bench.workload.request import BY_TOKENIZER
 from trtllm_hpc.config.benchmark import Benchmark
 
@@ -132,12 +132,15 @@ def test_a_server_that_answers_nothing_any_more_hangs() -> None:
     assert codes([*steady(40)[:38], *timed_out[38:]]) == ["errors"]
 
 
-@pytest.mark.parametrize(("count", "allowed_ms"), [(100, 1.1), (10, 2.0)])
-def test_a_send_may_be_late_by_a_millisecond_and_a_hundredth_of_the_gap(
-    count: int, allowed_ms: float
+@pytest.mark.parametrize(("latency_ms", "allowed_ms"), [(20, 1.0), (200, 4.0)])
+def test_a_send_may_be_late_by_a_millisecond_or_a_fiftieth_of_the_latency(
+    latency_ms: float, allowed_ms: float
 ) -> None:
-    assert "late" not in codes([late(record, allowed_ms - 0.01) for record in steady(count)])
-    [finding] = verdict([late(record, allowed_ms + 0.01) for record in steady(count)]).findings
+    def sent_late(by_ms: float) -> list[RequestRecord]:
+        return [request(10 * at, 10 * at + by_ms, 10 * at + by_ms + latency_ms) for at in range(100)]
+
+    assert "late" not in codes(sent_late(allowed_ms - 0.01))
+    [finding] = verdict(sent_late(allowed_ms + 0.01)).findings
     assert finding.code == "late" and finding.facts["allowed_ms"] == pytest.approx(allowed_ms)
     assert "--processes" in sentence_of(finding)
 
@@ -147,6 +150,45 @@ def test_a_few_late_sends_count_where_a_figure_shows_them() -> None:
     first, *others = steady(20)
     assert warned([delayed(first, 2), *others]) == ["some-late", "few-answers"]
     assert codes([delayed(first, 30), *others]) == ["late"]
+
+
+@pytest.mark.parametrize(
+    ("share", "stall_s", "cause"),
+    [
+        (0.2, 0.0, "in one burst"),
+        (0.8, 0.0, "raise --processes"),
+        (0.2, 0.002, "without a core for up to 2.0 ms"),
+    ],
+)
+def test_a_closed_loop_whose_client_is_slow_is_refused_with_the_cause(
+    share: float, stall_s: float, cause: str
+) -> None:
+    client = replace(IDLE, busiest_share=share, stall_s=stall_s, stamp_bound_s=0.001)
+
+    def of_turnaround(by_ms: float) -> list[Finding]:
+        """Each slot waits so long before an answer of 49 ms."""
+        freed = [
+            replace(one, scheduled_s=one.scheduled_s + 0.001, freed_s=one.scheduled_s) for one in steady()
+        ]
+        sent = [replace(one, sent_s=(one.freed_s or 0.0) + by_ms / 1e3) for one in freed]
+        return verdict(sent, client=client, level=ClosedLoop(4)).findings
+
+    assert of_turnaround(0.9) == []
+    [finding] = of_turnaround(1.1)
+    assert finding.code == "slow-turnaround" and finding.value == pytest.approx(1.1 / 50)
+    assert cause in sentence_of(finding)
+
+
+def test_stamps_that_may_be_late_by_more_than_a_twentieth_of_a_figure_are_refused() -> None:
+    streams = [
+        request(10 * at, 10 * at, 10 * at + 60, chunks_ms=[10 * at + 40, 10 * at + 60]) for at in range(100)
+    ]
+    for bound_s, figure in ((0.00099, None), (0.0011, "inter-token latency (p99)"), (0.0021, "TTFT")):
+        found = verdict(streams, client=replace(IDLE, stamp_bound_s=bound_s)).findings
+        assert [one.facts["figure"] for one in found] == ([] if figure is None else [figure])
+        assert all(one.code == "late-stamps" for one in found)
+    lenient = Benchmark(max_late_share=1.0)
+    assert verdict(streams, client=replace(IDLE, stamp_bound_s=1.0), settings=lenient).valid
 
 
 def test_a_client_at_its_limit_is_marked() -> None:

@@ -280,7 +280,7 @@ ITL = _latency(
 LATENCY = _latency(
     key="latency_ms",
     label="latency",
-    meaning="How long the complete answer took, including any wait to be sent.",
+    meaning="How long the answer took to its last token, including any wait to be sent.",
     formula="end - scheduled",
     slo_name="latency",
     values=lambda record: [(record.ended_s - record.scheduled_s) * 1e3],
@@ -288,7 +288,7 @@ LATENCY = _latency(
 LATENCY_FROM_SEND = _latency(
     key="latency_from_send_ms",
     label="latency, from send",
-    meaning="How long the complete answer took after the send; what other tools call latency.",
+    meaning="How long the answer took to its last token after the send; what other tools call latency.",
     formula="end - sent",
     slo_name="latency_from_send",
     values=lambda record: [(record.ended_s - record.sent_s) * 1e3],
@@ -297,9 +297,12 @@ CLIENT_LATENESS = PerRequest(
     key="client_lateness_ms",
     label="client lateness",
     unit="ms",
-    meaning="How much later than scheduled the client sent: the client's fault, not the server's.",
-    formula="sent - scheduled, including failed requests",
-    values=lambda record: [(record.sent_s - record.scheduled_s) * 1e3],
+    meaning=(
+        "How much later than scheduled the client sent: the client's fault, not the server's. In a closed "
+        "loop its turnaround, from the end of an answer to the next request of that slot."
+    ),
+    formula="sent - scheduled, in a closed loop sent - freed, including failed requests",
+    values=lambda it: [(it.sent_s - (it.scheduled_s if it.freed_s is None else it.freed_s)) * 1e3],
     includes_failed=True,
 )
 

@@ -21,7 +21,7 @@ from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, CacheEntry, Manifest
 from trtllm_hpc.runtime.engine_cache.shared_files import sha256_of
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
 
-PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers", "aiohttp")
+PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers", "httptools")
 """Packages of the client whose versions are recorded, if installed."""
 
 

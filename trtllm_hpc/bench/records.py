@@ -41,10 +41,11 @@ class RequestRecord:
     """``warm-up``, ``measured`` or ``drain``, by when it was due. Only a closed loop with several processes
     sends in the drain, which begins when the first process has no more requests."""
     scheduled_s: float
-    """When it was due; in a closed loop, when its slot became free."""
+    """When it was due; in a closed loop, when it was sent."""
     sent_s: float
+    """When its bytes were handed to the connection."""
     ended_s: float
-    """When its complete answer, or its error, had arrived."""
+    """When the last token of its answer, or its error, had arrived; without streaming, the whole answer."""
     status: str
     """``ok``, or the error: a gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
     error: str | None = None
@@ -67,6 +68,9 @@ class RequestRecord:
     """Tokens of the prompt that the server found in its KV cache, if it says so."""
     reasoning_tokens: int | None = None
     """Output tokens that the model thought before it answered; ``None`` if no answer of the pass has any."""
+    freed_s: float | None = None
+    """In a closed loop: when the slot that it took became free. From then to ``sent_s`` is the client's own
+    turnaround."""
     first_answer_s: float | None = None
     """When the first token after that came; ``None`` without streaming, or where there is no reasoning."""
 

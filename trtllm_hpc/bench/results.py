@@ -134,6 +134,11 @@ class ClientUse:
     processes: int = 1
     real_time: bool = False
     """Whether it went before ordinary processes, see :mod:`trtllm_hpc.bench.load.process`."""
+    stamp_bound_s: float = 0.0
+    """Over HTTP: what 99 % of the stamps of answers are late by at most, see
+    :class:`trtllm_hpc.bench.load.timing.StampBounds`."""
+    stall_s: float = 0.0
+    """Over HTTP: for how long at most 99 % of the reads waited because the client had no core."""
 
 
 @dataclass(frozen=True)

@@ -51,14 +51,16 @@ def to_records(
     for reply, request, answer, (tokens, by) in zip(replies, sent, parsed, counts, strict=True):
         usage = answer.usage or Usage()
         by_server = usage.input_tokens is not None
+        is_stream = reply.ok and answer.streamed and bool(answer.chunks)
         record = RequestRecord(
             index=reply.index,
             level=level,
             repeat=repeat,
             phase=_phase(reply.due_s, window),
-            scheduled_s=reply.due_s,
+            scheduled_s=reply.due_s if reply.freed_s is None else reply.sent_s,
             sent_s=reply.sent_s,
-            ended_s=reply.ended_s,
+            # What follows the last token, such as the server's count, is not part of the answer.
+            ended_s=answer.chunks[-1].time_s if is_stream else reply.ended_s,
             status=reply.status,
             error=reply.error,
             requested_tokens=request.max_tokens,
@@ -71,6 +73,7 @@ def to_records(
             output_by=by if reply.ok else None,
             session=reply.session,
             turn=request.turn,
+            freed_s=reply.freed_s,
             cached_tokens=usage.cached_tokens,
             **(_reasoning(answer, usage) if reply.ok and has_reasoning else {}),
         )

@@ -201,8 +201,9 @@ class Benchmark(Section):
     """The measurement ends when so many requests in a row have failed, counting only requests that were sent
     after the first failure; 0: never."""
     max_late_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """A larger share of requests that the client sent late (by over 1 ms and 1 % of the gap) makes the
-    figures invalid; up to a tenth only if that is over 5 % of a median or 99th percentile of latencies."""
+    """A larger share of requests that the client sent late (by over 1 ms and 2 % of the median TTFT) makes
+    the figures invalid; up to a tenth only if that is over 5 % of a median or 99th percentile of latencies.
+    With 1 neither delays of the client nor late stamps make them invalid."""
     min_requests: Count = 10
     """Fewer measured requests make the figures invalid."""
     min_window_seconds: Annotated[float, Field(ge=0, le=86_400), Time(1)] = 1.0

@@ -89,7 +89,7 @@ def test_without_a_chat_the_prompt_has_a_line_for_each_message(endpoint: Endpoin
 
 def test_a_slot_is_free_when_its_conversation_is_over(endpoint: Endpoint, script: Script) -> None:
     result = load(endpoint, talks(4, 2), ClosedPlan, 2, 5)
-    ends = {reply.session: reply.ended_s for reply in result.replies}
+    ends = {reply.session: reply.free_s for reply in result.replies}
     [third] = [reply for reply in result.replies if reply.index == 4]
     assert len(result.replies) == 10 and third.due_s == min(ends["s0"], ends["s1"])
     # The fifth conversation is the first once more, under another name.

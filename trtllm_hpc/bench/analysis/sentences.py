@@ -47,8 +47,8 @@ SENTENCES = {
     ),
     # The client
     "late": (
-        "{late:,} of {measured:,} requests ({value:.1%}) were sent more than {allowed_ms:.2f} ms late (1 ms "
-        "plus 1% of the mean gap), the worst by {worst_ms:.1f} ms; the limit is {limit:.2%} "
+        "{late:,} of {measured:,} requests ({value:.1%}) were sent more than {allowed_ms:.2f} ms late (1 ms, "
+        "or 2% of the median TTFT), the worst by {worst_ms:.1f} ms; the limit is {limit:.2%} "
         f"(max_late_share). The server did not get the requested load: {_CLIENT}"
     ),
     "some-late": (
@@ -58,6 +58,14 @@ SENTENCES = {
     "client-busy": (
         "The client's busiest process used {value:.0%} of a core. From {limit:.0%} on, the client is the "
         f"limit and not the server: {_CLIENT}"
+    ),
+    "slow-turnaround": (
+        "The client took {mean_ms:.2f} ms from the end of an answer to its next request, {value:.1%} of the "
+        "time; the limit is {limit:.0%}. The server had less load than requested, since {cause}."
+    ),
+    "late-stamps": (
+        "The client may have stamped answers up to {bound_ms:.2f} ms late, {value:.0%} of the {figure} of "
+        "{shown_ms:.2f} ms; the limit is {limit:.0%}. This figure is not to be trusted, since {cause}."
     ),
     # The length of the measurement
     "interrupted": "The measurement was interrupted, so it is shorter than requested.",

@@ -10,15 +10,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import takewhile
 
-from trtllm_hpc.bench.metrics import LATENCY, LATENCY_FROM_SEND, TTFT, TTFT_FROM_SEND
+from trtllm_hpc.bench.metrics import ITL, LATENCY, LATENCY_FROM_SEND, TTFT, TTFT_FROM_SEND
 from trtllm_hpc.bench.records import DRAIN, NO_CONNECTION, NoValue, RequestRecord, Sample
 from trtllm_hpc.bench.results import ClientUse, Finding, Verdict
 from trtllm_hpc.bench.workload.request import BY_SERVER, BY_TOKENIZER
 from trtllm_hpc.config.benchmark import Benchmark
 
 LATE_S = 0.001
-LATE_SHARE_OF_GAP = 0.01
-"""A request is late if it is sent more than ``LATE_S`` plus this share of the mean gap after its time."""
+LATE_SHARE_OF_TTFT = 0.02
+"""A request of an open loop is late if it is sent after its time by more than ``LATE_S``, and by more than
+this share of the median TTFT."""
+MAX_TURNAROUND_SHARE = 0.02
+"""The share of a closed loop's time in which slots may wait for the client's next request."""
+MAX_STAMP_SHARE = 0.05
+"""The share of a shown TTFT or inter-token latency by which the client's stamps may be late."""
+FULL_CORE_SHARE = 0.7
+"""From this share of a core on, further processes relieve the client."""
 FEW_LATE = 0.1
 """Up to this share of late requests the load is nearly that requested: then the figures decide."""
 MAX_LATE_EFFECT = 0.05
@@ -64,6 +71,8 @@ def check_pass(
     findings = [*lost, *_errors(sample, settings), *late]
     if client.busiest_share >= MAX_BUSY_SHARE:
         findings.append(Finding("client-busy", client.busiest_share, MAX_BUSY_SHARE))
+    if settings.max_late_share < 1:
+        findings += [*_slow_turnaround(sample, client), *_late_stamps(sample, client)]
     findings += [*_wrong_answers(sample, settings), *_too_short(sample, settings)]
     warnings += [*some_late, *_doubtful_tokens(sample, settings), *_doubtful_requests(sample)]
     if not findings and len(sample.answered) < P99_REQUESTS:
@@ -147,8 +156,7 @@ def latency_growth(sample: Sample) -> Finding | None:
 def _late(sample: Sample, settings: Benchmark) -> tuple[list[Finding], list[Finding]]:
     """Return a finding if the client sent more requests late than it may; a warning if that is harmless."""
     measured = len(sample.measured)
-    # The mean gap, because bursts have gaps of nearly zero.
-    allowed_s = LATE_S + LATE_SHARE_OF_GAP * max(sample.window.length_s, 0.0) / measured
+    allowed_s = max(LATE_S, LATE_SHARE_OF_TTFT * _median_ms(sample) / 1e3)
     delays_s = [record.sent_s - record.scheduled_s for record in sample.measured]
     late_s = [delay_s for delay_s in delays_s if delay_s > allowed_s]
     share = len(late_s) / measured
@@ -159,6 +167,53 @@ def _late(sample: Sample, settings: Benchmark) -> tuple[list[Finding], list[Find
     facts = {"allowed_ms": allowed_s * 1e3, "worst_ms": max(late_s) * 1e3}
     counts = {"late": len(late_s), "measured": measured}
     return [Finding("late", share, settings.max_late_share, counts | facts)], []
+
+
+def _median_ms(sample: Sample) -> float:
+    """Return the median TTFT, or latency without streaming, in milliseconds."""
+    for metric in (TTFT_FROM_SEND, LATENCY_FROM_SEND):
+        with suppress(NoValue):
+            return metric.of(sample).p50
+    return 0.0
+
+
+def _slow_turnaround(sample: Sample, client: ClientUse) -> Iterator[Finding]:
+    """Yield a finding if the slots of a closed loop waited long for the client's next request."""
+    closed = [(record, record.freed_s) for record in sample.answered if record.freed_s is not None]
+    waited_s = sum(record.sent_s - freed_s for record, freed_s in closed)
+    share = waited_s / max(sum(record.ended_s - freed_s for record, freed_s in closed), 1e-9)
+    if share > MAX_TURNAROUND_SHARE:
+        facts = {"mean_ms": waited_s / len(closed) * 1e3, "cause": _cause(client)}
+        yield Finding("slow-turnaround", share, MAX_TURNAROUND_SHARE, facts)
+
+
+def _late_stamps(sample: Sample, client: ClientUse) -> Iterator[Finding]:
+    """Yield a finding if stamps may be so late that a shown figure is wrong.
+
+    A stamp that is late by as much as the one before shifts no inter-token latency, so it is the tail that
+    late stamps make: the bound is compared with the 99th percentile.
+    """
+    bound_ms, shown = client.stamp_bound_s * 1e3, dict[str, float]()
+    with suppress(NoValue):
+        shown["TTFT"] = TTFT_FROM_SEND.of(sample).p50
+        shown["inter-token latency (p99)"] = ITL.of(sample).p99
+    for name, shown_ms in shown.items() or [("latency", _median_ms(sample))]:
+        if bound_ms > MAX_STAMP_SHARE * shown_ms:
+            facts = {"bound_ms": bound_ms, "figure": name, "shown_ms": shown_ms, "cause": _cause(client)}
+            yield Finding("late-stamps", bound_ms / max(shown_ms, 1e-9), MAX_STAMP_SHARE, facts)
+            return
+
+
+def _cause(client: ClientUse) -> str:
+    """Return why the client was late, and what helps."""
+    if client.busiest_share > FULL_CORE_SHARE:
+        return f"its process used {client.busiest_share:.0%} of a core: raise --processes"
+    if client.stall_s > client.stamp_bound_s / 2:
+        return (
+            f"the machine left it without a core for up to {client.stall_s * 1e3:.1f} ms: give it cores or a "
+            "node of its own"
+        )
+    return "many answers came in one burst and were read one after the other: lower the concurrency"
 
 
 def _late_effect(sample: Sample) -> float:

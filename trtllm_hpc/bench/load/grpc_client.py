@@ -212,7 +212,7 @@ class GrpcClient:
         self._pause_s = 0.0
         self._closed = False
 
-    async def connect(self) -> None:
+    async def connect(self, at_once: int = 1) -> None:
         """Open the first connection. Raises NotReady if there is no connection to the endpoint."""
         try:
             await self._open()

@@ -1,14 +1,22 @@
-"""Client of Triton's HTTP ``generate`` and ``generate_stream``, and of OpenAI's completions and chat."""
+"""Client of Triton's HTTP ``generate`` and ``generate_stream``, and of OpenAI's completions and chat.
+
+A request is bytes that are written into an open connection, and its answer is stamped in the callback of the
+read that brings it: no task, no stream and no parser of bodies stands between the socket and the stamp.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable
+from ssl import SSLError
+from urllib.parse import urlsplit
 
-import aiohttp
+import httptools
 
 from trtllm_hpc.bench.load.messages import CHAT, LoadReply, Target, session_headers
-from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.bench.load.timing import Clock, StampBounds
 from trtllm_hpc.errors import NotReady
 from trtllm_hpc.wire import openai, triton_response
 from trtllm_hpc.wire.response import error_message
@@ -17,6 +25,112 @@ from trtllm_hpc.wire.triton_request import generate_url
 _CONNECT_TIMEOUT_S = 10.0
 _PAUSE_S = 0.05
 """Before a request that found no server fails: a closed loop would otherwise send as fast as it can."""
+_LOOK_S = 0.1
+"""How often requests are looked for that have waited too long."""
+_TAIL_BYTES = 8192
+"""What is read of a stream's end to see whether it is complete."""
+_BUFFER = memoryview(bytearray(1 << 18))
+"""One for all connections: each read is handed on before the next one begins."""
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """Carries one request at a time."""
+
+    def __init__(self, client: HttpClient) -> None:
+        self._client = client
+        self._transport: asyncio.Transport | None = None
+        self._has_served = False
+        self._now_s = 0.0
+        self._is_whole = self._stays_open = False
+        self._status = 0
+        self._body = b""
+        self.reply: LoadReply | None = None
+
+    def start(self, reply: LoadReply, request: bytes) -> None:
+        """Send a request."""
+        assert self._transport is not None
+        self.reply, self._body, self._status, self._is_whole = reply, request, 0, False
+        self._parser = httptools.HttpResponseParser(self)
+        reply.sent_s = self._client.clock.now()
+        self._transport.write(request)
+
+    def close(self) -> None:
+        """Give the connection up, whatever it carries."""
+        self.reply = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def fail(self, status: str, message: str) -> None:
+        """End the request with an error, and give the connection up."""
+        reply, self.reply = self.reply, None
+        self.close()
+        if reply is not None:
+            self._client.has_failed(reply, status, message)
+
+    # Of asyncio ---------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._client.bounds.last_read = now = time.monotonic()
+        self._now_s = now - self._client.clock.zero
+        if self.reply is None:  # nobody has asked
+            self.close()
+            return
+        try:
+            self._parser.feed_data(_BUFFER[:nbytes])
+        except httptools.HttpParserError as error:
+            self.fail("UNAVAILABLE", f"what is no answer in HTTP: {error}")
+            return
+        if self._is_whole:
+            self._end()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._client.is_lost(self)
+        reply = self.reply
+        if reply is None:
+            return
+        if self._status and not self._stays_open and exc is None:  # a body that ends with its connection
+            self._now_s = self._client.clock.now()
+            self._end()
+        elif self._has_served and not self._status:
+            # The server has closed an idle connection before it saw the request (RFC 9112, 9.3.1).
+            self.reply = None
+            self._client.dial(reply, self._body)
+        else:
+            self.fail(
+                "UNAVAILABLE",
+                f"the connection was lost: {exc}" if exc else "the server closed the connection",
+            )
+
+    # Of httptools ---------------------------------------------------------------------
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+        self._stays_open = self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        assert self.reply is not None
+        self.reply.chunks.append((self._now_s, body))
+
+    def on_message_complete(self) -> None:
+        self._is_whole = self._status >= 200
+
+    def _end(self) -> None:
+        reply, self.reply = self.reply, None
+        assert reply is not None
+        self._has_served = True
+        if self._stays_open:
+            self._client.is_idle(self)
+        else:
+            self.close()
+        reply.free_s = self._now_s
+        self._client.has_answer(reply, self._status)
 
 
 class HttpClient:
@@ -25,95 +139,143 @@ class HttpClient:
     ``on_end`` is called with each reply when it is complete or has failed.
     """
 
-    def __init__(self, target: Target, clock: Clock, on_end: Callable[[LoadReply], None]) -> None:
+    def __init__(
+        self, target: Target, clock: Clock, on_end: Callable[[LoadReply], None], bounds: StampBounds
+    ) -> None:
+        self.clock, self.bounds = clock, bounds
         self._target = target
-        self._clock = clock
         self._on_end = on_end
+        self._connections: set[_Connection] = set()
+        self._idle = deque[_Connection]()
+        self._dials: set[asyncio.Task[None]] = set()
+        self._look: asyncio.TimerHandle | None = None
         endpoint = target.endpoint
         if target.is_openai:
             path = openai.CHAT_PATH if target.protocol == CHAT else openai.COMPLETIONS_PATH
-            self._url = f"{endpoint.openai_url}/{path}"
-            self._live_url = f"{endpoint.openai_url}/models"
+            url = urlsplit(f"{endpoint.openai_url}/{path}")
         else:
-            self._url = generate_url(endpoint, target.model, stream=target.streaming)
-            self._live_url = f"{endpoint.scheme}://{endpoint.http}/v2/health/live"
-        self._tasks: set[asyncio.Task[None]] = set()
+            url = urlsplit(generate_url(endpoint, target.model, stream=target.streaming))
+        self._host, self._port = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+        self._tls = endpoint.tls() if url.scheme == "https" else None
+        headers = {"Host": url.netloc, "Content-Type": "application/json", **endpoint.authorization}
+        lines = [f"POST {url.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        self._head = "\r\n".join(lines).encode()
 
-    async def connect(self) -> None:
-        """Check that the server answers. Raises NotReady if it does not."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=self._target.endpoint.tls() or True),
-            timeout=aiohttp.ClientTimeout(total=self._target.timeout_s),
-            headers={"Content-Type": "application/json", **self._target.endpoint.authorization},
-            trust_env=False,
-        )
+    async def connect(self, at_once: int = 1) -> None:
+        """Open connections for so many requests at once. Raises NotReady if the server takes none."""
         endpoint = self._target.endpoint
-        timeout = aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)
         try:
-            async with self._session.get(self._live_url, timeout=timeout):
-                return
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            opened = asyncio.gather(*(self._open() for _ in range(at_once)))
+            self._idle.extend(await asyncio.wait_for(opened, _CONNECT_TIMEOUT_S))
+        except (OSError, asyncio.TimeoutError) as error:
             raise NotReady(
                 f"No HTTP connection to {endpoint.place} (host {endpoint.host}) "
                 f"within {_CONNECT_TIMEOUT_S:g} s: {error or 'it does not answer'}."
             ) from None
+        self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_for_late)
 
     def send(self, reply: LoadReply, payload: bytes) -> None:
         """Start a request."""
-        task = asyncio.get_running_loop().create_task(self._request(reply, payload))
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
+        headers = session_headers(reply.session)
+        more = "".join(f"\r\n{name}: {value}" for name, value in headers.items()).encode()
+        request = b"%b%b\r\nContent-Length: %d\r\n\r\n%b" % (self._head, more, len(payload), payload)
+        if self._idle:
+            self._idle.pop().start(reply, request)
+        else:
+            self.dial(reply, request)
 
     def flush(self) -> None:
         """Do nothing: requests are not queued here."""
 
     async def close(self) -> None:
-        """Cancel all requests in flight."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if hasattr(self, "_session"):
-            await self._session.close()
+        """Give up all requests in flight."""
+        if self._look is not None:
+            self._look.cancel()
+        for dial in self._dials:
+            dial.cancel()
+        for connection in self._connections:
+            connection.close()
+        await asyncio.gather(*self._dials, return_exceptions=True)
+        await asyncio.sleep(0)  # for the transports to close their sockets
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            context = {"message": "a request failed unexpectedly", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(context)
+    # Of connections -----------------------------------------------------------------
 
-    async def _request(self, reply: LoadReply, payload: bytes) -> None:
-        reply.sent_s = self._clock.now()
-        try:
-            headers = session_headers(reply.session)
-            async with self._session.post(self._url, data=payload, headers=headers) as response:
-                await self._receive(reply, response)
-        except asyncio.TimeoutError:
-            message = f"no whole answer in {self._target.timeout_s:g} s"
-            reply.status, reply.error = "DEADLINE_EXCEEDED", message
-        except (aiohttp.ClientError, OSError) as error:
-            reply.status, reply.error = "UNAVAILABLE", str(error) or type(error).__name__
-            await asyncio.sleep(_PAUSE_S)
-        # What the client does with a whole answer is not part of its latency.
-        reply.ended_s = reply.chunks[-1][0] if reply.ok and reply.chunks else self._clock.now()
-        self._on_end(reply)
+    def dial(self, reply: LoadReply, request: bytes) -> None:
+        """Open a connection for a request."""
+        reply.sent_s = self.clock.now()
+        task = asyncio.get_running_loop().create_task(self._dial(reply, request))
+        self._dials.add(task)
+        task.add_done_callback(self._dials.discard)
 
-    async def _receive(self, reply: LoadReply, response: aiohttp.ClientResponse) -> None:
-        """Receive an answer; a stream is kept in pieces, to be parsed after the pass."""
-        keep = reply.chunks.append
-        if response.status != 200:
-            reply.status = f"HTTP {response.status}"
-            reply.error = error_message(await response.read()) or "no error message"
-            return
-        if self._target.streaming:
-            async for piece in response.content.iter_any():
-                keep((self._clock.now(), piece))
-        else:
-            keep((self._clock.now(), await response.read()))
-        error, answer = None, b"".join(piece for _, piece in reply.chunks)
-        if not self._target.is_openai:
-            error = triton_response.generate_error(answer)
+    def is_idle(self, connection: _Connection) -> None:
+        """Take a connection back."""
+        self._idle.append(connection)
+
+    def is_lost(self, connection: _Connection) -> None:
+        """Forget a connection."""
+        self._connections.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def has_answer(self, reply: LoadReply, status: int) -> None:
+        """Note whether a whole answer is an error, and hand it on."""
+        error = None
+        # The end of a chunked body may come by itself, and is not part of the answer.
+        reply.ended_s = reply.chunks[-1][0] if reply.chunks else reply.free_s
+        if not self._target.streaming:
+            reply.chunks[:] = [(reply.ended_s, b"".join(piece for _, piece in reply.chunks))]
+        if status != 200:
+            reply.status = f"HTTP {status}"
+            reply.error = error_message(b"".join(piece for _, piece in reply.chunks)) or "no error message"
+            reply.chunks.clear()
+        elif not self._target.is_openai:
+            error = triton_response.generate_error(_tail(reply))
         elif self._target.streaming:
-            error = openai.stream_error(answer)
+            error = openai.stream_error(_tail(reply))
         if error is not None:
             reply.status, reply.error = "HTTP 200", error
+        self._on_end(reply)
+
+    def has_failed(self, reply: LoadReply, status: str, message: str) -> None:
+        """Hand on a request without a whole answer, after a moment."""
+        reply.status, reply.error = status, message
+        reply.ended_s = reply.free_s = self.clock.now()
+        asyncio.get_running_loop().call_later(_PAUSE_S, self._on_end, reply)
+
+    async def _open(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: _Connection(self), self._host, self._port, ssl=self._tls
+        )
+        self._connections.add(connection)
+        return connection
+
+    async def _dial(self, reply: LoadReply, request: bytes) -> None:
+        try:
+            connection = await asyncio.wait_for(self._open(), self._target.timeout_s)
+        except (OSError, SSLError, asyncio.TimeoutError) as error:
+            place = f"{self._host}:{self._port}"
+            self.has_failed(
+                reply, "UNAVAILABLE", f"no connection to {place}: {error or 'it does not answer'}"
+            )
+        else:
+            connection.start(reply, request)
+
+    def _look_for_late(self) -> None:
+        limit_s = self._target.timeout_s
+        least_s = self.clock.now() - limit_s
+        for connection in [*self._connections]:
+            if connection.reply is not None and connection.reply.sent_s < least_s:
+                connection.fail("DEADLINE_EXCEEDED", f"no whole answer in {limit_s:g} s")
+        self._look = asyncio.get_running_loop().call_later(_LOOK_S, self._look_for_late)
+
+
+def _tail(reply: LoadReply) -> bytes:
+    """Return the end of an answer: a search of the whole one would delay other requests that are timed."""
+    pieces, size = list[bytes](), 0
+    for _, piece in reversed(reply.chunks):
+        pieces.append(piece)
+        size += len(piece)
+        if size >= _TAIL_BYTES and b"\n\n" in piece:
+            break
+    return b"".join(reversed(pieces))

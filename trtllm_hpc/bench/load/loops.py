@@ -8,13 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.bench.load.messages import LoadReply, Target
 from trtllm_hpc.bench.load.process import UsageMeter, gc_paused, on_sigint
-from trtllm_hpc.bench.load.timing import Clock, KernelTimer
+from trtllm_hpc.bench.load.timing import Clock, KernelTimer, StampBounds, run_stamped
 from trtllm_hpc.bench.load.turns import Conversation, Turns
 from trtllm_hpc.bench.records import NO_CONNECTION, OK
 from trtllm_hpc.bench.results import ClientUse
@@ -27,6 +27,8 @@ _LEAD_S = 0.05
 """From the connection to the first request, where no start is given."""
 _BURST = 64
 """Late requests sent in a row before the event loop handles answers again."""
+_FIRST_CONNECTIONS = 16
+"""Of an open loop over HTTP, which opens more as it needs them."""
 GIVE_UP_S = 30.0
 """The load ends after this time without a server: a shorter restart fails the requests meanwhile."""
 MIN_UNCONNECTED = 10
@@ -161,14 +163,14 @@ def run_in_process(plan: LoadPlan, count: Count | None = None, control: Control 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(load.run(control))
+        return run_stamped(partial(load.run, control))
     return _run_in_thread(load, control)
 
 
 def _run_in_thread(load: _Load, control: Control | None) -> LoadResult:
     """Run a load from a thread that has an event loop already, as a notebook's has; Ctrl-C ends it early."""
     with ThreadPoolExecutor(1, "load") as pool:
-        result = pool.submit(lambda: asyncio.run(load.run(control)))
+        result = pool.submit(run_stamped, partial(load.run, control))
         try:
             return result.result()
         except KeyboardInterrupt:
@@ -178,6 +180,9 @@ def _run_in_thread(load: _Load, control: Control | None) -> LoadResult:
 
 class _Load(ABC):
     """What both kinds of load share: sending, counting answers, ending."""
+
+    is_closed = False
+    """Whether a request is due when a slot is free, and not at a time of its own."""
 
     def __init__(self, plan: LoadPlan, count: Count | None) -> None:
         self.plan = plan
@@ -204,12 +209,12 @@ class _Load(ABC):
             with suppress(RuntimeError):  # it may be over
                 self._event_loop.call_soon_threadsafe(self._interrupt)
 
-    async def run(self, control: Control | None) -> LoadResult:
+    async def run(self, control: Control | None, bounds: StampBounds) -> LoadResult:
         loop = self._event_loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_exception)
-        self.client = _client(self.plan.target, self.clock, self.on_end)
+        self.client = _client(self.plan.target, self.clock, self.on_end, bounds)
         try:
-            await self.client.connect()
+            await self.client.connect(self.at_once)
             given_s = control(self.end_early) if control else None
             with (
                 gc_paused(),
@@ -233,12 +238,17 @@ class _Load(ABC):
         replies = [reply for reply in self.replies if reply.ended_s >= 0]
         return LoadResult(
             replies,
-            self.usage.total(),
+            replace(self.usage.total(), stamp_bound_s=bounds.p99_s(), stall_s=bounds.stall_p99_s()),
             self.start_s,
             self.interrupted,
             disconnected=self.disconnected,
             failures=self.failures,
         )
+
+    @property
+    @abstractmethod
+    def at_once(self) -> int:
+        """For how many requests connections are opened before the start."""
 
     @abstractmethod
     def on_timer(self) -> None:
@@ -255,6 +265,7 @@ class _Load(ABC):
             reply = self.turns.begin(position, due_s)
         else:
             reply = LoadReply(self.plan.indices[position], due_s, self.clock.now(), -1.0)
+        reply.freed_s = due_s if self.is_closed else None
         self.dispatch(reply, self.plan.payloads[position])
 
     def dispatch(self, reply: LoadReply, payload: bytes) -> None:
@@ -293,6 +304,10 @@ class _Load(ABC):
 class _OpenLoop(_Load):
     plan: OpenPlan
 
+    @property
+    def at_once(self) -> int:
+        return min(_FIRST_CONNECTIONS, len(self.plan.payloads))
+
     def on_timer(self) -> None:
         times = self.plan.due_s
         last = min(self.sent + _BURST, len(times))
@@ -316,6 +331,11 @@ class _OpenLoop(_Load):
 
 class _ClosedLoop(_Load):
     plan: ClosedPlan
+    is_closed = True
+
+    @property
+    def at_once(self) -> int:
+        return self.plan.concurrency
 
     def on_timer(self) -> None:
         self.left = 2**62 if self.plan.count is None else self.plan.count
@@ -328,7 +348,7 @@ class _ClosedLoop(_Load):
 
     def after(self, reply: LoadReply) -> bool:
         if self.left and self.clock.now() < self.end_s:
-            self._send_next(reply.ended_s)
+            self._send_next(max(reply.ended_s, reply.free_s))
             return True
         self.usage.all_sent()
         return False
@@ -339,11 +359,13 @@ class _ClosedLoop(_Load):
         self.send((self.sent - 1) % len(self.plan.payloads), due_s)
 
 
-def _client(target: Target, clock: Clock, on_end: Callable[[LoadReply], None]) -> GrpcClient | HttpClient:
+def _client(
+    target: Target, clock: Clock, on_end: Callable[[LoadReply], None], bounds: StampBounds
+) -> GrpcClient | HttpClient:
     if target.protocol != "grpc":
         from trtllm_hpc.bench.load.http_client import HttpClient
 
-        return HttpClient(target, clock, on_end)
+        return HttpClient(target, clock, on_end, bounds)
     from trtllm_hpc.bench.load.grpc_client import GrpcClient
 
     return GrpcClient(target, clock, on_end)

@@ -124,7 +124,7 @@ class LoadReply:
     sent_s: float
     """Right before the call was made."""
     ended_s: float
-    """When the whole answer, or the error, had arrived."""
+    """When the last piece of the answer, or the error, had arrived."""
     status: str = OK
     """``ok``, or what failed: the gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
     error: str | None = None
@@ -132,6 +132,10 @@ class LoadReply:
     """Each response, or piece of a stream over HTTP, with its time of arrival; one unless streamed."""
     session: str | None = None
     """Name of its conversation; ``None``: it is not a turn of a conversation."""
+    freed_s: float | None = None
+    """In a closed loop: when the slot that it took became free; ``None`` in an open loop."""
+    free_s: float = -1.0
+    """Over HTTP: when the read came that completed the answer, after which the connection was free."""
 
     @property
     def ok(self) -> bool:

@@ -124,6 +124,8 @@ def _merge(plan: LoadPlan, results: list[LoadResult]) -> LoadResult:
         max(result.client.wall_s for result in results),
         max(result.client.busiest_share for result in results),
         len(results),
+        stamp_bound_s=max(result.client.stamp_bound_s for result in results),
+        stall_s=max(result.client.stall_s for result in results),
     )
     last_sends_s = [
         result.saturated_until_s or max((reply.due_s for reply in result.replies), default=result.start_s)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import selectors
 import time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+_T = TypeVar("_T")
 _TFD_TIMER_ABSTIME = 1
 _SECOND_NS = 1_000_000_000
+_ASLEEP_S = 30e-6
+"""A wait that took longer has slept; without sleep ``epoll_wait(2)`` takes a few microseconds."""
 
 
 @dataclass(frozen=True)
@@ -76,3 +82,80 @@ class KernelTimer:
         with suppress(BlockingIOError):  # it was set again meanwhile
             os.read(self._fd, 8)  # clears the readiness of the descriptor
         self._callback()
+
+
+class StampBounds(selectors.DefaultSelector):
+    """The selector of the load's event loop, which bounds how late the stamps of its reads are.
+
+    The loop reads everything that has arrived when it wakes up, one connection after the other, and stamps
+    each read. So what a read brings has arrived after the loop woke up, if it had slept, or else after it
+    woke up for the turn before. From then to the last read of a turn is a bound for all reads of that turn;
+    the time for which the thread was ready and had no core is added.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_read = 0.0
+        """``time.monotonic()`` of the last read of this turn, which whoever reads sets."""
+        self._woke = self._since = time.monotonic()
+        self._stalled_s = 0.0
+        self._bounds, self._stalls = array("d"), array("d")
+        try:
+            self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # a kernel without these figures
+            self._schedstat = -1
+        self._waited_s = self._without_core_s()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for what is ready."""
+        if self.last_read:
+            self._bounds.append(self.last_read - self._since)
+            self._stalls.append(self._stalled_s)
+            self.last_read = 0.0
+        begun = time.monotonic()
+        ready = super().select(timeout)
+        now = time.monotonic()
+        waited_s, self._waited_s = self._waited_s, self._without_core_s()
+        self._stalled_s = self._waited_s - waited_s
+        self._since = now - self._stalled_s if now - begun > _ASLEEP_S else self._woke
+        self._woke = now
+        return ready
+
+    def close(self) -> None:
+        """Close the selector."""
+        super().close()
+        if self._schedstat >= 0:
+            os.close(self._schedstat)
+
+    def p99_s(self) -> float:
+        """Return the 99th percentile of the bounds, in seconds; 0 if nothing was read."""
+        return _p99(self._bounds)
+
+    def stall_p99_s(self) -> float:
+        """Return the 99th percentile of the times for which a read waited for a core, in seconds."""
+        return _p99(self._stalls)
+
+    def _without_core_s(self) -> float:
+        """Return how long this thread was ready without a core so far (Linux, sched-stats.rst)."""
+        if self._schedstat < 0:
+            return 0.0
+        return int(os.pread(self._schedstat, 100, 0).split()[1]) * 1e-9
+
+
+def _p99(values: Sequence[float]) -> float:
+    in_order = sorted(values)
+    return in_order[len(in_order) * 99 // 100] if in_order else 0.0
+
+
+def run_stamped(main: Callable[[StampBounds], Coroutine[Any, Any, _T]]) -> _T:
+    """Run a coroutine function in an event loop of its own, with bounds of its stamps."""
+    bounds = StampBounds()
+    loop = asyncio.SelectorEventLoop(bounds)
+    try:
+        return loop.run_until_complete(main(bounds))
+    finally:
+        if tasks := asyncio.all_tasks(loop):
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.wait(tasks))
+        loop.close()
