@@ -40,6 +40,7 @@ pytestmark = pytest.mark.triton
 
 PROMPT = "What is machine learning?"
 TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
+LOGITS_SHAPES = {"context_logits": (1, 3, 512), "generation_logits": (1, 1, 3, 512)}
 LENGTH = 400
 """Tokens of an answer that is ended early."""
 
@@ -227,6 +228,31 @@ def test_beams_and_bad_words_reach_the_model(endpoint: Endpoint) -> None:
     with Client(endpoint, "recorded") as client:
         answer = client.generate("A", beam_width=3, bad_words=["no", "not"], return_sequences=3)
     assert answer.texts == tuple(f"A without no, not {beam}" for beam in range(3))
+
+
+def test_logits_come_with_an_answer_that_asks_for_them(endpoint: Endpoint) -> None:
+    with Client(endpoint, "recorded") as client:
+        answer = client.generate("A", context_logits=True, generation_logits=True)
+        assert {name: array.shape for name, array in answer.logits.items()} == LOGITS_SHAPES
+        assert answer.logits["context_logits"].dtype == np.float32
+        assert client.generate("A").logits == {}
+        with pytest.raises(InvalidRequest, match="with a whole answer only"):
+            list(client.stream("A", context_logits=True))
+    with Client(endpoint, "ensemble") as client, pytest.raises(RequestFailed, match="asks for logits"):
+        client.generate("A", context_logits=True)
+
+
+def test_logits_are_written_into_one_file(ask_run: AskRun, run: RunPaths) -> None:
+    words = (PROMPT, "--model", "recorded", "--save-logits", str(run.logits))
+    asked = ask_run(*words, "--generation-logits", "--context-logits", "--save")
+    assert asked.exit_code == 0, asked.output
+    assert "context_logits: 1 x 3 x 512\ngeneration_logits: 1 x 1 x 3 x 512\n" in asked.output
+    with np.load(run.logits) as saved:
+        assert {name: saved[name].shape for name in saved.files} == LOGITS_SHAPES
+    record = documented("client", run.answer.read_text(encoding="utf-8"))
+    assert record["answers"][0]["logits"] == {name: list(shape) for name, shape in LOGITS_SHAPES.items()}
+    assert ask_run(*words).exit_code == ExitCode.USAGE
+    assert ask_run("latest", PROMPT, PROMPT, "--context-logits").exit_code == ExitCode.USAGE
 
 
 def write_adapter(folder: Path, seed: int) -> str:

@@ -64,6 +64,7 @@ class TritonLlmApi(PyTorchBackend, TritonBackend):
     can_have_gateway = False
     # Without it each server would spawn workers, which Slurm's PMIx refuses.
     launcher = LAUNCHER
+    why_no_logits = "the LLM API's model returns no logits"
     why_no_adapters = "the LLM API's model takes no weights of LoRA adapters"
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
