@@ -153,3 +153,10 @@ def test_the_companion_asks_for_the_logits_that_the_engine_gathers(tmp_path: Pat
     assert saved.endswith("/results/logits.npz")
     build = options(command(steps_of(tmp_path, "readme-gpt2-logits"), "trtllm-build"))
     assert {"--gather_context_logits", "--gather_generation_logits"} < set(build)
+
+
+def test_the_companion_sends_an_adapter_that_the_build_converts(tmp_path: Path) -> None:
+    asked = "companion: {request: {lora: {adapter: luotuo-lora-7b-0.1}}}"
+    words = companion_words(tmp_path, f"extends: ifb-llama-7b-lora\n{asked}")
+    [folder] = [word for word in words if word.startswith("--lora-dir=")]
+    assert folder.endswith("/lora/luotuo-lora-7b-0.1") and "--lora-task-id=1" in words

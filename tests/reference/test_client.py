@@ -272,6 +272,21 @@ def test_the_seeds_six_prompts_with_two_adapters(ask_run: AskRun, tmp_path: Path
     assert found[:3] == found[3:] and len(set(found)) == 3
 
 
+def test_the_command_sends_an_adapter_by_its_number_beams_and_bad_words(
+    ask_run: AskRun, tmp_path: Path
+) -> None:
+    words = (PROMPT, "--json", "--model", "recorded", "--lora-task-id", "1")
+    searched = (*words, "--beam-width", "2", "--bad-words", "no", "--bad-words", "not")
+    sent = ask_run(*searched, "--lora-dir", write_adapter(tmp_path / "one", 1))
+    texts = json.loads(sent.output)["answers"][0]["texts"]
+    assert [text.partition(" by ")[2].split(" ", 1)[1] for text in texts] == [
+        "without no, not 0",
+        "without no, not 1",
+    ]
+    named = json.loads(ask_run(*words).output)["answers"][0]["texts"]
+    assert named == [texts[0].replace(" without no, not", "")]
+
+
 def test_an_evicted_adapter_is_sent_again(endpoint: Endpoint, tmp_path: Path) -> None:
     folders = [Path(write_adapter(tmp_path / str(number), number)) for number in range(9)]
     adapters = [read_adapter(folder) for folder in folders]
