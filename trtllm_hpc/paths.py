@@ -180,6 +180,8 @@ class RunPaths:
     """Folder of answers and measurements."""
     answer = _Named("results/request.json")
     """The companion's first request, and the model's answer over each protocol."""
+    logits = _Named("results/logits.npz")
+    """Logits of the companion's first request and its answer, if the job file asks for them."""
     benchmark_progress = _Named("results/progress.json")
     """How far the companion's benchmark is."""
     report = _Named("report.html")

@@ -38,6 +38,7 @@ def asking(server: FakeTriton) -> Iterator[Client]:
     ("prompt", "options", "sentence"),
     [
         ("x", {"min_p": 0.1}, r"has no input for --min-p \(min_p\)"),
+        ("x", {"context_logits": True}, r"has no input for --context-logits \(return_context_logits\)"),
         ("x", {"inputs": {"erly_stopping": False}}, "has no input 'erly_stopping'"),
         ("x", {"max_tokens": 2**31}, "does not fit into the input 'max_tokens'"),
         ([1, 2], {}, "takes texts, not token ids"),
@@ -83,6 +84,16 @@ def test_a_wrong_answer_is_one_sentence(
     with pytest.raises(RequestFailed, match=sentence) as caught:
         asking.generate("x")
     assert not isinstance(caught.value, (ServerUnreachable, AnswerTimedOut))
+
+
+def test_missing_logits_are_named(server: FakeTriton) -> None:
+    name, inputs = TEXTS
+    model = (name, {**inputs, "return_generation_logits": "TYPE_BOOL"})
+    server.stream = [text(b"HELLO", final=True)]
+    with serving(server, model) as endpoint, Client(endpoint) as client:
+        with pytest.raises(RequestFailed, match="answered without generation_logits"):
+            client.generate("x", generation_logits=True)
+        assert client.generate("x").text == "HELLO"
 
 
 @pytest.mark.parametrize("model", [TEXTS, IDS])

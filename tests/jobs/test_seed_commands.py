@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from tests.jobs.seeds import GUIDES, LORA, LORA_CONVERT, LORA_IN_0_8, Guide
-from tests.plan.made_steps import found, notes, options, planned, text
+from tests.plan.made_steps import found, made_plan, notes, options, planned, text
 from tests.upstream.programs import _parser
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 from trtllm_hpc.runtime.engine_cache.build_recipe import Argument, BuildStep, FolderArgument
 from trtllm_hpc.tensorrt_llm.releases.release import find_release
@@ -135,3 +136,27 @@ def test_adapters_are_converted_as_in_the_guide(tmp_path: Path) -> None:
         name = seed["-i"][0]
         assert words["-i"] == (f"/models/{name}",) and words["-o"] == (f"<output/{name}>",)
         assert words["--storage-type"] == seed["--storage-type"]
+
+
+def companion_words(tmp_path: Path, job: str) -> list[str]:
+    """Words of the companion's script for a job file."""
+    file = tmp_path / "job.yaml"
+    file.write_text(job, encoding="utf-8")
+    plan = made_plan(read_job(file), ClusterProfile.model_validate(PROFILE))
+    return shlex.split(render_scripts(plan)["companion.sh"], comments=True)
+
+
+def test_the_companion_asks_for_the_logits_that_the_engine_gathers(tmp_path: Path) -> None:
+    words = companion_words(tmp_path, "extends: readme-gpt2-logits")
+    assert {"--context-logits", "--generation-logits"} < set(words)
+    [saved] = [word for word in words if word.startswith("--save-logits=")]
+    assert saved.endswith("/results/logits.npz")
+    build = options(command(steps_of(tmp_path, "readme-gpt2-logits"), "trtllm-build"))
+    assert {"--gather_context_logits", "--gather_generation_logits"} < set(build)
+
+
+def test_the_companion_sends_an_adapter_that_the_build_converts(tmp_path: Path) -> None:
+    asked = "companion: {request: {lora: {adapter: luotuo-lora-7b-0.1}}}"
+    words = companion_words(tmp_path, f"extends: ifb-llama-7b-lora\n{asked}")
+    [folder] = [word for word in words if word.startswith("--lora-dir=")]
+    assert folder.endswith("/lora/luotuo-lora-7b-0.1") and "--lora-task-id=1" in words

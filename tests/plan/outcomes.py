@@ -226,6 +226,16 @@ reference - {companion: {enabled: false, request: {lora: {directory: /a}}}}
 0.16.0 llama {lora: {target_modules: [attn_q]}}
 0.16.0 llama {max_lora_rank: 8, lora: {target_modules: [attn_q], adapters: [/a/x, /b/x]}}
 """,
+    "logits": """
+# Logits that the companion requests, and the engine gathers or not.
+reference - {companion: {request: {context_logits: true}}}
+0.16.0 llama {companion: {request: {context_logits: true, generation_logits: true}}}
+0.16.0 llama {gather_context_logits: true, companion: {request: {context_logits: true}}}
+0.16.0 - {directory: /engines/with-logits, companion: {request: {generation_logits: true}}}
+0.16.0 llama {companion: {enabled: false, request: {context_logits: true}}}
+1.2.1 llama {backend: pytorch, companion: {request: {generation_logits: true}}}
+1.2.1 llama {backend: pytorch, serve: {frontend: triton}, companion: {request: {generation_logits: true}}}
+""",
     "reference": """
 # Keys of other backends.
 reference - {kv_cache_type: paged}

@@ -1,6 +1,6 @@
 """A Triton model that replays what TensorRT-LLM answers and the reference backend does not compute.
 
-Beams and LoRA adapters, with the names and shapes of upstream's text models. Runs in Triton's Python
+Beams, logits and LoRA adapters, with the names and shapes of upstream's text models. Runs in Triton's Python
 stub.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+LOGITS = np.linspace(-1, 1, 3 * 512, dtype=np.float32).reshape(1, 1, 3, 512)
 PLACES = 8
 """Adapters that are known at once."""
 UNKNOWN = "LoRA task {} not found in cache. Please send LoRA weights with request"
@@ -46,6 +47,11 @@ class TritonPythonModel:
         found: dict[str, Any] = {
             "text_output": np.array([text + b" %d" % beam for beam in range(width)], dtype=np.object_)
         }
+        for name in ("context_logits", "generation_logits"):
+            if np.any(inputs.get(f"return_{name}", False)):
+                found[name] = LOGITS if name == "generation_logits" else LOGITS[0]
+            elif name == "context_logits":
+                found[name] = np.zeros((1, 1, 1), np.float32)  # a placeholder, as upstream's
         return found
 
     def _adapter(self, number: int, weights: Any) -> bytes:

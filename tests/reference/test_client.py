@@ -40,6 +40,7 @@ pytestmark = pytest.mark.triton
 
 PROMPT = "What is machine learning?"
 TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
+LOGITS_SHAPES = {"context_logits": (1, 3, 512), "generation_logits": (1, 1, 3, 512)}
 LENGTH = 400
 """Tokens of an answer that is ended early."""
 
@@ -229,6 +230,31 @@ def test_beams_and_bad_words_reach_the_model(endpoint: Endpoint) -> None:
     assert answer.texts == tuple(f"A without no, not {beam}" for beam in range(3))
 
 
+def test_logits_come_with_an_answer_that_asks_for_them(endpoint: Endpoint) -> None:
+    with Client(endpoint, "recorded") as client:
+        answer = client.generate("A", context_logits=True, generation_logits=True)
+        assert {name: array.shape for name, array in answer.logits.items()} == LOGITS_SHAPES
+        assert answer.logits["context_logits"].dtype == np.float32
+        assert client.generate("A").logits == {}
+        with pytest.raises(InvalidRequest, match="with a whole answer only"):
+            list(client.stream("A", context_logits=True))
+    with Client(endpoint, "ensemble") as client, pytest.raises(RequestFailed, match="asks for logits"):
+        client.generate("A", context_logits=True)
+
+
+def test_logits_are_written_into_one_file(ask_run: AskRun, run: RunPaths) -> None:
+    words = (PROMPT, "--model", "recorded", "--save-logits", str(run.logits))
+    asked = ask_run(*words, "--generation-logits", "--context-logits", "--save")
+    assert asked.exit_code == 0, asked.output
+    assert "context_logits: 1 x 3 x 512\ngeneration_logits: 1 x 1 x 3 x 512\n" in asked.output
+    with np.load(run.logits) as saved:
+        assert {name: saved[name].shape for name in saved.files} == LOGITS_SHAPES
+    record = documented("client", run.answer.read_text(encoding="utf-8"))
+    assert record["answers"][0]["logits"] == {name: list(shape) for name, shape in LOGITS_SHAPES.items()}
+    assert ask_run(*words).exit_code == ExitCode.USAGE
+    assert ask_run("latest", PROMPT, PROMPT, "--context-logits").exit_code == ExitCode.USAGE
+
+
 def write_adapter(folder: Path, seed: int) -> str:
     folder.mkdir()
     values = np.random.default_rng(seed).normal(0, 2, (1, 2, 64)).astype(np.float16)
@@ -244,6 +270,21 @@ def test_the_seeds_six_prompts_with_two_adapters(ask_run: AskRun, tmp_path: Path
     assert answered.exit_code == 0, answered.output
     found = [json.loads(line)["answers"][0]["text"] for line in answered.output.splitlines()]
     assert found[:3] == found[3:] and len(set(found)) == 3
+
+
+def test_the_command_sends_an_adapter_by_its_number_beams_and_bad_words(
+    ask_run: AskRun, tmp_path: Path
+) -> None:
+    words = (PROMPT, "--json", "--model", "recorded", "--lora-task-id", "1")
+    searched = (*words, "--beam-width", "2", "--bad-words", "no", "--bad-words", "not")
+    sent = ask_run(*searched, "--lora-dir", write_adapter(tmp_path / "one", 1))
+    texts = json.loads(sent.output)["answers"][0]["texts"]
+    assert [text.partition(" by ")[2].split(" ", 1)[1] for text in texts] == [
+        "without no, not 0",
+        "without no, not 1",
+    ]
+    named = json.loads(ask_run(*words).output)["answers"][0]["texts"]
+    assert named == [texts[0].replace(" without no, not", "")]
 
 
 def test_an_evicted_adapter_is_sent_again(endpoint: Endpoint, tmp_path: Path) -> None:

@@ -234,7 +234,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 ],
             },
             "serve": {"mode": "orchestrator"},
-            "companion": {"benchmark": None, "request": {"lora": {"directory": "/adapters/luo tuo"}}},
+            "companion": {
+                "benchmark": None,
+                "request": {
+                    "lora": {"directory": "/adapters/luo tuo"},
+                    "context_logits": True,
+                    "generation_logits": True,
+                },
+            },
         },
         {
             "name": "bare",

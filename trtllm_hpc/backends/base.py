@@ -104,6 +104,8 @@ class Backend:
     """Over what the companion sends its first request."""
     can_have_gateway = False
     """Whether a gateway of ours can speak OpenAI's protocol, behind the proxy."""
+    why_no_logits: str | None = "OpenAI's protocol returns no logits"
+    """Why requests cannot ask for logits; ``None``: they can."""
     why_no_adapters: str | None = "OpenAI's protocol takes no weights of LoRA adapters"
     """Why requests cannot bring weights of LoRA adapters; ``None``: they can."""
     proxy_kinds: tuple[str, ...] = OPENAI_KINDS
@@ -182,6 +184,7 @@ class TritonBackend(Backend):
     text_model = "ensemble"
     request_protocol: Literal["openai", "grpc"] = "grpc"
     can_have_gateway = True
+    why_no_logits: str | None = None
     why_no_adapters: str | None = None
     worker_models: tuple[str, ...] = ("tensorrt_llm",)
     """What ranks above 0 load."""

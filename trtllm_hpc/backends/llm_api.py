@@ -64,6 +64,7 @@ class TritonLlmApi(PyTorchBackend, TritonBackend):
     can_have_gateway = False
     # Without it each server would spawn workers, which Slurm's PMIx refuses.
     launcher = LAUNCHER
+    why_no_logits = "the LLM API's model returns no logits"
     why_no_adapters = "the LLM API's model takes no weights of LoRA adapters"
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
@@ -124,10 +125,11 @@ def arguments(job: JobFile) -> dict[str, Any]:
 def yaml_text(values: Mapping[str, Any], further: Mapping[str, Any]) -> str:
     """Return both as YAML; where both have a value it is the second one's.
 
-    It is JSON, in ASCII: upstream's model opens the file in the locale's encoding, which in a Triton stub is
-    ASCII.
+    The text is ASCII: upstream's model opens the file in the locale's encoding, which in a Triton stub is
+    ASCII. It is JSON but for the escapes of other characters: YAML does not join JSON's surrogate pairs.
     """
-    return f"{json.dumps(merged(values, further), indent=2)}\n"
+    text = json.dumps(merged(values, further), indent=2, ensure_ascii=False)
+    return "".join(it if it.isascii() else f"\\U{ord(it):08x}" for it in text) + "\n"
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,7 @@ class Reference(TritonBackend):
     meets_in_folder = True
     has_tokenizer = True
     needs_gpus = False
+    why_no_logits = "the reference backend returns no logits"
     why_no_adapters = "the reference backend has no LoRA adapters"
     keys: Mapping[str, tuple[str, ...]] = {
         # A rule of its own accepts two of the engine's keys at 1 only.

@@ -13,6 +13,7 @@ import click
 from trtllm_hpc.cli.options import (
     EXISTING_FILE,
     Command,
+    OutputFile,
     Time,
     runs_folder,
     runs_option,
@@ -33,6 +34,7 @@ _TYPED = (
     *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "beam_width"),
     *("stop_words", "bad_words", "end_id", "exclude_input", "log_probs", "lora_task_id"),
+    *("context_logits", "generation_logits"),
 )
 """Options of a request that have one here; all others go by ``--input``."""
 _CLICK_TYPES = {"count": click.INT, "number": click.FLOAT, "texts": click.STRING, "flag": click.BOOL}
@@ -163,6 +165,12 @@ def _request_options(command: Command) -> Command:
     "--save",
     is_flag=True,
     help="Write the answer into the run folder as results/request.json, in place of the companion's.",
+)
+@click.option(
+    "--save-logits",
+    type=OutputFile(),
+    metavar="FILE",
+    help="Write the arrays of --context-logits and --generation-logits into a NumPy file (.npz).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt, a line each.")
 @_request_options

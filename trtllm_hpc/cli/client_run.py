@@ -6,11 +6,12 @@ import asyncio
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from trtllm_hpc.cli.options import print_json
 from trtllm_hpc.client.async_client import AsyncClient, chat_request
@@ -19,8 +20,9 @@ from trtllm_hpc.client.lora import read_adapter
 from trtllm_hpc.client.request import Answer, Message, Prompt, Request
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.logs.reading import for_output
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths, write_aside, write_json
 from trtllm_hpc.runs.endpoint import follower_of
+from trtllm_hpc.wire.served_model import LOGITS_OUTPUTS
 
 _AT_ONCE = 8
 """Prompts that are asked at once."""
@@ -41,6 +43,7 @@ class Settings:
     stream: bool | None
     timeout_seconds: float
     save: bool
+    save_logits: Path | None
     as_json: bool
 
     def messages(self, question: str) -> list[Message]:
@@ -59,6 +62,9 @@ class Settings:
             ),
             "--save keeps one answer of a run: ask one prompt, without --url.": self.save
             and (len(self.prompts) != 1 or not is_run),
+            "Logits are those of one answer: ask one prompt.": self.has_logits and len(self.prompts) != 1,
+            "--save-logits needs --context-logits or --generation-logits.": self.save_logits is not None
+            and not self.has_logits,
             "--lora-dir is given once, or once for each prompt.": len(self.lora_dirs)
             not in (0, 1, len(self.prompts)),
             "--lora-task-id names one adapter; several get numbers of their own.": len(set(self.lora_dirs))
@@ -68,6 +74,11 @@ class Settings:
         for message, is_wrong in wrong.items():
             if is_wrong:
                 raise click.UsageError(message)
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether logits are requested."""
+        return any(name in self.options for name in LOGITS_OUTPUTS)
 
 
 @dataclass(frozen=True)
@@ -133,8 +144,8 @@ class Asking:
         settings = self._settings
         stream = settings.stream
         if stream is None:
-            # The texts of several beams come as a whole.
-            is_one_text = settings.options.get("beam_width", 1) == 1
+            # The texts of several beams, and logits, come as a whole.
+            is_one_text = settings.options.get("beam_width", 1) == 1 and not settings.has_logits
             is_alone = len(settings.prompts) == 1 and not settings.as_json
             stream = is_alone and is_one_text and client.can_stream
         number = settings.options.get("lora_task_id")
@@ -211,11 +222,17 @@ class Asking:
     ) -> None:
         """Print, and keep, the answer to a prompt, or why there is none."""
         host = self._target.url if isinstance(self._target, Address) else self._target.host
-        answers = () if answer is None else (answer,)
+        answers: tuple[Answer, ...] = ()
+        if answer is not None:
+            shapes = {name: list(array.shape) for name, array in answer.logits.items()}
+            answers = (replace(answer, logits=shapes),)
         record = PromptRecord(request.prompt, dict(request.options), model, host, answers, why)
         if self._settings.save and self._run is not None and answer is not None:
             self._run.results.mkdir(exist_ok=True)
             write_json(self._run.answer, asdict(record))
+        if self._settings.save_logits is not None and answer is not None and answer.logits:
+            with write_aside(self._settings.save_logits) as aside, aside.open("wb") as file:
+                np.savez(file, **answer.logits)
         if self._settings.as_json:
             print_json(record, indent=None)
         elif answer is not None:
@@ -232,6 +249,8 @@ class Asking:
             click.echo(", ".join(_notes(answer)), err=True)
         if answer.log_probs is not None:
             click.echo("log-probs: " + " ".join(f"{value:.3f}" for value in answer.log_probs))
+        for name, array in answer.logits.items():
+            click.echo(f"{name}: {' x '.join(map(str, array.shape))}")
 
 
 def _notes(answer: Answer) -> list[str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from trtllm_hpc.client.request import Answer, Counted, Request
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.wire.response import Part, Response, Usage
-from trtllm_hpc.wire.served_model import ServedModel
+from trtllm_hpc.wire.served_model import LOGITS_OUTPUTS, ServedModel
 
 
 @dataclass
@@ -65,6 +66,7 @@ class Collector:
         self._texts: dict[tuple[int, int], CollectedText] = {}
         """By the indices of sequence and beam."""
         self._usage: Usage | None = None
+        self._logits: Mapping[str, Any] = {}
         self._started = time.monotonic()
         self._first_text_s: float | None = None
         self.responses = 0
@@ -84,6 +86,8 @@ class Collector:
                 # Triton repeats those of the tokens before.
                 before = text.log_probs if self._protocol == "openai" else []
                 text.log_probs = [*before, *part.log_probs]
+            if part.place == (0, 0):
+                self._logits = response.logits
         self._usage = response.usage or self._usage
         self.responses += bool(response.parts)
         if self._request.stream and self._first_text_s is None and self.responses:
@@ -102,6 +106,9 @@ class Collector:
         if not (texts or is_stopped):
             what = "a text" if takes_text else "token ids"
             raise RequestFailed(f"Model {self._model.name!r} answered without {what}.")
+        for name in LOGITS_OUTPUTS:
+            if self._request.options.get(name) and name not in self._logits and not is_stopped:
+                raise RequestFailed(f"Model {self._model.name!r} answered without {name}.")
         tokens, counted_by = self._counted(texts)
         asks_log_probs = self._request.options.get("log_probs")
         return Answer(
@@ -117,6 +124,7 @@ class Collector:
             log_probs=tuple(texts[0].log_probs if texts else ()) if asks_log_probs else None,
             responses=self.responses,
             request_id=self._request.request_id,
+            logits=self._logits,
         )
 
     def _counted(self, texts: Sequence[CollectedText]) -> tuple[int | None, Counted | None]:

@@ -65,6 +65,8 @@ _HELP: Mapping[str, tuple[Kind, str]] = {
     "pad_id": ("count", "The token that fills up shorter answers."),
     "exclude_input": ("flag", "Leave the prompt out of the answer."),
     "log_probs": ("flag", "Ask for the logarithm of each token's probability."),
+    "context_logits": ("flag", "Return the prompt's logits; the engine must gather them."),
+    "generation_logits": ("flag", "Return the answer's logits; the engine must gather them."),
     "lora_task_id": ("count", "LoRA adapter that the server has, or that --lora-dir sends."),
 }
 _TEXT = {
@@ -73,6 +75,8 @@ _TEXT = {
     "return_sequences": "num_return_sequences",
     "exclude_input": "exclude_input_in_output",
     "log_probs": "return_log_probs",
+    "context_logits": "return_context_logits",
+    "generation_logits": "return_generation_logits",
 }
 _CORE = {
     "max_tokens": "request_output_len",

@@ -19,6 +19,7 @@ from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire.response import Response, WrongResponse
 from trtllm_hpc.wire.served_model import (
     CORE_MODEL,
+    LOGITS_OUTPUTS,
     STREAM_INPUTS,
     TASK_ID_INPUT,
     WEIGHTS_INPUT,
@@ -116,6 +117,8 @@ class GrpcConnection:
                     f"Model {model.name!r} has no input {name!r}.", hint=f"it has {', '.join(model.inputs)}"
                 )
             values[name] = value
+        if request.stream and any(request.options.get(name) for name in LOGITS_OUTPUTS):
+            raise InvalidRequest("Logits come with a whole answer only.", hint="leave out --stream")
         if request.stream:
             values |= {name: True for name in STREAM_INPUTS if name in model.inputs}
         return values
@@ -127,6 +130,7 @@ class GrpcConnection:
         from grpc.aio import AioRpcError
 
         closed, is_over, is_stopping, count = asyncio.Event(), False, False, 0
+        wanted = ANSWER_OUTPUTS | {name for name in LOGITS_OUTPUTS if request.options.get(name)}
         call = self._start(model, sent, request, closed)
 
         async def end_early() -> None:
@@ -147,7 +151,7 @@ class GrpcConnection:
                 if message.error_message:
                     raise RequestRefused(f"Model {model.name!r} failed: {message.error_message}")
                 count += 1
-                outputs = infer_outputs(message.infer_response, ANSWER_OUTPUTS)
+                outputs = infer_outputs(message.infer_response, wanted)
                 yield to_response(outputs, takes_text=model.takes_text)
                 if is_over:
                     return

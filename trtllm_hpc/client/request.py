@@ -80,3 +80,5 @@ class Answer:
     """How many the server sent; in a stream usually one for each token."""
     request_id: str = ""
     """By which the server knew the request."""
+    logits: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """NumPy arrays of ``context_logits`` and ``generation_logits``, if asked for; in JSON their shapes."""

@@ -234,6 +234,10 @@ class CompanionRequest(Section):
     """The question."""
     max_tokens: TokenCount = 16
     """Most tokens of the answer."""
+    context_logits: bool = False
+    """Keep the prompt's logits in ``results/logits.npz``; needs ``engine.gather_context_logits``."""
+    generation_logits: bool = False
+    """Keep the answer's logits in ``results/logits.npz``; needs ``engine.gather_generation_logits``."""
     lora: LoraAdapter | None = None
     """LoRA adapter of the answer; needs ``engine.max_lora_rank``. The request is sent over gRPC only."""
 

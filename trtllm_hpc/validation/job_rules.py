@@ -84,6 +84,20 @@ def prompts_fit(job: JobFile) -> Diagnostics:
 
 
 @RULES.add
+def logits_are_gathered(job: JobFile) -> Diagnostics:
+    """The companion requests logits only from an engine that gathers them."""
+    for name in ("context_logits", "generation_logits"):
+        if not (job.companion.enabled and getattr(job.companion.request, name)):
+            continue
+        field, gather = f"companion.request.{name}", f"gather_{name}"
+        if (reason := backend_of(job).why_no_logits) is not None:
+            yield in_job("conflict", field, reason, "set it to false", True)
+        elif job.engine.directory is None and not getattr(job.engine, gather):
+            message = f"an engine without engine.{gather} returns no {name}"
+            yield in_job("conflict", field, message, f"set engine.{gather} to true", True)
+
+
+@RULES.add
 def server_wait_ends(job: JobFile) -> Diagnostics:
     """The wait for the server's start ends before its job's time limit."""
     ready, limit = job.serve.ready_timeout_seconds, job.serve.time_limit_minutes * 60

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 
 class WrongResponse(ValueError):
@@ -49,6 +49,8 @@ class Response:
     usage: Usage | None = None
     is_last: bool = False
     """Whether it says why an answer has ended (OpenAI's protocol)."""
+    logits: Mapping[str, Any] = field(default_factory=dict)
+    """Arrays of logits by output (Triton over gRPC)."""
 
 
 def error_message(body: bytes) -> str:

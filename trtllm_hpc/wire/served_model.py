@@ -11,6 +11,8 @@ IDS_OUTPUT = "output_ids"
 LENGTH_OUTPUT = "sequence_length"
 """Output tokens of each sequence, for models that declare it."""
 LOG_PROBS_OUTPUT = "output_log_probs"
+LOGITS_OUTPUTS = ("context_logits", "generation_logits")
+"""Logits of the prompt and of the answer. Models send placeholders unless a request asks for the logits."""
 LLM_API_LENGTH = "sampling_param_max_tokens"
 """``max_tokens`` of the LLM API's model (upstream's ``all_models/llmapi``, 0.19 on)."""
 STREAM_INPUTS = ("stream", "streaming")

@@ -12,7 +12,13 @@ import numpy as np
 
 from trtllm_hpc.wire.events import last_events
 from trtllm_hpc.wire.response import Part, Response, WrongResponse, error_message
-from trtllm_hpc.wire.served_model import IDS_OUTPUT, LENGTH_OUTPUT, LOG_PROBS_OUTPUT, TEXT_OUTPUT
+from trtllm_hpc.wire.served_model import (
+    IDS_OUTPUT,
+    LENGTH_OUTPUT,
+    LOG_PROBS_OUTPUT,
+    LOGITS_OUTPUTS,
+    TEXT_OUTPUT,
+)
 from trtllm_hpc.wire.triton_request import TYPES, Tensors
 
 if TYPE_CHECKING:
@@ -106,7 +112,7 @@ def to_response(outputs: Tensors, *, takes_text: bool) -> Response:
         scores = tuple(map(float, by_beam[beam])) if beam < len(by_beam) else ()
         text, ids = (answer, None) if takes_text else (None, answer)
         parts.append(Part(text, ids, length=length, log_probs=scores, place=(sequence, beam)))
-    return Response(parts)
+    return Response(parts, logits={name: outputs[name] for name in LOGITS_OUTPUTS if name in outputs})
 
 
 def _integers(outputs: Tensors, name: str) -> list[int]:

@@ -142,7 +142,7 @@ def test_the_llm_api_is_configured_by_model_yaml(tmp_path: Path, version: str) -
 
 def test_model_yaml_can_be_read_in_any_locale(tmp_path: Path) -> None:
     """Triton's stub opens it as ASCII; upstream reads it as YAML 1.1."""
-    path = "/models/é \u2028 模型 \\ \" ' # : \x85"
+    path = "/models/é \u2028 模型 \\ \" ' # : \x85 🙂"
     recipe = make_recipe(
         "1.2.0", engine={"backend": "pytorch"}, model={"path": path}, serve={"frontend": "triton"}
     )
