@@ -38,7 +38,7 @@ COMPANION_MEASUREMENT = "benchmark"
 COMPANION_EVALUATION = "evaluation"
 """Name of the companion's own evaluation; others come from the ``evaluate`` command."""
 
-RESERVED_ENDINGS = (".workload", ".metrics", ".charts")
+RESERVED_ENDINGS = (".workload", ".metrics")
 """Endings that distinguish a measurement's files; no measurement's name ends with them."""
 
 
@@ -77,8 +77,6 @@ class MeasurementPaths:
     """The server's own metrics during the measurement, one JSON line for each sample."""
     table: Path
     """The table as text."""
-    charts: Path
-    """Folder of the report's charts as images."""
     report: Path
 
     @property
@@ -301,7 +299,6 @@ class RunPaths:
             workload=file("workload.jsonl"),
             samples=file("metrics.jsonl"),
             table=file("txt"),
-            charts=file("charts"),
             report=self.report if name == COMPANION_MEASUREMENT else file("html"),
         )
 

@@ -37,7 +37,16 @@ from trtllm_hpc.runtime.records import Endpoint
 
 pytestmark = pytest.mark.triton
 
-LENIENT = ("--min-requests", "1", "--min-window-seconds", "0", "--max-late-share", "1", "--no-check")
+LENIENT = (
+    "--set",
+    "min_requests=1",
+    "--set",
+    "min_window_seconds=0",
+    "--set",
+    "max_late_share=1",
+    "--set",
+    "check=false",
+)
 """For a handful of requests; whether any was sent late is not these tests' matter, nor are other requests."""
 
 
@@ -61,8 +70,12 @@ def types(*words: object) -> Result:
     return CliRunner().invoke(trtllm_hpc, [str(word) for word in words])
 
 
+def prompts(*texts: str) -> tuple[str, str]:
+    return "--set", f"workload.prompts={json.dumps(texts)}"
+
+
 def bench(paths: RunPaths, *options: object, name: str = "mine") -> Result:
-    result = types("bench", paths.folder, "--save-as", name, "--no-report", *LENIENT, *options)
+    result = types("bench", paths.folder, "--save-as", name, *LENIENT, *options)
     print(result.output, result.exception)  # for who reads of a failure
     return result
 
@@ -94,7 +107,7 @@ def records(paths: RunPaths, name: str = "mine") -> list[RequestRecord]:
 
 
 def test_everything_is_written(run: RunPaths) -> None:
-    result = bench(run, "--requests", 20, "--rate", 100, "--warmup", 3, "--prompt", "x")
+    result = bench(run, "--requests", 20, "--rate", 100, "--warmup", 3, *prompts("x"))
     files, found = run.measurement("mine"), measured(run)
     [level] = found.levels
     [only] = level.passes
@@ -166,7 +179,17 @@ def test_a_sweep_with_repeats_sends_no_prompt_twice(run: RunPaths, tmp_path: Pat
 
 
 def test_a_closed_loop_never_exceeds_its_concurrency(run: RunPaths) -> None:
-    bench(run, "--concurrency", 3, "--requests", 30, "--warmup", 4, "--prompt", "sleep 0.005: x")
+    bench(
+        run,
+        "--concurrency",
+        3,
+        "--requests",
+        30,
+        "--warmup",
+        4,
+        "--set",
+        'workload.prompts=["sleep 0.005: x"]',
+    )
     lines = records(run)
     ends = sorted(record.ended_s for record in lines)
     for place, record in enumerate(sorted(lines, key=lambda it: it.sent_s)):
@@ -182,7 +205,7 @@ def test_a_timed_closed_loop_sends_every_prompt_before_it_repeats_one(run: RunPa
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(f'{{"prompt": "say {place}"}}\n' for place in range(30)))
     of_file = ("--workload", "dataset", "--file", file)
-    bench(run, *of_file, "--concurrency", 1, "--duration", 1.5, "--warmup-seconds", 0)
+    bench(run, *of_file, "--concurrency", 1, "--duration", 1.5, "--set", "warmup_seconds=0")
     asked = read_workload(run.measurement("mine").workload)
     assert len(asked) == 30 and len({request.prompt for request in asked}) == 30
     assert {record.index for record in records(run)} == set(range(30))
@@ -191,7 +214,16 @@ def test_a_timed_closed_loop_sends_every_prompt_before_it_repeats_one(run: RunPa
 
 
 def test_streamed_tokens_are_seen_one_by_one(run: RunPaths, tmp_path: Path) -> None:
-    options = ("--model", "decoupled", "--requests", 4, "--rate", 20, "--prompt", "slow one")
+    options = (
+        "--model",
+        "decoupled",
+        "--requests",
+        4,
+        "--rate",
+        20,
+        "--set",
+        'workload.prompts=["slow one"]',
+    )
     bench(run, *options, "--tokenizer", byte_tokenizer(tmp_path / "bytes"))
     found = measured(run)
     assert found.streaming
@@ -210,7 +242,16 @@ def test_streamed_tokens_are_seen_one_by_one(run: RunPaths, tmp_path: Path) -> N
 def test_tokens_that_a_server_joins_are_all_counted(run: RunPaths, tmp_path: Path) -> None:
     """Each token is a byte, so letters are cut: 14 bytes in 8 responses."""
     tokenizer = byte_tokenizer(tmp_path / "bytes")
-    options = ("--model", "joined", "--requests", 4, "--rate", 20, "--prompt", "naïve ñoño!")
+    options = (
+        "--model",
+        "joined",
+        "--requests",
+        4,
+        "--rate",
+        20,
+        "--set",
+        'workload.prompts=["naïve ñoño!"]',
+    )
     result = bench(run, *options, "--tokenizer", tokenizer, "--max-tokens", 20)
     assert {record.chunk_tokens for record in records(run)} == {(1,) * 8}
     assert {(record.output_tokens, record.output_by) for record in records(run)} == {(14, "tokenizer")}
@@ -220,7 +261,18 @@ def test_tokens_that_a_server_joins_are_all_counted(run: RunPaths, tmp_path: Pat
 
 def test_answers_with_next_to_no_text_are_warned_of(run: RunPaths, tmp_path: Path) -> None:
     """As those of a model that mostly generates special tokens."""
-    options = ("--model", "uncounted", "--requests", 4, "--rate", 20, "--max-tokens", 400, "--prompt", "x")
+    options = (
+        "--model",
+        "uncounted",
+        "--requests",
+        4,
+        "--rate",
+        20,
+        "--max-tokens",
+        400,
+        "--set",
+        'workload.prompts=["x"]',
+    )
     result = bench(run, *options, "--tokenizer", byte_tokenizer(tmp_path / "bytes"))
     [warning] = [str(it) for it in measured(run).verdict.warnings if it.code == "little-text"]
     assert warning.startswith("4 of 1,600 requested output tokens were found")
@@ -246,7 +298,7 @@ def test_only_the_load_itself_goes_before_ordinary_processes(
 
 
 def test_two_processes_share_the_load(run: RunPaths) -> None:
-    bench(run, "--processes", 2, "--requests", 20, "--rate", 100, "--arrival", "constant", "--warmup", 0)
+    bench(run, "--set=processes=2", "--requests", 20, "--rate", 100, "--arrival", "constant", "--warmup", 0)
     [only] = measured(run).levels[0].passes
     assert (only.client.processes, only.measured, only.failed) == (2, 20, 0)
     due = [record.scheduled_s for record in records(run)]
@@ -294,7 +346,16 @@ def test_a_recorded_workload_can_be_sent_again(run: RunPaths, tmp_path: Path) ->
 @pytest.mark.long
 def test_the_search_finds_what_one_instance_can_do(run: RunPaths) -> None:
     """An answer takes 50 ms and the model has one instance: 20 a second, fewer with a bound on the wait."""
-    options = ("--arrival", "constant", "--duration", 2, "--repeats", 1, "--prompt", "sleep 0.05: x")
+    options = (
+        "--arrival",
+        "constant",
+        "--duration",
+        2,
+        "--repeats",
+        1,
+        "--set",
+        'workload.prompts=["sleep 0.05: x"]',
+    )
     result = bench(run, "--find-max", "--slo", "latency.p50<80ms", "--rate", 8, "--max-tokens", 4, *options)
     search = measured(run).search
     assert search is not None, result.output
@@ -329,8 +390,8 @@ def test_a_missing_measurement_is_reported_with_the_existing_ones(run: RunPaths)
 @pytest.mark.alone
 def test_compare_finds_a_slower_server(run: RunPaths) -> None:
     options = ("--rate", 6, "--arrival", "constant", "--requests", 8, "--repeats", 3, "--max-tokens", 4)
-    bench(run, *options, "--prompt", "sleep 0.002: x", name="before")
-    bench(run, *options, "--prompt", "sleep 0.1: x", name="after")
+    bench(run, *options, *prompts("sleep 0.002: x"), name="before")
+    bench(run, *options, *prompts("sleep 0.1: x"), name="after")
     before, after = f"{run.folder}:before", f"{run.folder}:after"
     refused = types("bench", "compare", before, after)
     assert isinstance(refused.exception, DifferentWorkloads) and refused.exception.exit_code == ExitCode.USAGE
@@ -351,7 +412,15 @@ def test_compare_finds_a_slower_server(run: RunPaths) -> None:
 
 def test_many_failures_make_the_figures_useless_but_are_written_down(run: RunPaths) -> None:
     result = bench(
-        run, "--requests", 10, "--rate", 200, "--warmup", 0, "--prompt", "fail: no luck", "--prompt", "fine"
+        run,
+        "--requests",
+        10,
+        "--rate",
+        200,
+        "--warmup",
+        0,
+        "--set",
+        'workload.prompts=["fail: no luck", "fine"]',
     )
     assert isinstance(result.exception, InvalidMeasurement)
     assert result.exception.exit_code == ExitCode.MEASUREMENT
@@ -362,7 +431,14 @@ def test_many_failures_make_the_figures_useless_but_are_written_down(run: RunPat
 
 
 def test_a_request_that_takes_too_long_is_given_up(run: RunPaths) -> None:
-    options = ("--timeout-seconds", 0.2, "--warmup", 0, "--prompt", "sleep 1.5: late")
+    options = (
+        "--set",
+        "request_timeout_seconds=0.2",
+        "--warmup",
+        0,
+        "--set",
+        'workload.prompts=["sleep 1.5: late"]',
+    )
     assert isinstance(bench(run, "--requests", 1, *options).exception, InvalidMeasurement)
     [record] = records(run)
     assert record.status == "DEADLINE_EXCEEDED" and record.ended_s - record.sent_s >= 0.19
@@ -401,7 +477,10 @@ def test_limits_that_need_streaming_are_refused_without_it(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--concurrency", "2", "--ramp-to", "4"), "--ramp-to: a rate is for an open loop"),
+        (
+            ("--concurrency", "2", "--set", "ramp_to_per_second=4"),
+            "ramp_to_per_second: a rate",
+        ),
         (("--rate", "4,x"), "'x' is not a valid float"),
     ],
 )
@@ -415,7 +494,7 @@ def test_options_that_exclude_each_other(run: RunPaths, options: tuple[str, ...]
 @pytest.mark.parametrize("end_by", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_keeps_what_was_measured(run: RunPaths, end_by: signal.Signals, processes: int) -> None:
     # The companion's name: its progress can be read.
-    options = ("--requests", "600", "--rate", "20", "--warmup", "0", "--processes", str(processes))
+    options = ("--requests", "600", "--rate", "20", "--warmup", "0", "--set", f"processes={processes}")
     process = started(run, *options, "--save-as", "benchmark")
     assert eventually(lambda: answered(run) >= 11)
     os.killpg(process.pid, end_by)  # as a terminal and Slurm do: to every process
@@ -488,7 +567,7 @@ def answered(run: RunPaths) -> int:
 
 
 def started(run: RunPaths, *options: str) -> subprocess.Popen[str]:
-    words = ["bench", str(run.folder), "--no-report", *options]
+    words = ["bench", str(run.folder), *options]
     return subprocess.Popen(
         [sys.executable, "-m", "trtllm_hpc", *words],
         stdout=subprocess.PIPE,
@@ -507,14 +586,14 @@ def test_a_later_attempt_of_the_companion_leaves_nothing_of_the_earlier(run: Run
     for file in (files.summary, files.requests, files.table, files.report):
         file.write_text("old", encoding="utf-8")
     bench(run, "--requests", 2, "--rate", 100, name="benchmark")
-    assert not files.report.exists()
+    assert files.report.read_text(encoding="utf-8") != "old"
     assert files.table.read_text(encoding="utf-8") != "old" and len(records(run, "benchmark")) == 4
 
 
 def test_a_measurement_by_hand_leaves_the_companions_alone(run: RunPaths) -> None:
     bench(run, "--requests", 2, "--rate", 100, name="benchmark")
     kept = {file.name: file.read_bytes() for file in run.results.iterdir()}
-    unnamed = types("bench", run.folder, "--no-report", *LENIENT, "--requests", 3, "--rate", 100)
+    unnamed = types("bench", run.folder, *LENIENT, "--requests", 3, "--rate", 100)
     named = bench(run, "--requests", 4, "--rate", 100, name="rate.100_x-1")
     assert {name: (run.results / name).read_bytes() for name in kept} == kept
     files = run.measurement("rate.100_x-1")

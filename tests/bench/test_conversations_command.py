@@ -29,9 +29,27 @@ def test_conversations_are_measured_by_turn_and_shown(tmp_path: Path) -> None:
     script = Script([delta(reasoning_content="hm"), 0.02, delta("GR"), delta("ÜN"), END, DONE])
     tokenizer = byte_tokenizer(tmp_path / "tokenizer")
     options = [
-        *("--workload", "conversations", "--turns", "3", "--think-time", "0.01", "--input-tokens", "20"),
-        *("--prefix-tokens", "12", "--tokenizer", str(tokenizer), "--concurrency", "2", "--requests", "6"),
-        *("--session", "user", "--warmup", "0", "--save-as", "talks", *map(str, LENIENT)),
+        *(
+            "--workload",
+            "conversations",
+            "--set",
+            "workload.turns=3",
+            "--set",
+            "workload.think_seconds=0.01",
+            "--input-tokens",
+            "20",
+        ),
+        *(
+            "--set",
+            "workload.prefix_tokens=12",
+            "--tokenizer",
+            str(tokenizer),
+            "--concurrency",
+            "2",
+            "--requests",
+            "6",
+        ),
+        *("--set=workload.session=user", "--warmup", "0", "--save-as", "talks", *map(str, LENIENT)),
     ]
     with openai_server(script) as endpoint:
         place = ["--url", endpoint.openai_url or "", "--output", str(tmp_path / "out")]
@@ -55,7 +73,7 @@ def test_conversations_are_measured_by_turn_and_shown(tmp_path: Path) -> None:
 
 
 def test_the_field_user_needs_openais_protocol() -> None:
-    options = ["--workload", "conversations", "--session", "user", "--protocol", "grpc"]
+    options = ["--workload", "conversations", "--set=workload.session=user", "--protocol", "grpc"]
     refused = CliRunner().invoke(
         trtllm_hpc, ["bench", "--url", "http://127.0.0.1:9", "--output", "/tmp/none", *options]
     )

@@ -140,7 +140,7 @@ def test_a_send_may_be_late_by_a_millisecond_and_a_hundredth_of_the_gap(
     assert "late" not in codes([late(record, allowed_ms - 0.01) for record in steady(count)])
     [finding] = verdict([late(record, allowed_ms + 0.01) for record in steady(count)]).findings
     assert finding.code == "late" and finding.facts["allowed_ms"] == pytest.approx(allowed_ms)
-    assert "--processes" in sentence_of(finding)
+    assert "--set processes" in sentence_of(finding)
 
 
 def test_a_few_late_sends_count_where_a_figure_shows_them() -> None:

@@ -140,12 +140,6 @@ def test_a_chat_of_one_question_has_the_length_that_was_asked_for(url: str, scri
     assert [body.get("max_tokens") for body in script.bodies] == [None, 16]
 
 
-def test_what_is_for_one_prompt_needs_one(url: str) -> None:
-    with talking(url, "--request-id", "mine") as terminal:
-        terminal.sees("ask a prompt")
-        assert terminal.process.wait(60) == ExitCode.USAGE
-
-
 def test_without_a_terminal_a_prompt_is_needed(url: str) -> None:
     asked = CliRunner().invoke(command, ["--url", url, "--chat"], input="Who?\n")
     assert asked.exit_code == ExitCode.USAGE and "A prompt is missing" in asked.stderr

@@ -16,7 +16,7 @@ from tests.plans import write_plan
 from tests.runs.made import written
 from tests.schemas.check import documented
 from trtllm_hpc.cli import command
-from trtllm_hpc.errors import ConfigError, ExitCode
+from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.causes.table import use_site_tables
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import add_event
@@ -115,7 +115,6 @@ def test_a_run_that_has_not_failed_has_no_cause(tmp_path: Path, last: str, words
     result = CliRunner().invoke(command, ["explain", run], standalone_mode=False)
     assert (result.output, code(result)) == (words, 0)
     assert documented("explain", explain("--json", run).output) == []
-    assert "first error, python-error: RuntimeError: the loop is closed" in explain(run, "--why").output
 
 
 def test_the_causes_of_a_run_are_those_of_its_status(tmp_path: Path) -> None:
@@ -129,14 +128,6 @@ def test_the_causes_of_a_run_are_those_of_its_status(tmp_path: Path) -> None:
         ]
     )
     assert found[0]["sentence"] == "No server could listen at port 8000."
-
-
-def test_json_is_a_list_as_the_schema_says(logs: tuple[str, str]) -> None:
-    found = documented("explain", explain("--json", *logs).output)
-    assert [(it["id"], it["kind"], it["file"], it["line"], it["rank"]) for it in found] == [
-        ("cuda-out-of-memory", "root", logs[1], 2, 1),
-        ("nccl-remote", "consequence", logs[0], 1, 0),
-    ]
 
 
 def test_a_clean_log_has_no_cause(tmp_path: Path) -> None:
@@ -164,7 +155,7 @@ def test_the_answer_says_how_much_is_known(tmp_path: Path, line: str, label: str
     assert record["degree"] == ("known cause" if label == "cause" else label)
 
 
-@pytest.mark.parametrize("pack", ["gzip", "bz2", "lzma", "zstd", "utf-16", "damaged gzip"])
+@pytest.mark.parametrize("pack", ["gzip", "zstd", "utf-16", "damaged gzip"])
 def test_logs_are_read_as_people_keep_them(tmp_path: Path, pack: str) -> None:
     log = tmp_path / "a.log"
     if pack == "utf-16":
@@ -191,16 +182,6 @@ def test_what_cannot_be_read_is_said_and_the_rest_explained(tmp_path: Path, logs
     assert "  | there is no such model" in explain(str(tmp_path / "odd.out")).output
 
 
-def test_why_shows_every_candidate_and_its_part(tmp_path: Path) -> None:
-    log = tmp_path / "a.out"
-    log.write_text(
-        "RuntimeError: Executor worker died during initialization\nIndexError: list index out of range\n"
-    )
-    shown = explain(str(log), "--why").output
-    assert f"{log}:1: consequence, failed-elsewhere: RuntimeError: Executor worker died" in shown
-    assert f"{log}:2: first error, python-fault: IndexError" in shown
-
-
 TABLE = """[site-lustre]
 kind = "root"
 patterns = ["LustreError: (?P<what>.+)"]
@@ -223,14 +204,12 @@ def test_a_site_teaches_causes_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert explain(str(log)).output.startswith("cause: Our scratch is ill: 11-0: evicted.")
     log.write_text(OOM)
     assert "The GPU's memory is full" not in explain(str(log)).output
-    assert "2 entries, no error" in explain("--check", str(table)).output
     table.write_text(TABLE.replace("(?P<what>.+)", "(.+").replace("next =", "nxt ="))
     use_tables_anew()
-    checked = explain("--check", str(table))
-    assert isinstance(checked.exception, ConfigError)
+    said = explain(str(log)).output
+    assert f"error: 3 problems found.\n{table}: site-lustre" in said
     for problem in ("has no key next", "has a key nxt", "is no regular expression"):
-        assert problem in str(checked.exception)
-    assert f"error: 3 problems found.\n{table}: site-lustre" in explain(str(log)).output
+        assert problem in said
 
 
 def test_the_profile_names_a_folder_of_causes(tmp_path: Path) -> None:

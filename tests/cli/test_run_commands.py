@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import time
 from pathlib import Path
@@ -15,14 +14,12 @@ from tests.cli.typed import Types
 from tests.cli.typed import home as home
 from tests.runs.made import run_with, written
 from tests.runs.test_find import make
-from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
+from tests.scheduler.fake_slurm import FakeSlurm
 from tests.schemas.check import documented
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import Endpoint
-from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 
 @pytest.mark.parametrize("name", ["status", "cancel", "logs"])
@@ -98,38 +95,16 @@ def test_cancel_without_a_name_takes_the_only_run_that_lives(
     assert types("cancel").code == ExitCode.RUN
 
 
-def test_cancel_without_a_name_asks_where_several_live(
-    fake_slurm: FakeSlurm, home: Path, types: Types, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number, state in ((1, "RUNNING"), (2, "PENDING"), (3, "FAILED")):
-        run_with(fake_slurm, home / "runs" / f"demo-{number}", "COMPLETED", state, "PENDING")
-    refused = types("cancel")
-    assert refused.code == ExitCode.USAGE
-    # Of demo-3 the companion waits still.
-    assert "3 runs live: demo-3 (failed), demo-2 (running), demo-1 (running)." in refused.errors
-    assert "trtllm-hpc cancel demo-3" in refused.errors and "--yes" in refused.errors
-    for answer, code in (("n\n", ExitCode.INTERRUPTED), ("y\n", ExitCode.OK)):
-        assert fake_slurm.calls("scancel") == []
-        terminal = io.StringIO(answer)
-        monkeypatch.setattr(terminal, "isatty", lambda: True)
-        monkeypatch.setattr("sys.stdin", terminal)
-        asked = types("cancel")
-        assert asked.code == code and "Cancel demo-3? [y/N]" in asked.errors
-    assert fake_slurm.state("109").startswith("CANCELLED") and fake_slurm.state("102") == "RUNNING"
-
-
-def test_cancel_without_a_name_and_with_yes_takes_the_latest_that_lives(
+def test_cancel_without_a_name_refuses_where_several_live(
     fake_slurm: FakeSlurm, home: Path, types: Types
 ) -> None:
-    for number in (1, 2):
-        run_with(fake_slurm, home / "runs" / f"demo-{number}", "COMPLETED", "RUNNING", "RUNNING")
-    run_with(fake_slurm, home / "runs" / "demo-3", "COMPLETED", "COMPLETED", "COMPLETED")
-    assert types("cancel", "--yes").output.startswith("demo-2: cancelled")
-    assert fake_slurm.state("102") == "RUNNING"
-    fake_slurm.trouble("squeue", CONTROLLER_GONE)
-    unknown = types("cancel")
-    assert unknown.code == ExitCode.USAGE and "demo-1 (unknown)" in unknown.errors
-    assert fake_slurm.state("102") == "RUNNING"
+    for number, state in ((1, "RUNNING"), (2, "PENDING")):
+        run_with(fake_slurm, home / "runs" / f"demo-{number}", "COMPLETED", state, "PENDING")
+    refused = types("cancel")
+    assert (
+        refused.code == ExitCode.RUN and "2 runs live: demo-2 (running), demo-1 (running)." in refused.errors
+    )
+    assert "trtllm-hpc cancel demo-2" in refused.errors and fake_slurm.calls("scancel") == []
 
 
 def test_a_refused_submission_does_not_take_over_latest(
@@ -146,15 +121,6 @@ def test_a_refused_submission_does_not_take_over_latest(
         assert types(*words).output.startswith("run demo-1"), types(*words)
     assert types("cancel").output.startswith("demo-1: cancelled")
     assert Run.find().id == "demo-1"
-
-
-def test_the_same_job_twice_is_two_runs(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
-    (home / "job.yaml").write_text("name: demo\n")
-    (home / "here.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
-    for _ in range(2):
-        assert types("submit", "job.yaml", "--cluster", "./here.yaml").code == 0
-    assert len(list((home / "runs").iterdir())) == 2
-    assert len(fake_slurm.jobs) == 6
 
 
 def test_a_refused_submission_ends_with_its_own_exit_code(
@@ -187,17 +153,6 @@ def test_the_next_command_names_the_folder_where_the_id_would_not_do(
     far = types(*arguments, "elsewhere").output
     [run] = (home / "elsewhere").iterdir()
     assert f"next: trtllm-hpc status '{run}', or trtllm-hpc logs '{run}' --follow" in far
-
-
-def test_without_slurm_a_stage_is_a_process(
-    home: Path, monkeypatch: pytest.MonkeyPatch, types: Types
-) -> None:
-    def submit(paths: RunPaths) -> None:
-        SubmissionRecord("local").add(paths, "build", "123")
-
-    monkeypatch.setattr("trtllm_hpc.runs.submit.submit_stages", submit)
-    (home / "job.yaml").write_text("name: demo\n")
-    assert "  build: process 123\n" in types("submit", "job.yaml", "--cluster", "local").output
 
 
 def test_render_and_submit_name_the_run_as_status_does(
@@ -272,10 +227,6 @@ def test_a_path_that_the_system_refuses_is_reported_with_its_key(home: Path, typ
     assert "runs_folder" in said and "namei -l" in said and "Traceback" not in said
 
 
-def test_a_mistyped_shipped_job_gets_a_suggestion(home: Path, types: Types) -> None:
-    assert "did you mean tiny-llama, which" in types("render", "tiny-lama").errors
-
-
 def test_files_the_wrong_way_round_are_one_finding(home: Path, types: Types) -> None:
     (home / "job.yaml").write_text("name: demo\nmodel: {seed: 1}\nserve: {nodes: 1}\n")
     (home / "my site.yaml").write_text("name: site\npartition: gpu\ngpus_per_node: 4\n")
@@ -332,18 +283,6 @@ def test_runs_may_be_kept_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch)
         assert documented("status", shown.stdout)["run_id"] == "falcon-1"
 
 
-def test_an_absurd_world_is_refused_at_once(home: Path, types: Types) -> None:
-    """Three primes: looking for their divisors one by one would take for ever."""
-    three = "{tensor_parallel: 4093, pipeline_parallel: 4093, context_parallel: 4093}"
-    (home / "job.yaml").write_text(f"name: demo\nengine: {three}\nserve: {{nodes: 1}}\n")
-    (home / "here.yaml").write_text("name: here\ngpus_per_node: 8\nnode_local_folders: []\n")
-    started = time.process_time()
-    refused = types("render", "job.yaml", "--cluster", "./here.yaml")
-    assert refused.code == ExitCode.CONFIG
-    assert f"set serve.nodes to {4093**3}" in refused.errors
-    assert time.process_time() - started < 2
-
-
 @pytest.mark.parametrize(
     ("states", "code", "words"),
     [
@@ -361,10 +300,9 @@ def test_a_run_that_can_never_answer_is_not_waited_for(
     fake_slurm: FakeSlurm, home: Path, types: Types, states: tuple[str, str, str], code: ExitCode, words: str
 ) -> None:
     run_with(fake_slurm, home / "runs" / "demo-1", *states)
-    for arguments in (["client", "--prompt", "x"], ["bench"]):
-        for wait_s in ("0", "100"):
-            asked = types(*arguments, "--wait-seconds", wait_s)
-            assert asked.code == code and words in asked.errors, asked.errors
+    for arguments in (["client", "--prompt", "x", "--wait-seconds", "100"], ["bench"]):
+        asked = types(*arguments)
+        assert asked.code == code and words in asked.errors, asked.errors
 
 
 def test_a_run_that_may_still_answer_is_waited_for(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
@@ -379,11 +317,3 @@ def test_a_prompt_without_quotes_is_advised_to_have_them(home: Path, types: Type
     refused = types("client", "What", "is", "ML?")
     assert refused.code == ExitCode.RUN
     assert "next: trtllm-hpc client 'What is ML?', if all of it is the prompt: quote it" in refused.errors
-
-
-def test_a_prompt_in_another_encoding_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "plan.json").write_text("{}")
-    arguments = ["client", str(tmp_path / "run"), "--runs", str(tmp_path), "--prompt", "caf\udce9"]
-    result = CliRunner().invoke(command, arguments)
-    assert result.exit_code == 2 and "not valid UTF-8" in result.output

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,11 @@ from tests.plans import write_plan
 from tests.schemas.check import documented
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.connect import Protocol
-from trtllm_hpc.client.model import Ending
-from trtllm_hpc.client.over_http import HttpServer
-from trtllm_hpc.client.request import Answer, Request
+from trtllm_hpc.client.request import Answer
 from trtllm_hpc.client.sync_client import Client
-from trtllm_hpc.client.triton_model import TritonModel
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint
-from trtllm_hpc.wire.response import Response
 
 from .echo_server import echo_server
 
@@ -83,18 +78,6 @@ def test_all_responses_of_a_decoupled_model_are_received(endpoint: Endpoint) -> 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_llm_apis_model_gets_its_own_inputs(protocol: Protocol, endpoint: Endpoint) -> None:
     assert generate(endpoint, "hello", 16, protocol, model="llm_api").output_tokens == 15
-
-
-def test_both_protocols_answer_and_the_answer_is_saved(run: RunPaths) -> None:
-    result = client(run, "--prompt", "hello", "--protocol", "both", "--save")
-    assert result.exit_code == 0, result.output
-    saved = read_json(run.answer)
-    assert saved is not None and saved["prompt"] == "hello"
-    assert [(answer["protocol"], answer["text"]) for answer in saved["answers"]] == [
-        ("grpc", "HELLO"),
-        ("http", "HELLO"),
-    ]
-    assert result.output.count("HELLO") == 2
 
 
 def test_a_prompt_comes_from_standard_input(run: RunPaths) -> None:
@@ -156,40 +139,17 @@ def test_options_arrive_as_the_inputs_of_newer_models(endpoint: Endpoint, protoc
     assert json.loads(answer.text) == {name: [value] for name, value in as_lists.items()}
 
 
-def test_drafts_and_tables_arrive(endpoint: Endpoint, run: RunPaths, tmp_path: Path) -> None:
+def test_drafts_and_tables_arrive(endpoint: Endpoint, run: RunPaths) -> None:
     table = np.arange(6, dtype=np.float32).reshape(3, 2) / 4
-    np.save(tmp_path / "table.npy", table)
-    words = ("--draft-tokens", "5,7,9", "--prompt-embedding-table", str(tmp_path / "table.npy"))
-    asked = client(
-        run, "--prompt", "hi", "--model", "mirror", *words, "--prompt-table-extra-id", "4", "--no-stream"
-    )
-    found = json.loads(asked.output.partition("ms): ")[2])
+    drafted: dict[str, Any] = {"draft_tokens": [5, 7, 9], "prompt_table_extra_id": 4}
+    with Client(endpoint, "mirror") as asking:
+        found = json.loads(asking.generate("hi", prompt_embedding_table=table, **drafted).text)
     assert found["draft_input_ids"] == [[5, 7, 9]] and found["prompt_vocab_size"] == [[3]]
     assert found["prompt_embedding_table"] == [table.tolist()] and found["prompt_table_extra_ids"] == [[4]]
     with Client(endpoint, "mirror") as asking, pytest.raises(InvalidRequest, match="do not fit into float16"):
         asking.generate("hi", prompt_embedding_table=table * 1e6)
-    refused = client(run, "--prompt", "hi", "--draft-tokens", "5,x")
+    refused = client(run, "--token-ids", "5,x")
     assert refused.exit_code == 2 and "whole numbers with commas" in refused.output
-
-
-def test_the_check_shows_where_an_answer_differs(run: RunPaths) -> None:
-    checked = client(run, "--prompt", "hello there", "--prompt", "hello", "--check")
-    assert isinstance(checked.exception, RequestFailed)
-    assert "2 of 8 answers differ" in checked.exception.message
-    rows = [line for line in checked.output.splitlines() if "NO" in line]
-    assert len(rows) == 2 and all("from letter 7: HELLO 7HERE" in row for row in rows)
-
-
-def test_different_answers_are_an_error(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    responses = TritonModel.responses
-
-    def other(self: TritonModel, request: Request, ending: Ending | None) -> AsyncGenerator[Response]:
-        prompts = ("X!",) if isinstance(self.server, HttpServer) else request.prompts
-        return responses(self, replace(request, prompts=prompts), ending)
-
-    monkeypatch.setattr(TritonModel, "responses", other)
-    error = client(run, "--prompt", "x", "--protocol", "both").exception
-    assert isinstance(error, RequestFailed) and "'X'" in error.message and "'X!'" in error.message
 
 
 def test_the_command_exits(run: RunPaths) -> None:

@@ -117,7 +117,7 @@ def test_a_chat_goes_through_the_models_template(url: str, model: Path) -> None:
     ("words", "sentence"),
     [
         (("--system", "Be brief.", PROMPT), "--system goes with --chat"),
-        (("--chat", "--batch", PROMPT, PROMPT), "leave out --batch"),
+        (("--chat", "--protocol", "openai", PROMPT), "--protocol is for a run"),
     ],
 )
 def test_what_does_not_go_with_a_chat(words: tuple[str, ...], sentence: str) -> None:

@@ -174,7 +174,16 @@ def test_a_given_certificate_is_shown_and_trusted_alone(tmp_path: Path) -> None:
         assert endpoint is not None
         shown = ssl.get_server_certificate((endpoint.address, endpoint.http_port))
         assert shown == (tmp_path / "proxy.crt").read_text()
-        few = ("--requests", "4", "--concurrency", "2", "--min-requests", "1", "--min-window-seconds", "0")
+        few = (
+            "--requests",
+            "4",
+            "--concurrency",
+            "2",
+            "--set",
+            "min_requests=1",
+            "--set",
+            "min_window_seconds=0",
+        )
         for words in (
             ("client", run.folder, "--prompt", "Hello", "--max-tokens", "4"),
             ("client", run.folder, "--prompt", "Hello", "--max-tokens", "4", "--protocol", "openai"),

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 
@@ -21,8 +20,8 @@ def test_a_live_run_is_not_resumed_and_a_cancelled_one_is(tmp_path: Path) -> Non
     refused = types("resume", run.folder)
     assert refused.returncode == ExitCode.SUBMISSION and "is not over: stage serve" in refused.stderr
     assert types("cancel", run.folder).returncode == 0
-    resumed = types("resume", run.folder, "--wait", "--json")  # until only the server is left
-    assert documented("resume", resumed.stdout)["state"] == "serving", resumed.stdout + resumed.stderr
+    resumed = types("resume", run.folder, "--wait")  # until only the server is left
+    assert "serving: " in resumed.stdout, resumed.stdout + resumed.stderr
     endpoint = json.loads(run.endpoint.read_text())
     assert endpoint["models"]
     assert types("cancel", run.folder).returncode == 0

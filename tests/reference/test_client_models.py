@@ -18,6 +18,7 @@ from trtllm_hpc.client.request import Answer
 from trtllm_hpc.client.sync_client import Client
 from trtllm_hpc.errors import ExitCode, InvalidRequest, RequestFailed
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import Endpoint
 
 from .clients import steps, wait_idle, wait_until
@@ -121,14 +122,11 @@ def test_beams_and_bad_words_reach_the_model(endpoint: Endpoint) -> None:
     assert answer.texts == tuple(f"A without no, not {beam}" for beam in range(3))
 
 
-def test_logits_are_written_into_one_file(ask_run: AskRun, tmp_path: Path) -> None:
-    file = tmp_path / "logits.npz"
-    words = (PROMPT, "--model", "recorded", "--save-logits", str(file), "--no-stream", "--json")
+def test_logits_are_written_into_the_run_folder(ask_run: AskRun, run: RunPaths) -> None:
+    words = (PROMPT, "--model", "recorded", "--save", "--no-stream", "--json")
     records(ask_run(*words, "--generation-logits", "--context-logits"))
-    with np.load(file) as saved:
-        shapes = {name: saved[name].shape for name in saved.files}
-    assert shapes == {"generation_logits": (1, 1, 3, 512), "context_logits": (1, 3, 512)}
-    assert ask_run(*words).exit_code == ExitCode.USAGE
+    assert np.load(run.logits("generation_logits")).shape == (1, 1, 3, 512)
+    assert np.load(run.logits("context_logits")).shape == (1, 3, 512)
 
 
 def write_adapter(folder: Path, seed: int) -> str:
@@ -144,7 +142,7 @@ def test_the_seeds_six_prompts_with_two_adapters(ask_run: AskRun, tmp_path: Path
     words = ["--json", "--model", "recorded", "--no-stream", "latest", *[PROMPT] * 6]
     folders = ["", one, two, "", one, two]
     given = [word for folder in folders for word in ("--lora-dir", folder)]
-    found = [it["answers"][0]["text"] for it in records(ask_run(*given, "--concurrency", "6", *words))]
+    found = [it["answers"][0]["text"] for it in records(ask_run(*given, *words))]
     assert found[:3] == found[3:] and len(set(found)) == 3
 
 
@@ -161,24 +159,6 @@ def test_an_evicted_adapter_is_sent_again(endpoint: Endpoint, tmp_path: Path) ->
         assert client.generate(PROMPT, lora_task_id=adapters[-1].task_id).text == first[-1]
 
 
-# All ways ----------------------------------------------------------------------------------------
-
-
-def test_every_way_to_ask_gives_the_same(ask_run: AskRun) -> None:
-    found = records(ask_run("latest", *PROMPTS, "--check", "--json", "--max-tokens", "12"))
-    assert all(row["is_equal"] for row in found)
-    ways = [row["way"] for row in found[:5]]
-    assert ways[0] == "preprocessing, tensorrt_llm, postprocessing (grpc)"
-    assert set(ways[1:]) == {
-        f"{model} ({it})" for model in ("ensemble", "tensorrt_llm_bls") for it in ("grpc", "http")
-    }
-    shown = ask_run(PROMPT, "--check")
-    assert shown.exit_code == 0 and shown.output.count("yes") == 5
-
-
-# Other servers -----------------------------------------------------------------------------------
-
-
 def test_another_server_is_asked_by_its_url(endpoint: Endpoint) -> None:
     for url in (f"http://127.0.0.1:{endpoint.http_port}", f"grpc://127.0.0.1:{endpoint.grpc_port}"):
         words = ["--url", url, PROMPT, "--max-tokens", "4", "--json"]
@@ -193,7 +173,7 @@ def test_another_server_is_asked_by_its_url(endpoint: Endpoint) -> None:
 
 def test_servers_that_are_not_there_have_their_own_exit_code() -> None:
     for url in ("http://127.0.0.1:1", "grpc://127.0.0.1:1", "http://127.0.0.1:1/v1"):
-        said = CliRunner().invoke(command, ["--url", url, PROMPT, "--retries", "0", "--model", "x"])
+        said = CliRunner().invoke(command, ["--url", url, PROMPT, "--model", "x"])
         assert getattr(said.exception, "exit_code", None) == ExitCode.UNREACHABLE, (url, said.exception)
     for url in ("127.0.0.1:8000", "ftp://127.0.0.1", "http://"):
         said = CliRunner().invoke(command, ["--url", url, PROMPT])

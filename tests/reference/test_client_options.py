@@ -208,7 +208,7 @@ def test_many_prompts_are_answered_in_their_order(run: RunPaths, ask_run: AskRun
     prompts = [f"Number {number} is" for number in range(12)]
     (run.folder / "prompts.txt").write_text("\n".join(prompts))
     file, short = str(run.folder / "prompts.txt"), ("--json", "--max-tokens", "5", "--exclude-input")
-    answer = ask_run("--file", file, "--concurrency", "6", "--json", "--max-tokens", "5", "--exclude-input")
+    answer = ask_run("--file", file, "--json", "--max-tokens", "5", "--exclude-input")
     assert answer.exit_code == 0, answer.output
     records = [documented("client", line) for line in answer.output.splitlines()]
     assert [record["prompt"] for record in records] == prompts

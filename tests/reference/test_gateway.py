@@ -45,7 +45,6 @@ GREEDY: dict[str, Any] = {"model": NAME, "temperature": 0}
 @dataclass(frozen=True)
 class Gateway:
     url: str
-    socket: Path
     process: subprocess.Popen[bytes]
 
 
@@ -77,19 +76,19 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, engines: dict[int
 def started(folder: Path, *options: str | Path) -> Iterator[Gateway]:
     """A gateway of these options, once it is ready."""
     [port] = free_ports(1)
-    path, log = folder / "openai", folder / "log"
-    where = ["--port", str(port), "--socket", str(path)]
+    log = folder / "log"
+    where = ["--port", str(port)]
     with log.open("wb") as said:
         command = [sys.executable, "-m", "trtllm_hpc", "gateway", *map(str, options), *where]
         process = subprocess.Popen(command, stdout=said, stderr=said)
     url = f"http://127.0.0.1:{port}"
     try:
         assert eventually(lambda: curl(url + "/health")[0] == 200), log.read_text()
-        yield Gateway(url, path, process)
+        yield Gateway(url, process)
     finally:
         process.terminate()
         code = process.wait(60)
-    assert code == 0 and not path.exists()
+    assert code == 0
     assert log.read_text() == ""  # whatever clients did
 
 
@@ -130,9 +129,6 @@ def test_it_says_what_it_serves(gateway: Gateway, client: openai.OpenAI) -> None
         client.models.retrieve("gpt-4")
     status, version = curl(f"{gateway.url}/version")
     assert status == 200 and list(json.loads(version)) == ["version"]
-    over_socket = curl("http://here/health", None, "--unix-socket", str(gateway.socket))
-    assert over_socket == (200, "")
-    assert gateway.socket.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_greedy_completion_is_what_ensemble_answers(
@@ -351,7 +347,6 @@ def test_it_waits_for_its_server_and_says_so(tmp_path: Path, tokenizer_folder: P
         ([], "needs --url, --tokenizer and --name"),
         (["--run", "{run}"], "Say where to listen"),
         (["--run", "{run}", "--fd", "99"], "--fd 99 is not an open socket"),
-        (["--run", "{run}", "--socket", "{run}/spec.yaml"], "cannot be listened on"),
     ],
 )
 def test_a_wrong_command_line_is_told(run: RunPaths, options: list[str], message: str) -> None:

@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.runtime.model_repository.upstream import write_all_models
-from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import RenderError, TrtllmHpcError
@@ -165,10 +164,9 @@ def test_fetch_and_show(tmp_path: Path, site: Path, job: Path, monkeypatch: pyte
     assert isinstance(before.exception, TrtllmHpcError)
     assert f"templates fetch --cluster {site}, then" in str(before.exception)
 
-    fetched = run("templates", "fetch", "--cluster", site, "--json")
+    fetched = run("templates", "fetch", "--cluster", site)
     assert fetched.exit_code == 0, fetched.output
-    record = documented("templates fetch", fetched.stdout)
-    assert record["image"] == "/images/tritonserver_24.12-trtllm-python-py3.sif"
+    assert "templates of /images/tritonserver_24.12-trtllm-python-py3.sif" in fetched.stdout
 
     shown = run("templates", "show", job, "--cluster", site)
     assert shown.exit_code == 0, shown.output
@@ -178,10 +176,7 @@ def test_fetch_and_show(tmp_path: Path, site: Path, job: Path, monkeypatch: pyte
     assert 'string_value: "/engines/llama"' in one
     assert "max_batch_size: 16" in one
     assert "${" not in one and "# ---- " not in one
-    record = documented("templates show", run("templates", "show", job, "--cluster", site, "--json").stdout)
-    assert len(record) == 5 and record["tensorrt_llm"] == one
-    chosen = json.loads(run("templates", "show", job, "--cluster", site, "ensemble", "--json").stdout)
-    assert list(chosen) == ["ensemble"]
+    assert one in shown.stdout
 
 
 @pytest.mark.parametrize("of", ["0.16.0", "0.19.0"])

@@ -27,7 +27,6 @@ from trtllm_hpc.report.html.page import (
     drawing_library,
     headline_words,
     report_page,
-    write_charts,
     write_report,
 )
 from trtllm_hpc.report.html.tables import level_table, use_table
@@ -376,16 +375,6 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(TrtllmHpcError, match=r"(?s)is not installed.*pip install 'trtllm-hpc\[report\]'"):
         write_report(paths, "benchmark", tmp_path / "report.html")
-
-
-@pytest.mark.long
-def test_every_chart_is_drawn_as_a_png_too(tmp_path: Path) -> None:
-    paths = write_run(tmp_path / "run", make([OpenLoop(4.0), OpenLoop(8.0)], requests=10))
-    files = write_charts(paths, "benchmark", tmp_path / "charts")
-    assert len(files) == 11 and {file.suffix for file in files} == {".png"}
-    for file in files:
-        head = file.read_bytes()[:24]
-        assert head.startswith(b"\x89PNG") and int.from_bytes(head[16:20], "big") > 1500
 
 
 @pytest.mark.parametrize(

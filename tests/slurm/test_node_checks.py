@@ -14,7 +14,6 @@ import pytest
 
 from tests.schemas.check import documented
 from tests.slurm.conftest import Person
-from tests.slurm.test_backbone import two_ranks
 from tests.slurm.upstream_site import Site, upstream_site
 from tests.upstream.container import add_llm_api, add_package
 from tests.waiting import eventually
@@ -253,22 +252,9 @@ def test_nothing_is_left_of_checks_that_were_killed(site: Site, number: signal.S
 
 
 @pytest.mark.thorough
-def test_the_model_makes_a_token(site: Site, person: Person, engine: Path) -> None:
-    found = rows(site, person.job("asked", **two_ranks(engine)), "--model")
-    assert found["model-token"]["state"] == "ok", found["model-token"]
-
-
-@pytest.mark.thorough
-def test_an_engine_is_not_built_to_try_the_model(site: Site, person: Person) -> None:
-    found = rows(site, person.job("asked", **two_ranks(model={"synthetic": "stand-in"})), "--model")
-    assert found["model-token"]["state"] == "unknown"
-    assert "the engine is not in the cache" in found["model-token"]["message"]
-
-
-@pytest.mark.thorough
 def test_what_it_cannot_do_is_refused(person: Person) -> None:
     job = person.job("local", model={"synthetic": "tiny-llama"}, engine={"backend": "reference"})
     local = person.types("doctor", job, "--cluster", "local", "--on-nodes")
     assert local.returncode == ExitCode.SUBMISSION and "runs jobs on this machine" in local.stderr
     assert person.types("doctor", "--on-nodes").returncode == ExitCode.USAGE
-    assert person.types("doctor", job, "--keep").returncode == ExitCode.USAGE
+    assert person.types("doctor", job, "--nodes", "2").returncode == ExitCode.USAGE

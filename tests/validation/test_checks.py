@@ -13,11 +13,9 @@ import pytest
 
 from tests.validation.conftest import Checked, says, state
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.files import jobs
-from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.runtime import served_model
 from trtllm_hpc.validation import file_system_checks
-from trtllm_hpc.validation.checks import CHECKS, rule_rows
+from trtllm_hpc.validation.checks import CHECKS
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN
 
 ALL = ("", SRUN, CONTROLLER, LIMITS)
@@ -39,15 +37,10 @@ def test_a_good_job_fails_nowhere(checked: Checked) -> None:
     assert state(rows, "memory") == "ok" and "requests of 2048" in rows["memory"].message
 
 
-def test_ids_are_unique_and_short_and_every_rule_has_a_sentence_for_its_row() -> None:
+def test_ids_are_unique_and_short() -> None:
     ids = [check.id for check in CHECKS]
     assert len(ids) == len(set(ids))
     assert all(each.replace("-", "").isalnum() and len(each) <= 32 for each in ids)
-    for job in jobs().values():
-        rows = rule_rows(read_job(job))
-        assert len({(row.code, row.message) for row in rows}) == len(rows)
-        for row in rows:
-            assert row.state == "ok" and 10 < len(row.message) < 110 and "``" not in row.message, row
 
 
 # Slurm -------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ def doctor(
     """
     from trtllm_hpc.config.path_errors import path_errors
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
-    from trtllm_hpc.validation.checks import ignoring, rule_rows, run_checks
+    from trtllm_hpc.validation.checks import ignoring, run_checks
     from trtllm_hpc.validation.job_checks import memory_of
 
     if job is None:
@@ -136,6 +136,5 @@ def doctor(
     return DoctorReport(
         checks=tuple(checks),
         memory=memory if isinstance(memory, MemoryPlan) else None,
-        rules=tuple(rule_rows(context.job)) if context.has_job else (),
         notes=(*(context.plan.notes if context.has_job else ()), *profile_origins(default_profile(cluster))),
     )

@@ -228,7 +228,8 @@ class Measurement:
             )
         if 2 * sum(one.status == TIMED_OUT for one in failed) > len(failed):
             limit = self.summary.settings.get("request_timeout_seconds")
-            return f"raise --timeout-seconds (now {limit}), or request a lower rate or shorter answers"
+            raised = f"raise request_timeout_seconds (now {limit}) with --set"
+            return f"{raised}, or request a lower rate or shorter answers"
         return f"trtllm-hpc logs {run} --rank 0"
 
     def report(self, to: Path | str | None = None) -> Path:
@@ -243,27 +244,14 @@ class Measurement:
         """
         from trtllm_hpc.report.html.page import write_report
 
-        self._refuse_copy()
-        file = self.files.report if to is None else Path(to)
-        write_report(self.paths, self.name, file)
-        return file
-
-    def charts(self) -> Sequence[Path]:
-        """Draw the report's charts into ``results/NAME.charts/``, and return the files.
-
-        Errors are those of :meth:`report`.
-        """
-        from trtllm_hpc.report.html.page import write_charts
-
-        self._refuse_copy()
-        return write_charts(self.paths, self.name, self.files.charts)
-
-    def _refuse_copy(self) -> None:
         if self._is_copy:
             raise RunNotFound(
                 f"{self.files.summary} is in no run folder, and a report needs the run's files.",
                 hint=f"trtllm-hpc bench show {self.call_name}",
             )
+        file = self.files.report if to is None else Path(to)
+        write_report(self.paths, self.name, file)
+        return file
 
 
 def bench(

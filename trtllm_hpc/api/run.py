@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -87,25 +86,20 @@ class Run:
         runs: Path | str | None = None,
         *,
         states: Iterable[RunState | str] = (),
-        name: str | None = None,
-        since_s: float | None = None,
         on_warning: Callable[[str], object] = _logger.warning,
     ) -> Sequence[ListedRun]:
         """Return the runs of a folder with their states, the newest first; asks Slurm once for all.
 
         Args:
             states: only runs in one of these; all without any.
-            name: only runs of the job of that name.
-            since_s: only runs created in the last so many seconds.
             on_warning: receives a sentence if Slurm does not answer; the states are ``None`` then.
         """
         from trtllm_hpc.runs.listing import listed_runs
         from trtllm_hpc.runs.status import RunState
 
-        since = None if since_s is None else time.time() - since_s
         wanted = [RunState(state) for state in states]
         folder = default_runs_folder() if runs is None else Path(runs)
-        return listed_runs(folder, states=wanted, name=name, since=since, warn=on_warning)
+        return listed_runs(folder, states=wanted, warn=on_warning)
 
     @classmethod
     def prune(
@@ -113,24 +107,22 @@ class Run:
         runs: Path | str | None = None,
         *,
         older_than_s: float | None = None,
-        keep: int | None = None,
         remove: bool = False,
         on_warning: Callable[[str], object] = _logger.warning,
     ) -> Sequence[Pruned]:
         """Return which ended runs would be removed, or with ``remove`` were.
 
-        Without ``older_than_s`` and ``keep``: only what an interrupted removal has left. A run always
-        stays if one of its jobs has not ended, or Slurm does not say so.
+        Without ``older_than_s``: only what an interrupted removal has left. A run always stays if one of
+        its jobs has not ended, or Slurm does not say so.
 
         Args:
             older_than_s: only runs that ended longer ago.
-            keep: not the so many that ended last.
             on_warning: receives a sentence if Slurm does not answer.
         """
         from trtllm_hpc.runs.prune import Selection, prune_runs
 
         folder = default_runs_folder() if runs is None else Path(runs)
-        selection = Selection(older_than_s=older_than_s, keep=keep)
+        selection = Selection(older_than_s=older_than_s)
         return prune_runs(folder, selection, remove_them=remove, warn=on_warning)
 
     @property

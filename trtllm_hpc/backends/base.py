@@ -145,8 +145,8 @@ class Backend:
     """The keys to set so that long prompts are computed in chunks; empty if they always are."""
     text_model: str | None = None
     """Triton's model that takes and gives text; ``None`` where the server has one model only."""
-    request_protocol: Literal["openai", "both"] = "openai"
-    """Over what the companion sends its first request; ``both``: Triton's HTTP and gRPC."""
+    request_protocol: Literal["openai", "grpc"] = "openai"
+    """Over what the companion sends its first request."""
     can_have_gateway = False
     """Whether a gateway of ours can speak OpenAI's protocol, behind the proxy."""
     why_no_logits: str | None = "OpenAI's protocol returns no logits"
@@ -222,7 +222,7 @@ class TritonBackend(Backend):
     health_path = "/v2/health/ready"
     program = "tritonserver"
     text_model = "ensemble"
-    request_protocol: Literal["openai", "both"] = "both"
+    request_protocol: Literal["openai", "grpc"] = "grpc"
     can_have_gateway = True
     why_no_logits: str | None = None
     why_no_adapters: str | None = None

@@ -77,5 +77,5 @@ class LoraAdapters:
                     f"Model {server.model!r} does not take the LoRA adapter {task_id} in {folder}: {error}",
                     hint="raise serve.max_request_mib"
                     if "serve.max_request_mib" in error
-                    else "measure without adapters: --no-lora",
+                    else "measure without adapters: --set workload.lora=[]",
                 )

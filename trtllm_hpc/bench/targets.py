@@ -56,7 +56,8 @@ def with_protocol(settings: Benchmark, spoken: str, url: str) -> Benchmark:
         )
     if settings.workload.lora and protocol == "http":
         raise InvalidRequest(
-            "The weights of LoRA adapters are sent over gRPC.", hint="--url grpc://HOST:PORT, or --no-lora"
+            "The weights of LoRA adapters are sent over gRPC.",
+            hint="--url grpc://HOST:PORT, or --set workload.lora=[]",
         )
     return settings.model_copy(update={"protocol": protocol})
 
@@ -87,8 +88,8 @@ def _openai_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
     if settings.workload.lora:
         raise InvalidRequest(
             "OpenAI's protocol has no field for the weights of LoRA adapters.",
-            hint="measure over gRPC (--protocol grpc), or without adapters (--no-lora); those that the "
-            "server knows by a name are measured as models: --model NAME",
+            hint="measure over gRPC (--protocol grpc), or without adapters (--set workload.lora=[]); those "
+            "that the server knows by a name are measured as models: --model NAME",
         )
     return Target(
         endpoint=endpoint,
@@ -108,7 +109,7 @@ def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
     if settings.workload.lora and missing:
         raise RequestFailed(
             f"Model {name!r} takes no LoRA adapters: it has no input {', '.join(map(repr, missing))}.",
-            hint=f"{_USUAL_MODELS}, or measure without adapters (--no-lora)",
+            hint=f"{_USUAL_MODELS}, or measure without adapters (--set workload.lora=[])",
         )
     if not served.takes_text and _CORE_INPUT not in served.inputs:
         raise RequestFailed(

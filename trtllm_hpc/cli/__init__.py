@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import gc
 import importlib
@@ -59,12 +58,10 @@ _SHARED = {
     **dict.fromkeys(("resume", "watch"), "submit"),
     "cancel": "status",
     "report": "bench_saved",
+    "sweep": "bench",
 }
 """Commands that live in another command's module."""
 
-
-_ASCII = str.maketrans({"─": "-", "…": "..."})
-"""For encodings without these; other letters become escapes such as ``\\u2192``."""
 
 _MEANT = {
     **dict.fromkeys(("serve", "start", "run", "launch"), "submit"),
@@ -72,9 +69,8 @@ _MEANT = {
     **dict.fromkeys(("list", "ls", "ps"), "runs"),
     **dict.fromkeys(("stop", "kill"), "cancel"),
     "chat": "client --chat",
-    "--dry-run": "render",
 }
-"""Words of other programs, and what they are here."""
+"""Commands of other programs, and what they are here."""
 
 
 class LazyGroup(click.Group):
@@ -112,43 +108,29 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(module, attribute)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; for a wrong name suggest what it means elsewhere, or the nearest right one."""
+        if args and args[0] not in (*self.lines, *self.unlisted) and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = _MEANT.get(args[0]) or next(iter(get_close_matches(args[0], self.lines, n=1)), None)
+            guess = f" Did you mean {near!r}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{guess}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(self.lines.items()))
 
 
-class MainGroup(LazyGroup):
-    """The group of all commands."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an option of other programs leads to the command that does it here."""
-        try:
-            return super().invoke(ctx)
-        except click.NoSuchOption as error:
-            if (meant := _MEANT.get(error.option_name)) is None:
-                raise
-            message = f"No such option {error.option_name!r}. Did you mean the command {meant!r}?"
-            raise click.UsageError(message, error.ctx) from None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for a wrong name suggest what it means elsewhere, or the nearest right one."""
-        if args and args[0] not in (*COMMANDS, *UNLISTED) and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
-            near = _MEANT.get(args[0]) or next(iter(get_close_matches(args[0], COMMANDS, n=1)), None)
-            guess = f" Did you mean {near!r}?" if near else ""
-            ctx.fail(f"No such command {args[0]!r}.{guess}")
-        return super().resolve_command(ctx, args)
-
-
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 @click.group(
-    cls=MainGroup,
+    cls=LazyGroup,
     module="trtllm_hpc.cli.",
     lines=COMMANDS,
     unlisted=UNLISTED,
@@ -223,20 +205,13 @@ def _run(args: list[str]) -> int:
 
 
 def _prepare_streams() -> None:
-    """Replace closed streams, and print what an encoding lacks in other letters instead of failing."""
-    codecs.register_error("trtllm-hpc", _in_ascii)
+    """Replace closed streams, and print what an encoding lacks as escapes instead of failing."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller: the next file to be opened would get its number
             setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: PTH123, SIM115
         elif number and isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="trtllm-hpc")
-
-
-def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    text = error.object[error.start : error.end].translate(_ASCII)
-    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _print_error(text: str) -> None:

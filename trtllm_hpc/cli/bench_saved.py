@@ -150,14 +150,6 @@ def show_measurement(found: Measurement, *, as_json: bool) -> None:
     help="How far a figure of B may be from that of A, as a share of A's.",
 )
 @click.option(
-    "--absolute-tolerance",
-    type=click.FloatRange(min=0),
-    default=0.0,
-    show_default=True,
-    metavar="NUMBER",
-    help="Added to the relative one, in the unit of each figure.",
-)
-@click.option(
     "--allow-different-workload",
     is_flag=True,
     help="Judge B even if its prompts, lengths or arrivals differ from A's.",
@@ -168,7 +160,6 @@ def compare_command(
     b: Measurement,
     runs: Any,
     relative_tolerance: float,
-    absolute_tolerance: float,
     allow_different_workload: bool,
     as_json: bool,
 ) -> None:
@@ -187,7 +178,7 @@ def compare_command(
     """
     from trtllm_hpc.bench.analysis.compare import Side, Tolerance, compare, raise_if_worse
 
-    tolerance = Tolerance(relative_tolerance, absolute_tolerance)
+    tolerance = Tolerance(relative_tolerance)
     first, second = (Side(found.call_name, found.summary) for found in (a, b))
     comparison = compare(first, second, tolerance, allow_different_workload=allow_different_workload)
     if as_json:
@@ -208,8 +199,7 @@ def compare_command(
     metavar="FILE",
     help="Write the report here.  [default: report.html of the run, or results/NAME.html]",
 )
-@click.option("--png", is_flag=True, help="Also draw each chart as an image into results/NAME.charts/.")
-def report_command(found: Measurement, runs: Any, output: Path | None, png: bool) -> None:
+def report_command(found: Measurement, runs: Any, output: Path | None) -> None:
     """Write the report of a measurement: one HTML file that opens without a network.
 
     Without NAME it is the run's newest measurement that has finished;
@@ -218,9 +208,6 @@ def report_command(found: Measurement, runs: Any, output: Path | None, png: bool
     \b
     Examples:
       trtllm-hpc report latest
-      trtllm-hpc report latest:sweep --png --output sweep.html
+      trtllm-hpc report latest:sweep --output sweep.html
     """
     click.echo(found.report(output))
-    if png:
-        for chart in found.charts():
-            click.echo(chart)

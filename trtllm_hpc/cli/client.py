@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
-from click.core import ParameterSource
 
 from trtllm_hpc.cli.options import (
     EXISTING_FILE,
     Command,
-    OutputFile,
-    Time,
+    Span,
     runs_folder,
     runs_option,
     url_options,
     valid_text,
     wait_option,
 )
-from trtllm_hpc.client.options import OPTIONS, Kind
+from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.request import MAX_TOKENS
 from trtllm_hpc.errors import RequestFailed, RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
@@ -31,15 +29,13 @@ from trtllm_hpc.runs.find import find_run
 if TYPE_CHECKING:
     from trtllm_hpc.client.connect import Address
 
-_CLICK_TYPES: dict[Kind, Any] = {
-    "count": click.INT,
-    "number": click.FLOAT,
-    "numbers": click.FLOAT,
-    "array": EXISTING_FILE,
-}
-"""The others are texts."""
-_METAVARS: dict[Kind, str] = {"ids": "ID,ID,...", "array": "FILE"}
-_DEFAULTS = {"max_tokens": MAX_TOKENS}
+TYPED = (
+    *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "beam_width"),
+    *("stop_words", "bad_words", "end_id", "exclude_input", "log_probs", "lora_task_id"),
+)
+"""Options of a request that have one here; all others go by ``--input``."""
+_CLICK_TYPES = {"count": click.INT, "number": click.FLOAT, "texts": click.STRING, "flag": click.BOOL}
 
 
 def _prompts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -51,30 +47,15 @@ def _prompts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
     return tuple(valid_text(ctx, param, texts))
 
 
-def _ids(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Callback of an option with token ids: one list, or one for each time it was given."""
-    if value is None:
-        return None
-    texts = (value,) if isinstance(value, str) else value
+def _ids(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[list[int], ...]:
+    """Callback of ``--token-ids``: a list of ids for each time it was given."""
     try:
-        lists = tuple([int(word) for word in text.replace(",", " ").split()] for text in texts)
+        lists = tuple([int(word) for word in text.replace(",", " ").split()] for text in values)
     except ValueError:
         raise click.BadParameter("token ids are whole numbers with commas between, e.g. 5,7,9.") from None
     if not all(lists):
         raise click.BadParameter("a list of token ids is empty.")
-    return lists[0] if isinstance(value, str) else lists
-
-
-def _array(ctx: click.Context, param: click.Parameter, value: Path | None) -> Any:
-    """Callback of an option with a NumPy file."""
-    if value is None:
-        return None
-    import numpy as np
-
-    try:
-        return np.load(value, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise click.BadParameter(f"{value} is not a NumPy array (.npy): {error}") from None
+    return lists
 
 
 def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
@@ -98,24 +79,21 @@ def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return inputs
 
 
-_CALLBACKS: dict[Kind, Any] = {"texts": valid_text, "ids": _ids, "array": _array}
-
-
 def _request_options(command: Command) -> Command:
-    """An option for each of a request; the command gets them as keyword arguments."""
-    for option in reversed(OPTIONS):
-        several = option.kind in ("texts", "numbers")
+    """An option for each of ``TYPED``; the command gets them as keyword arguments."""
+    for option in (BY_NAME[name] for name in reversed(TYPED)):
+        several = option.kind == "texts"
+        default = f"  [default: {MAX_TOKENS}; of a --chat, what the server allows]"
+        shown = "  [repeatable]" * several or default * (option.name == "max_tokens")
         command = click.option(
             option.flag,
             option.name,
             is_flag=option.kind == "flag",
-            type=_CLICK_TYPES.get(option.kind),
-            metavar=_METAVARS.get(option.kind),
+            type=_CLICK_TYPES[option.kind],
             multiple=several,
-            default=_DEFAULTS.get(option.name),
-            show_default=option.name in _DEFAULTS,
-            help=option.help + ("  [repeatable]" if several else ""),
-            callback=_CALLBACKS.get(option.kind),
+            default=None,
+            help=option.help + shown,
+            callback=valid_text if several else None,
         )(command)
     return command
 
@@ -146,53 +124,22 @@ def _request_options(command: Command) -> Command:
 )
 @click.option(
     "--protocol",
-    type=click.Choice(["grpc", "http", "both", "openai"]),
-    help="How to ask a run; with 'both', the answers over gRPC and HTTP must be equal.  [default: grpc, or"
-    " openai where trtllm-serve serves]",
+    type=click.Choice(["grpc", "http", "openai"]),
+    help="How to ask a run.  [default: grpc, or openai where trtllm-serve serves]",
 )
 @click.option(
     "--chat",
     is_flag=True,
     help="Ask over OpenAI's chat, which puts the question into the model's template. Without a prompt, on a"
-    " terminal, it is a talk: Ctrl-C ends an answer, Ctrl-D the talk. Without --max-tokens the server says"
-    " how long an answer may be.",
+    " terminal, it is a talk: Ctrl-C ends an answer, Ctrl-D the talk.",
 )
 @click.option("--system", metavar="TEXT", callback=valid_text, help="What a --chat begins with.")
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Ask the prompts every way the server has, and fail if the answers differ: its models one after the"
-    " other by hand, 'ensemble', BLS and OpenAI's protocol, over gRPC and HTTP.",
-)
 @click.option(
     "--stream/--no-stream",
     default=None,
     help="Show the text as it is generated.  [default: of a single prompt, if the model streams]",
 )
-@click.option(
-    "--concurrency",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Prompts asked at once.",
-)
-@click.option("--batch", is_flag=True, help="Send all prompts as one request.")
-@click.option(
-    "--stop-after-ms",
-    type=click.IntRange(min=1),
-    metavar="MS",
-    help="End each answer after this time, on the server too.",
-)
-@click.option("--timeout-seconds", type=Time(1, 0.1), default=120.0, show_default=True, metavar="S")
-@click.option(
-    "--retries",
-    type=click.IntRange(min=0),
-    default=2,
-    show_default=True,
-    metavar="N",
-    help="Send a request again if the server cannot be reached or was lost, and nothing of the answer came.",
-)
+@click.option("--timeout-seconds", type=Span(1, 0.1), default=120.0, show_default=True, metavar="S")
 @wait_option
 @click.option(
     "--lora-dir",
@@ -209,16 +156,14 @@ def _request_options(command: Command) -> Command:
     multiple=True,
     metavar="NAME=VALUE",
     callback=_inputs,
-    help="Any other input of the served model by its own name, e.g. early_stopping=true.  [repeatable]",
+    help="Any other input of the served model by its own name, e.g. min_p=0.1.  [repeatable]",
 )
-@click.option("--request-id", metavar="ID", help="Id of the request on the server.  [default: a random one]")
 @click.option(
     "--context-logits",
     is_flag=True,
     help="Request the logits of the prompt too (over gRPC; the engine must gather them).",
 )
 @click.option("--generation-logits", is_flag=True, help="Request the logits of the answer too.")
-@click.option("--save-logits", type=OutputFile(), metavar="FILE", help="Write them into a NumPy file (.npz).")
 @click.option(
     "--save",
     is_flag=True,
@@ -234,6 +179,7 @@ def command(
     words: tuple[str, ...],
     more: tuple[str, ...],
     file: Path | None,
+    token_ids: tuple[list[int], ...],
     runs: Any,
     wait_seconds: float,
     address: Address | None,
@@ -249,15 +195,14 @@ def command(
       trtllm-hpc client "What is machine learning?" --max-tokens 64
       trtllm-hpc client latest "A poem:" --temperature 0.8 --top-p 0.9 --seed 7
       trtllm-hpc client latest --prompt - < question.txt
-      trtllm-hpc client latest --file prompts.txt --concurrency 8 --json
-      trtllm-hpc client latest "Born in" --check
+      trtllm-hpc client latest --file prompts.txt --json
       trtllm-hpc client latest --chat --system "Answer in one sentence." "What is machine learning?"
       trtllm-hpc client --url http://node7:8000 "What is machine learning?"
     """
     from trtllm_hpc.cli.client_run import Asking, Settings
     from trtllm_hpc.runs.endpoint import endpoint_of
 
-    prompts: list[Any] = [*more, *_lines(file), *given.pop("token_ids")]
+    prompts: list[Any] = [*more, *_lines(file), *token_ids]
     run: RunPaths | None = None
     if address is not None:
         prompts = [*words, *prompts]
@@ -266,9 +211,14 @@ def command(
     is_talk = given["chat"] and not prompts and not given["as_json"] and sys.stdin.isatty()
     if not prompts and not is_talk:
         raise click.UsageError("A prompt is missing: trtllm-hpc client [RUN] PROMPT.")
-    given["options"] = _given_options(given)
-    if given["chat"] and ctx.get_parameter_source("max_tokens") is ParameterSource.DEFAULT:
-        del given["options"]["max_tokens"]  # the server says how long an answer of a chat may be
+    options = {name: given.pop(name) for name in TYPED}
+    if options["max_tokens"] is None and not given["chat"]:
+        options["max_tokens"] = MAX_TOKENS
+    given["options"] = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in options.items()
+        if value is not None and value is not False and value != ()
+    }
     given["logits"] = [name for name in ("context_logits", "generation_logits") if given.pop(name)]
     settings = Settings(prompts=tuple(prompts), **given)
     settings.refuse_contradictions(is_run=run is not None)
@@ -284,16 +234,6 @@ def command(
         if run is not None:
             error.hint = error.hint or f"trtllm-hpc logs {call_name(run)} --rank 0"
         raise
-
-
-def _given_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Take the model's options out of ``given``, and return those that were given."""
-    values = {option.name: given.pop(option.name) for option in OPTIONS}
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in values.items()
-        if value is not None and value is not False and not (isinstance(value, tuple) and not value)
-    }
 
 
 def _run_and_prompts(words: Sequence[str], more: list[Any], ctx: click.Context) -> tuple[RunPaths, list[Any]]:

@@ -31,7 +31,6 @@ def talk(target: Target, settings: Settings, run: RunPaths | None) -> None:
         settings.model,
         protocol="openai",
         timeout_s=settings.timeout_seconds,
-        retries=settings.retries,
         follow=follow,
     ) as client:
         said = settings.messages("")[:-1]
@@ -65,8 +64,7 @@ def _exchange(client: Client, settings: Settings, messages: list[Message]) -> li
         sys.stdout.flush()
 
     try:
-        further = {"inputs": settings.inputs, "stop_after_s": settings.stop_after_s}
-        client.chat(messages, on_text=show, **settings.options, **further)
+        client.chat(messages, on_text=show, **settings.options, inputs=settings.inputs)
     except KeyboardInterrupt:
         click.echo(" (ended)", nl=False)
     except InvalidRequest:

@@ -15,10 +15,9 @@ from urllib.parse import urlsplit
 
 import click
 
-from trtllm_hpc.cli.options import Time, complete_with, json_option, print_json, run_argument, wait_option
+from trtllm_hpc.cli.options import Span, json_option, print_json, run_argument
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.status import client_lines
-from trtllm_hpc.runtime.guests import read_guests
 from trtllm_hpc.runtime.records import Endpoint
 
 _TIMEOUT_S = 30.0
@@ -28,30 +27,18 @@ _LOCAL_PORT = 8000
 _PLACEHOLDER = "LOGIN_NODE"
 
 
-def _guest_names(ctx: click.Context) -> list[str]:
-    run = ctx.params.get("run")
-    return [guest.name for guest in read_guests(run)] if isinstance(run, RunPaths) else []
-
-
 @click.command("endpoint")
 @run_argument
-@wait_option
 @click.option("--invite", metavar="NAME", help="Make a key for a colleague, who may then ask this server.")
 @click.option(
-    "--expires", type=Time(), metavar="SPAN", help="With --invite: how long the key is good, e.g. 7d."
+    "--expires", type=Span(), metavar="SPAN", help="With --invite: how long the key is good, e.g. 7d."
 )
-@click.option(
-    "--revoke",
-    metavar="NAME",
-    shell_complete=complete_with(_guest_names),
-    help="End a colleague's key at once.",
-)
+@click.option("--revoke", metavar="NAME", help="End a colleague's key at once.")
 @click.option("--invited", "lists", is_flag=True, help="List the colleagues, and how often each has asked.")
 @json_option
 def command(
     run: RunPaths,
     runs: Path | None,
-    wait_seconds: float,
     invite: str | None,
     expires: float | None,
     revoke: str | None,
@@ -74,7 +61,6 @@ def command(
       trtllm-hpc endpoint chat --invite alice --expires 7d
       trtllm-hpc endpoint chat --invited
       trtllm-hpc endpoint chat --revoke alice
-      trtllm-hpc endpoint chat --wait-seconds 600
       eval "$(trtllm-hpc endpoint --json | jq -r .curl)"
     """
     if expires is not None and invite is None:
@@ -84,7 +70,7 @@ def command(
         return
     from trtllm_hpc.runs.endpoint import endpoint_of
 
-    endpoint = endpoint_of(run, wait_seconds)
+    endpoint = endpoint_of(run, 0.0)
     found = _access(run, endpoint)
     if as_json:
         print_json(found)

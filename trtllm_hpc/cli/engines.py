@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial, wraps
-from pathlib import Path
-from typing import Any, cast
+from dataclasses import replace
 
 import click
 
 from trtllm_hpc.cli.listing import print_listing, pruning
-from trtllm_hpc.cli.options import Command, complete_with, json_option, print_json
+from trtllm_hpc.cli.options import cluster_option, json_option
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow, details_of, list_entries
 from trtllm_hpc.engine_cache.listing import verify as verify_entry
 from trtllm_hpc.engine_cache.lookup import parts_of
-from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode, TrtllmHpcError
-from trtllm_hpc.paths import default_runs_folder, engines_folder
+from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode
+from trtllm_hpc.paths import engines_folder
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_duration, format_time
 from trtllm_hpc.runs.prune import Pruned, Selection, prune_engines
 from trtllm_hpc.runtime.engine_cache.cache import Cache
@@ -42,72 +37,23 @@ def command() -> None:
     """
 
 
-def cache_options(command: Command) -> Command:
-    """``--engines`` and ``--cluster``, passed on as ``cache: Cache``."""
-
-    @wraps(command)
-    def with_cache(*args: Any, folder: Path | None, cluster: str | None, **others: Any) -> Any:
-        return command(*args, cache=_cache(folder, cluster), **others)
-
-    click.option(
-        "--cluster",
-        metavar="PROFILE",
-        envvar="TRTLLM_HPC_CLUSTER",
-        show_envvar=True,
-        help="Cluster profile that names the cache: a file, or a name.",
-    )(with_cache)
-    click.option(
-        "--engines",
-        "folder",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Folder of the cache, instead of the profile's or $TRTLLM_HPC_ENGINES.",
-    )(with_cache)
-    return cast(Command, with_cache)
-
-
-def _cache(folder: Path | None, cluster: str | None) -> Cache:
-    """Return the cache that the options name; it need not exist.
-
-    Raises ConfigError if this user may not read it.
-    """
+def _cache(cluster: str) -> Cache:
+    """Return the profile's cache; it need not exist. Raises ConfigError if this user may not read it."""
     from trtllm_hpc.runs.hub import runs_folder
     from trtllm_hpc.validation.load import load_cluster
 
-    if folder is not None:
-        return Cache(_readable(folder.absolute(), "--engines"))
-    named, runs = None, default_runs_folder()
-    if cluster is not None:
-        profile = load_cluster(cluster)
-        named, runs = profile.engines_folder, runs_folder(profile)
-    return Cache(_readable(engines_folder(named, runs), "engines_folder"))
-
-
-def _readable(folder: Path, key: str) -> Path:
+    profile = load_cluster(cluster)
+    folder = engines_folder(profile.engines_folder, runs_folder(profile))
     try:
         list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
-        hint = f"check its permissions (namei -l {shlex.quote(str(folder))}), or name another with --engines"
+        hint = f"check its permissions (namei -l {shlex.quote(str(folder))})"
         message = f"{folder}: {error.strerror}"
-        diagnostic = Diagnostic("unreadable", message, "the cache of engines", key, hint=hint)
-        raise ConfigError([diagnostic]) from None
-    return folder
-
-
-def _names(ctx: click.Context) -> list[str]:
-    folder, cluster = ctx.params.get("folder"), ctx.params.get("cluster")
-    with suppress(OSError, TrtllmHpcError):  # a cache that cannot be read offers no names
-        # Not "is None": click 8.3 and later use a sentinel for an option that was not given.
-        cache = _cache(
-            Path(folder) if isinstance(folder, str | Path) else None,
-            cluster if isinstance(cluster, str) else None,
-        )
-        return [entry.name for entry in cache.entries()]
-    return []
-
-
-complete_name = complete_with(_names)
+        where = ("the cache of engines", "engines_folder")
+        raise ConfigError([Diagnostic("unreadable", message, *where, hint=hint)]) from None
+    return Cache(folder)
 
 
 def _no_engines(cache: Cache) -> str:
@@ -144,10 +90,11 @@ _STYLES = {"whole": "green", "building": "cyan", "half-built": "yellow", "broken
 
 
 @command.command("list")
-@cache_options
+@cluster_option
 @json_option
-def list_engines(cache: Cache, as_json: bool) -> None:
+def list_engines(cluster: str, as_json: bool) -> None:
     """List every output in the cache, the last used first."""
+    cache = _cache(cluster)
     rows = list_entries(cache)
     print_listing(
         rows,
@@ -172,19 +119,14 @@ def list_engines(cache: Cache, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("name", shell_complete=complete_name)
-@cache_options
-@json_option
-def show(name: str, cache: Cache, as_json: bool) -> None:
+@click.argument("name")
+@cluster_option
+def show(name: str, cluster: str) -> None:
     """Show what the key of the engine NAME depends on, how it was built and who uses it.
 
     NAME is a name from `engines list`, or the beginning of one or of its key.
     """
-    details = details_of(_find_one(cache, name))
-    if as_json:
-        print_json(details)
-        return
-    for line in _details(details):
+    for line in _details(details_of(_find_one(_cache(cluster), name))):
         click.echo(line)
 
 
@@ -208,73 +150,40 @@ def _details(details: EngineDetails) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Something that is wrong with an engine."""
-
-    entry: str
-    """The engine's name."""
-    sentence: str
-
-
-@dataclass(frozen=True)
-class VerifiedEngines:
-    """Whether engines are what was built."""
-
-    entries: int
-    """How many engines were read."""
-    faults: tuple[Fault, ...]
-    """Empty: all are what was built."""
-
-
 @command.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
-@cache_options
-@json_option
-def verify(names: tuple[str, ...], cache: Cache, as_json: bool) -> int:
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@cluster_option
+def verify(names: tuple[str, ...], cluster: str) -> int:
     """Read every file of every engine (or of NAMEs) and compare it with what was built.
 
     \b
     Exit code: 6 if anything is broken.
     """
+    cache = _cache(cluster)
     items = [_find_one(cache, name) for name in names] if names else list_entries(cache)
-    faults = []
-    for item in items:
-        found = verify_entry(item.entry, partial(_show_reading, item.name))
-        _show_reading(item.name, "")
-        faults += [Fault(item.name, sentence) for sentence in found]
-        if not as_json and not found:
-            made = item.entry.manifest()
-            whole = f"whole ({len(made.files)} files)" if made else _state(item)
-            click.echo(f"{item.name}: {whole}")
-    code = ExitCode.BUILD if faults else ExitCode.OK
-    if as_json:
-        print_json(VerifiedEngines(len(items), tuple(faults)))
-        return code
     if not items:
         click.echo(_no_engines(cache))
-    for fault in faults:
-        click.echo(f"error: {fault.entry}: {fault.sentence}", err=True)
-    if faults:
-        broken = " ".join(dict.fromkeys(fault.entry for fault in faults))
+    broken = []
+    for item in items:
+        faults = verify_entry(item.entry)
+        for fault in faults:
+            click.echo(f"error: {item.name}: {fault}", err=True)
+        if faults:
+            broken.append(item.name)
+        else:
+            made = item.entry.manifest()
+            click.echo(f"{item.name}: {f'whole ({len(made.files)} files)' if made else _state(item)}")
+    if broken:
         advice = "submit the job again, which builds it again, or remove it"
-        click.echo(f"  next: {advice}: trtllm-hpc engines prune {broken} --yes", err=True)
-    return code
-
-
-def _show_reading(entry: str, file: str) -> None:
-    """Show on a terminal what is being read, in place of what was; nothing, if that is empty."""
-    text = f"{entry}/{file}" if file else ""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{text}\r")
-        sys.stderr.flush()
+        click.echo(f"  next: {advice}: trtllm-hpc engines prune {' '.join(broken)} --yes", err=True)
+    return ExitCode.BUILD if broken else ExitCode.OK
 
 
 @command.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
 @pruning("used")
-@cache_options
-def prune(cache: Cache, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
+@cluster_option
+def prune(cluster: str, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
     """Remove engines from the cache; without --yes, only list them.
 
     With NAMEs these go. Else those go that all options let go, and what killed
@@ -287,5 +196,6 @@ def prune(cache: Cache, selection: Selection, remove_them: bool) -> Sequence[Pru
       trtllm-hpc engines prune --keep-bytes 2T --yes
       trtllm-hpc engines prune build-7a8d --yes
     """
+    cache = _cache(cluster)
     names = tuple(row.name for name in selection.names for row in _find(cache, name))
     return prune_engines(cache, replace(selection, names=names), remove_them=remove_them)

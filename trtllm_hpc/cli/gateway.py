@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,17 +24,13 @@ if TYPE_CHECKING:
 @click.option("--tokenizer", type=EXISTING_FOLDER, help="Folder with tokenizer.json; by default the run's.")
 @click.option("--name", help="Name of the model in requests; by default the run's.")
 @click.option("--fd", type=click.IntRange(min=0), help="Number of an inherited socket that listens.")
-@click.option("--socket", "path", type=click.Path(path_type=Path), help="Unix socket to make and listen on.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, with --port.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port of this machine to listen on.")
 def command(
     run: Path | None,
     address: Address | None,
     tokenizer: Path | None,
     name: str | None,
     fd: int | None,
-    path: Path | None,
-    host: str,
     port: int | None,
 ) -> None:
     """Answer OpenAI's protocol in front of a Triton server, until SIGTERM.
@@ -48,7 +43,7 @@ def command(
       trtllm-hpc gateway --url grpc://node7:8001 --tokenizer /models/llama --name llama --port 8080
     """
     from trtllm_hpc.errors import NotReady
-    from trtllm_hpc.gateway.server import facts_of, inherited, listen, listening, serve
+    from trtllm_hpc.gateway.server import facts_of, inherited, listen, serve
     from trtllm_hpc.gateway.service import Facts
     from trtllm_hpc.paths import RunPaths
     from trtllm_hpc.runtime.records import Endpoint
@@ -60,12 +55,9 @@ def command(
     target = address or Endpoint.read(RunPaths(run or Path()).endpoint)
     if target is None:
         raise NotReady(f"{run} has no endpoint yet.", hint="name Triton's address: --url grpc://HOST:PORT")
-    with ExitStack() as stack:
-        sockets = [] if fd is None else [inherited(fd)]
-        if path is not None:
-            sockets.append(stack.enter_context(listening(path)))
-        if port is not None:
-            sockets.append(listen(host, port))
-        if not sockets:
-            raise click.UsageError("Say where to listen: --port, --socket or --fd.")
-        serve(sockets, target, facts)
+    sockets = [] if fd is None else [inherited(fd)]
+    if port is not None:
+        sockets.append(listen(port))
+    if not sockets:
+        raise click.UsageError("Say where to listen: --port or --fd.")
+    serve(sockets, target, facts)

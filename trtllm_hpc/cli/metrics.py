@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.bench.server_metrics.series import Series, describe
-from trtllm_hpc.cli.options import Time, json_option, optional_run, print_json, runs_folder, runs_option
+from trtllm_hpc.cli.options import json_option, optional_run, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import NONE, format_bytes
@@ -20,7 +20,9 @@ from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.find import find_run
 from trtllm_hpc.runtime.records import Endpoint
 
-_LEAST_S = 15.0
+_INTERVAL_S = 1.0
+"""Between two samples of ``--watch``."""
+_SCRAPING_S = 15.0
 """Between two looks at all runs, for which Slurm is queried."""
 
 
@@ -28,14 +30,7 @@ _LEAST_S = 15.0
 @runs_option
 @optional_run
 @click.option(
-    "--watch", is_flag=True, help="Sample again and again until Ctrl-C, and show the rates in between."
-)
-@click.option(
-    "--interval-seconds",
-    type=Time(1, 0.1),
-    default=1.0,
-    show_default=True,
-    help=f"Interval between two samples of --watch; with --prometheus at least {_LEAST_S:.0f}.",
+    "--watch", is_flag=True, help="Sample every second until Ctrl-C, and show the rates in between."
 )
 @click.option(
     "--prometheus",
@@ -52,7 +47,6 @@ def command(
     run: RunPaths | None,
     runs: Path | None,
     watch: bool,
-    interval_seconds: float,
     folder: Path | None,
     as_json: bool,
 ) -> None:
@@ -73,7 +67,7 @@ def command(
         if run is not None or as_json:
             raise click.UsageError("--prometheus is for all runs: give it neither RUN nor --json.")
         with suppress(*[KeyboardInterrupt] * watch):
-            _keep_scraping(folder, runs_folder(ctx), max(interval_seconds, _LEAST_S) if watch else None)
+            _keep_scraping(folder, runs_folder(ctx), watch=watch)
         return
     run = run or find_run("latest", runs_folder(ctx))
     from trtllm_hpc.bench.server_metrics.sampling import fetch_page
@@ -89,10 +83,10 @@ def command(
             else:
                 click.echo(_text(sample), nl=False)
         elif as_json:
-            for sample in _samples(endpoint, interval_seconds):
+            for sample in _samples(endpoint):
                 print_json(sample, indent=None)
         else:
-            _redraw(endpoint, interval_seconds)
+            _redraw(endpoint)
     except RequestFailed as error:
         error.hint = error.hint or f"trtllm-hpc status {call_name(run)}"
         raise
@@ -101,18 +95,18 @@ def command(
             raise
 
 
-def _keep_scraping(folder: Path, runs: Path, interval_s: float | None) -> None:
+def _keep_scraping(folder: Path, runs: Path, *, watch: bool) -> None:
     """Write the configuration, once or until Ctrl-C, and print a line whenever it changes."""
     from trtllm_hpc.runs.scraping import FILE, write_scraping
 
     while True:
         count = write_scraping(folder, runs)
         what = "no change" if count is None else f"{count} run{'s' * (count != 1)}; have Prometheus reload it"
-        if count is not None or interval_s is None:
+        if count is not None or not watch:
             click.echo(f"{folder / FILE}: {what}")
-        if interval_s is None:
+        if not watch:
             return
-        time.sleep(interval_s)
+        time.sleep(_SCRAPING_S)
 
 
 @dataclass(frozen=True)
@@ -128,14 +122,14 @@ class MetricsSample:
     """By the key of each figure, such as `kv_used_share`."""
 
 
-def _samples(endpoint: Endpoint, interval_s: float) -> Iterator[MetricsSample]:
+def _samples(endpoint: Endpoint) -> Iterator[MetricsSample]:
     """Yield one sample for each interval, the first after the first interval."""
     from trtllm_hpc.bench.server_metrics.sampling import fetch_page
     from trtllm_hpc.bench.server_metrics.series import values
 
     before, before_s = fetch_page(endpoint), time.monotonic()
     while True:
-        time.sleep(interval_s)
+        time.sleep(_INTERVAL_S)
         page, page_s = fetch_page(endpoint), time.monotonic()
         over_s = page_s - before_s
         yield MetricsSample(endpoint.metrics, endpoint.host, over_s, values(page, before, over_s))
@@ -148,10 +142,10 @@ def _text(sample: MetricsSample) -> str:
     return f"{title}\n\n{server_text(sample.values)}"
 
 
-def _redraw(endpoint: Endpoint, interval_s: float) -> None:
+def _redraw(endpoint: Endpoint) -> None:
     """Redraw the samples on a terminal; into a pipe print one after the other."""
     if terminal_width() is None:
-        for sample in _samples(endpoint, interval_s):
+        for sample in _samples(endpoint):
             click.echo(_text(sample))
         return
     from rich.console import Console
@@ -159,7 +153,7 @@ def _redraw(endpoint: Endpoint, interval_s: float) -> None:
     from rich.text import Text
 
     with Live(console=Console(emoji=False), auto_refresh=False) as live:
-        for sample in _samples(endpoint, interval_s):
+        for sample in _samples(endpoint):
             live.update(Text(_text(sample)), refresh=True)
 
 

@@ -11,9 +11,7 @@ import click
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.listing import print_listing, pruning
 from trtllm_hpc.cli.options import (
-    Time,
     complete_run,
-    complete_with,
     found_run,
     json_option,
     print_json,
@@ -21,10 +19,8 @@ from trtllm_hpc.cli.options import (
     runs_folder,
     runs_option,
 )
-from trtllm_hpc.logs.snapshot import plan_of
 from trtllm_hpc.paths import RunPaths, default_runs_folder
 from trtllm_hpc.report.formatting import NONE, format_duration, quantity
-from trtllm_hpc.runs.find import list_runs
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import Pruned, Selection, prune_runs
 from trtllm_hpc.runs.status import RunState
@@ -32,23 +28,14 @@ from trtllm_hpc.runs.status import RunState
 _STATES = click.Choice([it.value for it in RunState])
 
 
-def _job_names(ctx: click.Context) -> list[str]:
-    """Return the names of the jobs that have runs."""
-    return sorted({plan.name for run in list_runs(runs_folder(ctx)) if (plan := plan_of(run)) is not None})
-
-
 @click.group(invoke_without_command=True)
 @click.option("--state", "states", type=_STATES, multiple=True, help="Only runs in it.  [repeatable]")
-@click.option("--name", metavar="JOB", shell_complete=complete_with(_job_names), help="Only this job's runs.")
-@click.option("--since", type=Time(), metavar="SPAN", help="Only runs made in the last 90m, 12h, 7d, 2w.")
 @runs_option
 @json_option
 @click.pass_context
 def command(
     context: click.Context,
     states: tuple[str, ...],
-    name: str | None,
-    since: float | None,
     runs: Path | None,
     as_json: bool,
 ) -> None:
@@ -60,16 +47,16 @@ def command(
     Examples:
       trtllm-hpc runs
       trtllm-hpc runs --state serving --state pending
-      trtllm-hpc runs --name tiny-llama --since 7d --json
+      trtllm-hpc runs --json
       trtllm-hpc runs prune --older-than 30d
       trtllm-hpc runs diff yesterday latest
     """
     if context.invoked_subcommand is not None:
-        if as_json or states or name is not None or since is not None or runs is not None:
+        if as_json or states or runs is not None:
             raise click.UsageError(f"Write options after {context.invoked_subcommand!r}.")
         return
 
-    rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
+    rows = Run.overview(runs, states=states, on_warning=print_warning)
     columns: dict[str, Callable[[ListedRun], str]] = {
         "run": lambda row: row.run_id,
         "state": lambda row: "unknown" if row.state is None else row.state.value,
@@ -98,9 +85,8 @@ def command(
 def prune(runs: Path | None, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
     """Remove the folders of runs that have ended; without --yes, only list them.
 
-    With both options a run goes that ended long ago and not among the last N; with
-    neither, only what an interrupted removal has left, which always goes. A sweep
-    counts as one run and goes as a whole, after its last variant. A run always
+    Without --older-than only what an interrupted removal has left goes, which always
+    goes. A sweep counts as one run and goes as a whole, after its last variant. A run always
     stays if one of its jobs has not ended, or Slurm does not say so; if a link
     beside it (such as 'best') leads to it; if the job file of a run that stays
     names it; and if one of its scripts is queued by hand.
@@ -108,7 +94,7 @@ def prune(runs: Path | None, selection: Selection, remove_them: bool) -> Sequenc
     \b
     Examples:
       trtllm-hpc runs prune --older-than 30d
-      trtllm-hpc runs prune --older-than 30d --keep 10 --yes
+      trtllm-hpc runs prune --older-than 30d --yes
     """
     return prune_runs(runs or default_runs_folder(), selection, remove_them=remove_them, warn=print_warning)
 

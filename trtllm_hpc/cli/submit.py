@@ -97,8 +97,7 @@ def command(
 @click.command("resume")
 @run_argument
 @watch_option
-@json_option
-def resume_command(run: RunPaths, runs: Path | None, wait: bool, as_json: bool) -> int:
+def resume_command(run: RunPaths, runs: Path | None, wait: bool) -> int:
     """Submit again the stages of RUN that have not ended well, in the same run folder.
 
     Stages that have completed are not repeated, but a companion needs its server
@@ -109,15 +108,13 @@ def resume_command(run: RunPaths, runs: Path | None, wait: bool, as_json: bool) 
     \b
     Examples:
       trtllm-hpc resume latest --wait
-      trtllm-hpc resume tiny-llama --json
     """
     found = Run(run)
     before = found.jobs
     found.resume()
-    if not (as_json and wait):
-        again = {stage: job for stage, job in found.jobs.items() if before.get(stage) != job}
-        _print_submitted(found, again, (), as_json=as_json, watched=wait)
-    return _watch(found, as_json=as_json) if wait else 0
+    again = {stage: job for stage, job in found.jobs.items() if before.get(stage) != job}
+    _print_submitted(found, again, (), as_json=False, watched=wait)
+    return _watch(found, as_json=False) if wait else 0
 
 
 @click.command("watch")
@@ -157,7 +154,7 @@ class SubmittedRun:
     jobs: dict[str, str]
     """Slurm's job id of each stage; with the profile ``local`` the process id."""
     engine: CachedEngine | None
-    """What the cache has; ``None`` for a run that needs no engine from it, or is resumed."""
+    """What the cache has; ``None`` for a run that needs no engine from it."""
 
 
 def _print_submitted(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +9,8 @@ import click
 
 from trtllm_hpc.cli.options import (
     EXISTING_FOLDER,
-    Time,
     cluster_option,
-    complete_with,
     job_options,
-    json_option,
-    print_json,
     print_warning,
     set_option,
 )
@@ -23,28 +18,6 @@ from trtllm_hpc.cli.options import (
 if TYPE_CHECKING:
     from trtllm_hpc.config.cluster import ClusterProfile
     from trtllm_hpc.render.templates_cache import KeptTemplates
-
-
-@dataclass(frozen=True)
-class FetchedTemplates:
-    """The templates of one image."""
-
-    image: str
-    origin: str
-    """Where they were taken from: a folder in the image, or on this machine."""
-    fetched: str
-    """Date and time, UTC."""
-    folder: str
-    """Where they are kept."""
-    models: tuple[str, ...]
-    """``<group>/<model>`` of each."""
-
-
-def _models(ctx: click.Context) -> list[str]:
-    """Return the models of upstream's templates."""
-    from trtllm_hpc.tensorrt_llm.releases.placeholders import templates
-
-    return sorted({model for _, model in templates()})
 
 
 @click.group()
@@ -71,26 +44,10 @@ def command() -> None:
     metavar="FOLDER",
     help="Copy them from a folder: all_models, or a checkout of upstream's repository.",
 )
-@click.option("--here", is_flag=True, help="Run the image on this machine (apptainer, enroot, docker).")
-@click.option(
-    "--wait-minutes",
-    type=Time(60, 0.01),
-    default=60.0,
-    show_default=True,
-    help="Give up after this time, including the wait in the queue.",
-)
-@json_option
-def fetch(
-    cluster: str,
-    settings: tuple[str, ...],
-    source: Path | None,
-    here: bool,
-    wait_minutes: float,
-    as_json: bool,
-) -> None:
+def fetch(cluster: str, settings: tuple[str, ...], source: Path | None) -> None:
     """Fetch the model templates from the profile's image to this machine.
 
-    Without options one Slurm task prints them inside the container.
+    Without --from one Slurm task prints them inside the container.
     """
     from trtllm_hpc.render.templates_cache import keep_archive, keep_folder
     from trtllm_hpc.validation.load import load_cluster
@@ -103,16 +60,10 @@ def fetch(
 
         image = profile.container.image or "the node's own files"
         click.echo(f"copying the templates out of {image} ...", err=True)
-        archive, origin = extract_templates(
-            profile, here=here, wait_s=wait_minutes * 60, profile_name=cluster
-        )
+        archive, origin = extract_templates(profile, profile_name=cluster)
         kept = keep_archive(profile, archive, origin)
     if warning := _release_warning(profile, kept):
         print_warning(warning)
-    if as_json:
-        folder = str(kept.all_models)
-        print_json(FetchedTemplates(kept.image, kept.origin, kept.fetched, folder, tuple(kept.models)))
-        return
     click.echo(f"kept {len(kept.models)} templates of {kept.image} (from {kept.origin})")
     click.echo(f"  {kept.all_models}")
 
@@ -143,15 +94,9 @@ def _release_warning(profile: ClusterProfile, kept: KeptTemplates) -> str | None
 
 @command.command()
 @job_options
-@click.argument("model", required=False, shell_complete=complete_with(_models))
-@json_option
+@click.argument("model", required=False)
 def show(
-    job_file: Path,
-    cluster: str,
-    settings: tuple[str, ...],
-    runs: Path | None,
-    model: str | None,
-    as_json: bool,
+    job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None, model: str | None
 ) -> None:
     """Print the finished config.pbtxt files of JOB, or only that of MODEL.
 
@@ -166,9 +111,6 @@ def show(
     if model is not None and model not in texts:
         raise click.BadParameter(f"{model!r} is none of {', '.join(texts)}.", param_hint="MODEL")
     chosen = texts if model is None else {model: texts[model]}
-    if as_json:
-        print_json(chosen)
-        return
     for name, text in chosen.items():
         if model is None:
             click.echo(f"# ---- {name}/config.pbtxt")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import click
 
 from trtllm_hpc.cli.listing import print_listing
-from trtllm_hpc.cli.options import complete_with, json_option, print_json
 from trtllm_hpc.report.formatting import NONE
-from trtllm_hpc.report.versions import print_command, print_release, release_details
+from trtllm_hpc.report.versions import print_command, print_release
 from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS, Command
-from trtllm_hpc.tensorrt_llm.releases.families import families
 from trtllm_hpc.tensorrt_llm.releases.release import (
     Release,
     UnknownRelease,
@@ -21,20 +19,10 @@ from trtllm_hpc.tensorrt_llm.releases.release import (
     tag_of_image,
 )
 
-_family_option = click.option(
-    "--family",
-    metavar="NAME",
-    shell_complete=complete_with(lambda _: sorted(families())),
-    help="Family of models, for build.py and convert_checkpoint.py.  [default: llama]",
-)
-_release_names = complete_with(lambda _: [name for it in releases() for name in (it.version, *it.tags)])
-_release_argument = click.argument("release", shell_complete=_release_names)
-
 
 @click.group(invoke_without_command=True)
-@json_option
 @click.pass_context
-def command(context: click.Context, as_json: bool) -> None:
+def command(context: click.Context) -> None:
     """Show what the releases of TensorRT-LLM have.
 
     Without a sub-command it lists the releases and the containers that carry
@@ -47,8 +35,6 @@ def command(context: click.Context, as_json: bool) -> None:
       trtllm-hpc versions show 0.16 trtllm-build
     """
     if context.invoked_subcommand is not None:
-        if as_json:
-            raise click.UsageError(f"Write --json after {context.invoked_subcommand!r}.")
         return
     print_listing(
         releases(),
@@ -61,19 +47,21 @@ def command(context: click.Context, as_json: bool) -> None:
             "builds with": lambda row: " + ".join(row.builds_with),
             "backends": lambda row: ", ".join(row.backends),
         },
-        as_json=as_json,
         optional=("builds with", "CUDA", "TensorRT", "Python"),
     )
 
 
 @command.command()
-@_release_argument
-@click.argument(
-    "program", required=False, metavar="[PROGRAM]", shell_complete=complete_with(lambda _: COMMANDS)
+@click.argument("release")
+@click.argument("program", required=False, metavar="[PROGRAM]")
+@click.option(
+    "--family",
+    metavar="NAME",
+    default="llama",
+    show_default=True,
+    help="Family of models, for build.py and convert_checkpoint.py.",
 )
-@_family_option
-@json_option
-def show(release: str, program: str | None, family: str | None, as_json: bool) -> None:
+def show(release: str, program: str | None, family: str) -> None:
     """Show what RELEASE has: its programs, or the options of one PROGRAM.
 
     With a PROGRAM it lists each option with its default, defaults that differ
@@ -86,16 +74,10 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
       trtllm-hpc versions show 0.16 convert_checkpoint.py --family gpt
     """
     chosen = _release(release)
-    if program is not None:
-        command = _program(chosen, program, family or "llama")
-        if as_json:
-            print_json(command)
-        else:
-            print_command(command)
-    elif as_json:
-        print_json(release_details(chosen))
-    else:
+    if program is None:
         print_release(chosen)
+    else:
+        print_command(_program(chosen, program, family))
 
 
 def _program(release: Release, name: str, family: str) -> Command:

@@ -1,12 +1,11 @@
 """Rules of job files and cluster profiles, and the registry that keeps them.
 
 Where keys alone decide, a rule is a row: :class:`Excludes` or :class:`Requires`. Where code decides, it is a
-generator of diagnostics, whose first sentence is its row in ``doctor --rules``. Both read valid values only.
+generator of diagnostics. Both read valid values only.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -54,12 +53,6 @@ class Excludes:
     def _refuses(self, subject: Any) -> bool:
         return not self.others or any(_holds(subject, other) for other in self.others.split())
 
-    @property
-    def sentence(self) -> str:
-        """The rule, as a cell of a table."""
-        others = " or ".join(self.others.split())
-        return f"Not with {others}" if others else "Refused, whatever else is set"
-
 
 @dataclass(frozen=True)
 class Requires(Excludes):
@@ -67,11 +60,6 @@ class Requires(Excludes):
 
     def _refuses(self, subject: Any) -> bool:
         return not super()._refuses(subject)
-
-    @property
-    def sentence(self) -> str:
-        """The rule, as a cell of a table."""
-        return f"Only with {' or '.join(self.others.split())}"
 
 
 class Rules(list[Rule]):
@@ -81,23 +69,6 @@ class Rules(list[Rule]):
         """Register a function; a decorator."""
         self.append(rule)
         return rule
-
-
-def name_of(rule: Rule) -> str:
-    """Return what ``doctor`` calls a rule: the keys that a row refuses, or the function's name."""
-    if not isinstance(rule, Excludes):
-        return getattr(rule, "__name__", "").replace("_", "-")
-    keys = rule.keys.split()
-    more = f" and {len(keys) - 2} more" if len(keys) > 3 else ""
-    return ", ".join(keys[:2] if more else keys) + more
-
-
-def sentence_of(rule: Rule) -> str:
-    """Return a rule in one sentence: of a function, the first of its docstring."""
-    if isinstance(rule, Excludes):
-        return rule.sentence
-    text = " ".join((inspect.getdoc(rule) or "").split())
-    return text.split(". ")[0].replace("``", "").rstrip(".")
 
 
 def _job(subject: Any) -> Any:

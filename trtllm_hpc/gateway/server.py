@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -89,33 +88,12 @@ def inherited(descriptor: int) -> socket.socket:
     return found
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address. Raises StartFailed if it cannot."""
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens on a port of this machine alone. Raises StartFailed if it cannot."""
     try:
-        made = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
-        )
+        made = socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
         # Connections inherit it. asyncio does not set it for those of a socket that it has not made.
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return made
     except OSError as error:
-        raise StartFailed(f"{host}:{port} cannot be listened on: {error.strerror}.", hint="--port") from None
-
-
-@contextmanager
-def listening(path: Path) -> Iterator[socket.socket]:
-    """Yield a Unix socket of this user, removed at the end; raises StartFailed, also if the file exists."""
-    with socket.socket(socket.AF_UNIX) as made:
-        before = os.umask(0o177)
-        try:
-            made.bind(str(path))
-        except OSError as error:
-            raise StartFailed(f"{path} cannot be listened on: {error.strerror or error}.") from None
-        finally:
-            os.umask(before)
-        made.listen(_BACKLOG)
-        try:
-            yield made
-        finally:
-            with suppress(OSError):
-                path.unlink()
+        raise StartFailed(f"Port {port} cannot be listened on: {error.strerror}.", hint="--port") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from textwrap import fill
 
 from trtllm_hpc.report.tables import NARROW, Table, print_table, terminal_width
@@ -20,46 +19,6 @@ from trtllm_hpc.tensorrt_llm.releases.release import Release
 _NONE = "-"
 _MANY = 6
 """Choices beyond these are counted, not listed."""
-
-
-@dataclass(frozen=True)
-class ProgramRow:
-    """One of upstream's programs, as one release has it."""
-
-    name: str
-    options: int
-    """How many it has."""
-    families: tuple[str, ...] | None
-    """Families of models that have a program of this name of their own; ``None``: it is one for all."""
-    file: str | None
-    """The program: below ``examples`` for what converts and builds, else below the checkout or ``/app``."""
-    status: str
-    """``verified``: read at this very release; else which neighbour the list was taken from."""
-    source: str
-    """Where the list of options was read."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleaseDetails(Release):
-    """A release and its programs."""
-
-    programs: tuple[ProgramRow, ...]
-
-
-def release_details(release: Release) -> ReleaseDetails:
-    """Return a release and its programs for JSON."""
-    programs = tuple(
-        ProgramRow(
-            command.name,
-            len(command.options),
-            families_with(release.version, command.name) or None,
-            command.file,
-            command.status,
-            command.source,
-        )
-        for command in commands_of(release.version)
-    )
-    return ReleaseDetails(**vars(release), programs=programs)
 
 
 def print_release(release: Release) -> None:

@@ -12,27 +12,18 @@ from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import (
-    FAIL,
     Diagnostic,
-    ExitCode,
     SubmissionError,
-    TrtllmHpcError,
     fail,
-    ok,
-    unknown,
 )
 from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.node_checks import node_check_plan, wanted_of
-from trtllm_hpc.plan.resolve import NODE_CHECK_MINUTES
 from trtllm_hpc.render.run_folder import runtime_zipapp
 from trtllm_hpc.render.scripts import render_configurations, render_node_checks
-from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.create import JobSource, plan_run
-from trtllm_hpc.runs.status import RunState, run_status
-from trtllm_hpc.runs.submit import create_for_submission, require_scheduler, sole_command, submit_stages
-from trtllm_hpc.runs.watch import follow
+from trtllm_hpc.runs.submit import require_scheduler
 from trtllm_hpc.runtime.engine_cache.files import remove
 from trtllm_hpc.runtime.front import with_addresses
 from trtllm_hpc.runtime.node_checks import PARTS
@@ -50,6 +41,8 @@ Show = Callable[[str], object]
 
 _BEAT_S = 5.0
 _LOOK_S = 1.0
+_QUEUE_S = 3600.0
+"""Bound on the wait in the queue."""
 _END_S = 60.0
 """Bound on the end of a job that is cancelled."""
 _STATES = ("ok", "unknown", "warn", "fail")
@@ -65,8 +58,6 @@ class NodeReport:
     facts: dict[str, Any]
     """What the first task of each part has seen, by part."""
     cluster: ClusterProfile
-    folder: Path | None
-    """Where scripts and logs are; ``None``: removed."""
 
 
 def check_on_nodes(
@@ -76,37 +67,20 @@ def check_on_nodes(
     runs: Path | str | None = None,
     *,
     nodes: int = 1,
-    model: bool = False,
-    wait_s: float = 3600.0,
-    keep: bool = False,
     show: Show = lambda sentence: None,
 ) -> NodeReport:
     """Look at a job's image and at the cluster's nodes in a job of ten minutes at most.
 
     Args:
         nodes: 1, or 2 to look at the network between nodes as well.
-        model: unless a check fails, also serve the model with one instance until it has made one token.
-        wait_s: bound on the wait in the queue, in seconds.
-        keep: leave the folder with the job's scripts and logs.
         show: receives a sentence whenever the job has come further.
 
     Others, and the errors, are those of :func:`trtllm_hpc.plan`.
 
     Raises:
-        SubmissionError: Slurm refused the job, or it did not start in time.
+        SubmissionError: Slurm refused the job, or it did not start within an hour.
     """
     source = JobSource.of(job, cluster, settings, runs)
-    report = _check(source, nodes, wait_s, keep, show)
-    if not model or any(row.state == FAIL for row in report.checks):
-        return report
-    try:
-        made = _try_model(source, wait_s, keep, show)
-    except TrtllmHpcError as error:  # what was found before must not be lost
-        made = fail(" ".join(error.message.split()), error.hint or "trtllm-hpc submit shows more")
-    return replace(report, checks=(*report.checks, replace(made, code="model-token")))
-
-
-def _check(source: JobSource, nodes: int, wait_s: float, keep: bool, show: Show) -> NodeReport:
     source = source._replace(settings=(*source.settings, "model.stage=null"))
     with plan_run(source, command="doctor") as plan:
         paths = RunPaths(plan.run_folder)
@@ -120,19 +94,16 @@ def _check(source: JobSource, nodes: int, wait_s: float, keep: bool, show: Show)
         wanted = wanted_of(plan, checked)
         try:
             _write(paths, plan, checked, wanted)
-            info = _run(JobWatcher(Slurm(plan.cluster.slurm_conf)), paths, wait_s, show)
+            info = _run(JobWatcher(Slurm(plan.cluster.slurm_conf)), paths, show)
             found = read_found(paths)
             facts = {one.part: one.facts for one in reversed(found)}
             findings = [it for one in found for it in one.diagnostics] + _missing(paths, checked, facts, info)
             release = None if plan.facts.assumed_release else plan.facts.release
             if (compared := compare_image(release, facts.get("image", {}))) is not None:
                 findings.append(compared)
-            return NodeReport(
-                tuple(_worst(findings)), wanted, facts, plan.cluster, paths.folder if keep else None
-            )
+            return NodeReport(tuple(_worst(findings)), wanted, facts, plan.cluster)
         finally:
-            if not keep:
-                remove(paths.folder, attempts=9)  # somebody may still write, or NFS keep an open file
+            remove(paths.folder, attempts=9)  # somebody may still write, or NFS keep an open file
 
 
 def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
@@ -160,7 +131,7 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
 # The job ----------------------------------------------------------------------------------
 
 
-def _run(watcher: JobWatcher, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
+def _run(watcher: JobWatcher, paths: RunPaths, show: Show) -> JobInfo | None:
     """Submit the job and wait until it has ended; whatever happens, it does not go on."""
     from trtllm_hpc.scheduler.executor import RenderedScriptExecutor  # submitit takes its time
 
@@ -168,7 +139,7 @@ def _run(watcher: JobWatcher, paths: RunPaths, wait_s: float, show: Show) -> Job
         executor = RenderedScriptExecutor(paths.folder, watcher.slurm.conf)
         job = executor.submit(StageScript(str(paths.folder), "doctor", ())).run_job
         try:
-            return _wait(watcher, job, paths, wait_s, show)
+            return _wait(watcher, job, paths, show)
         finally:
             _end(watcher, job)
 
@@ -192,7 +163,7 @@ def _beating(file: Path) -> Iterator[None]:
         thread.join()
 
 
-def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
+def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, show: Show) -> JobInfo | None:
     """Return once the job has looked at everything (``None``), or has ended before, with its last state."""
     began, said, info = time.monotonic(), "", JobInfo(job.job_id, parse_state("PENDING"))
     while not paths.node_checks_over.exists():
@@ -206,12 +177,12 @@ def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, wait_s: float, show
         if info.state.name != "PENDING":
             found = len(list(paths.node_findings.glob("*.json")))
             sentence = f"job {job.job_id} runs on {info.nodes}: {found} results so far"
-        elif time.monotonic() - began < wait_s:
+        elif time.monotonic() - began < _QUEUE_S:
             sentence = f"job {job.job_id} waits in the queue ({info.reason})"
         else:
             raise SubmissionError(
-                f"Job {job.job_id} had not started after {wait_s / 60:.0f} minutes ({info.reason}).",
-                hint="squeue --me, then the same command with --wait-minutes longer",
+                f"Job {job.job_id} had not started after {_QUEUE_S / 60:.0f} minutes ({info.reason}).",
+                hint="squeue --me, then the same command",
             )
         if sentence != said:
             said = sentence
@@ -261,50 +232,7 @@ def _missing(
         lines = last_lines(log, _LOG_LINES) or last_lines(paths.batch_log("doctor"), _LOG_LINES)
         text = " / ".join(line.strip() for line in lines if line.strip())
         state = "" if info is None else f" (the job is {info.state.name})"
-        hint = "doctor without --on-nodes, then the same command with --keep, which keeps scripts and logs"
+        hint = "doctor without --on-nodes, then the same command with --bundle FILE"
         failed = fail(f"nothing came from the step {part}{state}: {text or 'its log is empty'}", hint)
         missing.append(replace(failed, code=f"step-{part}"))
     return missing
-
-
-# The smallest start ------------------------------------------------------------------------
-
-_SMALLEST = (
-    *("serve.instances=1", "serve.keep_running=false", "serve.renew=false", "serve.restarts=0"),
-    *(f"serve.time_limit_minutes={NODE_CHECK_MINUTES}", "serve.ready_timeout_seconds=480"),
-    *("companion.enabled=true", "companion.benchmark=null", "companion.request.max_tokens=1"),
-    *(f"companion.time_limit_minutes={NODE_CHECK_MINUTES}", "companion.start_timeout_seconds=60"),
-    "companion.endpoint_timeout_seconds=540",
-)
-
-
-def _try_model(source: JobSource, wait_s: float, keep: bool, show: Show) -> Diagnostic:
-    """Serve the job's model with one instance until it has made one token; the run is removed then."""
-    smallest = source._replace(settings=(*source.settings, *_SMALLEST))
-    created = create_for_submission(smallest, warn=lambda _: None)
-    paths, said, began = created.paths, "", time.monotonic()
-    try:
-        if created.plan.stage("build") is not None:
-            message = "the engine is not in the cache, and building it takes longer than these checks"
-            return unknown(message, f"trtllm-hpc submit {source.job_file}, then the same command")
-        with sole_command(paths):
-            submit_stages(paths)
-        for progress in follow(paths):
-            if str(progress) != said:
-                said = str(progress)
-                show(said)
-            waits = progress.status.state is RunState.PENDING
-            if waits and time.monotonic() - began > wait_s:
-                return unknown("the model's job had not started in time", "--wait-minutes with more minutes")
-        status = run_status(paths)
-        if status.state is RunState.COMPLETED:
-            return ok(f"the model made one token; its run took {time.monotonic() - began:.0f} s")
-        if status.exit_code == ExitCode.READINESS:
-            return unknown("the model was not ready within 8 minutes", f"trtllm-hpc submit {source.job_file}")
-        hint = "the same command with --keep, then trtllm-hpc explain"
-        return fail(f"the model made no token: {status.sentence}", hint)
-    finally:
-        with suppress(SubmissionError):
-            cancel_run(paths)
-        if not keep:
-            remove(paths.folder, attempts=9)  # somebody may still write, or NFS keep an open file

@@ -35,8 +35,6 @@ class Selection:
     """Only these; the other fields do not count then."""
     older_than_s: float | None = None
     """Those that ended, or were last used, longer ago."""
-    keep: int | None = None
-    """Not the so many that ended, or were used, last."""
     keep_bytes: int | None = None
     """Not those used last, as many as fit into this size."""
 
@@ -57,15 +55,6 @@ class Pruned:
 
 
 @dataclass(frozen=True)
-class PrunedList:
-    """What was chosen to go."""
-
-    removed: bool
-    """Whether it was removed (``--yes``), or only listed."""
-    entries: tuple[Pruned, ...]
-
-
-@dataclass(frozen=True)
 class _Candidate:
     """What may be chosen."""
 
@@ -80,14 +69,12 @@ class _Candidate:
 
 def _choose(candidates: Iterable[_Candidate], selection: Selection, verb: str) -> list[Pruned]:
     """Return what a selection chooses; ``verb`` says what happened at the time ``last``."""
-    criteria = (selection.older_than_s, selection.keep, selection.keep_bytes)
-    chosen, kept, kept_bytes, now = [], 0, 0, time.time()
+    chosen, kept_bytes, now = [], 0, time.time()
     for it in sorted(candidates, key=lambda it: -it.last):
         age_s = now - it.last
         is_spared = (
-            criteria == (None, None, None)
+            (selection.older_than_s, selection.keep_bytes) == (None, None)
             or (selection.older_than_s is not None and age_s <= selection.older_than_s)
-            or (selection.keep is not None and kept < selection.keep)
             or (selection.keep_bytes is not None and kept_bytes + (it.bytes or 0) <= selection.keep_bytes)
         )
         if selection.names:
@@ -97,7 +84,7 @@ def _choose(candidates: Iterable[_Candidate], selection: Selection, verb: str) -
         elif it.leftover:
             why = it.leftover
         elif is_spared:
-            kept, kept_bytes = kept + 1, kept_bytes + (it.bytes or 0)
+            kept_bytes += it.bytes or 0
             continue
         else:
             ago = f"{age_s / 86400:.0f} days" if age_s >= 2 * 86400 else f"{age_s / 3600:.0f} h"

@@ -7,7 +7,6 @@ import binascii
 import os
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Sequence
 
@@ -26,31 +25,25 @@ USUAL_FOLDERS = ("/app/all_models", "/tensorrtllm_backend/all_models")
 """Folders of the templates in NVIDIA's images and in upstream's own instructions."""
 
 TASK_MINUTES = 60
-"""Time limit of the task; the first use of a registry's image downloads it."""
+"""Time limit of the task, and of the wait for it; the first use of a registry's image downloads it."""
 
 
-def extract_templates(
-    cluster: ClusterProfile, *, here: bool, wait_s: float, profile_name: str
-) -> tuple[bytes, str]:
+def extract_templates(cluster: ClusterProfile, *, profile_name: str) -> tuple[bytes, str]:
     """Return the templates of the profile's image as a ``tar.gz``, and the folder that they were in.
 
-    One task prints them inside the container; with ``here`` on this machine instead of under Slurm. Raises
+    One task prints them inside the container; with the profile ``local`` a process of this machine. Raises
     SubmissionError if the task could not run, or found no templates.
 
     Args:
-        wait_s: bound on the whole, including the wait in the queue.
         profile_name: the profile as named on the command line, for the next command.
     """
     chosen = cluster.container.all_models
     folders = (chosen,) if chosen is not None else USUAL_FOLDERS
     inside = ["bash", "-c", render_template("scripts/templates.sh.j2", folders=folders)]
-    with_slurm = cluster.scheduler == "slurm" and not here
+    with_slurm = cluster.scheduler == "slurm"
     doctor = f"trtllm-hpc doctor --cluster {shlex.quote(profile_name)}" if with_slurm else None
-    if with_slurm:
-        command = [*_srun(cluster), *_in_container(cluster, inside)]
-    else:
-        command = _command_here(cluster, inside)
-    answer = _run(command, cluster, wait_s, doctor)
+    command = [*(_srun(cluster) if with_slurm else ()), *_in_container(cluster, inside)]
+    answer = _run(command, cluster, doctor)
     messages = answer.stderr.strip()
     if answer.returncode:
         searched = "no folder of model templates here" in messages
@@ -123,34 +116,17 @@ def _in_container(cluster: ClusterProfile, inside: Sequence[str]) -> list[str]:
     return list(inside)
 
 
-def _command_here(cluster: ClusterProfile, inside: Sequence[str]) -> list[str]:
-    """Return the command that runs the image on this machine; raises SubmissionError if no program can."""
-    container = cluster.container
-    if container.runtime != "pyxis":
-        return _in_container(cluster, inside)
-    image = str(container.image)
-    if image.startswith("/") and shutil.which("enroot"):
-        return ["enroot", "start", image, *inside]
-    if not image.startswith("/") and shutil.which("docker"):
-        # enroot writes the registry before a '#' (enroot import, docker://REGISTRY#IMAGE).
-        return ["docker", "run", "--rm", "--entrypoint", "", image.replace("#", "/", 1), *inside]
-    raise SubmissionError(
-        f"Neither enroot nor docker on this machine can run {image}.",
-        hint="leave --here out to run it under Slurm, or type --from FOLDER",
-    )
-
-
 def _run(
-    command: Sequence[str], cluster: ClusterProfile, wait_s: float, doctor: str | None
+    command: Sequence[str], cluster: ClusterProfile, doctor: str | None
 ) -> subprocess.CompletedProcess[str]:
     conf = (cluster.slurm_conf or os.environ.get("SLURM_CONF")) if command[0] == "srun" else None
     try:
         # Inside an allocation srun would start a step of that job, with its options.
-        return run_command(command, conf, timeout_s=wait_s, without=("SLURM_", "SBATCH_"))
+        return run_command(command, conf, timeout_s=TASK_MINUTES * 60, without=("SLURM_", "SBATCH_"))
     except SubmissionError as error:
         if error.transient:
-            error.message = f"The templates had not arrived after {wait_s:.0f} s."
-            error.hint = "squeue --me (is the task waiting?), then the same command, --wait-minutes longer"
+            error.message = f"The templates had not arrived after {TASK_MINUTES} minutes."
+            error.hint = "squeue --me (is the task waiting?), then the same command"
         else:
             again = doctor or f"run this where {command[0]} is installed"
             error.hint = f"{again}; or copy the templates yourself and type --from FOLDER"

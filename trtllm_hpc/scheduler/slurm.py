@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import math
 import os
 import re
@@ -46,7 +45,6 @@ _ACCOUNTED = (
 )
 _DRAINED_S = 10.0
 """So long before the start of a job, or after its end, Slurm may drain a node on which its prolog failed."""
-_SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")
 _USER = re.compile(r"^ *UserId=(\S+)\((\d+)\)", re.MULTILINE)
 
 _SECONDS = {"SLURM_TIME_FORMAT": "%s"}
@@ -236,17 +234,6 @@ class Slurm:
             self._no_accounting = True
             return {}
         return by_id(_accounted(answer.stdout))
-
-    def most_jobs(self, qos: str | None = None) -> int | None:
-        """Return how many jobs this user may have in the queue at once; ``None``: no limit is known.
-
-        Of the user's associations (MaxSubmitJobs) and of a QOS (MaxSubmitJobsPerUser); see sacctmgr(1).
-        """
-        user = getpass.getuser()
-        asked = [["assoc", f"user={user}", "format=MaxSubmitJobs"]]
-        asked += [["qos", f"name={qos}", "format=MaxSubmitJobsPerUser"]] if qos else []
-        answers = [self._run([*_SACCTMGR, "show", *words]).stdout.split() for words in asked]
-        return min((int(word) for words in answers for word in words if word.isdigit()), default=None)
 
     def _scontrol(self, job_id: str) -> list[JobInfo]:
         """Return what scontrol shows by an id: a row for each component."""

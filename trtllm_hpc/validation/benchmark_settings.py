@@ -41,9 +41,8 @@ Named = Callable[[str], str]
 def settings_of(base: Benchmark, given: Mapping[str, Any], named: Named = str) -> Benchmark:
     """Return the settings of the job file with those ``given`` by dotted field, e.g. ``workload.kind``.
 
-    Those in ``SWEEPS`` are lists; ``no_slo`` removes the limits, ``workload.no_lora`` the adapters, of which
-    each may be text (``FOLDER[=SHARE]``). Raises ConfigError with every conflict between them, and everything
-    given that would have no effect.
+    Those in ``SWEEPS`` are lists; an adapter of ``workload.lora`` may be text (``FOLDER[=SHARE]``). Raises
+    ConfigError with every conflict between them, and everything given that would have no effect.
     """
     try:
         settings = Benchmark.model_validate(_merged(base.model_dump(), given))
@@ -97,8 +96,6 @@ def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings as a job file would have them, without those that a given one replaces."""
     typed = dict[str, Any]()
     for field, value in given.items():
-        if field == "no_slo":
-            field, value = "slo", None
         if field in SWEEPS:
             field, value = (SWEEPS[field], value) if len(value) > 1 else (field, value[0])
         typed[field] = value
@@ -123,8 +120,8 @@ def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 def _workload(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the workload; if its kind changes, only what does not depend on it is kept."""
     chosen = {field.removeprefix("workload."): value for field, value in given.items() if "." in field}
-    if chosen.pop("no_lora", False) or "lora" in chosen:
-        chosen["lora"] = [_adapter(one) for one in chosen.get("lora", ())]
+    if "lora" in chosen:
+        chosen["lora"] = [_adapter(one) for one in chosen["lora"]]
     kind = chosen.get("kind", "prompts" if "prompts" in chosen else base["kind"])
     if kind != base["kind"]:
         base = {key: base[key] for key in ("tokenizer", "lora") if key in base}
@@ -152,9 +149,6 @@ def _adapter(given: Any) -> Any:
 
 def _without_effect(settings: Benchmark, given: Mapping[str, Any], named: Named) -> Iterator[Diagnostic]:
     """Yield each given setting that would have no effect."""
-    for field, without in (("slo", "no_slo"), ("workload.lora", "workload.no_lora")):
-        if given.keys() >= {field, without}:
-            yield _problem(named(without), f"removes what {named(field)} sets", "leave one out")
     rate = named("rate_per_second")
     if {"rate_per_second", "concurrency"} <= given.keys():
         message = f"an open loop has a rate, a closed loop a {named('concurrency')}"

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.path_errors import path_diagnostic
-from trtllm_hpc.config.rules import name_of, sentence_of
-from trtllm_hpc.errors import FAIL, WARN, ConfigError, Diagnostic, fail, ok
+from trtllm_hpc.errors import FAIL, WARN, ConfigError, Diagnostic, fail
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
 from trtllm_hpc.validation import engine_checks, file_system_checks, job_checks, slurm_checks
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context, SlurmAnswers
-from trtllm_hpc.validation.load import rules_of
 
 CHECKS = (*slurm_checks.CHECKS, *file_system_checks.CHECKS, *job_checks.CHECKS, *engine_checks.CHECKS)
 """All checks, in the order of the table."""
@@ -41,11 +38,6 @@ def _run(check: Check, context: Context) -> Diagnostic | None:
         return fail(f"{found.field}: {found.message}", found.hint or "")
 
 
-def rule_rows(job: JobFile) -> list[Diagnostic]:
-    """The rules of a job file and its profile, by name; a job file that loads keeps them all."""
-    return [replace(ok(sentence_of(rule)), code=name_of(rule)) for rule in rules_of(job)]
-
-
 @dataclass(frozen=True)
 class DoctorReport:
     """What every check has found, and the memory that the model needs on one rank."""
@@ -54,8 +46,6 @@ class DoctorReport:
     """``code`` is the check's id, which ``--ignore`` takes."""
     memory: MemoryPlan | None
     """``None`` without a job file, or if there is no sum for its model."""
-    rules: tuple[Diagnostic, ...]
-    """Every rule of job files and profiles, all kept; empty without a job file."""
     notes: tuple[str, ...]
     """What one should know, though nothing is wrong."""
 

@@ -27,7 +27,7 @@ while kill -0 $$ 2>/dev/null && ! runtime heartbeat --while-pid=$$; do sleep 1; 
 # Not as an option: everybody on the node sees command lines.
 printf '%s\n' 'What is machine learning?' |
   "$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
-  --prompt=- --protocol=both --max-tokens=16 \
+  --prompt=- --protocol=grpc --max-tokens=16 \
   --model=ensemble --save
 
 # Its settings stand in spec.yaml, companion.benchmark; any option of "trtllm-hpc bench" may be added here.

@@ -14,8 +14,6 @@ Row: TypeAlias = dict[str, Any]
 Spec: TypeAlias = dict[str, Any]
 """A part of a Vega-Lite description."""
 
-PNG_WIDTH = 800
-"""In points; a PNG has two pixels for each point."""
 _DECIMALS = 4
 """Decimals of the numbers in the page: 0.1 ms of seconds. It keeps the page small."""
 
@@ -44,13 +42,6 @@ class Chart:
         """Return the chart in the form that the page's script reads."""
         data = {name: _columns(rows) for name, rows in self.datasets.items()}
         return {"key": self.key, "spec": {**self.spec, "description": self.description}, "data": data}
-
-    def as_png(self) -> bytes:
-        """Draw the chart as a PNG, from the same description and rows."""
-        datasets = {name: list(rows) for name, rows in self.datasets.items()}
-        spec = {**self.spec, "width": PNG_WIDTH, "title": self.title, "datasets": datasets}
-        png: bytes = drawing().vegalite_to_png(spec, config={**LIGHT, "background": "white"}, scale=2)
-        return png
 
 
 @dataclass(frozen=True)

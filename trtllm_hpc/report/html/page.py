@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 
 from trtllm_hpc import __version__
 from trtllm_hpc.bench.results import LevelResult
-from trtllm_hpc.paths import RunPaths, kept_in_cache, write_aside, write_text
+from trtllm_hpc.paths import RunPaths, kept_in_cache, write_text
 from trtllm_hpc.render.environment import packaged_templates
 from trtllm_hpc.report.formatting import plus_minus, quantity, share
 from trtllm_hpc.report.headline import figure_of, finished_rate, is_valid, keeps_up, served
@@ -34,24 +34,6 @@ _FOLDER = "report"
 def write_report(paths: RunPaths, name: str, to: Path) -> None:
     """Write a measurement's report as HTML; raises RunNotFound, or TrtllmHpcError without vl-convert."""
     write_text(to, report_page(read_report_data(paths, name)))
-
-
-def write_charts(paths: RunPaths, name: str, folder: Path) -> list[Path]:
-    """Draw every chart of the report as a PNG in ``folder``, and return the files in the report's order.
-
-    The folder is made if it is missing. Raises as :func:`write_report`.
-    """
-    return draw_charts(sections_of(read_report_data(paths, name)), folder)
-
-
-def draw_charts(sections: Iterable[Section], folder: Path) -> list[Path]:
-    """Draw the charts of sections as PNGs in ``folder``, and return the files in order."""
-    folder.mkdir(exist_ok=True)
-    charts = {folder / f"{chart.key}.png": chart for chart in _drawable(sections)}
-    for file, chart in charts.items():
-        with write_aside(file) as aside:
-            aside.write_bytes(chart.as_png())
-    return [*charts]
 
 
 def _drawable(sections: Iterable[Section]) -> Iterator[Chart]:
