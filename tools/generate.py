@@ -1,7 +1,7 @@
 """Write every file that is generated from the package's types and data, for ``git diff`` to review.
 
 ``python -m tools.generate``, a part of ``make golden``, writes the JSON Schemas, pages of ``docs/reference``
-(builds, causes, command line, job file, profile, recipes) and ``docs/llms.txt``.
+(causes, command line, job file, profile, recipes) and ``docs/llms.txt``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from tools import (
-    builds_page,
     causes_page,
     cli_page,
     job_file_page,
@@ -29,7 +28,7 @@ SCHEMAS = ROOT / "templates" / "schemas"
 
 
 def documents() -> dict[Path, str]:
-    """Return the text of each file, by its path; without the page of builds, which takes a minute."""
+    """Return the text of each file, by its path."""
     schemas = {"job": job_schema(), "cluster": cluster_schema(), "output": output_schema()}
     schemas["lock"] = schema_of(Lock, "validation", "lock.json of a run")
     texts = {SCHEMAS / f"{name}.schema.json": _as_text(schema) for name, schema in schemas.items()}
@@ -57,5 +56,5 @@ def _laid_out(node: Any, indent: str = "") -> str:
 
 
 if __name__ == "__main__":
-    for path, text in (documents() | {builds_page.PAGE: builds_page.page()}).items():
+    for path, text in documents().items():
         path.write_text(text, encoding="utf-8")

@@ -145,9 +145,9 @@ def test_the_pass_that_was_cut_is_measured_again(
     measurement = measure(run)
     server.join()
     assert measurement.valid, measurement.summary.verdict
-    assert [[(one.measured, one.failed) for one in level.passes] for level in measurement.levels] == 3 * [
-        [(40, 0)]
-    ]
+    assert [
+        [(one.measured, one.failed) for one in level.passes] for level in measurement.summary.levels
+    ] == 3 * [[(40, 0)]]
     [warning] = [text for it in measurement.summary.verdict.warnings if "away" in (text := str(it))]
     assert "level 2 of 3 (50/s): that pass is measured again" in warning
     by_phase = {
@@ -169,7 +169,7 @@ def test_a_server_that_does_not_come_back_ends_the_measurement(
     measurement = measure(run)
     assert not measurement.valid
     assert measurement.summary.verdict.findings[0].code in ("ended-server-gone", "only-failures")
-    assert len(measurement.levels) == 2, "what was measured is kept"
+    assert len(measurement.summary.levels) == 2, "what was measured is kept"
 
 
 @pytest.mark.triton
@@ -216,7 +216,7 @@ def test_failures_of_a_server_that_stayed_are_not_measured_again(
 
     monkeypatch.setattr(Passes, "run", failing)
     measurement = measure(run)
-    assert len(measurement.levels) == 1 and "5 requests in a row failed" in str(measurement)
+    assert len(measurement.summary.levels) == 1 and "5 requests in a row failed" in str(measurement)
 
 
 @pytest.mark.parametrize(

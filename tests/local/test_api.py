@@ -75,7 +75,7 @@ def test_a_run_is_found_and_told(run: trtllm_hpc.Run, folder: Path) -> None:
     assert trtllm_hpc.Run.find("from-python", folder / "runs").folder == run.folder
     assert list(run.jobs) == ["serve"] and run.scripts == [run.folder / "scripts" / "serve.sbatch"]
     assert run.job.engine.tensor_parallel == 2
-    assert run.cause is None and run.endpoint is not None
+    assert run.endpoint is not None
     assert "rank 1 on" in run.logs(rank=1) and "ready:" in run.logs()
     with pytest.raises(RunNotFound):
         trtllm_hpc.Run.find("nosuch", folder / "runs")
@@ -138,7 +138,7 @@ def test_it_is_measured(run: trtllm_hpc.Run) -> None:
         **LENIENT,
     )
     measured.check()
-    assert [result.level.label for result in measured.levels] == ["1 at once", "2 at once"]
+    assert [result.level.label for result in measured.summary.levels] == ["1 at once", "2 at once"]
     assert told and "level" in told[-1]
     # The stand-in has no tokenizer, so tokens are unknown.
     assert measured.figures["finished_rate_per_s"] > 0 and "output_tokens_per_s" not in measured.figures
