@@ -13,7 +13,7 @@ from trtllm_hpc.api.measurement import Measurement, measured_folder
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.listing import print_listing
 from trtllm_hpc.cli.options import (
-    OutputFile,
+    OUTPUT_FILE,
     complete_run,
     complete_with,
     json_option,
@@ -195,7 +195,7 @@ def compare_command(
 @_found_argument
 @click.option(
     "--output",
-    type=OutputFile(),
+    type=OUTPUT_FILE,
     metavar="FILE",
     help="Write the report here.  [default: report.html of the run, or results/NAME.html]",
 )

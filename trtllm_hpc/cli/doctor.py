@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.options import OutputFile, job_options, json_option, print_json, terminating_as_interrupt
+from trtllm_hpc.cli.options import OUTPUT_FILE, job_options, json_option, print_json, terminating_as_interrupt
 from trtllm_hpc.errors import ExitCode, State
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _OUTCOMES: dict[State, str] = {
 )
 @click.option(
     "--bundle",
-    type=OutputFile(),
+    type=OUTPUT_FILE,
     metavar="FILE",
     help="With --on-nodes: write all that was found, to attach to an issue.",
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 import shlex
 import socket
 import time
@@ -24,7 +23,6 @@ _TIMEOUT_S = 30.0
 _QUESTION = "What is machine learning?"
 _TOKENS = 64
 _LOCAL_PORT = 8000
-_PLACEHOLDER = "LOGIN_NODE"
 
 
 @click.command("endpoint")
@@ -139,10 +137,7 @@ def _print_access(endpoint: Endpoint, found: EndpointAccess) -> None:
         (f"On a laptop, where it is then at localhost:{_LOCAL_PORT}", found.ssh),
     ):
         if lines is not None:
-            click.echo(f"\n{title}:\n")
-            click.echo("\n".join(f"  {line}".rstrip() for line in lines.splitlines()))
-    if found.ssh.endswith(_PLACEHOLDER):
-        click.echo(f"\n{_PLACEHOLDER} is the name that you give to ssh to log in here.")
+            click.echo(f"\n{title}:\n\n{indent(lines, '  ')}")
 
 
 def _chats(endpoint: Endpoint, model: str) -> bool:
@@ -203,16 +198,8 @@ def access(
         endpoint.certificate_file,
         _curl(endpoint, url, model, chats, length),
         None if endpoint.openai_url is None else _python(endpoint, model, chats),
-        f"ssh -N -L {_LOCAL_PORT}:{urlsplit(url).netloc} {getpass.getuser()}@{_this_host()}",
+        f"ssh -N -L {_LOCAL_PORT}:{urlsplit(url).netloc} {getpass.getuser()}@{socket.getfqdn()}",
     )
-
-
-def _this_host() -> str:
-    """Return this machine for a laptop: its name with a domain, or the address that ssh came in by."""
-    name, by_ssh = socket.getfqdn(), os.environ.get("SSH_CONNECTION", "").split()
-    if "." in name:
-        return name
-    return by_ssh[2] if len(by_ssh) == 4 else _PLACEHOLDER
 
 
 def _body(model: str, chats: bool) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""``trtllm-hpc engines``: list, show, verify and prune the cache of built engines."""
+"""``trtllm-hpc engines``: list, verify and prune the cache of built engines."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import click
 
 from trtllm_hpc.cli.listing import print_listing, pruning
 from trtllm_hpc.cli.options import cluster_option, json_option
-from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow, details_of, list_entries
+from trtllm_hpc.engine_cache.listing import EngineRow, list_entries
 from trtllm_hpc.engine_cache.listing import verify as verify_entry
-from trtllm_hpc.engine_cache.lookup import parts_of
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode
 from trtllm_hpc.paths import engines_folder
-from trtllm_hpc.report.formatting import NONE, format_bytes, format_duration, format_time
+from trtllm_hpc.report.formatting import NONE, format_bytes, format_time
 from trtllm_hpc.runs.prune import Pruned, Selection, prune_engines
 from trtllm_hpc.runtime.engine_cache.cache import Cache
 
 
 @click.group()
 def command() -> None:
-    """The cache of built engines: list, show, verify and prune it.
+    """The cache of built engines: list, verify and prune it.
 
     An engine is found again by a key: a hash of the model's files, of every
     build option, of the versions and of the GPU. `render` and `submit` look
@@ -116,38 +115,6 @@ def list_engines(cluster: str, as_json: bool) -> None:
         one_line=("name", "size", "built", "last used"),
         optional=("model", "last used", "layout", "version", "built", "backend"),
     )
-
-
-@command.command()
-@click.argument("name")
-@cluster_option
-def show(name: str, cluster: str) -> None:
-    """Show what the key of the engine NAME depends on, how it was built and who uses it.
-
-    NAME is a name from `engines list`, or the beginning of one or of its key.
-    """
-    for line in _details(details_of(_find_one(_cache(cluster), name))):
-        click.echo(line)
-
-
-def _details(details: EngineDetails) -> list[str]:
-    made = details.manifest
-    lines = [f"{details.name}: {_state(details)}", f"  folder: {details.folder}"]
-    lines += [f"  {name}: {value}" for name, value in (details.key.get("about") or {}).items() if value]
-    if made is not None:
-        lines.append(
-            f"  built: {format_time(made.built_at)} on {made.host} in {format_duration(made.seconds)}"
-        )
-        lines += [f"  {name} installed there: {version}" for name, version in made.versions.items()]
-    lines.append("key:")
-    chain = details.key.get("chain") or {details.step: details.key.get("document", {})}
-    lines += [f"  {name}: {value}" for name, value in parts_of(chain)]
-    if made is not None:
-        lines.append(f"files: {format_bytes(made.size)}")
-        lines += [f"  {format_bytes(size):>10}  {name}" for name, (size, _) in sorted(made.files.items())]
-    if details.uses:
-        lines += ["used by:", *(f"  {run}" for run in details.uses)]
-    return lines
 
 
 @command.command()

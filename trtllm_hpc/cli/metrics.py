@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.bench.server_metrics.series import Series, describe
+from trtllm_hpc.bench.server_metrics.series import describe
 from trtllm_hpc.cli.options import json_option, optional_run, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.report.formatting import NONE, format_bytes
+from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.report.tables import Table, as_text, terminal_width
 from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.find import find_run
@@ -158,44 +158,15 @@ def _redraw(endpoint: Endpoint) -> None:
 
 
 def server_text(values: Mapping[str, float]) -> str:
-    """Return the figures of the engine and the host, and below them a row for each of Triton's models."""
+    """Return a table of the figures of the engine, of Triton's models and of the host."""
     series = {key: describe(key) for key in values}
-    others = [key for key in values if series[key].of != "model"]
-    parts = []
-    if not any(series[key].of == "engine" for key in others):
-        parts.append("This server shows nothing of its engine: its backend has no metrics.\n")
-    if others:
-        table = Table("server", "now", right=("now",))
-        for key in others:
-            model = f" ({series[key].model})" if series[key].model else ""
-            table.add_row(series[key].label + model, in_unit(values[key], series[key].unit))
-        parts.append(as_text(table))
-    if len(others) < len(values):
-        parts.append(as_text(_models({series[key]: values[key] for key in values if key not in others})))
-    return "\n".join(parts)
-
-
-def _models(values: Mapping[Series, float]) -> Table:
-    """Return a table with a row for each model and a column for each figure, in the order of ``values``."""
-    columns = {series.key: _HEADERS.get(series.key, series.key) for series in values}
-    table = Table("model", *columns.values(), right=(*columns.values(),))
-    for model in dict.fromkeys(series.model for series in values):
-        cells = {
-            series.key: in_unit(value, series.unit)
-            for series, value in values.items()
-            if series.model == model
-        }
-        table.add_row(model or "", *(cells.get(key, NONE) for key in columns))
-    return table
-
-
-_HEADERS = {
-    "finished_per_s": "finished",
-    "failed_per_s": "failed",
-    "queue_ms": "queue",
-    "compute_ms": "compute",
-    "duration_ms": "in all",
-}
+    table = Table("server", "model", "now", right=("now",))
+    for key, one in series.items():
+        label = one.key.replace("_", " ") if one.of == "model" else one.label
+        table.add_row(label, one.model or "", in_unit(values[key], one.unit))
+    if any(one.of == "engine" for one in series.values()):
+        return as_text(table)
+    return f"This server shows nothing of its engine: its backend has no metrics.\n{as_text(table)}"
 
 
 def in_unit(value: float, unit: str) -> str:

@@ -29,6 +29,7 @@ else:
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 def complete_with(names: Callable[[click.Context], Iterable[str]], *, files: bool = False) -> Complete:
@@ -53,20 +54,6 @@ def _profile_names(ctx: click.Context) -> list[str]:
     from trtllm_hpc.config.files import profiles
 
     return list(profiles())
-
-
-class OutputFile(click.Path):
-    """A file to be written; refused before any work is done if its folder is missing."""
-
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, writable=True, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path; click itself checks only a file that exists."""
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if not path.parent.is_dir():
-            self.fail(f"{path} cannot be written: there is no folder {path.parent}.", param, ctx)
-        return path
 
 
 def runs_folder(ctx: click.Context | None) -> Path:

@@ -119,13 +119,6 @@ def differences(wanted: Chain, other: Chain) -> list[str]:
     return lines
 
 
-def parts_of(chain: Chain) -> list[tuple[str, str]]:
-    """Return label and value of everything that a key depends on."""
-    model = _model(chain)
-    first = [("model", _summary(model))] if model else []
-    return [*first, *dict(_parts(chain)).items()]
-
-
 def _model_difference(wanted: Chain, other: Chain) -> str:
     new, old = _model(wanted), _model(other)
     if new == old:

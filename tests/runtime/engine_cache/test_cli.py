@@ -104,23 +104,6 @@ def test_where_the_cache_is(types: Types, built: Run, home: Path, monkeypatch: p
     assert built.entry().name in types("engines", "list").output
 
 
-def test_one_engine_is_shown_by_any_beginning_of_its_name(types: Types, built: Run) -> None:
-    digits = built.entry().name.rpartition("-")[2]
-    for name in (built.entry().name, "build", digits[:8]):
-        shown = types("engines", "show", name)
-        assert shown.code == 0
-        for word in (
-            "--max_batch_size (build): 64",
-            "TensorRT-LLM: 0.16.0",
-            "rank0.engine",
-            str(built.paths.folder),
-        ):
-            assert word in shown.output, word
-    unknown = types("engines", "show", "lora-1")
-    assert unknown.code == ExitCode.BUILD and "No engine is called 'lora-1'" in unknown.errors
-    assert "trtllm-hpc engines list" in unknown.errors
-
-
 def damage(folder: Path, kind: str) -> str:
     """Break an output in one way; what must be listed of it."""
     file = folder / "rank0.engine"
@@ -168,7 +151,6 @@ def test_damage_that_only_reading_finds_is_remembered_until_it_is_repaired(types
     assert not entry.is_complete()
     assert entry.faults() == ["rank0.engine is not what was built: its SHA-256 differs"]
     assert "broken: " in " ".join(types("engines", "list").output.split())
-    assert f"{built.entry().name}: broken: " in types("engines", "show", built.entry().name).output
     file.write_bytes(good)
     assert types("engines", "verify").code == 0 and entry.is_complete()
 
@@ -306,7 +288,6 @@ def test_an_empty_name_matches_nothing(types: Types, built: Run) -> None:
     finish(built)
     assert "No engine is called ''" in types("engines", "prune", "", "--yes").errors
     assert built.entry().is_complete()
-    assert types("engines", "show", "").code == ExitCode.BUILD
 
 
 def test_a_rendered_run_keeps_its_engine_for_a_week(types: Types, built: Run, home: Path) -> None:
