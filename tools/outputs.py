@@ -14,8 +14,7 @@ from trtllm_hpc.cli.bench_saved import MeasurementRow
 from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.endpoint import EndpointAccess
 from trtllm_hpc.cli.metrics import MetricsSample
-from trtllm_hpc.cli.render import RenderedRun
-from trtllm_hpc.cli.submit import SubmittedRun
+from trtllm_hpc.cli.submit import RenderedRun, SubmittedRun
 from trtllm_hpc.cli.sweep_run import CheckedSweep
 from trtllm_hpc.cli.sweep_saved import SweepRow
 from trtllm_hpc.engine_cache.listing import EngineRow

@@ -55,7 +55,7 @@ UNLISTED = ("gateway",)
 """Commands that jobs type, and people seldom: they are not in the help text."""
 _SHARED = {
     **dict.fromkeys(("jobs", "schema"), "init"),
-    **dict.fromkeys(("resume", "watch"), "submit"),
+    **dict.fromkeys(("render", "resume", "watch"), "submit"),
     "cancel": "status",
     "report": "bench_saved",
     "sweep": "bench",
