@@ -1,4 +1,4 @@
-"""``trtllm-hpc render``, ``submit``, ``resume`` and ``watch``: from a job file to jobs, followed to their end."""
+"""``trtllm-hpc render``, ``submit``, ``resume`` and ``watch``: from a job file to jobs, and to their end."""
 
 from __future__ import annotations
 
