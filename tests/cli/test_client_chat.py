@@ -120,19 +120,6 @@ def test_ctrl_c_ends_the_answer_and_the_talk_goes_on(url: str, script: Script) -
     ]
 
 
-def test_an_answer_that_fails_is_told_and_forgotten(url: str, script: Script) -> None:
-    script.pieces = [delta("Half an"), b'data: {"error": {"message": "out of memory"}}\n\n']
-    with talking(url) as terminal:
-        terminal.sees("> ")
-        terminal.types("Question\n")
-        terminal.sees("Half an\r\nerror: ")
-        terminal.sees("out of memory")
-        script.pieces = [delta("Better."), DONE]
-        terminal.types("Again\n")
-        terminal.sees("Better.\r\n")
-    assert script.bodies[1]["messages"] == [said("user", "Again")]
-
-
 def test_a_chat_of_one_question_has_the_length_that_was_asked_for(url: str, script: Script) -> None:
     for words in ((), ("--max-tokens", "16")):
         asked = CliRunner().invoke(command, ["--url", url, "--chat", "Who?", *words])

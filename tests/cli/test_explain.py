@@ -66,6 +66,19 @@ def test_the_logs_are_read_together_and_the_root_cause_comes_first(logs: tuple[s
     assert code(result) == 1
 
 
+@pytest.mark.parametrize("has_end", [True, False])
+def test_that_a_job_has_ended_is_a_consequence_of_its_end(tmp_path: Path, has_end: bool) -> None:
+    expired = "srun: error: Check SLURM_JOB_ID environment variable. Expired or invalid job 7\n"
+    (tmp_path / "serve.out").write_text(expired)
+    if has_end:  # without it, in a shell of one's own, it is the cause
+        ended = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11 DUE TO TIME LIMIT ***\n"
+        (tmp_path / "serve_0.out").write_text(ended)
+    found = documented("explain", explain("--json", str(tmp_path)).output)
+    assert found[0]["id"] == ("slurm-time-limit" if has_end else "slurm-job-expired")
+    kinds = {it["id"]: it["kind"] for it in found}
+    assert kinds["slurm-job-expired"] == ("consequence" if has_end else "root")
+
+
 def ended_run(folder: Path, last: str, code: int = 0) -> RunPaths:
     """A run of the local profile whose server has ended, and whose logs end with errors."""
     _, paths = written(folder, {"companion": {"enabled": False}}, scheduler="local")

@@ -53,14 +53,6 @@ def uncommented(path: Path) -> str:
     return re.sub(r"(?m)^( *)# ( *[a-z_]+:( |$))", r"\1\2", path.read_text())
 
 
-def test_with_slurm_a_profile_of_the_cluster_is_the_next_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_slurm(tmp_path, monkeypatch, PARTITIONS, NEW_LIST)
-    written = "trtllm-hpc init cluster mysite.yaml, then trtllm-hpc render job.yaml --cluster ./mysite.yaml"
-    assert init("job").output == f"Wrote job.yaml.\n  next: {written}\n"
-
-
 @pytest.mark.usefixtures("no_slurm")
 def test_the_job_file_loads_with_every_profile_to_try_it_with() -> None:
     result = init("job")
@@ -132,13 +124,6 @@ def test_the_profile_has_the_server_of_the_wheel_where_there_is_no_other(
     assert load(Path("tiny-llama"), "own.yaml").cluster.triton.server == "tritonserver"
 
 
-@pytest.mark.usefixtures("slurm")
-def test_the_profile_keeps_the_slurm_conf_that_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_CONF", "/opt/my slurm/slurm.conf")
-    init("cluster")
-    assert load(Path("tiny-llama"), "cluster.yaml").cluster.slurm_conf == "/opt/my slurm/slurm.conf"
-
-
 def test_with_pyxis_the_profile_has_nvidias_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a shipped job for it, which names 1.2.1, can be rendered at once."""
     fake_slurm(tmp_path, monkeypatch, PARTITIONS, NEW_LIST, "      --container-image=[USER@]IMAGE")
@@ -149,13 +134,6 @@ def test_with_pyxis_the_profile_has_nvidias_image(tmp_path: Path, monkeypatch: p
         "pyxis",
         "nvcr.io#nvidia/tritonserver:26.07-trtllm-python-py3",
     )
-
-
-def test_hostile_names_of_partitions_stay_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sinfo = "printf '%s\\n' 'a: [\"b #*|1|gpu:2|4|8|infinite'"
-    fake_slurm(tmp_path, monkeypatch, sinfo, NEW_LIST)
-    init("cluster")
-    assert load(Path("tiny-llama"), "cluster.yaml").cluster.partition == 'a: ["b #'
 
 
 @pytest.mark.usefixtures("no_slurm")
@@ -184,25 +162,17 @@ def test_an_existing_file_is_not_replaced(kind: str) -> None:
     assert Path("here.yaml").read_text() == "mine"
 
 
-def test_a_missing_folder_is_one_problem() -> None:
-    with pytest.raises(ConfigError) as caught:
-        init("job", "nowhere/job.yaml")
-    assert [diagnostic.code for diagnostic in caught.value.diagnostics] == ["unwritable"]
-
-
 @pytest.mark.parametrize(
     ("file", "name"),
     [
         ("my job (2).yaml", "my-job-2"),
-        ("-x.yaml", None),
         ("模型.yaml", "my-job"),
         ("a" * 99 + ".yaml", "a" * 64),
     ],
 )
-def test_the_name_is_made_from_the_files(file: str, name: str | None) -> None:
-    result = init("job", "--", file)
-    assert load(Path(file), "local").job.name == (name or "x")
-    assert result.exit_code == 0
+def test_the_name_is_made_from_the_files(file: str, name: str) -> None:
+    assert init("job", file).exit_code == 0
+    assert load(Path(file), "local").job.name == name
 
 
 def test_a_shipped_job_is_copied_with_a_name_and_a_model_of_ones_own() -> None:
@@ -215,19 +185,16 @@ def test_a_shipped_job_is_copied_with_a_name_and_a_model_of_ones_own() -> None:
     assert text.startswith("# yaml-language-server: $schema=") and "# GPUs: H100, H200 or B200" in text
 
 
-@pytest.mark.parametrize("key", ["path", "hub"])
-def test_a_copy_of_every_shipped_job_differs_in_name_and_model_only(tmp_path: Path, key: str) -> None:
-    model = {"path": "/my models/x", "hub": "Qwen/Qwen3-8B"}[key]
+def test_a_copy_of_every_shipped_job_differs_in_name_and_model_only(tmp_path: Path) -> None:
     for shipped in shipped_jobs():
         original = read_job(Path(shipped.file))
         if original.model.path is None:
             continue
-        (tmp_path / "mine.yaml").write_text(copy_of(shipped.name, "my-own", model, key))
-        changed = {"path": None, "revision": None, key: model}
-        expected = original.model_copy(
-            update={"name": "my-own", "model": original.model.model_copy(update=changed)}
+        (tmp_path / "mine.yaml").write_text(copy_of(shipped.name, "my-own", "Qwen/Qwen3-8B", "hub"))
+        model = original.model.model_copy(update={"path": None, "revision": None, "hub": "Qwen/Qwen3-8B"})
+        assert read_job(tmp_path / "mine.yaml") == original.model_copy(
+            update={"name": "my-own", "model": model}
         )
-        assert read_job(tmp_path / "mine.yaml") == expected
 
 
 def test_a_name_of_the_hub_becomes_model_hub_unless_there_is_such_a_folder() -> None:
@@ -251,22 +218,14 @@ def test_a_name_of_the_hub_becomes_model_hub_unless_there_is_such_a_folder() -> 
             "Choose one of --backend, --from and --gpu",
         ),
         (("--model", "/m"), "needs --gpu or --from"),
-        (("--gpu", "h200"), "--gpu needs --model"),
         (("--goal", "latency", "--model", "/m", "--from", "qwen3-8b"), "--goal needs both"),
         (("--gpu", "h300", "--model", "/m"), "there is no 'h300', only v100-16gb"),
-        (("--model", "Qwen/Qwen3-8B"), "submit with --set model.hub=Qwen/Qwen3-8B"),
         (("--gpu", "h100", "--model", "Qwen/Qwen3-8B"), "trtllm-hpc models fetch Qwen/Qwen3-8B"),
     ],
 )
 def test_a_copy_that_cannot_be_is_refused(arguments: tuple[str, ...], said: str) -> None:
     done = init("job", "mine.yaml", *arguments)
     assert done.exit_code == 2 and said in done.output and not Path("mine.yaml").exists()
-
-
-def test_a_job_that_makes_its_model_takes_no_folder() -> None:
-    with pytest.raises(ConfigError) as refused:
-        init("job", "mine.yaml", "--from", "tiny-llama", "--model", "/m")
-    assert refused.value.diagnostics[0].hint == "leave --model out" and not Path("mine.yaml").exists()
 
 
 def test_a_checkpoint_and_a_gpu_are_enough_for_a_job_file(tmp_path: Path) -> None:

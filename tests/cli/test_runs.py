@@ -173,17 +173,6 @@ def test_old_ended_runs_are_listed_and_with_yes_removed(
     assert left(home) == ["busy-90", "ended-1", "served-2"]
 
 
-def test_a_run_whose_record_cannot_be_read_saves_no_other(
-    made: Callable[..., RunPaths], types: Types, home: Path
-) -> None:
-    made("ended-1", "COMPLETED", days=1)
-    damaged = made("damaged-1", "RUNNING", days=1)
-    damaged.jobs.unlink()
-    damaged.jobs.mkdir()
-    assert list(pruned(types, *ALL, "--yes")) == ["ended-1"]
-    assert left(home) == ["damaged-1"]
-
-
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING"])
 def test_a_failed_run_with_a_job_that_has_not_ended_stays(
     fake_slurm: FakeSlurm, home: Path, types: Types, state: str
@@ -204,18 +193,6 @@ def test_what_slurm_does_not_say_is_no_end(
     silent = types("runs", "prune", *ALL, "--yes")
     assert silent.output == "0 removed\n" and "Unable to contact" in silent.errors
     assert left(home) == ["demo-1", "lost-1"]
-
-
-def test_a_local_run_on_another_machine_stays(home: Path, types: Types) -> None:
-    for name, host in (("here-1", os.uname().nodename), ("there-1", "another-machine")):
-        _, paths = written(home / "runs" / name, scheduler="local")
-        record = SubmissionRecord("local", complete=True)
-        for stage in STAGES:
-            record.add(paths, stage, "999999", process_started=1)
-            facts: dict[str, Any] = {"host": host, "group": 999999, "group_started": 1}
-            add_event(paths, stage, "stage_begin", job_id="local1", **facts)
-    for _ in range(2):
-        assert list(pruned(types, *ALL)) == ["here-1"]
 
 
 def test_a_half_removed_run_is_no_run_and_goes_with_the_next_prune(
@@ -286,3 +263,26 @@ def test_a_sweep_goes_as_a_whole_when_its_last_variant_has_ended(
     assert done["sweeps/best-1"] == "stays, it is what the link best leads to"
     assert left(home) == ["best", "demo-1", "sweeps"]
     assert sorted(folder.name for folder in (home / "runs" / "sweeps").iterdir()) == ["best-1", "busy-1"]
+
+
+def test_a_run_whose_record_cannot_be_read_saves_no_other(
+    made: Callable[..., RunPaths], types: Types, home: Path
+) -> None:
+    made("ended-1", "COMPLETED", days=1)
+    damaged = made("damaged-1", "RUNNING", days=1)
+    damaged.jobs.unlink()
+    damaged.jobs.mkdir()
+    assert list(pruned(types, *ALL, "--yes")) == ["ended-1"]
+    assert left(home) == ["damaged-1"]
+
+
+def test_a_local_run_on_another_machine_stays(home: Path, types: Types) -> None:
+    for name, host in (("here-1", os.uname().nodename), ("there-1", "another-machine")):
+        _, paths = written(home / "runs" / name, scheduler="local")
+        record = SubmissionRecord("local", complete=True)
+        for stage in STAGES:
+            record.add(paths, stage, "999999", process_started=1)
+            facts: dict[str, Any] = {"host": host, "group": 999999, "group_started": 1}
+            add_event(paths, stage, "stage_begin", job_id="local1", **facts)
+    for _ in range(2):
+        assert list(pruned(types, *ALL)) == ["here-1"]

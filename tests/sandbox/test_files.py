@@ -78,16 +78,6 @@ def test_the_cgroup_plugin_is_one_that_the_release_knows(
     assert settings(rendered("cgroup.conf", values(version=version))).get("CgroupPlugin") == plugin
 
 
-def test_hosts_keep_the_machines_own_and_name_every_member() -> None:
-    lines = rendered("hosts", values()).splitlines()
-    assert lines == [
-        "127.0.0.1 localhost",
-        "10.97.3.1 sbx-try-1-head",
-        "10.97.3.11 sbx-try-1-n1",
-        "10.97.3.12 sbx-try-1-n2",
-    ]
-
-
 @pytest.mark.parametrize("name", ["init.sh", "epilog.sh", "policy-rc.d"])
 @pytest.mark.parametrize("layout", [LAYOUT, REAL], ids=["claimed", "real"])
 def test_shell_scripts_pass_shellcheck(name: str, layout: SandboxLayout, tmp_path: Path) -> None:

@@ -40,14 +40,6 @@ def make_devices(folder: Path, *names: str) -> None:
 
 
 @ROOT
-def test_gpus_are_the_numbered_devices_in_order_of_their_numbers(devices: Path) -> None:
-    make_devices(devices, "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-modeset", "null")
-    (devices / "nvidia3").write_text("a file")
-    (devices / "nvidia-caps").mkdir()
-    assert requirements.gpu_devices() == ("nvidia2", "nvidia10")
-
-
-@ROOT
 @pytest.mark.parametrize(
     ("nodes", "wanted", "found"),
     [(1, None, 5), (2, None, 2), (5, None, 1), (2, 1, 1)],
@@ -105,14 +97,6 @@ def test_a_node_sees_the_device_files_of_its_own_gpus_only(count: int, devices: 
         seen = seen_on(host.name, layout, devices, tmp_path)
         assert seen == sorted([*common, *names[index * count : (index + 1) * count]])
     assert sorted(path.name for path in devices.iterdir()) == sorted([*common, *names])
-
-
-@ROOT
-def test_the_only_node_has_the_machines_own_folder_of_devices(devices: Path, tmp_path: Path) -> None:
-    make_devices(devices, "nvidia0", "nvidia1")
-    layout = SandboxLayout("try-1", Shape(1, 2, real_gpus=True), "10.97.3", ("nvidia0", "nvidia1"))
-    assert "hide_gpus_but" not in init_script(layout, devices, tmp_path)
-    assert seen_on(layout.nodes[0].name, layout, devices, tmp_path) == ["nvidia0", "nvidia1"]
 
 
 def init_script(layout: SandboxLayout, devices: Path, folder: Path) -> str:
