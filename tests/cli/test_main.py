@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -14,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from tests.runs.made import written
-from trtllm_hpc import __version__
 from trtllm_hpc.cli import COMMANDS, command, main
 from trtllm_hpc.errors import ExitCode, SubmissionError
 
@@ -65,10 +62,6 @@ def test_a_wrong_command_gets_the_one_that_it_means_elsewhere_or_the_nearest(
         main([wrong])
     assert end.value.code == ExitCode.USAGE
     assert f"No such command {wrong!r}. Did you mean {right!r}?" in capsys.readouterr().err
-
-
-def test_python_m_is_the_same_program() -> None:
-    assert run("--version") == (0, f"trtllm-hpc, version {__version__}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -132,18 +125,3 @@ def test_a_full_disk_under_the_output_is_one_sentence(tmp_path: Path) -> None:
     )
     assert answer.stderr == "error: The output cannot be written: No space left on device.\n"
     assert answer.returncode == ExitCode.INTERNAL
-
-
-def test_every_option_in_seconds_or_minutes_takes_a_time() -> None:
-    def options(found: click.Command) -> Iterator[click.Option]:
-        yield from (it for it in found.params if isinstance(it, click.Option))
-        if isinstance(found, click.Group):
-            with click.Context(found) as context:
-                for name in found.list_commands(context):
-                    yield from options(found.get_command(context, name) or click.Command(""))
-
-    times = [
-        it for it in options(command) if re.search(r"seconds|minutes|SPAN", f"{it.opts} {it.metavar}", re.I)
-    ]
-    assert {it.opts[0] for it in times} >= {"--wait-seconds", "--duration", "--older-than", "--expires"}
-    assert [it.opts[0] for it in times if it.type.convert("2h", it, None) < 2] == []

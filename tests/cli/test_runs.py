@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.typed import Types
 from tests.cli.typed import home as home
-from tests.runs.made import run_with, submitted, written
+from tests.runs.made import run_with, written
 from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from tests.schemas.check import documented
 from trtllm_hpc.errors import ExitCode
@@ -95,20 +95,6 @@ def test_slurm_is_asked_once_for_all_and_never_again_about_what_has_ended(
     again = fake_slurm.calls()[len(first) :]
     assert [call[0] for call in again] == ["squeue", "squeue"]
     assert len(again[1][-1].split(",")) == 9
-
-
-def test_a_thousand_runs_take_a_moment(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
-    jobs = {stage: fake_slurm.add("COMPLETED") for stage in STAGES}
-    first = submitted(home / "runs" / "demo-0", jobs)
-    fake_slurm.assign(first, jobs)
-    assert listed(types)[0]["state"] == "completed"
-    for number in range(1, 1000):
-        shutil.copytree(first.folder, home / "runs" / f"demo-{number}", copy_function=os.link)
-    asked = len(fake_slurm.calls())
-    began = time.process_time()
-    assert len(listed(types)) == 1000
-    assert time.process_time() - began < 5.0  # 0.3 s on an idle machine
-    assert len(fake_slurm.calls()) == asked
 
 
 def test_a_resumed_run_and_one_run_again_by_hand_are_asked_for_again(

@@ -83,25 +83,6 @@ def test_a_benchmark_has_its_rate_and_the_servers_queue(
     assert "12 waiting in the server" in errors
 
 
-def test_a_server_without_metrics_is_asked_once(
-    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock, types: Types
-) -> None:
-    fake_slurm.set("103", "RUNNING")
-    write_progress(run.benchmark_progress, Snapshot(Step(requests=20), 3, 0, 2.0, 7.9))
-    clock.at(20, lambda: finish(fake_slurm))
-    asked = []
-
-    def page(number: int) -> tuple[int, str]:
-        asked.append(number)
-        return 404, ""
-
-    with serving(page) as endpoint:
-        endpoint.write(run.endpoint)
-        shown = types("watch")
-    assert shown.code == 0 and "7.9/s" in shown.errors and "waiting" not in shown.errors
-    assert asked == [0]
-
-
 def test_the_exit_code_is_that_of_what_failed(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
     run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "FAILED=8:0", "CANCELLED")
     failed = types("watch", "demo")

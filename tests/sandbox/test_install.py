@@ -40,13 +40,6 @@ def test_apt_get_runs_while_services_are_held_back(
 
 
 @pytest.mark.usefixtures("as_root", "policy")
-def test_nothing_is_run_when_nothing_is_missing(commands: Commands) -> None:
-    commands.add(*requirements.COMMANDS, *requirements.OPTIONAL, "apt-get")
-    assert requirements.install_missing(tell=lambda _: None) == []
-    assert commands.called == []
-
-
-@pytest.mark.usefixtures("as_root", "policy")
 def test_what_only_some_jobs_need_is_installed_but_not_missed(
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:

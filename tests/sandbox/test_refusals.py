@@ -56,15 +56,6 @@ def test_missing_packages_are_named_with_the_command_that_brings_them(
 
 
 @pytest.mark.usefixtures("as_root")
-def test_a_missing_library_counts_as_a_missing_package(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands.add(*requirements.COMMANDS)
-    monkeypatch.setattr(requirements, "LIBRARIES", {"/nowhere/*/libpmix.so": "libpmix-dev"})
-    assert requirements.missing_packages() == ["libpmix-dev"]
-
-
-@pytest.mark.usefixtures("as_root")
 def test_what_the_kernel_refuses_is_named(commands: Commands, refused: Refused) -> None:
     commands.add(*requirements.COMMANDS)
     commands.add("unshare", script="echo 'Operation not permitted' >&2\nexit 1")
@@ -85,13 +76,6 @@ def test_another_system_than_linux_is_refused(
 @pytest.mark.parametrize("name", ["", "Default", "../x", "-a", "x" * 33, "a\nb"])
 def test_names_that_cannot_be_host_names_are_refused(name: str, refused: Refused) -> None:
     assert "cannot name a sandbox" in refused("status", "--name", name, code=ExitCode.SANDBOX)
-
-
-@pytest.mark.parametrize("option", [("--nodes", "0"), ("--nodes", "33"), ("--gpus-per-node", "17")])
-def test_impossible_shapes_are_a_wrong_command_line(option: tuple[str, str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["sandbox", "up", *option])
-    assert left.value.code == ExitCode.USAGE
 
 
 def test_the_status_of_no_sandbox_is_down(root_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
