@@ -42,6 +42,7 @@ _OUTCOMES: dict[State, str] = {
     metavar="FILE",
     help="With --on-nodes: write all that was found, to attach to an issue.",
 )
+@click.option("--keep", is_flag=True, help="With --on-nodes: leave the folder with scripts and logs.")
 @json_option
 def command(
     job_file: Path | None,
@@ -51,6 +52,7 @@ def command(
     on_nodes: bool,
     nodes: int | None,
     bundle: Path | None,
+    keep: bool,
     as_json: bool,
 ) -> int:
     """Check JOB, this machine and the cluster; without JOB, only machine and cluster.
@@ -71,8 +73,8 @@ def command(
     """
     if on_nodes and job_file is None:
         raise click.UsageError("--on-nodes looks at the image and the programs of a JOB: name one.")
-    if (nodes or bundle) and not on_nodes:
-        raise click.UsageError("--nodes and --bundle go with --on-nodes.")
+    if (nodes or bundle or keep) and not on_nodes:
+        raise click.UsageError("--nodes, --bundle and --keep go with --on-nodes.")
     from trtllm_hpc.api.jobs import doctor
 
     report = doctor(job_file, cluster, settings, runs)
@@ -84,7 +86,7 @@ def command(
         assert job_file is not None
         with terminating_as_interrupt():
             show = partial(click.echo, err=True)
-            found = check_on_nodes(job_file, cluster, settings, runs, nodes=nodes or 1, show=show)
+            found = check_on_nodes(job_file, cluster, settings, runs, nodes=nodes or 1, keep=keep, show=show)
         report = replace(report, checks=(*report.checks, *found.checks))
         if bundle is not None:
             write_text(bundle, bundle_text(found, report.checks), mode=0o644)

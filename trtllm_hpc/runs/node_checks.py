@@ -67,12 +67,14 @@ def check_on_nodes(
     runs: Path | str | None = None,
     *,
     nodes: int = 1,
+    keep: bool = False,
     show: Show = lambda sentence: None,
 ) -> NodeReport:
     """Look at a job's image and at the cluster's nodes in a job of ten minutes at most.
 
     Args:
         nodes: 1, or 2 to look at the network between nodes as well.
+        keep: leave the folder with the job's scripts and logs, and show its path.
         show: receives a sentence whenever the job has come further.
 
     Others, and the errors, are those of :func:`trtllm_hpc.plan`.
@@ -103,7 +105,10 @@ def check_on_nodes(
                 findings.append(compared)
             return NodeReport(tuple(_worst(findings)), wanted, facts, plan.cluster)
         finally:
-            remove(paths.folder, attempts=9)  # somebody may still write, or NFS keep an open file
+            if keep:
+                show(f"scripts and logs are in {paths.folder}")
+            else:
+                remove(paths.folder, attempts=9)  # somebody may still write, or NFS keep an open file
 
 
 def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
@@ -232,7 +237,7 @@ def _missing(
         lines = last_lines(log, _LOG_LINES) or last_lines(paths.batch_log("doctor"), _LOG_LINES)
         text = " / ".join(line.strip() for line in lines if line.strip())
         state = "" if info is None else f" (the job is {info.state.name})"
-        hint = "doctor without --on-nodes, then the same command with --bundle FILE"
+        hint = "doctor without --on-nodes, then the same command with --keep, which keeps scripts and logs"
         failed = fail(f"nothing came from the step {part}{state}: {text or 'its log is empty'}", hint)
         missing.append(replace(failed, code=f"step-{part}"))
     return missing
