@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.records import append_records
 from trtllm_hpc.bench.results import Finding, QuickCheck, Verdict, write_measurement
 from trtllm_hpc.cli.bench_run import given_settings, settings_for
-from trtllm_hpc.config.benchmark import EXCLUSIVE, Benchmark
+from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import Companion, JobFile
 from trtllm_hpc.errors import InvalidMeasurement
@@ -69,69 +68,28 @@ def test_lengths_beyond_the_engine_s_limits_are_refused(given: dict[str, Any], w
     assert refused.value.message.startswith(words)
 
 
-VALUES: dict[str, Any] = {
-    "model": "a",
-    "models": ["b", "c"],
-    "concurrency": 32,
-    "concurrencies": [1, 8, 33],
-    "rate_per_second": 6.0,
-    "rates_per_second": [2.0, 3.0],
-    "ramp_to_per_second": 9.0,
-    "requests": 50,
-    "duration_seconds": 30.0,
-    "warmup_requests": 0,
-    "warmup_seconds": 0.0,
-    "find_max": True,
-    "workload.lora": [{"directory": "/adapter", "task_id": 1}],
-}
-"""A value of each key that excludes others. The keys with one such value have it in their names."""
-NEEDED: dict[str, dict[str, Any]] = {
-    "arrival=trace": {"workload.kind": "trace", "workload.path": "/a.jsonl", "requests": 50},
-    "workload.session=user": {"workload.kind": "conversations"},
-    "find_max": {"slo": "latency<1s"},
-    "requests": {"rate_per_second": 5.0},
-}
-"""Other keys without which a key is refused."""
-SWEPT = {"models": "model", "rates_per_second": "rate_per_second", "concurrencies": "concurrency"}
-"""The option of a key that takes several values."""
-PAIRS = [pair for first, second, *_ in EXCLUSIVE for pair in ((first, second), (second, first))]
-
-
-def written(key: str) -> dict[str, Any]:
-    """Return a benchmark that has a key, and what the key needs, by dotted key."""
-    field, _, value = key.partition("=")
-    return {**NEEDED.get(key, {}), field: (float(value) if value[:1].isdigit() else value) or VALUES[field]}
-
-
-def section(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a section of a job file from dotted keys."""
-    inner = {field.partition(".")[2]: value for field, value in fields.items() if "." in field}
-    return {**{field: value for field, value in fields.items() if "." not in field}, "workload": inner}
-
-
-def typed(key: str) -> dict[str, Any]:
-    """Return the options that give the same."""
-    given = {SWEPT.get(field, field): value for field, value in written(key).items()}
-    return {
-        field: [value] if field in SWEPT.values() and not isinstance(value, list) else value
-        for field, value in given.items()
-    }
-
-
-def value_of(settings: Benchmark, key: str) -> Any:
-    return attrgetter(key.partition("=")[0])(settings)
-
-
-@pytest.mark.parametrize(("key", "other"), [*PAIRS, ("rate_per_second", "concurrency")])
-def test_what_is_typed_replaces_what_the_job_file_has(key: str, other: str) -> None:
-    base = Benchmark.model_validate(section(written(other)))
-    if other == "workload.kind=conversations":
-        with pytest.raises(click.UsageError, match="all turns of a conversation go to the same model"):
-            settings_of(base, typed(key))
-        return
-    settings = settings_of(base, typed(key))
-    assert value_of(settings, key) == value_of(Benchmark.model_validate(section(written(key))), key)
-    assert value_of(settings, other) != value_of(base, other)
+@pytest.mark.parametrize(
+    ("base", "given", "gone"),
+    [
+        ({"concurrency": 32}, {"rate_per_second": [3.0]}, "concurrency"),
+        ({"rates_per_second": [2.0, 3.0]}, {"concurrency": [1, 8]}, "rates_per_second"),
+        ({"concurrency": 32, "requests": 50}, {"duration_seconds": 30.0}, "requests"),
+        ({"warmup_requests": 3}, {"warmup_seconds": 1.0}, "warmup_requests"),
+        ({"rate_per_second": 6.0, "find_max": True, "slo": "latency<1s"}, {"concurrency": [2]}, "find_max"),
+        ({"models": ["a", "b"]}, {"model": ["c"]}, "models"),
+        ({"arrival": "gamma", "burstiness": 0.3}, {"concurrency": [2]}, ""),
+    ],
+)
+def test_what_is_typed_replaces_what_the_job_file_has(
+    base: dict[str, Any], given: dict[str, Any], gone: str
+) -> None:
+    before = Benchmark.model_validate(base)
+    settings = settings_of(before, given)
+    [(field, value)] = given.items()
+    swept = {"concurrency": "concurrencies"} if isinstance(value, list) and len(value) > 1 else {}
+    expected = value[0] if isinstance(value, list) and not swept else value
+    assert getattr(settings, swept.get(field, field)) == expected
+    assert not gone or getattr(settings, gone) != getattr(before, gone)
 
 
 def test_keys_without_an_option_are_set_and_removed_by_set() -> None:
