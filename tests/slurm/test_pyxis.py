@@ -108,7 +108,7 @@ def test_a_node_imports_the_image_once_for_all_jobs(person: Person, plugin: pyxi
     refused = person.types("submit", job, "--cluster", person.profile, *settings(person))
     assert refused.returncode == ExitCode.CONFIG and "check pyxis-scope: " in refused.stderr
     _, run = person.submit(job, *settings(person, scope="global"))
-    assert len(answers_of(run)) == 2
+    assert len(answers_of(run)) == 1
     assert person.has_no_jobs()
     assert [len(lines) for lines in plugin.imports().values()] == [1, 1]
     assert [len(names) for names in plugin.containers().values()] == [1, 1]
