@@ -10,13 +10,11 @@ from typing import Any
 from tools.type_schemas import DIALECT, schemas_of
 from trtllm_hpc.bench.analysis.compare import Comparison
 from trtllm_hpc.bench.results import MeasurementSummary
-from trtllm_hpc.cli.bench_saved import MeasurementRow
 from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.endpoint import EndpointAccess
 from trtllm_hpc.cli.metrics import MetricsSample
 from trtllm_hpc.cli.submit import RenderedRun, SubmittedRun
 from trtllm_hpc.cli.sweep_run import CheckedSweep
-from trtllm_hpc.cli.sweep_saved import SweepRow
 from trtllm_hpc.engine_cache.listing import EngineRow
 from trtllm_hpc.evaluation.scores import EvaluationSummary
 from trtllm_hpc.logs.causes.explain import Finding
@@ -37,7 +35,6 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "render": {"": RenderedRun},
     "doctor": {"": DoctorReport},
     "sweep run": {"": SweepStatus, "with `--check`": CheckedSweep},
-    "sweep list": {"": list[SweepRow]},
     "sweep status": {"": SweepStatus},
     "sweep watch": {"": SweepStatus},
     "sweep report": {"": SweepResults},
@@ -52,7 +49,6 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "evaluate": {"": EvaluationSummary},
     "bench show": {"": MeasurementSummary},
     "bench run": {"": MeasurementSummary},
-    "bench list": {"": list[MeasurementRow]},
     "bench compare": {"": Comparison},
     "endpoint": {"": EndpointAccess, "with `--invite`, `--revoke` or `--invited`": list[ProxyClient]},
     "metrics": {"": MetricsSample},

@@ -156,8 +156,7 @@ def test_a_url_is_measured_without_a_run(endpoint: Endpoint, script: Script, tmp
     assert found.provenance["server"]["url"] == endpoint.openai_url and "run" not in found.provenance
     assert "server-metrics" not in [warning.code for warning in found.verdict.warnings]
     assert files.report.stat().st_size > 10_000
-    listed = json.loads(types("bench", "list", folder, "--json").stdout)
-    assert [row["name"] for row in listed] == ["mine"]
+    assert "mine" in types("bench", "list", folder).stdout
     assert types("bench", "show", f"{folder}:mine").stdout == result.stdout
     again = types("bench", "--url", endpoint.openai_url, "--output", folder, *QUICK, "--save-as", "other")
     assert again.exit_code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,6 @@ def test_a_sweep_is_submitted_listed_shown_and_cancelled(types: Types, home: Pat
         "  submitted 2 of 2: bs8",
         f"next: trtllm-hpc sweep status {name}, or trtllm-hpc sweep watch {name}",
     ]
-    assert documented("sweep list", types("sweep", "list", "--json").output)[0]["sweep_id"] == name
     assert name in types("sweep", "list").output
     shown = types("sweep", "status")
     assert shown.code == 0 and "2 pending" in shown.output and "max_batch_size" in shown.output
@@ -97,6 +95,6 @@ def test_a_damaged_record_is_no_traceback(types: Types, home: Path) -> None:
     (folder(home) / "sweep.json").write_text("{")
     answer = types("sweep", "status", folder(home).name)
     assert answer.code == ExitCode.RUN and "damaged" in answer.errors
-    assert json.loads(types("sweep", "list", "--json").output) == []
+    assert "no sweeps in" in types("sweep", "list").output
     assert types("sweep", "job.yaml").code == 0
     assert types("sweep", "status", "demo").code == 0

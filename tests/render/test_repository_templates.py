@@ -189,7 +189,7 @@ def test_templates_of_another_release_than_the_images_are_told(tmp_path: Path, c
     if of == "0.16.0":
         assert "warning" not in fetched.stderr
         return
-    assert "not those of TensorRT-LLM 0.16.0, the profile's; they look like those of 0.19.0" in fetched.stderr
+    assert "not those of TensorRT-LLM 0.16.0; they look like those of 0.19.0" in fetched.stderr
     assert "inflight_batcher_llm/tensorrt_llm has " in fetched.stderr
     assert len(list(cache.iterdir())) == 1
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +24,9 @@ from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import NONE, format_time
 from trtllm_hpc.runs.find import find_run, list_runs
+
+if TYPE_CHECKING:
+    from trtllm_hpc.bench.results import MeasurementSummary
 
 
 def _folder(ctx: click.Context, param: click.Parameter, value: str) -> RunPaths:
@@ -51,61 +53,34 @@ _found_argument = click.argument(
 )
 
 
-@dataclass(frozen=True)
-class MeasurementRow:
-    """One measurement of a run."""
-
-    name: str
-    """Its name for ``bench show RUN:NAME``."""
-    levels: tuple[str, ...]
-    """Levels of load, e.g. ``8/s`` or ``32 at once``; empty for one that has not finished."""
-    valid: bool | None
-    """Whether the figures may be used; ``None``: it has not finished."""
-    requests: int | None
-    """Measured requests of all levels and passes."""
-    started_at: float | None
-    """Seconds since the epoch."""
-
-
 @click.command("list")
 @runs_option
 @click.argument("run", default="latest", metavar="[RUN]", callback=_folder, shell_complete=complete_run)
-@json_option
-def list_command(run: RunPaths, runs: Any, as_json: bool) -> None:
+def list_command(run: RunPaths, runs: Any) -> None:
     """List the measurements of RUN, or of the folder of 'bench --url', the newest first.
 
     \b
     Example:
       trtllm-hpc bench list latest
     """
-    rows = [_row(found) for found in Measurement.list(Run(run))]
-    if not rows and not as_json:
-        click.echo(
-            f"Run {run.run_id} has no measurement yet.\n  next: trtllm-hpc bench {call_name(run)}", err=True
-        )
-        return
+    rows: list[tuple[str, MeasurementSummary | None]] = []
+    for found in Measurement.list(Run(run)):
+        try:
+            rows.append((found.name, found.summary))
+        except RunNotFound:
+            rows.append((found.name, None))  # it has not finished
     print_listing(
         rows,
         {
-            "name": lambda row: row.name,
-            "started": lambda row: format_time(row.started_at),
-            "load": lambda row: ", ".join(row.levels) or NONE,
-            "requests": lambda row: NONE if row.requests is None else str(row.requests),
-            "valid": lambda row: {True: "yes", False: "no", None: "not finished"}[row.valid],
+            "name": lambda row: row[0],
+            "started": lambda row: format_time(row[1].started_at if row[1] else None),
+            "load": lambda row: ", ".join(it.level.label for it in row[1].levels) if row[1] else NONE,
+            "requests": lambda row: str(sum(it.measured for it in row[1].levels)) if row[1] else NONE,
+            "valid": lambda row: "not finished" if row[1] is None else "yes" if row[1].valid else "no",
         },
-        as_json=as_json,
+        empty=f"Run {run.run_id} has no measurement yet.\n  next: trtllm-hpc bench {call_name(run)}",
         right=("requests",),
     )
-
-
-def _row(found: Measurement) -> MeasurementRow:
-    try:
-        summary = found.summary
-    except RunNotFound:
-        return MeasurementRow(found.name, (), None, None, None)
-    labels = tuple(result.level.label for result in summary.levels)
-    requests = sum(result.measured for result in summary.levels)
-    return MeasurementRow(found.name, labels, summary.valid, requests, summary.started_at)
 
 
 @click.command("show")

@@ -11,7 +11,7 @@ from trtllm_hpc.cli.options import json_option, print_json, print_step, terminat
 from trtllm_hpc.errors import ExitCode
 
 if TYPE_CHECKING:
-    from trtllm_hpc.sandbox import NodeStatus, Status
+    from trtllm_hpc.sandbox import Status
 
 name_option = click.option(
     "--name", default="default", show_default=True, help="Name of the sandbox; several may be up at once."
@@ -111,13 +111,6 @@ def status(name: str, as_json: bool) -> int:
     return ExitCode.OK if found.state == "up" else ExitCode.SANDBOX
 
 
-def _gpus(status: Status, node: NodeStatus) -> str:
-    """Number and kind of a node's GPUs, e.g. ``2 real GPUs (nvidia0, nvidia1)``."""
-    count = status.gpus_per_node
-    what = f"{count} {'real ' * status.real_gpus}GPU{'s' * (count != 1)}"
-    return f"{what} ({', '.join(node.gpus)})" if node.gpus else what
-
-
 def _show(status: Status) -> None:
     click.echo(f"sandbox {status.name}: {status.state}")
     for problem in status.problems:
@@ -133,7 +126,8 @@ def _show(status: Status) -> None:
     for daemon, answers in status.daemons.items():
         click.echo(f"  {daemon:<12} {answer[answers]}")
     for node in status.nodes:
-        click.echo(f"  {node.name:<24} {node.address:<15} {_gpus(status, node)}  {node.state}")
+        gpus = f"GPUs: {', '.join(node.gpus) or status.gpus_per_node}"
+        click.echo(f"  {node.name:<24} {node.address:<15} {gpus}  {node.state}")
     click.echo(f"  partitions   {', '.join(status.partitions)}")
     click.echo(f"  logs         {status.logs}")
     click.echo(f"  to use it    export SLURM_CONF={status.slurm_conf}")

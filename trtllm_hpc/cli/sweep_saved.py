@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from trtllm_hpc.config.dump import flow
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.report.formatting import format_time
 from trtllm_hpc.report.tables import Table, print_table
-from trtllm_hpc.sweeps.record import find_sweep, list_sweeps
+from trtllm_hpc.sweeps.record import SweepRecord, find_sweep, list_sweeps
 from trtllm_hpc.sweeps.status import SweepStatus
 
 _LINE_PAUSE_S = 30.0
@@ -50,52 +49,29 @@ sweep_argument = click.argument(
 _variants_argument = click.argument("variants", nargs=-1, metavar="[VARIANT]...")
 
 
-@dataclass(frozen=True)
-class SweepRow:
-    """One sweep."""
-
-    sweep_id: str
-    folder: str
-    name: str
-    """The job's."""
-    keys: Sequence[str]
-    """The keys that differ between the variants."""
-    variants: int
-    created_at: float
-    """Seconds since the epoch."""
-
-
 @click.command("list")
 @runs_option
-@json_option
-def list_command(runs: Path | None, as_json: bool) -> None:
+def list_command(runs: Path | None) -> None:
     """List the sweeps, the newest first.
 
     \b
-    Examples:
+    Example:
       trtllm-hpc sweep list
-      trtllm-hpc sweep list --json
     """
-    rows = []
+    rows: list[tuple[str, SweepRecord]] = []
     for sweep in Sweep.list(runs):
         try:
-            record = sweep.record
+            rows.append((sweep.id, sweep.record))
         except RunNotFound as error:
             print_warning(error.message)
-            continue
-        folder = str(sweep.paths.folder)
-        rows.append(
-            SweepRow(sweep.id, folder, record.name, record.keys, len(record.variants), record.created_at)
-        )
     print_listing(
         rows,
         {
-            "sweep": lambda row: row.sweep_id,
-            "variants": lambda row: str(row.variants),
-            "of": lambda row: ", ".join(row.keys),
-            "begun": lambda row: format_time(row.created_at),
+            "sweep": lambda row: row[0],
+            "variants": lambda row: str(len(row[1].variants)),
+            "of": lambda row: ", ".join(row[1].keys),
+            "begun": lambda row: format_time(row[1].created_at),
         },
-        as_json=as_json,
         empty=f"no sweeps in {runs_folder(click.get_current_context())}; see trtllm-hpc sweep --help",
         right=("variants",),
         one_line=("sweep", "begun"),

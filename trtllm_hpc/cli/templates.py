@@ -82,10 +82,9 @@ def _release_warning(profile: ClusterProfile, kept: KeptTemplates) -> str | None
     if not found:
         return None
     fitting = fitting_releases(placeholders)
-    span = " to ".join(dict.fromkeys((fitting[0], fitting[-1]))) if fitting else ""
+    span = " to ".join(dict.fromkeys((fitting[0], fitting[-1]))) if fitting else "no release known here"
     lines = [
-        f"warning: these templates are not those of TensorRT-LLM {release}, the profile's"
-        + (f"; they look like those of {span}" if span else ""),
+        f"warning: these templates are not those of TensorRT-LLM {release}; they look like those of {span}",
         *(f"  {line}" for line in found),
         f"  next: trtllm-hpc templates fetch, with --from a checkout of {release} or from the image",
     ]
