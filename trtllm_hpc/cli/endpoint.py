@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import shlex
-import socket
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,7 +133,7 @@ def _print_access(endpoint: Endpoint, found: EndpointAccess) -> None:
     for title, lines in (
         ("In bash or zsh", found.curl),
         ("In Python", found.python),
-        (f"On a laptop, where it is then at localhost:{_LOCAL_PORT}", found.ssh),
+        (f"On a laptop, by the name that you log in to; it is then at localhost:{_LOCAL_PORT}", found.ssh),
     ):
         if lines is not None:
             click.echo(f"\n{title}:\n\n{indent(lines, '  ')}")
@@ -198,7 +197,7 @@ def access(
         endpoint.certificate_file,
         _curl(endpoint, url, model, chats, length),
         None if endpoint.openai_url is None else _python(endpoint, model, chats),
-        f"ssh -N -L {_LOCAL_PORT}:{urlsplit(url).netloc} {getpass.getuser()}@{socket.getfqdn()}",
+        f"ssh -N -L {_LOCAL_PORT}:{urlsplit(url).netloc} {getpass.getuser()}@LOGIN_NODE",
     )
 
 
