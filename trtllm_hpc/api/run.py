@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.client.sync_client import Client
     from trtllm_hpc.config.job import JobFile
     from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
-    from trtllm_hpc.runs.listing import ListedRun
-    from trtllm_hpc.runs.status import RunState, RunStatus
+    from trtllm_hpc.runs.status import RunStatus
     from trtllm_hpc.runs.watch import Progress
     from trtllm_hpc.runtime.records import Endpoint
 
@@ -78,27 +77,6 @@ class Run:
         """Return the runs of a folder, the newest first."""
         folder = default_runs_folder() if runs is None else Path(runs)
         return [cls(paths) for paths in list_runs(folder)]
-
-    @classmethod
-    def overview(
-        cls,
-        runs: Path | str | None = None,
-        *,
-        states: Iterable[RunState | str] = (),
-        on_warning: Callable[[str], object] = _logger.warning,
-    ) -> Sequence[ListedRun]:
-        """Return the runs of a folder with their states, the newest first; asks Slurm once for all.
-
-        Args:
-            states: only runs in one of these; all without any.
-            on_warning: receives a sentence if Slurm does not answer; the states are ``None`` then.
-        """
-        from trtllm_hpc.runs.listing import listed_runs
-        from trtllm_hpc.runs.status import RunState
-
-        wanted = [RunState(state) for state in states]
-        folder = default_runs_folder() if runs is None else Path(runs)
-        return listed_runs(folder, states=wanted, warn=on_warning)
 
     @property
     def id(self) -> str:

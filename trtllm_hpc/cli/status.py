@@ -25,6 +25,7 @@ from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.status import client_lines, end_line, grouped, status_table, use_sentence
 from trtllm_hpc.report.tables import print_table
+from trtllm_hpc.runs.listing import listed_runs
 from trtllm_hpc.runs.status import RunState, RunStatus, status_or_files
 
 
@@ -136,7 +137,7 @@ def cancel_command(context: click.Context, run: RunPaths | None, runs: Path | No
 def _only_living(runs: Path) -> RunPaths:
     """Return the run to cancel when no RUN is given; raises RunNotFound unless exactly one lives."""
     # Where Slurm does not answer, each run may live.
-    rows = [row for row in Run.overview(runs, on_warning=print_warning) if row.live or row.state is None]
+    rows = [row for row in listed_runs(runs, warn=print_warning) if row.live or row.state is None]
     if not rows:
         message = f"No job of a run in {runs} is in the queue or runs: there is nothing to cancel."
         raise RunNotFound(message, hint="trtllm-hpc runs, or name the folder of runs with --runs")

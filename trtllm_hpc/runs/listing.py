@@ -82,25 +82,23 @@ def listed_runs(
     runs_folder: Path,
     *,
     states: Sequence[RunState] = (),
-    name: str | None = None,
-    since: float | None = None,
     reasons: bool = False,
     warn: Warn = lambda sentence: None,
 ) -> list[ListedRun]:
-    """Return the runs of a folder, the newest first, as :meth:`trtllm_hpc.Run.overview` does.
+    """Return the runs of a folder, the newest first, or only those in some ``states``.
 
-    ``since`` is in seconds since the epoch; ``reasons``: read the logs of those that have failed; ``warn``
-    receives a sentence about each cluster that does not answer.
+    ``reasons``: read the logs of those that have failed; ``warn`` receives a sentence about each cluster that
+    does not answer, whose runs have the state ``None``.
     """
     runs = [(RunSnapshot(paths), created_at_of(paths)) for paths in list_runs(runs_folder)]
-    created = {run: at for run, at in runs if at is not None and (since is None or at >= since)}
+    created = {run: at for run, at in runs if at is not None}
     rows: dict[RunSnapshot, ListedRun] = {}
     clusters: dict[str | None, list[RunSnapshot]] = {}
     for run, created_at in created.items():
         ended = _remembered(run, created_at)
         if ended is not None and not (reasons and ended.state in _FAILED and ended.exit_code is None):
             rows[run] = ended
-        elif name is None or (run.plan is not None and run.plan.name == name):
+        else:
             clusters.setdefault(_LOCAL if run.is_local else run.slurm_conf, []).append(run)
     for conf, asked in clusters.items():
         try:
@@ -113,7 +111,7 @@ def listed_runs(
             stages = stages_of(run, watcher, mode="cache", queued=queued)
             rows[run] = _row(run, created[run], stages, reasons=reasons)
     in_order = [rows[run] for run in created if run in rows]
-    return [row for row in in_order if name in (None, row.name) and (not states or row.state in states)]
+    return [row for row in in_order if not states or row.state in states]
 
 
 def _remembered(run: RunSnapshot, created_at: float) -> ListedRun | None:
