@@ -2,8 +2,7 @@
 
 ``python -m benchmarks.energy [--seconds 60] [--gpu 0]`` reads a GPU as the supervisor of a rank does, while a
 process beside it multiplies matrices with torch for two seconds and rests for one, again and again. It prints
-energy and power by the readings and by the counter, the CPU time of the reading thread, and what each call
-of NVML takes. ``--no-load`` loads nothing.
+energy and power by the readings and by the counter, and the CPU time of the reading thread.
 
 Bounds: 2 % between readings and counter, and 0.5 % of a core. The exit code is 1 when one is broken.
 """
@@ -15,16 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from ctypes import c_ulonglong
-from functools import partial
 from pathlib import Path
 
 from trtllm_hpc.runtime.gpus import GpuWatch, read_seconds
-from trtllm_hpc.runtime.nvml import Gpu, Nvml
+from trtllm_hpc.runtime.nvml import Nvml
 
 MOST_DIFFERENCE, MOST_CPU_SHARE = 0.02, 0.005
-CALLS = 200
 LOAD = """
 import time, torch
 a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -42,20 +37,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--gpu", default="0", help="its number or UUID")
-    parser.add_argument("--no-load", action="store_true")
     options = parser.parse_args()
     nvml = Nvml.opened()
     gpus = nvml.gpus([options.gpu]) if nvml is not None else []
     if not gpus:
         sys.exit(f"NVML has no GPU {options.gpu} here.")
-    load = None if options.no_load else subprocess.Popen([sys.executable, "-c", LOAD])
+    load = subprocess.Popen([sys.executable, "-c", LOAD])
     try:
-        time.sleep(0 if load is None else 10)  # until torch computes
-        print_costs(gpus[0])
+        time.sleep(10)  # until torch computes
         return measure(options.gpu, options.seconds)
     finally:
-        if load is not None:
-            load.kill()
+        load.kill()
 
 
 def measure(gpu: str, seconds: int) -> int:
@@ -82,28 +74,6 @@ def measure(gpu: str, seconds: int) -> int:
     quotient = read_j / counter_j
     print(f"counter: {counter_j:,.0f} J; read / counter: {quotient:.4f} (within {MOST_DIFFERENCE:.0%})")
     return int(share > MOST_CPU_SHARE or abs(quotient - 1) > MOST_DIFFERENCE)
-
-
-def print_costs(gpu: Gpu) -> None:
-    """Print what each call takes: CPU time, and wall time, in microseconds."""
-    long = partial(gpu.read, kind=c_ulonglong)
-    calls: dict[str, Callable[[], object]] = {
-        "power": gpu.power_w,
-        "counter": partial(long, "TotalEnergyConsumption"),
-        "use": partial(gpu.read, "UtilizationRates"),
-        "memory": partial(long, "MemoryInfo"),
-        "reasons": partial(long, "CurrentClocksEventReasons"),
-        "clock": partial(gpu.read, "ClockInfo", 1),
-        "temperature": partial(gpu.read, "Temperature", 0),
-        "ECC errors": partial(long, "TotalEccErrors", 1, 0),
-        "whole state": gpu.state,
-    }
-    for name, call in calls.items():
-        cpu_s, begun = time.thread_time(), time.monotonic()
-        for _ in range(CALLS):
-            found = call()
-        cpu_s, wall_s = time.thread_time() - cpu_s, time.monotonic() - begun
-        print(f"{name}: {cpu_s / CALLS * 1e6:,.1f} us CPU, {wall_s / CALLS * 1e6:,.1f} us, last: {found}")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ DISTURBED = "model.layers.12.mlp.down_proj.weight"
 def job(folder: Path, name: str, base: str | None, *, model: Path = SMOLLM2, warm: bool = False) -> Path:
     """Write a job file; ``peer`` and a ``warm`` server are ``transformers serve``."""
     evaluate = {"tasks": ["facts"], "concurrency": 8, "not_worse_than": base, "limit": QUESTIONS}
-    companion = {"time_limit_minutes": 60, "endpoint_timeout_seconds": 1000, "benchmark": None}
+    companion = {"time_limit_minutes": 60, "benchmark": None}
     serve: dict[str, Any] = {"ready_timeout_seconds": 900}
     whole = {"name": name, "model": {"path": str(model)}, "companion": {**companion, "evaluate": evaluate}}
     if name == "peer" or warm:

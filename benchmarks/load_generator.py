@@ -1,4 +1,4 @@
-"""The load generator of ``trtllm-hpc bench`` compared with NVIDIA's perf_analyzer and upstream's script.
+"""The load generator of ``trtllm-hpc bench`` compared with NVIDIA's perf_analyzer.
 
 ``python -m benchmarks.load_generator [--rounds 5] [--seconds 4]``
 
@@ -8,9 +8,6 @@ round, the contenders load it in turn:
 
 - ``ours``: ``trtllm_hpc.bench.load``;
 - ``perf_analyzer``: C++, from the wheel of tritonclient 2.41.1, which is downloaded once;
-- ``upstream``: ``async_infer`` of tritonclient with sleeps between requests, as
-  ``benchmark_core_model.py`` does it. It has no closed loop: it sends as fast as it can;
-- ``grpcio``: gRPC's Python library, which ours would use if it were fast enough.
 
 Every contender, not the server, has the real-time priority that ``trtllm-hpc
 bench`` takes where it may: children inherit it. On two cores that it shares with
@@ -39,8 +36,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from benchmarks.load.contend import CONTENDERS
-from benchmarks.load.figures import ANCHOR, LEVELS, STREAMS, Figures, report, verdicts
+from benchmarks.load.figures import ANCHOR, LEVELS, OURS, STREAMS, Figures, report, verdicts
 from benchmarks.load.perf_analyzer import PerfAnalyzer
 from benchmarks.load.server import BenchmarkFailed, running_server
 from benchmarks.triton import ServerFailed
@@ -73,30 +69,25 @@ def _measure(arguments: argparse.Namespace, analyzer: PerfAnalyzer, folder: Path
     with running_server(folder) as server:
         for round_ in range(arguments.rounds):
             for scenario in arguments.scenarios:
-                for name in _contenders(scenario):
+                for name in (OURS,) if scenario == STREAMS else (OURS, ANCHOR):
                     _say(f"round {round_ + 1} of {arguments.rounds}, {scenario}: {name}")
                     time.sleep(_PAUSE_S)
                     with nullcontext() if arguments.ordinary else real_time_priority():
                         if name == ANCHOR:
                             figures = analyzer.measure(scenario, server, arguments.seconds, folder)
                         else:
-                            figures = _contend(name, scenario, server.grpc_port, arguments.seconds)
+                            figures = _contend(scenario, server.grpc_port, arguments.seconds)
                     rounds.setdefault((scenario, name), []).append(figures)
     return rounds
 
 
-def _contenders(scenario: str) -> list[str]:
-    own = [name for name, of in CONTENDERS if of == scenario]
-    return own if scenario == STREAMS else [own[0], ANCHOR, *own[1:]]
-
-
-def _contend(name: str, scenario: str, port: int, seconds: float) -> Figures:
+def _contend(scenario: str, port: int, seconds: float) -> Figures:
     """Measure in a separate process, as perf_analyzer is."""
-    values = (name, scenario, LEVELS[scenario], seconds, port)
+    values = (scenario, LEVELS[scenario], seconds, port)
     command = [sys.executable, "-m", "benchmarks.load.contend", *map(str, values)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise BenchmarkFailed(f"{name} failed in the {scenario}:\n{done.stderr.strip()[-2000:]}")
+        raise BenchmarkFailed(f"our load generator failed in the {scenario}:\n{done.stderr.strip()[-2000:]}")
     figures: Figures = json.loads(done.stdout)
     return figures
 

@@ -7,10 +7,7 @@ round every command and ripgrep take turns, on files that are in the page cache.
 files for the same: one expression for ``--grep``; for ``status`` the texts that lines with a known cause
 contain (``rg -F -f``), and for ``logs`` also those of lines that may be errors.
 
-Then ``status`` and ``explain`` read logs that hold nothing else than what is slow to search: 200 MB of random
-bytes, 400 MB and 100 MB of errors.
-
-Bounds: twice ripgrep's time, and 100 MiB; 3 s for what is slow to search. The exit code is 1 when one is
+Bounds: twice ripgrep's time, and 100 MiB. The exit code is 1 when one is
 broken, 2 without ripgrep (Debian's package ``ripgrep``).
 """
 
@@ -39,7 +36,6 @@ EXPRESSION = "Load engine takes: 7.*sec"
 ERROR = b"\n[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (a.h:1)\n"
 RATIO = 2.0
 MEMORY_MIB = 100.0
-WORST_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -148,46 +144,6 @@ def compare(name: str, commands: dict[str, tuple[list[str], list[str]]], rounds:
     return broken
 
 
-def write_random(log: Path, size: int) -> None:
-    """Bytes of every value, as a program writes that prints a tensor."""
-    numbers = random.Random(1)
-    with log.open("wb") as file:
-        for _ in range(size >> 20):
-            file.write(numbers.randbytes(1 << 20))
-
-
-def write_errors(log: Path, size: int) -> None:
-    """Lines that are errors, of which no two are alike."""
-    numbers = random.Random(1)
-    with log.open("wb") as file:
-        while file.tell() < size:
-            code = numbers.getrandbits(64)
-            file.write(b"[TensorRT-LLM][ERROR] request %d failed with error: %x\n" % (code % 5000, code))
-
-
-def worst_cases(folder: Path, rounds: int) -> list[str]:
-    """Print the medians of what is slow to search; return the bounds that are broken."""
-    program = str(Path(sys.executable).parent / "trtllm-hpc")
-    broken = []
-    for name, write, size in (("random bytes", write_random, 100 << 20), ("errors", write_errors, 200 << 20)):
-        paths = make_run(folder / name.replace(" ", "-"), 2, 0)
-        for rank in range(2):
-            write(paths.rank_log("serve", rank), size)
-        commands = {f"2 logs of {size >> 20} MiB of {name}": [program, "status", str(paths.folder)]}
-        if write is write_errors:
-            log = folder / "errors.log"
-            write(log, 100 << 20)
-            commands["a log of 100 MiB of errors"] = [program, "explain", str(log)]
-        for what, command in commands.items():
-            costs = [cost_of(command) for _ in range(rounds)]
-            wall_s, peak = statistics.median(it.wall_s for it in costs), max(it.peak_mib for it in costs)
-            cpu_s = statistics.median(it.cpu_s for it in costs)
-            print(f"| {what} | `{command[1]}` | {wall_s:.2f} | | | {cpu_s:.2f} | | {peak:.0f} |", flush=True)
-            if wall_s > WORST_S or peak > MEMORY_MIB:
-                broken.append(f"{command[1]}, {what}: {wall_s:.1f} s, {peak:.0f} MiB")
-    return broken
-
-
 def main() -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -205,7 +161,6 @@ def main() -> int:
         for number, (name, (ranks, size)) in enumerate(RUNS.items()):
             paths = make_run(Path(folder, f"run{number}"), ranks, size)
             broken += compare(name, pairs(paths, Path(folder)), arguments.rounds)
-        broken += worst_cases(Path(folder), arguments.rounds)
     for sentence in broken:
         print(f"broken: {sentence}")
     return 1 if broken else 0

@@ -37,9 +37,8 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_scripts
-from trtllm_hpc.runtime.certificate import make_certificate
 from trtllm_hpc.runtime.node import free_ports
-from trtllm_hpc.runtime.proxy import TRITON_KINDS, Proxy, ProxyOptions, write_key
+from trtllm_hpc.runtime.proxy import TRITON_KINDS, Proxy, ProxyOptions, make_certificate, write_key
 from trtllm_hpc.runtime.records import Endpoint
 
 BOUND_S = 2.0
@@ -111,8 +110,9 @@ def open_proxy(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator
         ServerFailed: HAProxy did not start.
     """
     os.environ.setdefault("TRTLLM_HPC_JOB_ID", "0")
-    serve = {"proxy": "haproxy", "openai": "none", "tls": tls}
-    job = JobFile.model_validate({"name": "proxy", "serve": serve})
+    serve = {"frontend": "triton", "tls": tls}  # of this backend, which has no gateway
+    engine = {"model": {"path": "/models/any"}, "engine": {"backend": "pytorch"}}
+    job = JobFile.model_validate({"name": "proxy", **engine, "serve": serve})
     facts = facts_of(job, ClusterProfile(name="here", scheduler="local"))
     paths = RunPaths(folder)
     scripts = render_scripts(make_plan(facts, paths, sys.executable))

@@ -45,21 +45,6 @@ def test_a_relative_folder_does_not_move_with_the_process(
     assert paths.folder == tmp_path / "a"
 
 
-def test_the_pattern_of_srun_stands_where_the_rank_does(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path)
-    assert str(paths.rank_log("serve", "%t")).replace("%t", "3") == str(paths.rank_log("serve", 3))
-
-
-def test_folders_are_made_once_and_for_the_owner(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "runs" / "a")
-    paths.make_folders()
-    assert stat.S_IMODE(paths.folder.stat().st_mode) == 0o700
-    for folder in (paths.scripts, paths.logs, paths.events, paths.ranks, paths.results, paths.repository):
-        assert folder.is_dir()
-    with pytest.raises(FileExistsError):
-        paths.make_folders()
-
-
 def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     write_json(file, {"value": 0})
@@ -106,13 +91,6 @@ def killed_while_writing(file: Path, job: str | None = None) -> None:
     assert killed.returncode == -signal.SIGKILL
 
 
-def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    write_json(file, 1)
-    killed_while_writing(file)
-    assert read_json(file) == 1
-
-
 def test_what_a_killed_job_was_writing_is_removed(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     file = tmp_path / "results" / "a.json"
@@ -122,6 +100,7 @@ def test_what_a_killed_job_was_writing_is_removed(tmp_path: Path) -> None:
     _, of_a_command = sorted(tmp_path.rglob(".*"), key=lambda path: ".101." not in path.name)
     remove_abandoned(tmp_path)
     assert sorted(file.parent.iterdir()) == [of_a_command, file], "a command may be writing now"
+    assert read_json(file) == 1
     os.utime(of_a_command, (0, 0))
     remove_abandoned(tmp_path)
     assert list(file.parent.iterdir()) == [file]
@@ -152,6 +131,8 @@ def test_nobody_else_can_replace_a_run_whatever_the_umask(tmp_path: Path) -> Non
         os.umask(before)
     modes = [stat.S_IMODE(folder.stat().st_mode) for folder in (paths.folder, *paths.folder.parents[:2])]
     assert modes == [0o700, 0o755, 0o755]
+    with pytest.raises(FileExistsError):
+        paths.make_folders()
 
 
 def test_text_is_utf8_for_the_owner_alone_unless_said(tmp_path: Path) -> None:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import runpy
-import shlex
-import subprocess
 from pathlib import Path
-
-import yaml
 
 from tools.site import slug
 
@@ -47,31 +43,6 @@ def test_a_package_index_shows_links_that_work_or_none() -> None:
     assert LINK.findall(plain) == []
     assert "(`docs/how-to/keyed-proxy.md` in the source)" in plain
     assert SETUP["project_urls"](None) == {}
-
-
-def test_links_to_other_places_and_headings_stay_as_they_are() -> None:
-    text = "[a](https://example.org/a) [b](#heading) [c](docs/c.md)"
-    assert SETUP["description"](text, "https://x.org").startswith(
-        "[a](https://example.org/a) [b](#heading) [c](https"
-    )
-
-
-def test_commits_are_linted_as_make_lint_does() -> None:
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
-    words = [shlex.split(hook["entry"]) for hook in hooks]
-    programs = {entry[entry[0] == ".ci/in-venv"] for entry in words}
-    lint = re.search(r"(?m)^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text())
-    assert lint is not None
-    assert set(re.findall(r"\$\(BIN\)/([\w-]+)|then (\w+)", lint[1])) == {
-        (program, "") if program != "shellcheck" else ("", program) for program in programs
-    }
-
-
-def test_a_program_missing_from_the_environment_names_the_next_command() -> None:
-    done = subprocess.run(
-        [ROOT / ".ci/in-venv", "no-such-program"], check=False, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr.rpartition(". ")[2]) == (1, "Type: make setup\n")
 
 
 def test_no_hint_has_a_placeholder_where_the_run_or_the_job_is_known() -> None:

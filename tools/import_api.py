@@ -24,8 +24,8 @@ from ruamel.yaml import YAML
 
 from trtllm_hpc.tensorrt_llm import llm_api
 from trtllm_hpc.tensorrt_llm.llm_api import SERVER
-from trtllm_hpc.tensorrt_llm.releases.commands import Option, load_command, newest_command
 from trtllm_hpc.tensorrt_llm.releases.data_files import NEWER, UNRELEASED, parsed, read_data
+from trtllm_hpc.tensorrt_llm.releases.programs import ProgramOption, load_program, newest_program
 
 DATA = Path(__file__).parents[1] / "trtllm_hpc" / "tensorrt_llm" / "releases" / "data"
 SERVE, KEYS = (DATA / name for name in ("trtllm_serve.toml", "llm_api.toml"))
@@ -94,7 +94,7 @@ def keys(copy: Path) -> Found:
 def new_options(text: str, release: str, copies: Sequence[Found]) -> str:
     """Return the data file with what a release's copies say of options."""
     upstream = dict(agreed(copies, release))
-    serve = newest_command(SERVER) if release == UNRELEASED else load_command(release, SERVER, "")
+    serve = newest_program(SERVER) if release == UNRELEASED else load_program(release, SERVER, "")
     assert serve is not None
     for name in dict.fromkeys(command for command, _ in upstream):
         command = serve if name == "serve" else serve.subcommands.get(name)
@@ -113,12 +113,14 @@ def new_options(text: str, release: str, copies: Sequence[Found]) -> str:
     return text
 
 
-def _differs(old: Option, new: Entry) -> bool:
+def _differs(old: ProgramOption, new: Entry) -> bool:
     here = (old.form, {*old.choices}, {old.name, *old.aliases}, old.default or None)
     return here != (new["form"], {*new.get("choices", ())}, {*new["names"]}, new.get("default") or None)
 
 
-def _with_option(text: str, part: str, table: str, new: Entry, release: str, old: Option | None) -> str:
+def _with_option(
+    text: str, part: str, table: str, new: Entry, release: str, old: ProgramOption | None
+) -> str:
     name = old.name if old else new["names"][0]
     span = {"form": new["form"], "since": release}
     span |= {key: new[key] for key in ("default", "type", "choices", "note") if key in new}

@@ -13,14 +13,12 @@ import yaml
 
 from tools.type_schemas import resolved, schema_of, type_text
 from trtllm_hpc.backends import BACKENDS
-from trtllm_hpc.backends.base import Backend
 from trtllm_hpc.backends.llm_api import model_yaml
-from trtllm_hpc.backends.llm_api_rules import QUANTIZATION_KEYS
 from trtllm_hpc.backends.trtllm_serve import OPTIONS
 from trtllm_hpc.config.engine import DEFAULTS
 from trtllm_hpc.config.job import JobDocument, JobFile, Model
-from trtllm_hpc.engines import options as option_table
-from trtllm_hpc.engines.repository import PLANNED
+from trtllm_hpc.engines.options import ENGINE_KEYS, requests
+from trtllm_hpc.engines.template_values import PLANNED
 from trtllm_hpc.paths import RunPaths
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "job-file.md"
@@ -124,17 +122,15 @@ def _takers(place: str) -> tuple[tuple[str, str], ...]:
 
     Empty for a key in a section that is the same for all.
     """
-    section, key, *inner = [*place.split("."), ""]
-    attribute = f"{section}_keys"
-    if not hasattr(Backend, attribute) or not key:
+    section, key, *_ = [*place.split("."), ""]
+    if section not in ("engine", "repository", "kv_cache") or not key:
         return ()
     taking = dict.fromkeys(
         (name, frontend)
         for (name, frontend, _), backend in BACKENDS.items()
-        if (keys := getattr(backend, attribute)) is None or key in keys
+        if section not in backend.keys or key in backend.keys[section]
     )
-    is_of_engine = key == "quantization" and inner[0] not in ("", *QUANTIZATION_KEYS)
-    return tuple(way for way in taking if not (is_of_engine and way[0] == "pytorch"))
+    return tuple(taking)
 
 
 def _named(ways: Collection[tuple[str, str]]) -> str:
@@ -185,14 +181,19 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _build_options() -> dict[str, list[str]]:
     """Return the options of the programs that build engines, by the key of the job file."""
-    lora = option_table.lora(JobFile.model_validate({"name": "job", "engine": {"max_lora_rank": 1}}))
-    mappings = {f"engine.{row.key}": row.mappings for row in option_table.ROWS}
-    mappings |= {f"engine.quantization.{key}": details for key, details in option_table.DETAILS.items()}
-    options = {key: [mapping.option for mapping in several] for key, several in mappings.items()}
-    for request in lora:
-        options.setdefault(request.key, []).extend(mapping.option for mapping in request.mappings)
-    options |= {f"engine.lora.{key}": [*names] for key, names in option_table.LORA.items()}
-    return options | {"engine.speculative.max_draft_len": [option_table.DRAFT_LENGTH]}
+    lora = {"target_modules": ["attn_q"]}
+    quantization = {"method": "fp8", "kv_cache": "fp8", "calibration_dataset": "/texts", "checkpoint": "/a"}
+    engine = {
+        "max_lora_rank": 1,
+        "lora": lora,
+        "quantization": {**quantization, "calibration_size": 1},
+    }
+    asked = requests(JobFile.model_validate({"name": "job", "engine": engine}))
+    mappings = [(f"engine.{row.key}", row.mappings) for row in ENGINE_KEYS]
+    options: dict[str, list[str]] = {}
+    for key, several in [*mappings, *((request.key, request.mappings) for request in asked)]:
+        options.setdefault(key, []).extend(it.option for it in several)
+    return {key: [*dict.fromkeys(names)] for key, names in options.items()}
 
 
 _BUILD = _build_options()

@@ -10,24 +10,28 @@ from typing import Any
 from tools.type_schemas import DIALECT, schemas_of
 from trtllm_hpc.bench.analysis.compare import Comparison
 from trtllm_hpc.bench.results import MeasurementSummary
+from trtllm_hpc.cli.bench_saved import MeasurementRow
 from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.endpoint import EndpointAccess
+from trtllm_hpc.cli.engines import VerifiedEngines
 from trtllm_hpc.cli.metrics import MetricsSample
 from trtllm_hpc.cli.submit import RenderedRun, SubmittedRun
 from trtllm_hpc.cli.sweep_run import CheckedSweep
-from trtllm_hpc.engine_cache.listing import EngineRow
+from trtllm_hpc.cli.sweep_saved import SweepRow
+from trtllm_hpc.engine_cache.contents import EngineRow
 from trtllm_hpc.evaluation.scores import EvaluationSummary
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
-from trtllm_hpc.runs.difference import RunsDiff
 from trtllm_hpc.runs.guests import ProxyClient
 from trtllm_hpc.runs.hub import ModelRow
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.shipped_jobs import ShippedJob
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
-from trtllm_hpc.sweeps.results import SweepResults
+from trtllm_hpc.sweeps.measured import SweepResults
 from trtllm_hpc.sweeps.status import SweepStatus
+from trtllm_hpc.tensorrt_llm.releases.programs import Program
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 from trtllm_hpc.validation.checks import DoctorReport
 
 OUTPUTS: Mapping[str, Mapping[str, Any]] = {
@@ -35,11 +39,11 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "render": {"": RenderedRun},
     "doctor": {"": DoctorReport},
     "sweep run": {"": SweepStatus, "with `--check`": CheckedSweep},
+    "sweep list": {"": list[SweepRow]},
     "sweep status": {"": SweepStatus},
     "sweep watch": {"": SweepStatus},
     "sweep report": {"": SweepResults},
     "runs": {"": list[ListedRun]},
-    "runs diff": {"": RunsDiff},
     "status": {"": RunStatus},
     "submit": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},
     "watch": {"": RunStatus},
@@ -47,13 +51,17 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "explain": {"": list[Finding]},
     "client": {"": PromptRecord},
     "evaluate": {"": EvaluationSummary},
+    "bench list": {"": list[MeasurementRow]},
     "bench show": {"": MeasurementSummary},
     "bench run": {"": MeasurementSummary},
     "bench compare": {"": Comparison},
     "endpoint": {"": EndpointAccess, "with `--invite`, `--revoke` or `--invited`": list[ProxyClient]},
     "metrics": {"": MetricsSample},
     "engines list": {"": list[EngineRow]},
+    "engines verify": {"": VerifiedEngines},
     "models list": {"": list[ModelRow]},
+    "versions": {"": list[Release]},
+    "versions show": {"of a release": Release, "of a program of it": Program},
     "sandbox status": {"": Status},
 }
 """By the command's words, in the order of the page, and by the form, where a command has several."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,6 @@ class Instances:
     """Instances on each node; where they are not alike, on the fullest one."""
     layout: Layout
     """Of one instance, with its own GPUs."""
-    per_gpu: int = 1
-    """Instances that share the same GPUs."""
     groups: tuple[ServerGroup, ...] = ()
     """The servers of a disaggregated run, which are not alike; ``layout`` is the first group's."""
 
@@ -102,7 +99,7 @@ class Instances:
             world_size=self.count * one.world_size,
             nodes=self.count * one.nodes // self.per_node,
             ranks_per_node=self.per_node * one.ranks_per_node,
-            gpus_per_node=-(-self.per_node // self.per_gpu) * one.gpus_per_node,
+            gpus_per_node=self.per_node * one.gpus_per_node,
         )
 
     @property
@@ -134,57 +131,6 @@ class Instances:
         for instance in range(self.count):
             nodes.setdefault(self.first_node(instance), []).append(instance)
         return nodes
-
-    @property
-    def talking(self) -> str:
-        """Nodes of the whole job that will talk: ``0,1`` with each other, ``0,1:2,3`` across."""
-        words = [_span(self.first_node(one), self.layout) for one in range(self.count)]
-        if self.groups:
-            before = {1: self.components[0].nodes}
-            phases = [
-                [_span(before.get(it.component or 0, 0) + one.first_node, it.layout) for one in it.servers]
-                for it in self.groups
-            ]
-            words = [*chain(*phases), ":".join(",".join(dict.fromkeys(phase)) for phase in phases)]
-        return " ".join(word for word in words if {",", ":"} & set(word)) if self.nodes > 1 else ""
-
-    @property
-    def worlds(self) -> str:
-        """Ranks of each server that has several, by their numbers among all tasks of the job: ``0,1 2,3``."""
-        size, before, found = self.layout.world_size, 0, list[list[int]]()
-        if not self.groups:
-            found = [[*range(one * size, (one + 1) * size)] for one in range(self.count)]
-        for group in self.groups:
-            on, own = _allocation(self.groups if group.component is None else (group,)), group.layout
-            for one in group.servers:
-                firsts = (
-                    on.ranks_per_node * (one.first_node + it) + one.first_gpu for it in range(own.nodes)
-                )
-                found.append([before + first + it for first in firsts for it in range(own.ranks_per_node)])
-            before += 0 if group.component is None else on.world_size
-        return " ".join(",".join(map(str, ranks)) for ranks in found if len(ranks) > 1)
-
-
-def _span(first: int, layout: Layout) -> str:
-    return ",".join(map(str, range(first, first + layout.nodes)))
-
-
-def seats(instances: Instances) -> list[str]:
-    """Return in words where each server of a disaggregated run is."""
-    found = []
-    for group in instances.groups:
-        one = group.layout
-        whose = "" if group.component is None else f"{group.role} "
-        for server in group.servers:
-            last_node = server.first_node + one.nodes - 1
-            several = f"{whose}nodes {server.first_node}-{last_node}"
-            nodes = several if one.nodes > 1 else f"{whose}node {server.first_node}"
-            ranks = f"{one.world_size} rank{'s' * (one.world_size > 1)}"
-            last_gpu = server.first_gpu + one.gpus_per_node - 1
-            gpus = f"{server.first_gpu}-{last_gpu}" if one.gpus_per_node > 1 else f"{server.first_gpu}"
-            on_gpus = f", GPU{'s' * (one.gpus_per_node > 1)} {gpus}" if one.gpus_per_node else ""
-            found.append(f"{group.role} server {server.number}: {ranks} on {nodes}{on_gpus}")
-    return found
 
 
 def _allocation(groups: tuple[ServerGroup, ...]) -> Layout:
@@ -240,29 +186,24 @@ def place_groups(wanted: Sequence[WantedGroup], *, spread: bool, apart: bool = F
     return Instances(number, max(on_node.values()), groups[0].layout, groups=tuple(groups))
 
 
-def place(
-    count: int, world_size: int, *, nodes: int | None, gpus_per_node: int, per_gpu: int, spread: bool
-) -> Instances:
+def place(count: int, world_size: int, *, nodes: int | None, gpus_per_node: int, spread: bool) -> Instances:
     """Spread ``count`` instances of ``world_size`` ranks each.
 
     Args:
         nodes: for all instances together; ``None`` takes as few as the GPUs allow, one without GPUs.
         gpus_per_node: GPUs that the cluster has on each node; 0 for none.
-        per_gpu: instances that share the same GPUs.
         spread: no two instances on a node.
 
     The rules ``ranks_spread`` and ``gpus_suffice`` have refused what cannot be spread.
     """
     if nodes is not None:
         per_instance = max(1, nodes // count)
-        return Instances(
-            count, max(1, count // nodes), make_layout(world_size, per_instance, gpus_per_node), per_gpu
-        )
+        return Instances(count, max(1, count // nodes), make_layout(world_size, per_instance, gpus_per_node))
     one = make_layout(world_size, None, gpus_per_node)
     if one.nodes > 1 or spread:
-        return Instances(count, 1, one, per_gpu)
-    room = gpus_per_node // world_size * per_gpu if gpus_per_node else count
-    return Instances(count, next(each for each in range(room, 0, -1) if count % each == 0), one, per_gpu)
+        return Instances(count, 1, one)
+    room = gpus_per_node // world_size if gpus_per_node else count
+    return Instances(count, next(each for each in range(room, 0, -1) if count % each == 0), one)
 
 
 def one_node(world_size: int, gpus: int) -> Layout:

@@ -143,8 +143,6 @@ class RunPaths:
     ranks = _Named("ranks")
     """Folder of the rank records."""
     endpoint = _Named("endpoint.json")
-    network = _Named("network.json")
-    network_table = _Named("network.txt")
     """Host and ports of the leader; exists only once it is ready."""
     stop_request = _Named("stop.json")
     """Exists once the server was asked to stop, and names who asked."""
@@ -172,8 +170,6 @@ class RunPaths:
     """The same with its private key (mode 0600), as HAProxy reads it."""
     instances = _Named("instances.json")
     """What the supervisor knows of each instance, once it has begun."""
-    notify = _Named("notify")
-    """The URL of a webhook (mode 0600), which may hold a secret; exists only with ``submit --notify``."""
     renewal = _Named("renewal.json")
     """The job that serves and the one that waits for its end; exists only with ``serve.renew``."""
     bad_nodes = _Named("bad_nodes.json")
@@ -182,8 +178,6 @@ class RunPaths:
     # What was measured
     results = _Named("results")
     """Folder of answers and measurements."""
-    profiles = _Named("results/profiles")
-    """Folder of the profiles of ranks, with ``serve.profile``."""
     answer = _Named("results/request.json")
     """The companion's first request, and the model's answer over each protocol."""
     benchmark_progress = _Named("results/progress.json")
@@ -275,17 +269,9 @@ class RunPaths:
         """Return the file with power and state of a rank's GPUs, a line each second for each GPU."""
         return self.ranks / f"{step}_{rank}.gpus.jsonl"
 
-    def tuning(self, step: str) -> Path:
-        """Return the file of what the autotuner of one step's ranks finds."""
-        return self.ranks / f"{step}.tuning"
-
     def failure_reason(self, step: str, rank: int) -> Path:
         """Return the file in which a rank's server leaves one sentence if it knows why it fails."""
         return self.ranks / f"{step}_{rank}.reason"
-
-    def logits(self, name: str) -> Path:
-        """Return ``context_logits`` or ``generation_logits`` of the first request, in NumPy's format."""
-        return self.results / f"{name}.npy"
 
     def measurement(self, name: str) -> MeasurementPaths:
         """Return the files of the measurement of that name."""
@@ -425,8 +411,7 @@ def write_folder_aside(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rename(old)
         aside.rename(folder)
-    except BaseException:
-        # After Ctrl-C, too, the old folder comes back.
+    except BaseException:  # after Ctrl-C, too, the old folder comes back
         if old.exists() and not folder.exists():
             old.rename(folder)
         raise

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     missed: list[str] = []
     try:
         if not arguments.page_only:
-            with site("faults", (1, 2)) as made:
+            with site(arguments.sandbox, (1, 2)) as made:
                 missed = _measure_all(made, arguments.only, results)
     except KeyboardInterrupt:
         print("interrupted: the page shows what was measured", file=sys.stderr)
@@ -103,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=_names, default=NAMES, metavar="NAME,…", help=f"of {', '.join(NAMES)}")
     out = Path("docs/explanation")
     parser.add_argument("--out", type=Path, default=out, metavar="DIR", help="page and results")
+    parser.add_argument("--sandbox", default="faults", metavar="NAME", help="for two commands at once")
     parser.add_argument("--page-only", action="store_true", help="only write the page again")
     return parser
 

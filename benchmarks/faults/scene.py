@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from benchmarks.faults.site import Site
 from tests.slurm.conftest import USER, Person, user_processes
+from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord
 from trtllm_hpc.sandbox import Node, processes
@@ -49,7 +50,9 @@ class Scene:
 
     def node_of(self, rank: int) -> Node:
         """The node of one rank of the server."""
-        record = RankRecord.read(self.paths.rank_record("serve", rank))
+        file = self.paths.rank_record("serve", rank)
+        assert eventually(file.exists, _APPEARS_S), f"rank {rank} did not begin"
+        record = RankRecord.read(file)
         assert record is not None
         return next(node for node in self.site.sandbox.nodes if node.name == record.host)
 

@@ -23,8 +23,6 @@ class Figures(TypedDict, total=False):
     p50_ms: float
     p99_ms: float
     """Latency from the send."""
-    schedule_p99_ms: float
-    """Latency from the time when a request was due."""
     late_p99_ms: float
     """Sent after it was due."""
     cores: float
@@ -113,7 +111,6 @@ _COLUMNS = {
     "cpu_us_per_request": "CPU us/request",
     "p50_ms": "p50 ms",
     "p99_ms": "p99 ms",
-    "schedule_p99_ms": "p99 from due",
     "late_p99_ms": "p99 late ms",
     "cores": "cores",
     "gap_error_p99_ms": "p99 gap error ms",

@@ -38,7 +38,7 @@ from benchmarks.upstream.stubs import GPUS, CannotImport, importable, version_of
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime import upstream
-from trtllm_hpc.runtime.upstream import Refused
+from trtllm_hpc.runtime.upstream import RefusedByUpstream
 from trtllm_hpc.tensorrt_llm.releases.release import nearest_release
 
 _LISTS = yaml.safe_load((Path(__file__).parent / "configurations.yaml").read_text())
@@ -150,7 +150,7 @@ class _Reading:
         words = ("/models/Llama-3.1-8B", f"--gpus_per_node={GPUS}", f"--extra_llm_api_options={file}")
         try:
             upstream.server_arguments(words)
-        except Refused:
+        except RefusedByUpstream:
             return True
         return False
 
@@ -178,7 +178,7 @@ class _Reading:
         self._found.counts.update({"files": 1, "keys": _count(file)})
         try:
             return ask(what)
-        except Refused as error:
+        except RefusedByUpstream as error:
             self._found.refused.append(f"{case}: {' '.join(str(error).split())}")
             return None
 

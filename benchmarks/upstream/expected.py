@@ -39,9 +39,6 @@ def expected_arguments(job: Job, role: str | None) -> dict[str, Any]:
         for key, path in keys.items():
             if section.get(key) is not None:
                 stated = merged(stated, _at(path, section[key]))
-    if (sharing := serve.get("instances_per_gpu", 1)) > 1:
-        fraction = kv_cache.get("free_gpu_memory_fraction", 0.9) / sharing
-        stated = merged(stated, {"kv_cache_config": {"free_gpu_memory_fraction": fraction}})
     for key, name in _TRANSFER.items():
         if role is not None and key in phases:
             stated = merged(stated, {"cache_transceiver_config": {name: phases[key]}})

@@ -50,6 +50,6 @@ def front_file(paths: RunPaths, counts: Mapping[str, int]) -> dict[str, Any]:
     }
     paths.servers_key.write_text("0" * 32)  # the supervisor has made it by then
     with mock.patch.object(front, "start_bound"):
-        front.Front(paths, servers, [0], None).start(())
+        front.Front(paths, servers, [0]).start(())
     file: dict[str, Any] = yaml.safe_load(paths.front_started.read_text())
     return file

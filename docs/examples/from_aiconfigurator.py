@@ -80,7 +80,7 @@ def proposal(folder: Path) -> dict[str, Any]:
         phases = {"context": "prefill", "generation": "decode"}
         servers = {phase: {"servers": counts[role], **engines[role]} for phase, role in phases.items()}
         serve, own = {**serve, "mode": "disaggregated", "disaggregated": servers}, {}
-    companion = {"time_limit_minutes": 150, "endpoint_timeout_seconds": 5400}
+    companion = {"time_limit_minutes": 150}
     return {
         "engine": {"backend": "pytorch", **own},
         "serve": serve,

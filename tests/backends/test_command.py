@@ -60,7 +60,7 @@ def test_what_is_wrong_with_a_command_is_named(command: list[str], field: str, m
 
 def test_keys_of_tensorrt_llm_are_refused_and_a_command_is_refused_elsewhere() -> None:
     [(field, message)] = refused(job(SERVES, {"max_num_tokens": 8192}))
-    assert field == "engine.max_num_tokens" and "serve.command has the server's own options" in message
+    assert field == "engine.max_num_tokens" and "has no effect with engine.backend command" in message
     other = job(SERVES) | {"engine": {"backend": "pytorch"}}
     assert ("serve.command", "is set, but engine.backend is pytorch") in refused(other)
 

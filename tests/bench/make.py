@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.levels import Level, OpenLoop
-from trtllm_hpc.bench.records import MEASURED, OK, Limits, RequestRecord, Sample
+from trtllm_hpc.bench.records import MEASURED, OK, RequestRecord, Sample
 from trtllm_hpc.bench.results import ClientUse, Energy, Window
 from trtllm_hpc.bench.workload.request import BY_SERVER
 
@@ -58,8 +59,9 @@ def sample(
     end_ms: float = 1000,
     *,
     level: Level | None = None,
-    slo: Limits | None = None,
+    slo: Slo | None = None,
     energy: Energy | None = None,
 ) -> Sample:
     """One pass over a window of a second, unless told otherwise."""
-    return Sample(records, Window(start_ms / 1e3, end_ms / 1e3), level or OpenLoop(10), slo, energy)
+    is_good = None if slo is None else slo.judge(records)
+    return Sample(records, Window(start_ms / 1e3, end_ms / 1e3), level or OpenLoop(10), is_good, energy)

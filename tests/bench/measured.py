@@ -59,7 +59,8 @@ def measured(
 
 
 def _pass(records: Sequence[RequestRecord], level: OpenLoop, repeat: int) -> Pass:
-    sample = Sample(records, Window(0, last_due_ms(records) / 1e3), level, parse_slo("latency<500ms"))
+    is_good = parse_slo("latency<500ms").judge(records)
+    sample = Sample(records, Window(0, last_due_ms(records) / 1e3), level, is_good)
     return Pass(
         repeat=repeat,
         started_s=records[0].scheduled_s,

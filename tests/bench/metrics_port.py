@@ -31,8 +31,6 @@ nv_inference_queue_duration_us{{{MODEL}}} {queue_us}
 nv_llm_output_token_len_count{{{MODEL},response_metric_type="total_output_tokens"}} {finished}
 nv_llm_output_token_len_sum{{{MODEL},response_metric_type="total_output_tokens"}} {tokens}
 nv_llm_output_token_len_bucket{{{MODEL},response_metric_type="total_output_tokens",le="+Inf"}} {finished}
-# TYPE nv_cpu_utilization gauge
-nv_cpu_utilization 0.5
 """
 
 

@@ -44,9 +44,6 @@ class Script:
 
     pieces: Sequence[bytes | float] = ()
     """Sent one by one; a number is a pause in seconds."""
-    answer: Callable[[dict[str, Any], int], Sequence[bytes | float]] | None = None
-    """Makes the pieces instead, of the request's body and the number of requests in flight 50 ms later."""
-    in_flight: int = 0
     body: bytes | None = None
     """Sent instead, as a whole."""
     status: int = 200
@@ -80,24 +77,14 @@ def _handler(script: Script) -> Handler:
             return web.Response(status=script.status, body=script.body)
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await reply.prepare(request)
-        script.in_flight += 1
-        for piece in await _pieces(script):
+        for piece in script.pieces:
             if isinstance(piece, float):
                 await asyncio.sleep(piece)
             else:
                 await reply.write(piece)
-        script.in_flight -= 1
         return reply
 
     return handle
-
-
-async def _pieces(script: Script) -> Sequence[bytes | float]:
-    if script.answer is None:
-        return script.pieces
-    body = script.asked[-1][1]
-    await asyncio.sleep(0.05)
-    return script.answer(body, script.in_flight)
 
 
 @contextmanager

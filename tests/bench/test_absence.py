@@ -3,220 +3,130 @@
 from __future__ import annotations
 
 import re
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from tests.bench.openai_server import DONE, Script, event, openai_server
-from tests.bench.test_command import make_run, records
-from tests.waiting import eventually
-from trtllm_hpc import bench
+from tests.bench.test_command import make_run
 from trtllm_hpc.api.measurement import Measurement
-from trtllm_hpc.api.run import Run
 from trtllm_hpc.bench import interruptions
-from trtllm_hpc.bench.interruptions import ServerIdentity, ended_parts
+from trtllm_hpc.bench.interruptions import Follow, ServerIdentity, ended_parts, was_cut
 from trtllm_hpc.bench.levels import Level
-from trtllm_hpc.bench.load.loops import Count
-from trtllm_hpc.bench.load.messages import Reply
 from trtllm_hpc.bench.measure import MeasuredServer, run_measurement
 from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step
-from trtllm_hpc.bench.records import read_records
+from trtllm_hpc.bench.records import RequestRecord, read_records
+from trtllm_hpc.bench.results import Finding, MeasurementSummary, Pass, Verdict
 from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.errors import InvalidMeasurement
+from trtllm_hpc.errors import InvalidMeasurement, JobLost
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint, add_event
-from trtllm_hpc.runtime.renewal import Renewal
-from trtllm_hpc.runtime.stop import server_has_ended
 
-
-class Relay:
-    """Passes bytes on to a port until it is closed, as a node does until it is lost.
-
-    The server itself, which is to serve again, notices nothing: Triton 2.51 may die of requests that are cut.
-    """
-
-    def __init__(self, address: str, port: int) -> None:
-        self._to = (address, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._open = [self._listener]
-        self._kept: list[socket.socket] = []
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        for one in self._open:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def end(self) -> None:
-        """Leave the server, too, once it has answered."""
-        for one in self._kept:
-            one.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self._to)
-            self._open.append(near)
-            self._kept.append(far)
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                sink.sendall(data)
-        except OSError:
-            return
+THREE = Benchmark(
+    concurrencies=[1, 2, 3],
+    requests=4,
+    warmup_requests=0,
+    min_requests=1,
+    min_window_seconds=0.0,
+    max_late_share=1,
+)
 
 
 @pytest.fixture
-def relay(endpoint: Endpoint) -> Iterator[Relay]:
-    relay = Relay(endpoint.address, endpoint.grpc_port)
-    yield relay
-    relay.close()
-    relay.end()
+def run(tmp_path: Path) -> RunPaths:
+    return make_run(tmp_path / "run", None)
 
 
 @pytest.fixture
-def run(tmp_path: Path, endpoint: Endpoint, relay: Relay) -> RunPaths:
-    """Job 1 serves behind the relay, and job 2 waits to follow it."""
-    paths = make_run(tmp_path / "run", None)
-    replace(endpoint, job_id="1", grpc_port=relay.port).write(paths.endpoint)
-    Renewal("1", "2").write(paths.renewal)
-    return paths
+def endpoint(run: RunPaths) -> Iterator[Endpoint]:
+    with openai_server(Script([event("GR", reason="length"), event(usage=(5, 1)), DONE])) as ready:
+        ready.write(run.endpoint)
+        yield ready
 
 
-def measure(run: RunPaths) -> Measurement:
-    return bench(
-        Run(run),
-        name="mine",
-        rate_per_second=[40, 50, 60],
-        requests=40,
-        warmup_requests=0,
-        max_tokens=4,
-        min_requests=1,
-        min_window_seconds=0,
-        max_late_share=1,
-        max_failures_in_a_row=5,
-    )
+def lost_in_the_second_level(
+    monkeypatch: pytest.MonkeyPatch, run: RunPaths, endpoint: Endpoint, **what: Any
+) -> None:
+    """The first pass of that level loses its server; another job serves then."""
+    whole_pass, lost = Passes.run, list[Step]()
 
-
-def goes_in_the_second_level(monkeypatch: pytest.MonkeyPatch, relay: Relay, run: RunPaths) -> None:
-    """The server goes when ten requests of that level have been answered, once."""
-    whole_pass, answered = Passes.run, list[Reply]()
-
-    def one_pass(self: Passes, level: Level, step: Step, on_end: Count) -> PassOutcome:
-        def count(ended: Reply) -> None:
-            on_end(ended)
-            answered.extend([ended] * (step.level == 1))
-            if len(answered) == 10:
-                run.endpoint.unlink()
-                relay.close()
-
-        return whole_pass(self, level, step, count)
+    def one_pass(self: Passes, level: Level, step: Step) -> PassOutcome:
+        outcome = whole_pass(self, level, step)
+        if step.level == 1 and not lost:
+            lost.append(step)
+            replace(endpoint, job_id="2", ready_at=60.0).write(run.endpoint)
+            records = [replace(it, status="UNAVAILABLE", output_tokens=None) for it in outcome.records]
+            verdict = Verdict([Finding("server-gone", len(records))])
+            result = replace(outcome.result, failed=len(records), verdict=verdict)
+            return replace(outcome, result=result, records=records, **what)
+        return outcome
 
     monkeypatch.setattr(Passes, "run", one_pass)
 
 
-@pytest.mark.triton
+def measure(run: RunPaths, endpoint: Endpoint, follow: Follow | None = None, name: str = "mine") -> Any:
+    server = MeasuredServer(run, endpoint, None, follow)
+    measured: MeasurementSummary = run_measurement(server, THREE, name)
+    return measured
+
+
 def test_the_pass_that_was_cut_is_measured_again(
-    run: RunPaths, relay: Relay, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+    run: RunPaths, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_in_the_second_level(monkeypatch, relay, run)
-
-    def serve_again() -> None:
-        assert eventually(lambda: not run.endpoint.exists())
-        replace(endpoint, job_id="2", ready_at=endpoint.ready_at + 60).write(run.endpoint)
-
-    server = threading.Thread(target=serve_again)
-    server.start()
-    measurement = measure(run)
-    server.join()
-    assert measurement.valid, measurement.summary.verdict
-    assert [
-        [(one.measured, one.failed) for one in level.passes] for level in measurement.summary.levels
-    ] == 3 * [[(40, 0)]]
-    [warning] = [text for it in measurement.summary.verdict.warnings if "away" in (text := str(it))]
-    assert "level 2 of 3 (50/s): that pass is measured again" in warning
-    by_phase = {
-        phase: [it for it in records(run) if it.phase == phase] for phase in ("unfinished", "measured")
-    }
-    assert {it.level for it in by_phase["unfinished"]} == {1} and len(by_phase["measured"]) == 120
-    assert any(not it.ok for it in by_phase["unfinished"])
-    assert measurement.summary.errors == {}
+    lost_in_the_second_level(monkeypatch, run, endpoint, gone=True)
+    found = measure(run, endpoint, lambda: replace(endpoint, job_id="2", ready_at=60.0))
+    assert found.valid, found.verdict
+    assert [(level.measured, level.failed) for level in found.levels] == [(4, 0)] * 3
+    [warning] = [text for it in found.verdict.warnings if "away" in (text := str(it))]
+    assert "level 2 of 3 (2 at once): that pass is measured again" in warning
+    written = read_records(run.measurement("mine").requests)
+    assert all(it.ok for it in written) and found.errors == {}
 
 
-@pytest.mark.triton
 def test_a_server_that_does_not_come_back_ends_the_measurement(
-    run: RunPaths, relay: Relay, monkeypatch: pytest.MonkeyPatch
+    run: RunPaths, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_in_the_second_level(monkeypatch, relay, run)
-    Renewal("1", None).write(run.renewal)
-    add_event(run, "serve", "stage_begin", job_id="1")
-    add_event(run, "serve", "stage_end", job_id="1", exit_code=0)
-    measurement = measure(run)
-    assert not measurement.valid
-    assert measurement.summary.verdict.findings[0].code in ("ended-server-gone", "only-failures")
-    assert len(measurement.summary.levels) == 2, "what was measured is kept"
+    def nowhere() -> Endpoint:
+        raise JobLost("Job 1 has ended.")
+
+    lost_in_the_second_level(monkeypatch, run, endpoint, gone=True)
+    found = measure(run, endpoint, nowhere)
+    assert found.verdict.findings[0].code == "ended-server-gone"
+    assert "did not come back: Job 1 has ended." in " ".join(map(str, found.verdict.warnings))
+    assert len(found.levels) == 2, "what was measured is kept"
 
 
-@pytest.mark.triton
 def test_another_attempt_of_the_companion_measures_only_what_is_missing(
-    run: RunPaths, relay: Relay, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+    run: RunPaths, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Benchmark(
-        rates_per_second=[40, 50, 60],
-        requests=40,
-        warmup_requests=0,
-        max_tokens=4,
-        min_window_seconds=0.1,
-        max_late_share=1,
-        max_failures_in_a_row=5,
-    )
-    goes_in_the_second_level(monkeypatch, relay, run)
-    job = JobFile(name="a")
-    served = Endpoint.read(run.endpoint)
-    assert served is not None
-    first = run_measurement(MeasuredServer(run, served, job), settings, COMPANION_MEASUREMENT)
+    lost_in_the_second_level(monkeypatch, run, endpoint, gone=True)
+    first, second, third = (measure(run, endpoint, name=COMPANION_MEASUREMENT) for _ in range(3))
     assert not first.valid and len(first.levels) == 2
-    second = run_measurement(MeasuredServer(run, endpoint, job), settings, COMPANION_MEASUREMENT)
-    assert second.valid, second.verdict.findings
-    assert len(second.levels) == 3 and second.levels[0] == first.levels[0]
+    assert second.valid and len(second.levels) == 3 and second.levels[0] == first.levels[0]
     assert second.started_at == first.started_at
     assert "The first level was measured by an earlier attempt" in str(second.verdict.warnings[0])
-    written = read_records(run.measurement(COMPANION_MEASUREMENT).requests)
-    assert sorted(it.index for it in written) == list(range(120)), "each request once"
-    assert written[39].ended_s < written[40].sent_s
-    third = run_measurement(MeasuredServer(run, endpoint, job), settings, COMPANION_MEASUREMENT)
     assert third.levels[0] != first.levels[0], "nothing was missing: it is measured anew"
+    written = read_records(run.measurement(COMPANION_MEASUREMENT).requests)
+    assert sorted(it.level for it in written) == [0] * 4 + [1] * 4 + [2] * 4
 
 
-@pytest.mark.triton
 def test_failures_of_a_server_that_stayed_are_not_measured_again(
     run: RunPaths, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    endpoint.write(run.endpoint)
     monkeypatch.setattr(interruptions, "_SETTLE_S", 0.1)
     whole_pass = Passes.run
 
-    def failing(self: Passes, level: Level, step: Step, on_end: Count) -> PassOutcome:
-        return replace(whole_pass(self, level, step, on_end), failures=5)
+    def failing(self: Passes, level: Level, step: Step) -> PassOutcome:
+        return replace(whole_pass(self, level, step), failures=5)
 
     monkeypatch.setattr(Passes, "run", failing)
-    measurement = measure(run)
-    assert len(measurement.summary.levels) == 1 and "5 requests in a row failed" in str(measurement)
+    found = measure(run, endpoint, lambda: endpoint)
+    assert len(found.levels) == 1 and "5 requests in a row failed" in str(found.verdict.findings[0])
 
 
 @pytest.mark.parametrize(
@@ -241,15 +151,30 @@ def test_a_proxy_that_was_started_again_was_away(tmp_path: Path) -> None:
     assert before.was_replaced_by(ServerIdentity.of(paths))
 
 
+def test_the_last_requests_fail_before_the_supervisor_has_seen_the_proxy_end(tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "run", None)
+    before = ServerIdentity.of(paths)
+    lost = RequestRecord(
+        0, 0, 0, "measured", 0.0, 0.0, 0.1, "UNAVAILABLE", error="the server closed the connection"
+    )
+    outcome = PassOutcome(cast(Pass, None), [lost], interrupted=False)
+    threading.Timer(1, add_event, (paths, "serve", "proxy_restarted"), {"why": "it ended"}).start()
+    assert was_cut(paths, before, outcome)
+
+
 def test_the_parts_of_a_server_that_ended_are_named_with_their_times(tmp_path: Path) -> None:
     paths = make_run(tmp_path / "run", None)
     why, again = "rank 1 on n2 was killed by signal 9", "it is started again (1 of 3 times)"
     add_event(paths, "serve", "instance_end", instance=1, why=why, then=again)
     add_event(paths, "serve", "instance_ready", instance=1)
     add_event(paths, "serve", "front_restarted", why="the front of the servers on n1 was killed by signal 9")
-    server, front = ended_parts(paths)
+    removed = "sockets of the server were removed: /dev/shm/trt_proxy0/0/http"
+    add_event(paths, "serve", "trouble", part="sockets", why=removed)
+    add_event(paths, "serve", "trouble", part="sockets", why=None)
+    server, front, sockets = ended_parts(paths)
     assert re.fullmatch(rf"at \d\d:\d\d:\d\d instance 1: {why}; {re.escape(again)}", server)
     assert front.endswith(" the front of the servers on n1 was killed by signal 9; it is started again")
+    assert sockets.endswith(removed)
 
 
 @pytest.mark.parametrize(("allowed", "valid"), [(0.01, False), (1.0, True)])
@@ -260,8 +185,8 @@ def test_failures_are_explained_by_what_ended_meanwhile(
     paths = make_run(tmp_path / "run", None)
     whole_pass, why = Passes.run, "the front of the servers on n1 was killed by signal 9"
 
-    def one_pass(self: Passes, level: Level, step: Step, on_end: Count) -> PassOutcome:
-        outcome = whole_pass(self, level, step, on_end)
+    def one_pass(self: Passes, level: Level, step: Step) -> PassOutcome:
+        outcome = whole_pass(self, level, step)
         if step.level > 0:
             return outcome
         add_event(paths, "serve", "front_restarted", why=why)
@@ -276,7 +201,6 @@ def test_failures_are_explained_by_what_ended_meanwhile(
             min_requests=1,
             min_window_seconds=0.0,
             max_error_share=allowed,
-            check=False,
         )
         server = MeasuredServer(paths, endpoint, None)
         verdict = run_measurement(server, settings, "mine").verdict
@@ -287,13 +211,3 @@ def test_failures_are_explained_by_what_ended_meanwhile(
         with pytest.raises(InvalidMeasurement) as refused:
             Measurement(paths, "mine").check()
         assert refused.value.hint == f"trtllm-hpc bench {paths.folder} measures again"
-
-
-def test_a_companion_outlives_the_job_that_another_one_follows(tmp_path: Path) -> None:
-    paths = make_run(tmp_path / "run", None)
-    write_json(paths.instances, [])
-    add_event(paths, "serve", "stage_begin", job_id="1")
-    add_event(paths, "serve", "stage_end", job_id="1", exit_code=0)
-    assert server_has_ended(paths)
-    Renewal("1", "2").write(paths.renewal)
-    assert not server_has_ended(paths)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict
+from trtllm_hpc.bench.analysis.aggregate import by_turn, error_counts, over_repeats, overall_verdict
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.results import (
     Distribution,
@@ -44,24 +44,14 @@ def warnings(*levels: LevelResult) -> list[str]:
     return list(map(str, overall_verdict(levels, None).warnings))
 
 
-def test_a_single_pass_is_not_named() -> None:
+def test_a_finding_of_several_passes_appears_once_as_the_worst_with_its_levels() -> None:
     assert warnings(level(2, [few(5)])) == [sentence(5)]
-
-
-def test_a_finding_of_several_passes_appears_once_as_the_worst() -> None:
+    assert warnings(level(2, [few(5)], [])) == [sentence(5)]
     assert warnings(level(2, [few(5)]), level(4, []), level(8, [few(5)])) == [f"2/s, 8/s: {sentence(5)}"]
     assert warnings(level(2, [few(20)]), level(4, [few(5)]), level(8, [few(95)])) == [
-        f"all levels: {sentence(5)} This is the worst of 3 passes."
+        f"{sentence(5)} This is the worst of 3 passes."
     ]
-    other = Finding("interrupted")
-    assert len(warnings(level(2, [few(5)]), level(4, [other]))) == 2
-
-
-def test_passes_are_named_where_not_all_of_a_level_are_meant() -> None:
-    both, one = level(2, [few(5)], [few(5)]), level(4, [], [few(5)])
-    assert warnings(both, one) == [f"2/s, 4/s (pass 2): {sentence(5)}"]
-    assert warnings(both) == [sentence(5)]
-    assert warnings(one) == [f"pass 2: {sentence(5)}"]
+    assert len(warnings(level(2, [few(5)]), level(4, [Finding("interrupted")]))) == 2
 
 
 def test_findings_about_the_whole_come_first_with_their_sentences() -> None:
@@ -80,10 +70,16 @@ def test_findings_of_a_search_become_warnings() -> None:
 def test_errors_that_differ_only_in_numbers_are_counted_together() -> None:
     words = ["300 tokens exceed 256", "no luck", "400 tokens exceed 256", "300 tokens exceed 256", "no luck"]
     records = [replace(request(0, 0, 1, status="INTERNAL"), error=error) for error in words]
-    assert error_counts(records) == {
-        "300 tokens exceed 256 (and 1 more that differ only in numbers)": 3,
-        "no luck": 2,
-    }
+    assert error_counts(records) == {"300 tokens exceed 256": 3, "no luck": 2}
+
+
+def test_later_turns_are_put_together() -> None:
+    records = [request(0, 0, 100 * turn, session="a", turn=turn) for turn in range(1, 12)]
+    found = by_turn([*records, request(0, 0, 5, session="a", turn=2, status="UNAVAILABLE")])
+    counts = {it.turn: (it.requests, it.failed) for it in found}
+    assert counts == {**{str(turn): (1, 0) for turn in range(1, 9)}, "2": (2, 1), "9 and later": (3, 0)}
+    latency = found[-1].metrics["latency_ms"]
+    assert isinstance(latency, Distribution) and latency.mean == 1000
 
 
 def test_each_statistic_of_a_distribution_has_its_own_interval() -> None:

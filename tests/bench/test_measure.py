@@ -11,12 +11,12 @@ import pytest
 from trtllm_hpc.bench.arrivals import open_schedule
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop, levels_of
 from trtllm_hpc.bench.load.loops import LoadResult
-from trtllm_hpc.bench.load.messages import ParsedReply, Reply
+from trtllm_hpc.bench.load.messages import LoadReply, ParsedReply
 from trtllm_hpc.bench.passes import WHOLE_TRACE, closed_length, closed_window, open_length, timed_length
 from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
-from trtllm_hpc.bench.workload.request import Request, WorkloadSpec
+from trtllm_hpc.bench.workload.request import WorkloadRequest, WorkloadSpec
 from trtllm_hpc.config.benchmark import Benchmark
 
 from .make import IDLE
@@ -71,7 +71,7 @@ def test_a_timed_closed_loop_sends_all_given_prompts_before_it_repeats_one() -> 
 def test_conversations_are_measured_from_the_end_of_one_until_a_slot_is_empty() -> None:
     ends = {"a": 2.0, "b": 3.0, "c": 5.0, "d": 6.0}
     replies = [
-        Reply(0, end - first, end - first, end + 0.5 - first, session=session)
+        LoadReply(0, end - first, end - first, end + 0.5 - first, session=session)
         for session, end in ends.items()
         for first in (1.0, 0.5)
     ]
@@ -80,11 +80,11 @@ def test_conversations_are_measured_from_the_end_of_one_until_a_slot_is_empty() 
 
 
 def test_a_closed_loop_is_measured_while_every_process_has_requests() -> None:
-    replies = [Reply(place, float(place), float(place), place + 1.0) for place in range(10)]
+    replies = [LoadReply(place, float(place), float(place), place + 1.0) for place in range(10)]
     window = closed_window(
         LoadResult(replies, IDLE, 0.0, saturated_until_s=6.0), Benchmark(requests=9, warmup_requests=1), 2
     )
     assert window == Window(1.0, 6.0)
-    asked = [Request(4, prompt="x")] * 10
+    asked = [WorkloadRequest(4, prompt="x")] * 10
     records = to_records(replies, [ParsedReply()] * 10, asked, level=0, repeat=0, window=window)
     assert [record.phase for record in records] == ["warm-up", *["measured"] * 6, *["drain"] * 3]

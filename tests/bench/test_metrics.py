@@ -7,7 +7,7 @@ import pytest
 
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.levels import ClosedLoop
-from trtllm_hpc.bench.metrics import BY_KEY, METRICS, PerRequest, distribution, figures
+from trtllm_hpc.bench.metrics import BY_KEY, METRICS, distribution, figures
 from trtllm_hpc.bench.records import WARMUP, NoValue, RequestRecord
 from trtllm_hpc.bench.results import Distribution, Energy, Figure
 
@@ -48,10 +48,6 @@ def mean_max_count(key: str, records: list[RequestRecord]) -> tuple[float, float
         ("output_tokens_per_s", 10 + 10 + 20),
         ("total_tokens_per_s", 13 + 13 + 23),
         ("error_share", 0.25),
-        (
-            "in_flight",
-            0.1 + 0.1 + 0.25 + 0.3 + 0.1,
-        ),  # what of each lies in the window
     ],
 )
 def test_single_numbers_by_hand(key: str, value: float) -> None:
@@ -121,20 +117,9 @@ def test_tokens_of_a_stream_count_when_they_come() -> None:
     assert figure("total_tokens_per_s", [across], 300, 1300) == pytest.approx(2 + 3)
 
 
-def test_where_chunks_are_counted_worse_than_answers_the_answer_holds() -> None:
-    # Two responses were taken as a token each; the model says that there were ten.
-    record = request(0, 0, 1500, chunks_ms=[500, 1500], tokens_out=10)
-    assert figure("output_tokens_per_s", [record]) == pytest.approx(5)
-
-
 def test_an_answer_at_the_end_of_the_window_is_in_it_and_one_at_its_start_is_not() -> None:
     assert figure("finished_rate_per_s", [request(0, 0, 1000)]) == 1
     assert figure("finished_rate_per_s", [request(-10, -10, 0, phase=WARMUP)]) == 0
-
-
-def test_a_request_of_the_warm_up_that_was_sent_late_is_sent_in_the_window() -> None:
-    assert figure("sent_rate_per_s", [request(-10, 20, 100, phase=WARMUP), request(0, 20, 100)]) == 2
-    assert figure("asked_rate_per_s", [request(-10, 20, 100, phase=WARMUP), request(0, 20, 100)]) == 1
 
 
 def test_a_closed_loop_has_no_scheduled_rate() -> None:
@@ -150,28 +135,18 @@ def test_goodput_counts_requests_that_keep_every_limit() -> None:
     failed = request(0, 0, 10, status="UNAVAILABLE")
     records = [STREAMED, late_first, late_end, after, failed]
     assert figure("goodput_per_s", records, slo=slo) == 1  # `after` was good, but came after the window
-    assert figure("goodput_share", records, slo=slo) == 2 / 5
 
 
 def test_goodput_has_no_value_without_limits_or_without_what_they_limit() -> None:
-    for key in ("goodput_per_s", "goodput_share"):
+    for slo in (None, parse_slo("ttft<1s")):
         with pytest.raises(NoValue):
-            figure(key, [STREAMED])
-        with pytest.raises(NoValue):
-            figure(key, RECORDS, slo=parse_slo("ttft<1s"))
-
-
-def test_a_pass_that_ended_in_its_warm_up_has_no_share_of_good_requests() -> None:
-    warmed_up = [request(0, 0, 100, phase=WARMUP)]
-    for limits in ("errors<1%", "requests>5/s", "latency<1s"):
-        with pytest.raises(NoValue):
-            figure("goodput_share", warmed_up, slo=parse_slo(limits))
+            figure("goodput_per_s", RECORDS, slo=slo)
 
 
 def test_figures_without_a_value_are_left_out_and_never_zero() -> None:
-    assert figures(sample([])).keys() == {"asked_rate_per_s", "sent_rate_per_s", "in_flight"}
+    assert figures(sample([])).keys() == {"asked_rate_per_s", "sent_rate_per_s"}
     assert figures(sample(RECORDS, 0, 0)).keys() >= {"latency_ms"}
-    assert not figures(sample(RECORDS, 0, 0)).keys() & {"in_flight", "finished_rate_per_s"}
+    assert not figures(sample(RECORDS, 0, 0)).keys() & {"sent_rate_per_s", "finished_rate_per_s"}
     uncounted = [request(0, 0, 100, tokens_out=None), request(0, 0, 100)]
     assert "output_tokens_per_s" not in figures(sample(uncounted))
     no_prompts = [request(0, 0, 100, tokens_in=None)]
@@ -183,8 +158,18 @@ def test_figures_without_a_value_are_left_out_and_never_zero() -> None:
 
 def test_every_figure_of_a_stream_has_a_value() -> None:
     records = [THOUGHT, request(0, 0, 10, status="UNAVAILABLE")]
-    energy = Energy(joules=1.0, peak_w=1.0, idle_w=1.0, capped_share=0.0)
-    assert set(figures(sample(records, slo=parse_slo("ttft<1s"), energy=energy))) == set(BY_KEY)
+    assert set(figures(sample(records, slo=parse_slo("ttft<1s"), energy=Energy(1.0)))) == set(BY_KEY)
+
+
+def test_energy_by_hand() -> None:
+    records = [request(0, 0, 500, tokens_out=20), request(100, 100, 900, tokens_out=30)]
+    found = figures(sample(records, energy=Energy(100.0)))
+    of_energy = {key: value for key, value in found.items() if "energy" in key or "power" in key}
+    assert of_energy == {
+        "energy_per_output_token_j": 2,
+        "energy_per_request_j": 50,
+        "power_mean_w": 100,
+    }
 
 
 def test_reasoning_and_cached_prompts_count_where_the_server_says() -> None:
@@ -197,18 +182,8 @@ def test_reasoning_and_cached_prompts_count_where_the_server_says() -> None:
 def test_a_distribution_by_hand() -> None:
     assert distribution(range(101)) == Distribution(50, 50, 90, 95, 99, 100, 101)
     assert distribution([0, 1]) == Distribution(0.5, 0.5, 0.9, 0.95, 0.99, 1, 2)
-
-
-def test_no_values_are_no_distribution() -> None:
     with pytest.raises(NoValue):
         distribution([])
-
-
-def test_keys_end_with_the_unit() -> None:
-    endings = {"ms": "_ms", "requests/s": "_per_s", "tokens/s": "_per_s", "share": "_share"}
-    for metric in METRICS:
-        assert metric.key.endswith(endings.get(metric.unit, metric.key))
-        assert isinstance(metric, PerRequest) or metric.unit != "ms"
 
 
 def test_the_documentation_lists_each_metric() -> None:

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -43,11 +41,10 @@ def add_rank(paths: RunPaths, rank: int, host: str) -> None:
         record.write(paths.rank_record(step, rank))
 
 
-def test_the_run_has_its_jobs_and_the_hashes_of_its_files(run: RunPaths) -> None:
+def test_the_run_has_its_jobs(run: RunPaths) -> None:
     found = found_in(run)["run"]
-    assert found["id"] == run.run_id and found["scheduler"] == "slurm"
+    assert found["id"] == run.run_id
     assert found["jobs"] == {"build": "11", "serve": "12", "companion": "13"}
-    assert found["spec_sha256"] == hashlib.sha256(run.spec.read_bytes()).hexdigest()
 
 
 def test_the_server_has_its_ranks_and_its_image(tmp_path: Path) -> None:
@@ -66,7 +63,6 @@ def test_the_server_has_its_ranks_and_its_image(tmp_path: Path) -> None:
         "apptainer",
         "/images/triton.sif",
     )
-    assert found["start_phases_s"] == {"load": 2.5}
 
 
 def test_what_a_rank_found_is_that_of_its_host(tmp_path: Path) -> None:
@@ -89,9 +85,7 @@ def test_the_engine_is_that_of_the_cache(tmp_path: Path) -> None:
     code, words = built.build()
     assert code == 0, words
     found = provenance(built.paths, ENDPOINT, JobFile(name="demo"))["engine"]
-    assert found["entry"] == built.entry().name
-    assert found["key"].startswith(found["entry"].removeprefix("build-"))
-    assert found["built_on"] == socket.gethostname() and found["bytes"] > 0
+    assert found["key"].startswith(built.entry().name.removeprefix("build-"))
     assert found["layout"] == "tp 2"
 
 
@@ -103,27 +97,11 @@ def test_an_engine_that_somebody_brought_has_only_its_folder(run: RunPaths, tmp_
     assert found["backend"] == "reference" and found["model"] == "tiny-llama"
 
 
-def test_the_client_has_its_host_and_packages(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "13")
+def test_the_client_has_its_host_and_packages(run: RunPaths) -> None:
     found = found_in(run)["client"]
-    assert found["slurm_job_id"] == "13" and found["host"] == socket.gethostname()
-    assert 1 <= found["cpus"] <= found["cpus_of_host"] and found["cpu"]
+    assert found["host"] == socket.gethostname() and found["cpus"] >= 1 and found["cpu"]
     assert found["packages"]["numpy"] == metadata.version("numpy")
     assert found["packages"]["tritonclient"] == metadata.version("tritonclient")
-
-
-@pytest.mark.parametrize(
-    ("host", "address", "same"),
-    [
-        ("gpu01", "10.0.0.1", False),
-        ("gpu01", "127.0.0.1", True),
-        ("gpu01", "::1", True),
-        (socket.gethostname(), "10.0.0.1", True),
-    ],
-)
-def test_a_client_on_the_server_s_host_is_marked(run: RunPaths, host: str, address: str, same: bool) -> None:
-    endpoint = replace(ENDPOINT, host=host, address=address)
-    assert found_in(run, endpoint)["client"]["same_host_as_server"] is same
 
 
 def test_the_workload_has_its_hash(tmp_path: Path) -> None:
@@ -133,14 +111,3 @@ def test_the_workload_has_its_hash(tmp_path: Path) -> None:
         "file": "benchmark.workload.jsonl",
         "sha256": hashlib.sha256(b"{}\n").hexdigest(),
     }
-
-
-def test_a_run_folder_that_lost_its_files_still_has_a_provenance(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
-    paths.make_folders()
-    for file in (paths.plan, paths.jobs, paths.spec, paths.cluster):
-        file.write_text("- not what it was {")
-    found = provenance(paths, ENDPOINT, JobFile(name="demo"))
-    assert json.loads(json.dumps(found)) == found
-    assert found["server"]["nodes"] == ["gpu01"]
-    assert workload_provenance(tmp_path / "gone.jsonl")["sha256"] is None

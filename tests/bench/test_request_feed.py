@@ -15,7 +15,7 @@ from trtllm_hpc.config.benchmark import Benchmark, Workload
 def feed_of(**workload: Any) -> RequestFeed:
     """Ten requests."""
     spec = WorkloadSpec(Benchmark(workload=Workload(**workload)), 10, takes_token_ids=False)
-    return RequestFeed(spec, [Target(endpoint(1), "ensemble")])
+    return RequestFeed(spec, Target(endpoint(1), "ensemble"))
 
 
 def test_requests_that_a_pass_did_not_send_come_next() -> None:

@@ -3,16 +3,13 @@ from __future__ import annotations
 import re
 import socket
 import time
-import urllib.request
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.bench.metrics_port import MODEL, endpoint_at, page, serving
-from tests.client.echo_server import echo_server
+from tests.bench.metrics_port import endpoint_at, page, serving
 from tests.waiting import eventually
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.server_metrics.sampling import (
@@ -22,11 +19,8 @@ from trtllm_hpc.bench.server_metrics.sampling import (
     sampled,
     write_samples,
 )
-from trtllm_hpc.bench.server_metrics.series import SERIES, Page, describe, hit_share, since_start, values
+from trtllm_hpc.bench.server_metrics.series import SERIES, Page, describe, since_start, values
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.generation import Load
-from trtllm_hpc.reference.metrics import LABELS, gauges
-from trtllm_hpc.runtime.records import Endpoint
 
 MONOTONIC = Clock(zero=0.0)
 
@@ -39,24 +33,15 @@ def test_gauges_are_those_of_the_page_and_means_and_rates_lie_between_two() -> N
         Page(page(finished=10, queue_us=9_000, tokens=50)),
         Page(page(finished=20, queue_us=49_000, tokens=250)),
     )
-    assert values(before, None, 0.0) == {
-        "kv_used_share": 0.25,
-        "kv_blocks_used": 10,
-        "kv_blocks_max": 40,
-        "cpu_share": 0.5,
-    }
+    assert values(before, None, 0.0) == {"kv_used_share": 0.25}
     found = values(now, before, 2.0)
     assert found["finished_per_s[tensorrt_llm]"] == 5  # 10 in 2 s
     assert found["queue_ms[tensorrt_llm]"] == 4  # 40 ms for 10 requests
     assert found["output_tokens_per_s"] == 100  # 200 in 2 s
     assert found["failed_per_s[tensorrt_llm]"] == 0
-
-
-def test_figures_that_the_server_does_not_report_are_absent() -> None:
-    """Upstream's Python backend tells nothing of its engine: no zero may stand for that."""
-    idle = 'nv_inference_request_success{model="tensorrt_llm",version="1"} 7\n'
-    found = values(Page(idle), Page(idle), 1.0)
-    assert found == {"finished_per_s[tensorrt_llm]": 0}
+    # A server that began anew has no growth.
+    anew = values(Page(page(finished=3)), before, 1.0)
+    assert "finished_per_s[tensorrt_llm]" not in anew and anew["kv_used_share"] == 0.25
 
 
 def test_one_page_alone_has_counts_and_means_since_the_start() -> None:
@@ -68,11 +53,6 @@ def test_one_page_alone_has_counts_and_means_since_the_start() -> None:
     assert nothing_yet["finished[tensorrt_llm]"] == 0 and "queue_ms[tensorrt_llm]" not in nothing_yet
 
 
-def test_a_server_that_began_anew_has_no_growth() -> None:
-    found = values(Page(page(finished=3)), Page(page(finished=10)), 1.0)
-    assert "finished_per_s[tensorrt_llm]" not in found and found["kv_used_share"] == 0.25
-
-
 def test_two_engines_have_keys_of_their_own() -> None:
     line = 'nv_trt_llm_request_metrics{{model="{}",version="1",request_type="active"}} {}\n'
     both = Page(line.format("context", 3) + line.format("generation", 5))
@@ -80,47 +60,93 @@ def test_two_engines_have_keys_of_their_own() -> None:
     assert describe("requests_active[context]").model == "context"
 
 
-def test_each_series_is_described() -> None:
+def test_each_series_is_described_and_documented() -> None:
     for series in SERIES:
         assert describe(series.key) == series and series.label and series.unit
     share = describe("queue_ms[a model]")
     assert (share.label, share.unit, share.model) == ("time in the queue", "ms", "a model")
     assert describe("of a later version").label == "of a later version"
-    assert len({series.key for series in SERIES}) == len(SERIES)
-
-
-def test_the_document_lists_each_series() -> None:
     document = Path(__file__).parents[2] / "docs" / "reference" / "server-metrics.md"
     rows = [line for line in document.read_text().splitlines() if line.startswith("| `")]
-    told = [f"| `{it.key}` | {it.label} | {it.unit} | {it.of} | {it.kind} |" for it in SERIES]
-    assert rows[-len(told) :] == told
+    expected = [f"| `{it.key}` | {it.label} | {it.unit} | {it.of} | {it.kind} |" for it in SERIES]
+    assert rows[-len(expected) :] == expected
 
 
-def test_every_gauge_of_the_reference_backend_is_known() -> None:
-    load = Load(max_requests=8, blocks_max=40, tokens_per_block=64, active=5, blocks_used=10, iteration=77)
-    text = _as_page(gauges(load, {"cpu": 1, "gpu": 2, "pinned": 3}, now=2.5))
-    found = values(Page(text), Page(text), 1.0)
-    passed_over = {"timestamp", "micro_batch_id", "fraction"}  # of no use, or worked out
-    assert len(found) == text.count("\n") - len(passed_over) + len({"kv_used_share"})
-    assert found["requests_active"] == 5 and found["kv_used_share"] == 0.25
-
-
-def _as_page(found: Mapping[str, Mapping[str, float]]) -> str:
-    return "".join(
-        f'{family}{{{MODEL},{LABELS[family]}="{label}"}} {value}\n'
-        for family, group in found.items()
-        for label, value in group.items()
-    )
-
-
-def test_figures_of_instances_are_added_up_but_not_those_of_what_they_share() -> None:
-    busy = 'nv_gpu_utilization{{gpu_uuid="GPU-{}"}} {}\n'
-    pages = [page(finished=3) + busy.format("a", 0.5), page(finished=4) + busy.format("a", 0.6)]
-    pages[1] += busy.format("b", 0.25)
+def test_figures_of_instances_are_added_up() -> None:
+    pages = [page(finished=3), page(finished=4)]
     with serving(lambda number: (200, pages[number])) as endpoint:
         found = since_start(fetch_page(replace(endpoint, instances=2)))
-    assert found["finished[tensorrt_llm]"] == 7 and found["kv_blocks_max"] == 80
-    assert found["cpu_share"] == 0.5 and found["gpus_busy"] == 0.75
+    assert found["finished[tensorrt_llm]"] == 7 and found["kv_used_share"] == 0.25
+
+
+# Other servers --------------------------------------------------------------------------
+
+STEPS = (
+    '[{"iter": 6, "numActiveRequests": 9}, {"iter": 7, "numActiveRequests": 3, "numQueuedRequests": 2,'
+    ' "kvCacheStats": {"maxNumBlocks": 40, "usedNumBlocks": 10}}]'
+)
+PROMETHEUS = (
+    'trtllm_generation_tokens_total{{model_name="m"}} {tokens}\n'
+    'trtllm_request_success_total{{model_name="m",finished_reason="stop"}} {done}\n'
+    'trtllm_request_success_total{{model_name="m",finished_reason="length"}} 1.0\n'
+    'trtllm_request_queue_time_seconds_sum{{model_name="m"}} {queue}\n'
+    'trtllm_request_queue_time_seconds_count{{model_name="m"}} {done}\n'
+    'trtllm_num_requests_running{{model_name="m"}} 4.0\n'
+)
+
+
+def test_the_statistics_of_trtllm_serve_are_those_of_its_last_step() -> None:
+    assert values(Page(f"{STEPS}\n"), None, 0.0) == {
+        "requests_active": 3, "requests_waiting": 2, "kv_used_share": 0.25,
+    }  # fmt: skip
+    assert values(Page(STEPS.replace('"iter": 7', '"iter": 27')), Page(STEPS), 2.0)["iterations_per_s"] == 10
+    assert since_start(Page("[]")) == {}
+    with pytest.raises(ValueError, match="not a list of statistics"):
+        Page("[1]")
+
+
+def test_its_page_for_prometheus_has_tokens_requests_and_their_times() -> None:
+    before = Page(f"[]\n{PROMETHEUS.format(tokens=50.0, done=1.0, queue=0.5)}")
+    now = Page(f"{STEPS}\n{PROMETHEUS.format(tokens=250.0, done=5.0, queue=0.7)}")
+    found = values(now, before, 2.0)
+    assert (found["output_tokens_per_s"], found["finished_per_s[m]"]) == (100, 2)
+    assert found["queue_ms[m]"] == pytest.approx(50)  # 0.2 s for 4 requests
+    assert found["requests_active"] == 3  # by the statistics, where there are some
+    assert values(before, None, 0.0)["requests_active"] == 4  # another reader has taken them away
+
+
+VLLM = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0",model_name="m"}} 5.0
+vllm:num_requests_waiting{{engine="0",model_name="m"}} 1.0
+vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} 0.2
+vllm:kv_cache_usage_perc{{engine="1",model_name="m"}} 0.4
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{{engine="0",model_name="m"}} {tokens}
+vllm:prefix_cache_queries_total{{engine="0",model_name="m"}} {asked}
+vllm:prefix_cache_hits_total{{engine="0",model_name="m"}} {found}
+vllm:request_success_total{{engine="0",finished_reason="stop",model_name="m"}} {done}
+vllm:request_queue_time_seconds_sum{{engine="0",model_name="m"}} {queue}
+vllm:request_queue_time_seconds_count{{engine="0",model_name="m"}} {done}
+"""
+SGLANG = """sglang:num_running_reqs{{model_name="m"}} 5.0
+sglang:num_queue_reqs{{model_name="m"}} 1.0
+sglang:token_usage{{model_name="m"}} 0.3
+sglang:cache_hit_rate{{model_name="m"}} 0.75
+sglang:generation_tokens_total{{model_name="m"}} {tokens}
+sglang:num_requests_total{{model_name="m"}} {done}
+sglang:queue_time_seconds_sum{{model_name="m"}} {queue}
+sglang:queue_time_seconds_count{{model_name="m"}} {done}
+"""
+
+
+@pytest.mark.parametrize("text", [VLLM, SGLANG])
+def test_vllm_and_sglang_have_the_same_figures(text: str) -> None:
+    before = Page(text.format(tokens=50, done=1, queue=0.5, asked=100, found=10))
+    now = Page(text.format(tokens=250, done=5, queue=0.7, asked=200, found=85))
+    assert values(now, before, 2.0) == pytest.approx({
+        "requests_active": 5, "requests_waiting": 1, "kv_used_share": 0.3, "kv_hit_share": 0.75,
+        "output_tokens_per_s": 100, "finished_per_s[m]": 2, "queue_ms[m]": 50,
+    })  # fmt: skip
 
 
 # Sampling -------------------------------------------------------------------------------
@@ -146,9 +172,10 @@ def test_samples_stand_at_the_middle_of_their_get() -> None:
 
 def test_the_last_look_is_at_the_end_and_no_moment_after_another() -> None:
     with serving(lambda number: (200, page(finished=number))) as endpoint:
-        with sampled(endpoint, MONOTONIC, 60.0) as found:
+        with sampled(endpoint, MONOTONIC, 60.0, max_looks=2) as found:
             assert eventually(lambda: len(found))
-        assert len(found.samples) == 2
+            ended = time.monotonic()
+        assert [sample.time_s > ended for sample in found.samples] == [False, True]
         with sampled(endpoint, MONOTONIC, 0.2) as found:
             assert eventually(lambda: len(found) >= 3)
     times = [sample.time_s for sample in found.samples]
@@ -156,96 +183,29 @@ def test_the_last_look_is_at_the_end_and_no_moment_after_another() -> None:
     assert len(times) >= 3 and min(late - early for early, late in pairwise(times)) > 0.1
 
 
-def test_the_last_look_is_kept_when_it_is_the_one_too_many() -> None:
-    with (
-        serving(lambda number: (200, page())) as endpoint,
-        sampled(endpoint, MONOTONIC, 60.0, max_pages=2) as found,
-    ):
-        assert eventually(lambda: len(found))
-        ended = time.monotonic()
-    assert [sample.time_s > ended for sample in found.samples] == [False, True]
-
-
-@pytest.mark.alone
-def test_looks_do_not_keep_step_with_a_load_of_the_same_period() -> None:
-    interval_s, begun = 0.02, time.monotonic()
-    with serving(lambda number: (200, page())) as endpoint, sampled(endpoint, MONOTONIC, interval_s) as found:
-        assert eventually(lambda: len(found) >= 50)
-    times = [sample.time_s for sample in found.samples]
-    gaps = [late - early for early, late in pairwise(times)]
-    # A machine that is late makes gaps longer, never shorter.
-    assert min(gaps) < 0.8 * interval_s and max(gaps) > 1.2 * interval_s
-    assert (times[-1] - begun) / len(gaps) >= 0.8 * interval_s  # as many as were asked for
-
-
-def test_the_servers_own_count_of_output_tokens_is_that_between_first_and_last_page() -> None:
-    with (
-        serving(lambda number: (200, page(finished=number, tokens=70 + 5 * min(number, 1)))) as endpoint,
-        sampled(endpoint, MONOTONIC, 0.05) as found,
-    ):
-        eventually(lambda: len(found) >= 3)
-    assert found.output_tokens is not None and found.output_tokens.tokens == 5
-    assert found.output_tokens.since_s < found.output_tokens.until_s
-
-
-@pytest.mark.parametrize("pages", [[page(tokens=9), page(tokens=3)], ["nv_cpu_utilization 0.5\n"] * 2])
-def test_a_server_that_began_anew_or_counts_no_tokens_has_no_count(pages: list[str]) -> None:
-    with (
-        serving(lambda number: (200, pages[min(number, 1)])) as endpoint,
-        sampled(endpoint, MONOTONIC, 0.05) as found,
-    ):
-        eventually(lambda: len(found) >= 2)
-    assert found.output_tokens is None
-
-
-def test_a_long_measurement_keeps_fewer_pages_of_all_of_it() -> None:
-    asked_s: list[float] = []
-
-    def answer(number: int) -> tuple[int, str]:
-        asked_s.append(time.monotonic())
-        return 200, page()
-
-    with serving(answer) as endpoint, sampled(endpoint, MONOTONIC, 0.001, max_pages=8) as found:
-        assert eventually(lambda: len(asked_s) >= 24)
-        ended = time.monotonic()
-    times = [sample.time_s for sample in found.samples]
-    assert 4 <= len(times) <= 8 and times == sorted(times)
-    assert times[0] < asked_s[1] and times[-1] > ended
-
-
-def test_a_page_that_cannot_be_had_is_one_warning() -> None:
+def test_metrics_that_cannot_be_read_are_one_warning() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         nobody = endpoint_at(taken.getsockname()[1])
-        with sampled(nobody, MONOTONIC, 0.01) as found:
+        with sampled(nobody, MONOTONIC, 0.01) as never:
             time.sleep(0.05)
-        with pytest.raises(
-            RequestFailed, match=r"127\.0\.0\.1:\d+/metrics could not be read: Connection refused"
-        ):
+        with pytest.raises(RequestFailed, match=r"127\.0\.0\.1:\d+/metrics could not be read: Connection"):
             fetch_page(nobody)
-    assert found.samples == []
-    assert found.warning is not None
-    assert found.warning.endswith("could not be read at any time (Connection refused).")
-
-
-def test_pages_that_fail_now_and_then_are_counted() -> None:
+    assert never.samples == [] and "could not be read at any time (Connection refused)." in (
+        never.warning or ""
+    )
     with (
         serving(lambda number: (500, "") if number == 1 else (200, page())) as endpoint,
-        sampled(endpoint, MONOTONIC, 0.01) as found,
+        sampled(endpoint, MONOTONIC, 0.01) as sometimes,
     ):
-        assert eventually(lambda: len(found) >= 3)
-    assert found.warning is not None and "could not be read 1 of" in found.warning
-    assert "it answers 500" in found.warning
-
-
-def test_another_page_gives_no_sample() -> None:
+        assert eventually(lambda: len(sometimes) >= 3)
+    assert re.search(r"could not be read 1 of .* \(it answers 500", sometimes.warning or "")
     with serving(lambda number: (200, "<html>a login page</html>")) as endpoint:
-        with sampled(endpoint, MONOTONIC, 0.01) as found:
+        with sampled(endpoint, MONOTONIC, 0.01) as other:
             time.sleep(0.03)
         with pytest.raises(RequestFailed, match="could not be read"):
             fetch_page(endpoint)
-    assert found.samples == []
-    assert found.warning is not None and "not a page of metrics" in found.warning
+    assert other.samples == [] and "not a page of metrics" in (other.warning or "")
 
 
 def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -253,85 +213,3 @@ def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_samples(tmp_path / "of.metrics.jsonl", samples)
     assert read_samples(tmp_path / "of.metrics.jsonl") == samples
     assert read_samples(tmp_path / "none.metrics.jsonl") == []
-
-
-def counted(endpoint: Endpoint) -> int:
-    """Requests to the ensemble that the server has counted."""
-    with urllib.request.urlopen(endpoint.metrics, timeout=5) as answer:
-        text = answer.read().decode()
-    found = re.search(r'^nv_inference_request_success\{model="ensemble",.*\} (\d+)$', text, re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
-@pytest.mark.triton
-def test_a_real_server_tells_its_series(tmp_path: Path) -> None:
-    from trtllm_hpc.client.sync_client import Client
-
-    with echo_server(tmp_path) as endpoint, sampled(endpoint, MONOTONIC, 0.05) as found:
-        assert eventually(lambda: len(found))
-        with Client(endpoint) as client:
-            client.batch(["a question"] * 10, max_tokens=4)
-        # Triton counts a request a moment after its answer has arrived; the last look is after that.
-        assert eventually(lambda: counted(endpoint) >= 10), counted(endpoint)
-    first, last = found.samples[0], found.samples[-1]
-    assert first.values["pending[ensemble]"] == 0
-    assert 0 <= last.values["cpu_share"] <= 1
-    rates = [
-        sample.values["finished_per_s[ensemble]"] * (sample.time_s - before.time_s)
-        for before, sample in pairwise(found.samples)
-    ]
-    assert sum(rates) == pytest.approx(10)
-    means = [sample.values.get("duration_ms[ensemble]") for sample in found.samples]
-    assert any(mean is not None and 0 < mean < 1000 for mean in means)
-
-
-# trtllm-serve -----------------------------------------------------------------------------------
-
-STEPS = (
-    '[{"iter": 6, "numActiveRequests": 9}, {"iter": 7, "numActiveRequests": 3, "numQueuedRequests": 2,'
-    ' "kvCacheStats": {"maxNumBlocks": 40, "usedNumBlocks": 10},'
-    ' "inflightBatchingStats": {"numGenRequests": 2}}]'
-)
-PROMETHEUS = (
-    'trtllm_generation_tokens_total{{model_name="m"}} {tokens}\n'
-    'trtllm_request_success_total{{model_name="m",finished_reason="stop"}} {done}\n'
-    'trtllm_request_success_total{{model_name="m",finished_reason="length"}} 1.0\n'
-    'trtllm_request_queue_time_seconds_sum{{model_name="m"}} {queue}\n'
-    'trtllm_num_requests_running{{model_name="m"}} 4.0\n'
-)
-
-
-def test_the_statistics_of_trtllm_serve_are_those_of_its_last_step() -> None:
-    found = values(Page(f"{STEPS}\n"), None, 0.0)
-    assert found == {
-        "requests_active": 3, "requests_waiting": 2, "generation_requests": 2,
-        "kv_used_share": 0.25, "kv_blocks_used": 10, "kv_blocks_max": 40,
-    }  # fmt: skip
-    assert values(Page(STEPS.replace('"iter": 7', '"iter": 27')), Page(STEPS), 2.0)["iterations_per_s"] == 10
-    assert since_start(Page("[]")) == {}
-    with pytest.raises(ValueError, match="no list of statistics"):
-        Page("[1]")
-
-
-def test_its_page_for_prometheus_has_tokens_requests_and_their_times() -> None:
-    before = Page(f"[]\n{PROMETHEUS.format(tokens=50.0, done=1.0, queue=0.5)}")
-    now = Page(f"{STEPS}\n{PROMETHEUS.format(tokens=250.0, done=5.0, queue=0.7)}")
-    found = values(now, before, 2.0)
-    assert (found["output_tokens_per_s"], found["finished_per_s[m]"]) == (100, 2)
-    assert found["queue_ms[m]"] == pytest.approx(50)  # 0.2 s for 4 requests
-    assert found["requests_active"] == 3  # by the statistics, where there are some
-    assert values(before, None, 0.0)["requests_active"] == 4  # another reader has taken them away
-
-
-@pytest.mark.parametrize(
-    "blocks",
-    [
-        '[{{"iter": 1, "kvCacheStats": {{"reusedBlocks": {reused}, "missedBlocks": {missed}}}}}]\n',
-        "trtllm_kv_cache_reused_blocks_total {reused}\ntrtllm_kv_cache_missed_blocks_total {missed}\n",
-    ],
-)
-def test_the_share_of_prompts_that_it_found_is_that_between_two_pages(blocks: str) -> None:
-    before, after = (Page(blocks.format(reused=n, missed=m)) for n, m in ((10, 10), (40, 20)))
-    assert values(after, before, 1.0)["kv_hit_share"] == hit_share(before, after) == 0.75
-    assert since_start(after)["kv_hit_share"] == pytest.approx(2 / 3)
-    assert hit_share(Page(STEPS), Page(STEPS)) is None

@@ -3,11 +3,10 @@ from __future__ import annotations
 import pytest
 
 from trtllm_hpc.bench.analysis.slo import BadSlo, parse_slo
-from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.results import Distribution
 from trtllm_hpc.errors import ExitCode
 
-from .make import request, sample
+from .make import request
 
 TTFT = Distribution(mean=100, p50=90, p90=300, p95=400, p99=600, max=900, count=50)
 
@@ -60,14 +59,8 @@ def test_a_violation_gives_the_figure_and_its_limit() -> None:
     slo = parse_slo("ttft.p99<500ms,ttft.p50<500ms,errors<1%,requests>10")
     broken = slo.violations({"ttft_ms": TTFT, "error_share": 0.02, "finished_rate_per_s": 11})
     assert broken == ["ttft.p99 is 600ms, not < 500ms.", "errors is 2%, not < 1%."]
-
-
-def test_a_limit_holds_below_its_bound_only() -> None:
     at = {"ttft_ms": TTFT}
     assert parse_slo("ttft<600ms").violations(at) and not parse_slo("ttft<=600ms").violations(at)
-
-
-def test_a_missing_figure_breaks_its_limit() -> None:
     assert parse_slo("ttft<1s").violations({})[0].startswith("ttft.p99 has no value.")
 
 
@@ -82,10 +75,4 @@ def test_a_request_is_held_to_every_limit_on_times() -> None:
 def test_an_answer_of_one_token_cannot_break_a_limit_between_tokens() -> None:
     short = request(0, 0, 100, chunks_ms=[100], tokens_out=1)
     assert parse_slo("tpot<1ms").met_by(short)
-    assert not parse_slo("tpot<1ms").can_judge([short])
-
-
-def test_figures_of_a_pass_are_judged_as_they_are_computed() -> None:
-    found = figures(sample([request(0, 0, 100), request(0, 0, 300)]))
-    assert parse_slo("latency.mean<201ms").violations(found) == []
-    assert parse_slo("latency.mean<200ms").violations(found) == ["latency.mean is 200ms, not < 200ms."]
+    assert parse_slo("tpot<1ms").judge([short]) is None

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from trtllm_hpc.bench.analysis.statistics import Difference, t_interval, welch_test
+from trtllm_hpc.bench.analysis.statistics import MeanDifference, t_interval, welch_test
 from trtllm_hpc.bench.results import Interval
 
 
@@ -43,5 +43,5 @@ def test_the_spread_of_a_single_pass_is_unknown() -> None:
 
 
 def test_figures_without_any_spread_differ_or_do_not() -> None:
-    assert welch_test([1.0, 1.0], [2.0, 2.0]) == Difference(1, 1, 0)
-    assert welch_test([1.0, 1.0], [1.0, 1.0]) == Difference(0, 0, 1)
+    assert welch_test([1.0, 1.0], [2.0, 2.0]) == MeanDifference(1, 1, 0)
+    assert welch_test([1.0, 1.0], [1.0, 1.0]) == MeanDifference(0, 0, 1)

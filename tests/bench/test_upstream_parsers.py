@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from benchmarks.upstream import __main__ as command
 from benchmarks.upstream import stubs
-from benchmarks.upstream.expected import differences, expected_arguments, unasked
-from benchmarks.upstream.jobs import PROFILES, Case, Job, cases, merged
+from benchmarks.upstream.jobs import PROFILES, Case, Job, merged
 
 TINY = Path(__file__).parents[1] / "upstream" / "tiny" / "tensorrt_llm"
 Change = Callable[..., Path]
@@ -105,15 +103,7 @@ def test_nothing_is_refused_or_different(
     ("file", "old", "new", "said"),
     [
         ("commands/serve.py", '"--tp_size", ', "", "--tp_size"),
-        (
-            "commands/serve.py",
-            '"-r", "--request_timeout"',
-            '"--timeout", "request_timeout"',
-            "--request_timeout",
-        ),
         ("llmapi/llm_args.py", "    env_overrides:", "    others:", "invalid argument: env_overrides"),
-        ("llmapi/llm_args.py", "    max_attention_window:", "    windows:", "max_attention_window"),
-        ("serve/router.py", '"load_balancing"', '"others"', "Unsupported router type: load_balancing"),
         ("llmapi/disagg_utils.py", '!= phase["num_instances"]', "!= 1", "number of urls"),
     ],
 )
@@ -133,16 +123,6 @@ def test_a_refused_word_key_or_value_is_named(
             "4 became 5",
         ),
         ("return cls(**given)", "return cls(**{**given, 'max_batch_size': 7})", "max_batch_size: 8 became 7"),
-        (
-            "return {**arguments, **extra}",
-            "return {**extra, **arguments, 'env_overrides': None}",
-            "became None",
-        ),
-        (
-            "**given)\n\n\ndef",
-            "**{**given, 'scheduler_config': {}})\n\n\ndef",
-            "'max_utilization' became 'GUARANTEED_NO_EVICT'",
-        ),
         ('"DraftTarget": DraftTarget', '"DraftTarget": NGram', "'DraftTarget' became 'NGram'"),
     ],
 )
@@ -154,98 +134,11 @@ def test_a_value_that_arrives_otherwise_is_named(
     assert result["different"] and all(said in each for each in result["different"])
 
 
-def test_a_phase_that_loses_a_server_is_named(copy: Change, capsys: pytest.CaptureFixture[str]) -> None:
-    result = found(copy("llmapi/disagg_utils.py", 'in phase["urls"]]', 'in phase["urls"][:1]]'), capsys, 1)
-    assert {each.partition(": ")[2] for each in result["different"]} == {"context servers: 2 became 1"}
-
-
-def test_rules_that_differ_from_upstream_are_named(copy: Change, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([str(copy("llmapi/llm_args.py", "value <= 0", "value <= 2"))]) == 1
-    table = capsys.readouterr().out
-    assert "ONLY UPSTREAM REFUSES  {stream_interval: 2}" in table
-    assert "both refuse            {bogus: 1}" in table
-    assert "     1 on which the rules and upstream differ" in table
-
-
-@pytest.mark.parametrize(("name", "exit_code"), [("CONFIGURATIONS", 1), ("STRICTER", 0)])
-def test_only_rules_that_are_named_may_be_stricter_than_upstream(
-    copy: Change,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    exit_code: int,
+def test_a_folder_without_upstream_or_a_missing_library_is_an_error(
+    copy: Change, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, name, [{"stream_interval": 0}])
-    found(copy("llmapi/llm_args.py", "value <= 0", "value <= -9"), capsys, exit_code)
-
-
-def test_a_folder_without_upstream_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([str(tmp_path)]) == 2
     assert "name a folder that has tensorrt_llm/ in it" in capsys.readouterr().err
-
-
-def test_a_missing_library_is_named(
-    copy: Change, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = copy()
     monkeypatch.setattr(stubs, "LIBRARIES", ["not_there_at_all"])
-    assert command.main([str(folder)]) == 2
+    assert command.main([str(copy())]) == 2
     assert "pip install not_there_at_all" in capsys.readouterr().err
-
-
-def test_the_job_files_depend_on_the_seed_alone() -> None:
-    one, again, other = (cases("9.9.0", 120, seed) for seed in (1, 1, 2))
-    assert one == again != other
-    assert len(one) == 120 * len(PROFILES) and len({case.name for case in one}) == 120
-
-
-def test_what_a_job_file_says_of_a_phase() -> None:
-    job = merged(
-        BASE,
-        {
-            "engine": {"llm_api": {"kv_cache_config": {"dtype": "fp8"}, "stream_interval": 2}},
-            "kv_cache": {"free_gpu_memory_fraction": 0.5, "enable_block_reuse": False},
-            "serve": {
-                "disaggregated": {
-                    "kv_transfer": "UCX",
-                    "generation": {"tensor_parallel": 4, "llm_api": {"stream_interval": 9}},
-                }
-            },
-        },
-    )
-    assert expected_arguments(job, "generation") == {
-        "model": "/models/a 'b' é",
-        "max_batch_size": 8,
-        "tensor_parallel_size": 4,
-        "kv_cache_config": {"free_gpu_memory_fraction": 0.5, "enable_block_reuse": False, "dtype": "fp8"},
-        "cache_transceiver_config": {"backend": "UCX"},
-        "stream_interval": 9,
-    }
-
-
-class _Section(BaseModel):
-    a: int = 1
-    b: int = 2
-
-
-class _Arguments(BaseModel):
-    section: _Section = _Section()
-    gpus_per_node: int = 0
-    x: int = 0
-
-
-def test_what_no_job_file_says_is_named_too() -> None:
-    reached = _Arguments(section=_Section(a=5, b=3), gpus_per_node=4, x=7)
-    assert list(unasked({"section": {"a": 5}}, reached, _Arguments())) == [
-        "section.b: 3, which the job file does not say",
-        "x: 7, which the job file does not say",
-    ]
-    assert not list(unasked({"section": {"a": 5, "b": 3}, "x": 7}, reached, _Arguments()))
-
-
-def test_differences_in_mappings() -> None:
-    assert list(differences({"a": {"1": True, "b": [1]}, "c": 1}, {"a": {1: 1, "b": [2]}})) == [
-        "a.1: True became 1",
-        "a.b: [1] became [2]",
-        "c: 1 is lost",
-    ]

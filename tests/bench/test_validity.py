@@ -9,11 +9,10 @@ import pytest
 
 from trtllm_hpc.bench.analysis import sentences
 from trtllm_hpc.bench.analysis.sentences import SENTENCES, sentence_of
-from trtllm_hpc.bench.analysis.validity import check_pass, server_count_doubt
-from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
+from trtllm_hpc.bench.analysis.validity import check_pass
+from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.records import DRAIN, WARMUP, RequestRecord
 from trtllm_hpc.bench.results import ClientUse, Energy, Verdict
-from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
 from trtllm_hpc.bench.workload.request import BY_TOKENIZER
 from trtllm_hpc.config.benchmark import Benchmark
 
@@ -150,10 +149,6 @@ def test_a_few_late_sends_count_where_a_figure_shows_them() -> None:
     assert codes([delayed(first, 30), *others]) == ["late"]
 
 
-def test_a_closed_loop_that_fills_its_slots_late_is_refused_too() -> None:
-    assert codes([late(record, 5) for record in steady()], level=ClosedLoop(4)) == ["late"]
-
-
 def test_a_client_at_its_limit_is_marked() -> None:
     busy = ClientUse(cpu_s=0.9, wall_s=1.0, busiest_share=0.9)
     found = verdict(steady(), client=busy)
@@ -194,20 +189,6 @@ def test_a_window_is_as_long_as_the_settings_and_an_answer_want() -> None:
     assert finding.limit == pytest.approx(1.5) and finding.facts == {"why": "the median latency"}
 
 
-def test_all_findings_are_reported_at_once() -> None:
-    records = [failed(request(0, 0, 1)), request(0, 90, 91, tokens_out=0)]
-    busy = ClientUse(cpu_s=1, wall_s=1, busiest_share=1)
-    expected = ["errors", "late", "client-busy", "empty-answers", "few-requests", "short-window"]
-    assert codes(records, client=busy, end_ms=100) == expected
-
-
-def test_answers_whose_text_has_few_of_their_tokens_are_warned_of() -> None:
-    """As of a model whose tokens are mostly special ones, and 128 tokens an answer."""
-    assert warned(steady(tokens_out=3, asked=128, output_by=BY_TOKENIZER)) == ["little-text"]
-    assert warned(steady(tokens_out=40, asked=128, output_by=BY_TOKENIZER)) == [], "short answers"
-    assert warned(steady(tokens_out=3, asked=128)) == [], "the model says so"
-
-
 def test_with_exact_output_a_text_must_have_about_the_requested_tokens() -> None:
     assert warned(steady(tokens_out=9, output_by=BY_TOKENIZER), settings=EXACT) == ["text-length"]
     near = [*steady(90, output_by=BY_TOKENIZER), *steady(10, tokens_out=9, output_by=BY_TOKENIZER)]
@@ -226,30 +207,6 @@ def test_what_counts_for_no_figure_is_warned_of() -> None:
     drained = [replace(record, phase=DRAIN) for record in turns[:30]]
     assert warned([*drained, *turns[30:]]) == ["turns-after-window"]
     assert warned([*drained[:26], *turns[26:]]) == []
-
-
-@pytest.mark.parametrize(("tokens", "doubtful"), [(20_600, True), (1050, False), (990, False), (500, True)])
-def test_the_servers_own_count_is_compared_with_the_clients(tokens: int, doubtful: bool) -> None:
-    """100 answers of 10 tokens."""
-    by_text, server = steady(output_by=BY_TOKENIZER), ServerTokens(tokens, -0.1, 3.0)
-    doubt = server_count_doubt(by_text, server)
-    assert (doubt and (doubt.value, doubt.limit)) == ((tokens, 1000) if doubtful else None)
-    assert server_count_doubt(steady(), server) is None, "the model itself counted"
-    assert server_count_doubt(by_text, None) is None
-
-
-def test_the_tokens_that_the_leader_asks_for_in_pauses_cause_no_doubt() -> None:
-    """In 8 s it looks twice at two models: four tokens beside ten."""
-    by_text = steady(1, output_by=BY_TOKENIZER)
-    assert server_count_doubt(by_text, ServerTokens(14, -0.1, 7.9)) is None
-    assert server_count_doubt(by_text, ServerTokens(18, -0.1, 7.9)) is not None
-
-
-def test_answers_that_the_last_page_of_metrics_may_lack_cause_no_doubt() -> None:
-    """Those of the last second, and those before the first page."""
-    by_text = steady(output_by=BY_TOKENIZER)
-    assert server_count_doubt(by_text, ServerTokens(200, -0.1, 1.25)) is None
-    assert server_count_doubt(by_text, ServerTokens(200, 0.85, 9.0)) is None
 
 
 def test_an_interruption_is_a_warning() -> None:
@@ -277,9 +234,3 @@ def test_a_drift_that_is_sure_but_small_does_not_matter(growth_ms: float, unstea
     # Evenly from 100 ms: the halves differ by 15 / 2 of 100 + 15 / 4, and by 60 / 2 of 100 + 60 / 4.
     records = [request(due, due, due + 100 + growth_ms * due / 1000) for due in range(0, 1000, 5)]
     assert verdict(records).unsteady is unsteady
-
-
-def test_a_load_that_is_made_to_rise_is_not_tested() -> None:
-    records = served(130, requests=400)
-    rising = OpenLoop(130, ramp_to_per_s=200)
-    assert not verdict(records, end_ms=last_due_ms(records), level=rising).unsteady

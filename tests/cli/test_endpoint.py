@@ -29,17 +29,12 @@ def test_an_encrypted_endpoint_is_trusted_by_its_certificate_alone() -> None:
         TRITON,
         openai_url="https://10.0.0.1:8443/v1",
         certificate_file="/runs/it's one/certificate.crt",
-        certificate_name="llm.example.org",
         key_file="/runs/one/key",
     )
     found = access("run", encrypted, "llama", chats=True)
     words = shlex.split(found.curl)
     assert words[:4] == ["curl", "-sS", "--cacert", "/runs/it's one/certificate.crt"]
-    assert words[4:7] == [
-        "--resolve",
-        "llm.example.org:8443:10.0.0.1",
-        "https://llm.example.org:8443/v1/chat/completions",
-    ]
+    assert words[4] == "https://10.0.0.1:8443/v1/chat/completions"
     assert found.python is not None
     compile(found.python, "snippet", "exec")
     assert "http_client=httpx.Client(verify=trusted)" in found.python and "check_hostname" in found.python

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from tests.cli.typed import home as home
 from tests.runs.checkpoints import checkpoint
 from tests.scheduler.test_discovery import NEW_LIST, PARTITIONS, fake_slurm
-from trtllm_hpc.backends.llm_api_rules import ENGINE_KEYS
+from trtllm_hpc.backends.llm_api_rules import KEYS
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.engine import Engine
@@ -37,7 +37,7 @@ def no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 OF_TENSORRT_LLM = (
     *("models", "instances", "batching_strategy", "max_queue_delay_microseconds", "parameters"),
     *("logits_datatype", "encoder_input_features_data_type", "prompt_embedding_table_data_type"),
-    *("lora", "plugins", "quantization", "encoder_decoder", "options", "llm_api", "command", "health_path"),
+    *("lora", "plugins", "quantization", "encoder_decoder", "options", "llm_api", "command"),
     "commands",
     *("kv_cache", "repository", "max_attention_window"),
 )
@@ -67,8 +67,7 @@ def test_commented_values_in_the_job_file_are_the_defaults() -> None:
     # What has no default to show: it is one's own, or follows from other keys.
     own = "path|directory|certificate|nodes|memory_gib|memory_gib_per_node"
     following = (
-        "gpus|bls_instances|max_num_tokens|max_tokens|free_gpu_memory_fraction"
-        "|minimum_instances|restarts|frontend|image"
+        "gpus|bls_instances|max_num_tokens|max_tokens|free_gpu_memory_fraction|restarts|frontend|image"
     )
     text = re.sub(rf"(?m)^ *({own}|{following}): .*\n", "", text)
     text = re.sub(r"(?m)^kv_cache:\n(?!  )", "", text)
@@ -97,7 +96,7 @@ def test_the_job_file_for_pytorch_loads_and_names_every_key_that_has_an_effect()
     for text in (Path("llama.yaml").read_text(), uncommented(Path("llama.yaml"))):
         loaded = load(Path("llama.yaml"), "pyxis").job
         assert (loaded.engine.backend, loaded.frontend) == ("pytorch", "openai")
-        assert [key for key in ENGINE_KEYS if not re.search(rf"(?m)[ #]{key}:", text)] == []
+        assert [key for key in KEYS["engine"] if not re.search(rf"(?m)[ #]{key}:", text)] == []
 
 
 @pytest.mark.usefixtures("slurm")

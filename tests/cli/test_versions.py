@@ -26,18 +26,13 @@ def test_the_table_has_a_row_for_every_release() -> None:
 @pytest.mark.parametrize("word", ["0.16", "24.12", "nvcr.io/nvidia/tritonserver:24.12-trtllm-python-py3"])
 def test_a_release_goes_by_several_names(word: str) -> None:
     shown = versions("show", word).output
-    assert shown.startswith("TensorRT-LLM 0.16.0\n")
-    assert "convert_checkpoint.py exists for: llama, " in shown
+    assert shown.startswith("TensorRT-LLM 0.16.0\n") and "convert_checkpoint.py" in shown
 
 
-def test_a_programs_options_tell_what_changed_and_what_is_gone() -> None:
-    shown = versions("show", "0.13", "trtllm-build").output
-    (batch,) = [line for line in shown.splitlines() if line.startswith("--max_batch_size")]
-    assert "256" in batch and "1 before 0.11.0, 256 from 0.11.0, 2048 from 0.14.0." in batch
-    (gone,) = [line for line in shown.splitlines() if line.startswith("--max_output_len")]
-    assert "0.7.0 to 0.11.0" in gone and "--max_seq_len" in gone
-    (to_come,) = [line for line in shown.splitlines() if line.startswith("--monitor_memory")]
-    assert "from 0.15.0 on" in to_come
+def test_a_program_s_options_have_their_default() -> None:
+    lines = versions("show", "0.13", "trtllm-build").output.splitlines()
+    (batch,) = [line for line in lines if line.startswith("--max_batch_size")]
+    assert "256" in batch and "Other releases have another default." in batch
 
 
 @pytest.mark.parametrize(
@@ -70,7 +65,7 @@ def test_an_unknown_release_is_refused(word: str, message: str) -> None:
     ("program", "message"),
     [
         ("trtllm-bild", "no program of upstream's is called 'trtllm-bild'"),
-        ("build.py", "the last with it is 0.7.1; this release has convert_checkpoint.py and trtllm-build"),
+        ("build.py", "TensorRT-LLM 0.16.0 has no build.py for llama: it is there in 0.5.0 to 0.7.1."),
     ],
 )
 def test_a_program_that_the_release_lacks_is_refused(program: str, message: str) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.metrics_port import serving
 from tests.cli.typed import Types
 from tests.cli.typed import home as home
 from tests.logs.runs import add_rank
@@ -66,21 +65,14 @@ def test_on_a_terminal_the_last_lines_of_the_log_are_below_the_stages(
     assert "x" * 150 in shown and "x" * 161 not in shown
 
 
-def test_a_benchmark_has_its_rate_and_the_servers_queue(
-    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock, types: Types
-) -> None:
+def test_a_benchmark_has_its_rate(fake_slurm: FakeSlurm, run: RunPaths, clock: Clock, types: Types) -> None:
     fake_slurm.set("103", "RUNNING", started="990", ends="2000")
     add_event(run, "companion", "stage_begin", job_id="103")
     write_progress(run.benchmark_progress, Snapshot(Step(requests=20), 3, 0, 2.0, 7.9))
     clock.at(20, lambda: finish(fake_slurm))
-    labels = 'model="tensorrt_llm",version="1",request_type="waiting"'
-    page = f"# TYPE nv_trt_llm_request_metrics gauge\nnv_trt_llm_request_metrics{{{labels}}} 12\n"
-    with serving(lambda number: (200, page)) as endpoint:
-        endpoint.write(run.endpoint)
-        errors = types("watch").errors
+    errors = types("watch").errors
     assert "companion: is running" not in errors
     assert "benchmark: 3 of 20 requests, 7.9/s" in errors
-    assert "12 waiting in the server" in errors
 
 
 def test_the_exit_code_is_that_of_what_failed(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:

@@ -1,8 +1,7 @@
 """A text model that is controlled by its prompt. Runs in Triton's Python stub.
 
 ``sleep S: text`` is answered after S seconds, ``fail: text`` with the error
-``text``, ``escape`` with a terminal's escape sequence; any other prompt comes
-back in upper case, from ``tensorrt_llm_bls`` with 7 for T. The model ``mirror``
+``text``; any other prompt comes back in upper case. The model ``mirror``
 answers with its inputs as JSON. A decoupled model sends the text letter by letter,
 the third one 0.1 s late if the prompt begins with ``slow``. For token ids a decoupled model
 sends the numbers from 1 on, each in its own response if ``streaming`` is set,
@@ -25,7 +24,6 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
         self._joins = config["name"] == "joined"
-        self._differs = config["name"] == "tensorrt_llm_bls"
         self._mirrors = config["name"] == "mirror"
         self._outputs = [output["name"] for output in config["output"]]
         self._decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
@@ -82,8 +80,7 @@ class TritonPythonModel:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(rest))
         if command.startswith("sleep "):
             time.sleep(float(command.split()[1]))
-        text = "\x1b[31mred" if prompt == "escape" else prompt.upper()
-        tensors = [_text(text.replace("T", "7") if self._differs else text)]
+        tensors = [_text(prompt.upper())]
         if "sequence_length" in self._outputs:
             tensors.append(pb_utils.Tensor("sequence_length", _length(inputs) - 1))
         return pb_utils.InferenceResponse(tensors)

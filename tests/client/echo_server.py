@@ -14,10 +14,9 @@ _TEXT_INPUTS = {"text_input": "STRING", "max_tokens": "INT32", "bad_words": "STR
 # Each model: its inputs and its outputs, all of one flexible dimension and batched.
 MODELS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "ensemble": (_TEXT_INPUTS, {"text_output": "STRING", "sequence_length": "INT32"}),
-    "tensorrt_llm_bls": (_TEXT_INPUTS, {"text_output": "STRING"}),
     "uncounted": (_TEXT_INPUTS, {"text_output": "STRING"}),
     "decoupled": (_TEXT_INPUTS, {"text_output": "STRING", "sequence_length": "INT32"}),
-    # Inputs that the reference backend's release lacks: of the LLM API's model, and of release 0.19.
+    # Inputs that the reference backend's release lacks.
     "mirror": (
         {
             "text_input": "STRING",
@@ -31,13 +30,7 @@ MODELS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             "sampling_param_frequency_penalty": "FP32",
             "sampling_param_stop": "STRING",
             "sampling_param_exclude_input_from_output": "BOOL",
-            "sampling_param_best_of": "INT32",
-            "guided_decoding_guide_type": "STRING",
-            "guided_decoding_guide": "STRING",
             "draft_input_ids": "INT32",
-            "prompt_embedding_table": "FP16",
-            "prompt_vocab_size": "INT32",
-            "prompt_table_extra_ids": "UINT64",
         },
         {"text_output": "STRING"},
     ),
@@ -69,7 +62,7 @@ CORE_MODELS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 _DECOUPLED = ("decoupled", "core_decoupled", "joined")
 _OPTIONAL = ("streaming",)
-_TABLES = ("output_ids", "prompt_embedding_table")
+_TABLES = ("output_ids",)
 
 
 @contextmanager

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from trtllm_hpc.cli.client import TYPED
-from trtllm_hpc.client.options import OPTIONS, Option
+from trtllm_hpc.cli.client import _TYPED as TYPED
+from trtllm_hpc.client.options import BY_NAME, RequestOption
 
 
-def row(option: Option) -> str:
+def row(option: RequestOption) -> str:
     names = (option.text, option.core, option.llm_api, option.openai)
     cells = [f"`{name}`" if name else "" for name in names]
     return (
@@ -20,4 +20,4 @@ def test_the_document_lists_each_option() -> None:
     document = Path(__file__).parents[2] / "docs" / "how-to" / "client.md"
     table = document.read_text(encoding="utf-8").partition("## Options of a request")[2]
     rows = [line for line in table.splitlines() if line.startswith("| `")]
-    assert rows == [row(option) for option in OPTIONS]
+    assert rows == [row(option) for option in BY_NAME.values()]

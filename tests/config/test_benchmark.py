@@ -49,8 +49,6 @@ def test_a_rate_of_a_list_is_above_zero(files: Folder) -> None:
     [
         (Benchmark(requests=20, rate_per_second=2.0, warmup_requests=0), 10),
         (Benchmark(requests=20, rate_per_second=2.0, warmup_requests=4, repeats=3), 36),
-        # A rate that moves evenly from 2 to 8 is 5 on average.
-        (Benchmark(requests=20, rate_per_second=2.0, ramp_to_per_second=8.0, warmup_requests=0), 4),
         (Benchmark(requests=20, rates_per_second=[2.0, 4.0], warmup_seconds=1.0), 17),
         (Benchmark(duration_seconds=7.0, concurrencies=[1, 2], warmup_seconds=1.0), 16),
         (Benchmark(requests=20, concurrency=4), 0),

@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from ruamel.yaml import YAML
 
-from tests.config.values import clusters, hostile, job_files
-from trtllm_hpc.config.benchmark import Benchmark, LoraShare, Workload
+from tests.config.values import hostile
+from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.cluster import ClusterProfile, Phases
 from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
-from trtllm_hpc.config.engine import Engine, Speculative
 from trtllm_hpc.config.evaluation import Evaluation
 from trtllm_hpc.config.job import (
     Companion,
+    CompanionRequest,
     Disaggregated,
     JobFile,
     Phase,
-    Profile,
     Serve,
-    Tracing,
 )
 from trtllm_hpc.config.repository import ModelCopy, Repository
 from trtllm_hpc.config.tree import Place, parse
-from trtllm_hpc.config.validate import all_keys, validate
+from trtllm_hpc.config.validate import all_keys
 
 
 def _loaded(text: str) -> object:
     tree, diagnostics = parse(text, Place("dump"))
     assert tree is not None and not diagnostics, diagnostics
     return tree.data
-
-
-@pytest.mark.long
-@settings(max_examples=150)
-@given(job_files)
-def test_a_job_file_comes_back(job: JobFile) -> None:
-    tree, diagnostics = parse(job_yaml(job), Place("dump"))
-    assert tree is not None and not diagnostics
-    assert validate(JobFile, tree) == (job, [])
-
-
-@settings(max_examples=150)
-@given(clusters)
-@pytest.mark.long
-def test_a_profile_comes_back(cluster: ClusterProfile) -> None:
-    tree, diagnostics = parse(cluster_yaml(cluster), Place("dump"))
-    assert tree is not None and not diagnostics
-    assert validate(ClusterProfile, tree) == (cluster, [])
 
 
 @settings(max_examples=300)
@@ -63,15 +42,13 @@ def test_every_default_is_written_out() -> None:
     job = job_yaml(
         JobFile(
             name="a",
-            engine=Engine(speculative=Speculative(mode="lookahead")),
             repository=Repository(models=[ModelCopy(name="a", gpu_device_ids=[0])]),
             serve=Serve(
                 disaggregated=Disaggregated(context=phase, generation=Phase(instances=[[1]])),
-                profile=Profile(),
-                tracing=Tracing(endpoint="http://here:4317"),
             ),
             companion=Companion(
-                benchmark=Benchmark(workload=Workload(lora=[LoraShare(directory="/a")])),
+                request=CompanionRequest(lora=LoraAdapter(directory="/a")),
+                benchmark=Benchmark(),
                 evaluate=Evaluation(tasks=["facts"]),
             ),
         )

@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
-from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.layers import read_settings
-from trtllm_hpc.config.validate import validate
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.validation.load import load
 
@@ -41,15 +38,6 @@ def test_a_key_of_the_benchmark_replaces_those_that_it_excludes_in_the_layers_be
     assert (benchmark.requests, benchmark.duration_seconds) == (None, 30)
     both = "companion: {benchmark: {concurrency: 32, concurrencies: [1, 8]}}\n"
     assert files.diagnostic(JOB + both).field == "companion.benchmark.concurrencies"
-
-
-def test_null_and_lists_replace_and_mappings_merge(files: Folder) -> None:
-    cluster = CLUSTER + "setup: [a, b]\nenvironment: {A: x, B: x}\n"
-    settings = ("companion.benchmark=null", "cluster.setup=[c]", "cluster.environment={B: y}")
-    resolved = files.load(JOB, cluster, *settings)
-    assert resolved.job.companion.benchmark is None
-    assert resolved.cluster.setup == ["c"]
-    assert resolved.cluster.environment == {"A": "x", "B": "y"}
 
 
 def test_a_later_setting_wins_and_values_are_yaml(files: Folder) -> None:
@@ -101,22 +89,7 @@ def test_a_wrong_default_of_the_profile_is_placed_there(files: Folder) -> None:
     assert (diagnostic.code, files.place(diagnostic)) == ("unknown-key", "cluster:4 job_defaults.serve.nods")
 
 
-def test_a_default_that_the_job_overrides_does_no_harm(files: Folder) -> None:
-    cluster = CLUSTER + "job_defaults: {serve: {nodes: none}}\n"
-    assert files.load(JOB + "serve: {nodes: 1}\n", cluster).job.serve.nodes == 1
-
-
 # The model: a path and a synthetic one set each other aside -----------------------------
-
-
-def test_the_built_in_model_gives_way_to_a_path(files: Folder) -> None:
-    model = files.load(JOB + "model: {path: /models/a}\n").job.model
-    assert (model.path, model.synthetic) == ("/models/a", None)
-
-
-def test_the_built_in_model_stays_where_only_its_seed_is_set(files: Folder) -> None:
-    model = files.load(JOB, CLUSTER, "model.seed=3").job.model
-    assert (model.synthetic, model.seed) == ("tiny-llama", 3)
 
 
 def test_a_setting_replaces_the_kind_of_model(files: Folder) -> None:
@@ -180,18 +153,6 @@ def test_an_unknown_profile_lists_those_there_are(files: Folder) -> None:
     assert "did you mean 'sandbox'" in diagnostic.message
 
 
-def test_the_job_is_checked_although_the_profile_is_not_there(files: Folder) -> None:
-    files.load()
-    files.job_file.write_text("nam: x\n")
-    with pytest.raises(ConfigError) as caught:
-        load(files.job_file, "/nowhere/cluster.yaml")
-    assert [diagnostic.code for diagnostic in caught.value.diagnostics] == [
-        "not-found",
-        "missing",
-        "unknown-key",
-    ]
-
-
 def test_a_shipped_job_is_called_by_name_unless_a_file_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,15 +170,6 @@ def test_a_setting_whose_key_wants_text_is_taken_as_it_was_typed(files: Folder) 
     assert resolved.job.model.path == str(Path.cwd() / "2024")
     assert resolved.cluster.environment == {"A": "true"}
     assert resolved.cluster.setup == ["0x10"]
-
-
-def test_words_for_upstreams_programs_are_taken_as_they_were_typed() -> None:
-    settings = ["name=a", "engine.tensorrt_llm_version=0.10", "engine.options.build=[--max_batch_size, 3]"]
-    tree, _, diagnostics = read_settings(settings)
-    job, found = validate(JobFile, tree)
-    assert job is not None and not diagnostics and not found
-    assert job.engine.tensorrt_llm_version == "0.10"
-    assert job.engine.options.build == ["--max_batch_size", "3"]
 
 
 def test_in_a_file_and_for_another_type_the_type_still_counts(files: Folder) -> None:

@@ -47,13 +47,6 @@ def test_a_grid_is_every_combination_in_the_order_of_the_file(files: Folder) -> 
     assert [it.name for it in jobs][:1] == ["demo.tp1-bs4"]
 
 
-def test_zip_takes_the_values_in_pairs_and_is_combined_with_a_grid(files: Folder) -> None:
-    section = "sweep:\n  zip: {engine.tensor_parallel: [1, 2], serve.cpus_per_rank: [8, 4]}\n"
-    assert [*variants(loaded(files, section))] == ["tp1-cpus-per-rank8", "tp2-cpus-per-rank4"]
-    both = loaded(files, section + "  grid: {engine.max_batch_size: [4, 8]}\n")
-    assert len(variants(both)) == 4
-
-
 def test_named_variants_are_overrides_in_which_null_removes(files: Folder) -> None:
     section = (
         "sweep:\n  variants:\n    small: {engine: {max_batch_size: null}}\n"
@@ -68,9 +61,6 @@ def test_named_variants_are_overrides_in_which_null_removes(files: Folder) -> No
     ("excluded", "left"),
     [
         ("{engine.tensor_parallel: 2, engine.max_batch_size: 8}", ["tp1-bs4", "tp1-bs8", "tp2-bs4"]),
-        ("{engine.max_batch_size: [4, 16]}", ["tp1-bs8", "tp2-bs8"]),
-        ("{engine.max_batch_size: '>= 8'}", ["tp1-bs4", "tp2-bs4"]),
-        ("{engine.tensor_parallel: '!= 1'}", ["tp1-bs4", "tp1-bs8"]),
         ("{name: demo, engine.tensor_parallel: 1}", ["tp2-bs4", "tp2-bs8"]),
         ("{serve.nodes: 3}", ["tp1-bs4", "tp1-bs8", "tp2-bs4", "tp2-bs8"]),
     ],
@@ -93,11 +83,6 @@ def test_settings_change_what_all_variants_share_and_the_sweep_itself(files: Fol
     assert made.sweep.max_running == 3
     jobs = [it.facts.job.engine for it in made.variants if it.facts is not None]
     assert [(it.max_batch_size, it.tensor_parallel) for it in jobs] == [(16, 1), (16, 2)]
-
-
-def test_a_name_that_yaml_takes_for_a_number_names_the_variants_too(files: Folder) -> None:
-    [made] = loaded(files, "", "engine.tensor_parallel=2", settings=("name=7",)).variants
-    assert made.facts is not None and made.facts.job.name == "7.tp2"
 
 
 @pytest.mark.parametrize(
@@ -131,8 +116,6 @@ def test_the_same_key_of_two_sections_is_told_apart(files: Folder) -> None:
         ("sweep: {grid: {engine.dtype: []}}\n", "job:3 sweep.grid", "must not be empty"),
         ("sweep: {gird: {engine.dtype: [1]}}\n", "job:3 sweep.gird", "is not a known key"),
         ("sweep: {grid: {engine..dtype: [1]}}\n", "job:3 sweep.grid", "dotted key"),
-        ("sweep:\n  zip: {a: [1], b: [1, 2]}\n", "job:4 sweep.zip", "a has 1, b has 2"),
-        ("sweep:\n  grid: {a: [1]}\n  zip: {a: [1]}\n", "job:5 sweep.zip.a", "is in grid too"),
         ("sweep:\n  grid: {name: [x]}\n  exclude: [{name: x}]\n", "job:5 sweep.exclude", "leaves no variant"),
         ("sweep: [1]\n", "job:3 sweep", "must be a section of keys"),
     ],
@@ -159,9 +142,3 @@ def test_what_is_wrong_with_one_variant_is_found_beside_the_others(files: Folder
 def test_submit_and_render_refuse_a_job_file_with_several_variants(files: Folder) -> None:
     found = files.diagnostic(JOB + "sweep: {grid: {engine.max_batch_size: [4, 8]}}\n")
     assert found.code == "is-a-sweep" and found.hint and found.hint.startswith("trtllm-hpc sweep run")
-
-
-def test_sections_can_come_from_a_base(files: Folder) -> None:
-    (files.folder / "base.yaml").write_text("sweep: {grid: {engine.max_batch_size: [4, 8]}}\n")
-    made = loaded(files, "extends: ./base.yaml\n")
-    assert [*variants(made)] == ["bs4", "bs8"]

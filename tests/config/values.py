@@ -1,4 +1,4 @@
-"""Strategies: hostile text, valid models, and files that are mostly wrong."""
+"""Strategies: hostile text, and files that are mostly wrong."""
 
 from __future__ import annotations
 
@@ -6,18 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.config.cluster import ClusterProfile, Container, Triton
-from trtllm_hpc.config.engine import Engine
-from trtllm_hpc.config.job import (
-    Build,
-    Companion,
-    JobFile,
-    Model,
-    Request,
-    Serve,
-)
-from trtllm_hpc.config.repository import Repository
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.validate import all_keys
 
 HOSTILE = [
@@ -30,70 +20,6 @@ HOSTILE = [
 ]  # fmt: skip
 
 hostile = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=30))
-printable = hostile.filter(lambda text: text != "" and not any(ord(c) < 32 or ord(c) == 127 for c in text))
-any_text = hostile.filter(lambda text: "\0" not in text)
-paths = st.one_of(st.none(), printable.map(lambda text: "/" + text))
-optional = st.one_of(st.none(), printable)
-counts = st.integers(1, 1_000_000)
-seconds = st.integers(1, 31_536_000)
-minutes = st.integers(1, 525_600)
-
-models = st.one_of(
-    st.builds(Model, path=printable.map(lambda text: "/" + text), synthetic=st.none()),
-    st.builds(Model, path=st.none(), synthetic=st.just("tiny-llama"), seed=st.integers(0, 2**31 - 1)),
-)
-benchmarks = st.builds(
-    Benchmark,
-    requests=counts,
-    rate_per_second=st.floats(min_value=0, max_value=100_000, exclude_min=True),
-    arrival=st.sampled_from(["constant", "poisson"]),
-    max_tokens=counts,
-    request_timeout_seconds=seconds,
-)
-job_files = st.builds(
-    JobFile,
-    name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True),
-    model=models,
-    engine=st.builds(
-        Engine,
-        directory=paths,
-        dtype=st.sampled_from(["float32", "bfloat16"]),
-        tensor_parallel=st.integers(1, 4096),
-    ),
-    build=st.builds(Build, memory_gib=st.one_of(st.none(), counts), gpus=st.integers(0, 64)),
-    repository=st.builds(Repository, decoupled=st.booleans()),
-    serve=st.builds(Serve, nodes=st.one_of(st.none(), st.integers(1, 4096)), time_limit_minutes=minutes),
-    companion=st.builds(
-        Companion,
-        enabled=st.booleans(),
-        request=st.builds(Request, prompt=any_text, max_tokens=counts),
-        benchmark=st.one_of(st.none(), benchmarks),
-    ),
-)
-options = st.lists(printable.map(lambda text: "-" + text), max_size=3)
-clusters = st.builds(
-    ClusterProfile,
-    name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True),
-    scheduler=st.sampled_from(["slurm", "local"]),
-    slurm_conf=paths,
-    partition=optional,
-    account=optional,
-    gpus_per_node=st.integers(0, 64),
-    container=st.builds(
-        Container,
-        runtime=st.sampled_from(["none", "pyxis"]),
-        image=optional,
-        mounts=st.lists(printable.filter(lambda text: "," not in text), max_size=2),
-    ),
-    triton=st.builds(Triton, server=printable, options=st.lists(printable, max_size=2)),
-    environment=st.dictionaries(
-        st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,9}", fullmatch=True), any_text, max_size=3
-    ),
-    setup=st.lists(printable, max_size=3),
-    sbatch_options=options,
-    job_defaults=st.dictionaries(printable, st.one_of(hostile, st.lists(hostile, max_size=2)), max_size=2),
-)
-
 # Mostly wrong ---------------------------------------------------------------------------
 
 scalars = st.one_of(

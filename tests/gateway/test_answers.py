@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ import openai
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tests.client.test_wrong_answers import Server, response, serving
+from tests.client.fake_triton import FakeTriton, response, serving
 from trtllm_hpc.gateway.app import make_app
-from trtllm_hpc.gateway.service import Facts, Service
+from trtllm_hpc.gateway.service import Facts, ServedByTriton
 from trtllm_hpc.reference.synthetic import make_tokenizer
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -31,12 +30,12 @@ ASKED: dict[str, Any] = {"model": "m", "prompt": "Hello", "temperature": 0, "max
 
 
 @pytest.fixture
-def server() -> Server:
-    return Server()
+def server() -> FakeTriton:
+    return FakeTriton()
 
 
 @pytest.fixture
-def endpoint(server: Server) -> Iterator[Endpoint]:
+def endpoint(server: FakeTriton) -> Iterator[Endpoint]:
     with serving(server, ("tensorrt_llm", INPUTS)) as found:
         yield found
 
@@ -53,7 +52,7 @@ def ask(
     """Have the official client ask a gateway in this process."""
 
     async def asked() -> Any:
-        service = Service(endpoint, facts if isinstance(facts, Facts) else Facts("m", facts))
+        service = ServedByTriton(endpoint, facts if isinstance(facts, Facts) else Facts("m", facts))
         transport = httpx.ASGITransport(app=make_app(service), raise_app_exceptions=False)
         http = httpx.AsyncClient(transport=transport)
         client = openai.AsyncOpenAI(
@@ -105,7 +104,7 @@ def ids(*tokens: int, final: bool = False) -> Any:
     ],
 )
 def test_a_failure_of_the_server_has_its_status(
-    server: Server, endpoint: Endpoint, tokenizer: Path, stream: list[Any], status: int
+    server: FakeTriton, endpoint: Endpoint, tokenizer: Path, stream: list[Any], status: int
 ) -> None:
     server.stream = stream
     with pytest.raises(openai.APIStatusError) as caught:
@@ -115,35 +114,16 @@ def test_a_failure_of_the_server_has_its_status(
     assert set(body) == {"message", "type", "param", "code"} and "Traceback" not in body["message"]
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "Prompt length (200) exceeds maximum input length (96). Set log level to info",
-        "The prompt has 200 tokens; this engine was built for max_input_len 96.",
-        "The prompt's 90 tokens and the 9 asked for make 99; this engine was built for max_seq_len 96.",
-    ],
-)
-def test_a_prompt_too_long_for_the_server_has_the_words_that_clients_look_for(
-    server: Server, endpoint: Endpoint, tokenizer: Path, message: str
-) -> None:
-    server.stream = [refused(message)]
-    words = rf"This model's maximum context length is 96 tokens\. .*{re.escape(message)}"
-    with pytest.raises(openai.BadRequestError, match=words) as caught:
-        complete(endpoint, tokenizer)
-    assert caught.value.code == "context_length_exceeded"
-
-
-@pytest.mark.parametrize("keys", [{"max_tokens": 8}, {"prompt": "A, " * 9}, {"prompt": "A, " * 9000}])
 def test_a_prompt_too_long_for_the_engine_is_refused_before_it_is_sent(
-    endpoint: Endpoint, tokenizer: Path, keys: dict[str, Any]
+    endpoint: Endpoint, tokenizer: Path
 ) -> None:
     words = r"This model's maximum context length is 8 tokens, but"
     with pytest.raises(openai.BadRequestError, match=words) as caught:
-        complete(endpoint, Facts("m", tokenizer, max_seq_len=8), **keys)
+        complete(endpoint, Facts("m", tokenizer, max_seq_len=8), max_tokens=8)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
-def test_a_failure_in_a_stream_is_an_event(server: Server, endpoint: Endpoint, tokenizer: Path) -> None:
+def test_a_failure_in_a_stream_is_an_event(server: FakeTriton, endpoint: Endpoint, tokenizer: Path) -> None:
     found: list[Any] = []
     server.stream = [ids(70), ids(71), grpc.StatusCode.UNAVAILABLE]
     with pytest.raises(openai.APIError, match="was lost after 2 responses"):
@@ -154,17 +134,8 @@ def test_a_failure_in_a_stream_is_an_event(server: Server, endpoint: Endpoint, t
         stream(endpoint, tokenizer, found)
 
 
-def test_usage_in_every_chunk(server: Server, endpoint: Endpoint, tokenizer: Path) -> None:
-    found: list[Any] = []
-    server.stream = [ids(70), ids(71), ids(72, 73, final=True)]
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    stream(endpoint, tokenizer, found, stream_options=options)
-    assert [chunk.usage.completion_tokens for chunk in found] == [1, 2, 4, 4, 4]
-    assert len({chunk.usage.prompt_tokens for chunk in found}) == 1
-
-
 def test_servers_that_repeat_the_prompt_or_answer_nothing(
-    server: Server, endpoint: Endpoint, tokenizer: Path
+    server: FakeTriton, endpoint: Endpoint, tokenizer: Path
 ) -> None:
     server.stream = [ids(70, 71, 80, 81, final=True)]
     repeated = complete(endpoint, tokenizer, prompt=[70, 71])
@@ -180,7 +151,7 @@ def test_servers_that_repeat_the_prompt_or_answer_nothing(
     assert complete(endpoint, tokenizer).choices[0].finish_reason == "length"
 
 
-def test_a_model_of_texts_is_refused(server: Server, tokenizer: Path) -> None:
+def test_a_model_of_texts_is_refused(server: FakeTriton, tokenizer: Path) -> None:
     inputs = {"text_input": "TYPE_STRING", "sampling_param_max_tokens": "TYPE_INT32"}
     with (
         serving(server, ("tensorrt_llm", inputs)) as endpoint,
@@ -202,46 +173,25 @@ def test_a_missing_tokenizer_is_named(endpoint: Endpoint, tmp_path: Path) -> Non
     assert caught.value.status_code == 502
 
 
-async def pieces(body: bytes) -> AsyncIterator[bytes]:
-    for begin in range(0, len(body), 1 << 20):
-        yield body[begin : begin + (1 << 20)]
-
-
 @pytest.mark.parametrize(
-    ("path", "body", "coding", "status"),
+    ("path", "body", "status"),
     [
-        ("completions", b" " * (65 << 20), "identity", 413),
-        ("completions", b"{}", "gzip", 415),
-        ("completions", b"{}", "identity", 400),
-        ("embeddings", b"{}", "identity", 404),
-        ("models", b"{}", "identity", 405),
+        ("completions", b" " * (65 << 20), 413),
+        ("completions", b"{}", 400),
+        ("embeddings", b"{}", 404),
+        ("models", b"{}", 405),
     ],
 )
 def test_what_is_not_a_request_is_refused(
-    endpoint: Endpoint, tokenizer: Path, path: str, body: bytes, coding: str, status: int
+    endpoint: Endpoint, tokenizer: Path, path: str, body: bytes, status: int
 ) -> None:
-    """The bodies are chunked, so that no header names their size."""
+    async def pieces() -> AsyncIterator[bytes]:
+        for begin in range(0, len(body), 1 << 20):  # chunked, so that no header names the size
+            yield body[begin : begin + (1 << 20)]
 
     async def post(client: openai.AsyncOpenAI) -> Any:
-        headers = {"Content-Type": "application/json", "Content-Encoding": coding}
-        return await client._client.post(f"http://here/v1/{path}", content=pieces(body), headers=headers)
+        headers = {"Content-Type": "application/json"}
+        return await client._client.post(f"http://here/v1/{path}", content=pieces(), headers=headers)
 
     answer = ask(endpoint, tokenizer, post)
     assert answer.status_code == status and answer.json()["error"]["message"]
-
-
-def test_requests_are_counted(server: Server, endpoint: Endpoint, tokenizer: Path) -> None:
-    server.stream = [ids(80, final=True)]
-
-    async def count(client: openai.AsyncOpenAI) -> str:
-        await client.completions.create(**ASKED)
-        await client._client.get("http://here/health")
-        return (await client._client.get("http://here/metrics")).text
-
-    page = ask(endpoint, tokenizer, count)
-    for line in (
-        'requests_total{route="/v1/completions",status="200"} 1.0',
-        'requests_total{route="other",status="503"} 1.0',
-        "requests_open 0.0",
-    ):
-        assert f"trtllm_hpc_gateway_{line}" in page

@@ -54,7 +54,7 @@ def configure(folder: Path, **keys: Any) -> None:
 
 def render(folder: Path, chat: list[dict[str, Any]], **arguments: Any) -> str:
     template = ChatTemplate(ModelTokenizer(folder))
-    return template.render(chat, add_generation_prompt=True, arguments=arguments)
+    return template.render(chat, arguments)
 
 
 @pytest.mark.model
@@ -78,12 +78,6 @@ def test_a_template_is_found_where_models_have_it(folder: Path) -> None:
     with pytest.raises(ApiError, match=r"^This model has no chat template.*Ask /v1/completions") as caught:
         render(folder, CHAT)
     assert caught.value.code == "no_chat_template"
-    named = [
-        {"name": "tool_use", "template": "no"},
-        {"name": "default", "template": "{{ messages | length }}"},
-    ]
-    configure(folder, chat_template=named)
-    assert render(folder, CHAT) == "4"
     (folder / "chat_template.jinja").write_text("{{ messages[1].content }}", encoding="utf-8")
     assert render(folder, CHAT) == "Où?"
 

@@ -96,7 +96,7 @@ def test_the_same_chain_ends_well(tmp_path: Path) -> None:
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert documented("submit", answer.stdout)["state"] == "completed"
     answers = json.loads(run.answer.read_text())["answers"]
-    assert len(answers) == 1
+    assert len(answers) == 1 and answers[0]["text"]
     assert "output" in run.measurement("benchmark").table.read_text()
     assert all(ended_when_asked(run, rank) for rank in range(2)), list(run.ranks.iterdir())
     assert eventually(lambda: leftovers(run) == [], 10), leftovers(run)

@@ -60,9 +60,13 @@ def test_the_list_shows_ranks_in_the_same_state_on_one_line(run: RunPaths) -> No
     output = logs(run).output
     assert [re.split(" {2,}", line) for line in output.splitlines() if line.startswith("serve ")] == [
         ["serve", "-", "-", "failed (exit code 1)", "-"],
-        ["serve", "0-2,4", "4 hosts", "stopped by SIGTERM", "51 B", "rank 1 and 2 more: error: lost it"],
+        ["serve", "0-2,4", "4 hosts", "stopped by SIGTERM", "51 B"],
         ["serve", "3,6-1023", "-", "no record", "-"],
-        ["serve", "5", "n5", "failed (exit code 1)", f"{len(OOM)} B", OOM.strip().rpartition("] ")[2]],
+        ["serve", "5", "n5", "failed (exit code 1)", f"{len(OOM)} B"],
+    ]
+    assert output.partition("first errors:\n")[2].splitlines()[:2] == [
+        "serve[0-2,4]: rank 1 and 2 more: error: lost it",
+        f"serve[5]: {OOM.strip().rpartition('] ')[2]}",
     ]
     assert len(documented("logs", logs(run, "--json").output)) == 1025
 

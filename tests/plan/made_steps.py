@@ -15,7 +15,7 @@ from trtllm_hpc.layout import make_layout
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan
-from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep
+from trtllm_hpc.runtime.engine_cache.build_recipe import Argument, BuildStep
 from trtllm_hpc.tensorrt_llm.releases.release import find_release
 from trtllm_hpc.validation.load import problems
 
@@ -28,7 +28,7 @@ def job(release: str, family: str = "llama", model: str = "/models/m", **keys: A
     engine = {"backend": "tensorrtllm", "tensorrt_llm_version": release, **keys.pop("engine", {})}
     repository = keys.pop("repository", {})
     builds = engine["backend"] != "pytorch"
-    by_build_py = builds and find_release(None, release).command("build.py", family) is not None
+    by_build_py = builds and find_release(None, release).program("build.py", family) is not None
     if by_build_py and "inflight_batching" not in engine:
         # What build.py makes without its switch serves the V1 way only.
         repository = {"batching_strategy": "V1", **repository}

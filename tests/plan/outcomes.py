@@ -18,163 +18,77 @@ from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
+from trtllm_hpc.runtime.engine_cache.build_recipe import BuildStep
 
 CASES = {
     "quantization": """
 # quantize.py calibrates.
-0.16.0 llama {quantization: {method: fp8, calibration_dataset: /cnn, calibration_size: 32, batch_size: 4}}
+0.16.0 llama {quantization: {method: fp8, calibration_dataset: /cnn, calibration_size: 32}}
 0.16.0 llama {quantization: {method: int8_sq, calibration_dataset: /cnn}}
 0.16.0 llama {quantization: {method: int4_awq, calibration_dataset: /cnn}}
-0.16.0 llama {quantization: {method: w4a8_awq, calibration_dataset: /cnn}}
-0.16.0 llama {quantization: {method: full_prec, calibration_dataset: /cnn}}
-0.16.0 llama {quantization: {method: auto, auto_formats: [fp8, int4_awq], auto_bits: 5.0}}
-0.16.0 llama {quantization: {kv_cache: fp8, calibration_dataset: /cnn}}
 0.16.0 llama {quantization: {kv_cache: int8, calibration_dataset: /cnn}}
 0.17.0 llama {quantization: {method: nvfp4, kv_cache: fp8, calibration_dataset: /cnn}}
 # Samples that are downloaded are a note.
 0.16.0 llama {quantization: {method: fp8}}
-0.9.0 llama {quantization: {method: fp8}}
 # Weights alone are quantized where they are read.
 0.7.1 llama {quantization: {method: int8_wo}}
-0.7.1 llama {quantization: {method: int4_wo}}
-0.8.0 llama {quantization: {method: int8_wo}}
 0.8.0 llama {quantization: {method: int4_wo}}
 1.2.1 llama {quantization: {method: int8_wo}}
-1.2.1 llama {quantization: {method: int4_wo}}
 0.16.0 llama {quantization: {method: int8_wo, kv_cache: int8}}
 0.16.0 llama {quantization: {method: int8_wo, kv_cache: fp8}}
-0.16.0 llama {quantization: {method: int8_wo, tool: quantize}}
-1.2.1 llama {quantization: {method: nvfp4, tool: convert}}
-# SmoothQuant by convert_checkpoint.py.
-0.16.0 llama {quantization: {method: int8_sq, tool: convert, per_token: true, per_channel: true}}
-0.16.0 llama {quantization: {method: int8_sq, tool: convert, smoothquant: 0.8}}
-# build.py reads what quantize.py wrote: examples/llama/README.md of 0.7.0, 'FP8 Post-Training Quantization'
-# and 'AWQ'. The file is named after the family.
+# build.py quantizes weights alone.
 0.7.1 llama {quantization: {method: fp8}}
-0.7.1 llama {quantization: {method: int4_awq}}
-0.5.0 llama {quantization: {method: fp8}}
-0.7.1 mistral {quantization: {method: fp8}}
-# A build.py that reads nothing of quantize.py's.
-0.7.1 gpt {quantization: {method: fp8}}
-0.7.1 mixtral {quantization: {method: fp8}}
-0.6.1 mistral {quantization: {method: fp8}}
-# Scales are computed before build.py, which reads them in the model's place: 'SmoothQuant' in the READMEs.
-0.5.0 llama {tensor_parallel: 2, quantization: {method: int8_sq, smoothquant: 0.8, per_token: true}}
-0.7.1 mistral {tensor_parallel: 2, quantization: {method: int8_sq, smoothquant: 0.8, per_channel: true}}
-0.7.1 gpt {quantization: {method: int8_sq, smoothquant: 0.5}}
-# 'INT8 KV cache' of the same READMEs: with weight-only quantization, too, and beside what quantize.py wrote.
 0.7.1 llama {quantization: {method: int8_wo, kv_cache: int8}}
-0.5.0 gpt {quantization: {method: int8_wo, kv_cache: int8}}
-0.7.1 llama {quantization: {method: int4_awq, kv_cache: int8}}
-# Scales that somebody has computed.
-0.7.1 llama {quantization: {method: int8_sq, checkpoint: /models/sq0.5/1-gpu, per_token: true}}
 # GPTQ's weights by the name of the day.
-0.9.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq, group_size: 64}}
-0.10.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq, group_size: 64}}
-0.11.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq, group_size: 64}}
+0.9.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq}}
+0.10.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq}}
+0.11.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq}}
+0.16.0 llama {quantization: {method: int4_gptq}}
 # Qwen's are the model itself: examples/qwen/README.md, 'INT4-GPTQ'.
-0.9.0 qwen {quantization: {method: int4_gptq, group_size: 128}}
-0.16.0 qwen {quantization: {method: int4_gptq, group_size: 128}}
-1.2.1 qwen {quantization: {method: int4_gptq, group_size: 128}}
-1.2.1 qwen {quantization: {method: int4_gptq, group_size: 128, checkpoint: /models/gptq}}
-# QServe's weights: examples/llama/README.md, 'w4aINT8 quantization (QServe)'.
-0.15.0 llama {quantization: {method: w4a8_qserve_per_group, checkpoint: /models/deepcompressor}}
-1.2.1 llama {quantization: {method: w4a8_qserve_per_channel, checkpoint: /models/deepcompressor}}
-0.15.0 llama {quantization: {method: w4a8_qserve_per_channel}}
-1.2.1 llama {quantization: {method: w4a8_qserve_per_group}}
-# A method that came later names the first release with it.
-0.7.1 llama {quantization: {method: w4a8_awq}}
+0.16.0 qwen {quantization: {method: int4_gptq}}
+1.2.1 qwen {quantization: {method: int4_gptq, checkpoint: /models/gptq}}
+# A method that came later.
 0.11.0 llama {quantization: {method: fp8_rowwise}}
 0.16.0 llama {quantization: {method: nvfp4}}
-0.7.1 gpt {quantization: {method: nvfp4}}
-0.14.0 llama {quantization: {method: w4a8_qserve_per_group, checkpoint: /models/q}}
-0.5.0 llama {quantization: {method: w4a8_qserve_per_channel, checkpoint: /models/q}}
-0.16.0 qwen {quantization: {method: w4a8_qserve_per_group, checkpoint: /models/q}}
-# Keys that go with a method.
-0.16.0 llama {quantization: {method: auto, auto_bits: 5.0}}
-0.16.0 llama {quantization: {method: auto, auto_formats: [fp8]}}
-0.16.0 llama {quantization: {method: int4_gptq}}
-0.16.0 llama {quantization: {method: fp8, smoothquant: 0.5}}
-0.16.0 llama {quantization: {method: fp8, awq_block_size: 64}}
 # GPUs that have it.
 0.16.0 llama {quantization: {method: fp8}, site: {compute_capability: '8.0'}}
-0.16.0 llama {quantization: {method: fp8, calibration_dataset: /cnn}, site: {compute_capability: '8.9'}}
-0.16.0 llama {quantization: {method: w4a8_awq, kv_cache: fp8}, site: {compute_capability: '9.0'}}
-0.16.0 llama {quantization: {kv_cache: fp8}, site: {compute_capability: '8.6'}}
-0.16.0 llama {quantization: {method: int4_awq, calibration_dataset: /cnn}, site: {compute_capability: '8.0'}}
 0.17.0 llama {quantization: {method: nvfp4}, site: {compute_capability: '9.0'}}
-0.17.0 llama {quantization: {method: nvfp4, calibration_dataset: /cnn}, site: {compute_capability: '10.0'}}
-0.15.0 llama {site: {compute_capability: '7.0'}}
-0.16.0 llama {site: {compute_capability: '7.0'}}
-""",
-    "speculative": """
-# examples/lookahead/README.md: 83 draft tokens for a window, an n-gram and a set of 7.
-0.16.0 llama {speculative: {mode: lookahead, max_draft_len: 83}}
-# A target model, whose draft tokens another model makes.
-0.16.0 llama {speculative: {mode: draft_tokens_external, max_draft_len: 10}}
-0.9.0 llama {speculative: {mode: draft_tokens_external, max_draft_len: 10}}
-# A way that came later.
-0.10.0 llama {speculative: {mode: lookahead, max_draft_len: 10}}
-# What a way needs.
-0.16.0 llama {speculative: {mode: lookahead}}
-0.16.0 llama {speculative: {mode: draft_tokens_external}}
 """,
     "steps": """
 # The steps of LLaMA, and of GPT, whose programs changed a release later.
-0.5.0 llama {}
+0.5.0 llama {inflight_batching: true}
 0.7.1 llama {}
-0.8.0 llama {}
 0.16.0 llama {tensor_parallel: 2}
-0.18.2 llama {}
 0.19.0 llama {}
 1.2.1 llama {}
 0.8.0 gpt {}
-0.9.0 gpt {}
 # A profile may say where the examples are.
 0.19.0 llama {site: {container: {examples: /shared/examples, python: /usr/bin/python3.12}}}
 # The answer's length alone, or prompt and answer together.
 0.7.1 llama {max_input_len: 1024, max_seq_len: 1536}
-0.10.0 llama {max_input_len: 1024, max_seq_len: 1536}
 0.11.0 llama {max_input_len: 1024, max_seq_len: 1536}
-1.2.1 llama {max_input_len: 1024, max_seq_len: 1536}
 # The release's own prompt length leaves no room for an answer.
 0.10.0 llama {max_seq_len: 1024}
 # A paged cache, and the logits.
 0.7.1 llama {kv_cache_type: paged}
-0.8.0 llama {kv_cache_type: paged}
-0.12.0 llama {kv_cache_type: paged}
 0.13.0 llama {kv_cache_type: paged, max_batch_size: 7}
 1.2.1 llama {kv_cache_type: paged}
-0.6.0 llama {gather_context_logits: true}
 0.7.1 llama {gather_context_logits: true}
-0.8.0 llama {gather_context_logits: true}
 1.2.1 llama {gather_context_logits: true}
 # Defaults that changed silently are written out.
 0.9.0 llama {}
-0.11.0 llama {}
 0.13.0 llama {}
-0.14.0 llama {}
 # The attention plugin has the model's type. A type that nobody knows is a note before 0.15.
 0.9.0 llama {dtype: bfloat16}
-0.16.0 llama {dtype: bfloat16}
-0.9.0 llama {dtype: auto}
 0.15.0 llama {dtype: auto}
 # An engine keeps the GPUs of a node that its ranks see; from 1.2 on the checkpoint does.
 0.16.0 llama {tensor_parallel: 8, site: {gpus_per_node: 4}}
 0.16.0 llama {tensor_parallel: 4, pipeline_parallel: 2, site: {gpus_per_node: 4}}
-0.16.0 llama {tensor_parallel: 8, site: {gpus_per_node: 0}}
-0.7.1 llama {tensor_parallel: 4, pipeline_parallel: 2, site: {gpus_per_node: 4}}
 1.2.0 llama {tensor_parallel: 8, site: {gpus_per_node: 4}}
-1.2.1 llama {tensor_parallel: 8, site: {gpus_per_node: 8}}
-1.2.1 llama {tensor_parallel: 8, site: {gpus_per_node: 0}}
 # GPT's build.py knows one parallelism only.
-0.7.1 gpt {tensor_parallel: 4}
 0.7.1 gpt {tensor_parallel: 2, pipeline_parallel: 2}
 # Workers convert and build.
 0.16.0 llama {workers: 8, tensor_parallel: 8}
-0.7.1 llama {workers: 8, tensor_parallel: 8}
-0.7.1 llama {workers: 1}
 # Commands of the job file, for any other family: examples/falcon/README.md of 0.16.
 0.16.0 - {tensor_parallel: 2, build: {commands: [[$CONVERT], [$BUILD]]}}
 0.16.0 - {directory: /e, workers: 2, paged_context_fmha: true, build: {commands: [[$BUILD]]}}
@@ -188,93 +102,56 @@ reference - {build: {commands: [[$BUILD]]}}
     "keys": """
 # Keys and backends that came later or were dropped, and names of no release.
 0.9.0 llama {context_parallel: 2}
-0.12.0 llama {multi_block_mode: true}
-0.8.0 llama {inflight_batching: true}
 0.11.0 llama {plugins: {fp8_rowwise_gemm: auto}}
-0.9.0 llama {plugins: {gemm: fp8}}
 0.16.0 llama {plugins: {gem: auto}}
-0.16.0 llama {plugins: {zzz: auto}}
 0.18.2 llama {backend: pytorch}
-0.9.0 llama {backend: python}
 0.16.0 lama {}
-0.16.0 falcon {}
 0.7.1 qwen {}
-0.16.0 llama {encoder_decoder: true}
 # Keys and each other.
 0.16.0 llama {tensor_parallel: 8, moe_tensor_parallel: 2, moe_expert_parallel: 2}
-0.16.0 llama {tensor_parallel: 8, moe_expert_parallel: 3}
 0.16.0 llama {kv_cache_type: continuous}
-0.16.0 llama {remove_input_padding: false}
 0.16.0 llama {kv_cache: {enable_block_reuse: true}}
 0.16.0 llama {enable_chunked_prefill: true}
-0.16.0 llama {repository: {decoding_mode: medusa}}
-0.16.0 llama {repository: {gpu_weights_percent: 0.5}}
 0.7.1 llama {repository: {batching_strategy: inflight_fused_batching}}
-0.10.0 llama {companion: {request: {max_tokens: 2000}}}
 # Engines that were built for it; from 0.17 on the cache is reused by default.
-0.16.0 llama {speculative: {mode: lookahead, max_draft_len: 83}, repository: {decoding_mode: lookahead}}
-0.16.0 llama {weight_streaming: true, repository: {gpu_weights_percent: 0.5}}
 0.19.0 llama {kv_cache_type: continuous, repository: {batching_strategy: V1}}
-0.17.0 llama {kv_cache: {enable_block_reuse: true}, enable_chunked_prefill: true}
 1.2.1 llama {kv_cache: {enable_block_reuse: true}, enable_chunked_prefill: true}
-0.17.0 llama {paged_context_fmha: false, kv_cache: {enable_block_reuse: true}}
 1.2.1 llama {paged_context_fmha: false, kv_cache: {enable_block_reuse: true}}
 """,
     "llm-api": """
 # Keys that it would lose without a word.
 1.0.0 llama {backend: pytorch, kv_cache_type: paged}
-1.0.0 llama {backend: pytorch, plugins: {gemm: float16}}
-1.0.0 llama {backend: pytorch, quantization: {tool: quantize}}
-1.0.0 llama {backend: pytorch, lora: {target_modules: [attn_q]}}
-1.0.0 llama {backend: pytorch, options: {build: [--strip_plan]}}
 1.0.0 llama {backend: pytorch, paged_context_fmha: true}
 1.0.0 llama {backend: pytorch, directory: /engines/one}
 1.0.0 llama {backend: pytorch, tensor_parallel: 2, max_batch_size: 8, max_num_tokens: 4096}
 # What the plan decides.
-1.2.1 llama {backend: pytorch, llm_api: {model: /m}}
-1.2.1 llama {backend: pytorch, llm_api: {tokenizer: /t}}
-1.2.1 llama {backend: pytorch, llm_api: {backend: pytorch}}
 1.2.1 llama {backend: pytorch, llm_api: {tensor_parallel_size: 4}}
-1.2.1 llama {backend: pytorch, llm_api: {pipeline_parallel_size: 2}}
-1.2.1 llama {backend: pytorch, llm_api: {context_parallel_size: 2}}
 # Keys and values are those of the release. Triton's model makes the objects in another way.
 1.2.1 llama {backend: pytorch, llm_api: {kv_cache_config: {dtype: fp8}, cuda_graph_config: {}}}
 1.2.1 llama {backend: pytorch, llm_api: {kv_cache_config: {dtyp: fp8}}}
 0.21.0 llama {backend: pytorch, llm_api: {cuda_graph_config: {enable_padding: true}}}
 1.2.1 llama {backend: pytorch, llm_api: {$DRAFTED}}
 1.2.1 llama {backend: pytorch, llm_api: {$DRAFTED}, serve: {frontend: triton}}
-1.9.0 llama {backend: pytorch, llm_api: {$DRAFTED}}
 1.3.0 llama {backend: pytorch, llm_api: {kv_cache_config: {dtype: fp8}, colour: blue}}
 1.2.1 llama {backend: pytorch, llm_api: {moe_config: {backend: TRITON}}}
-1.3.0 llama {backend: pytorch, llm_api: {moe_config: {backend: TRITON}}}
-1.4.0 llama {backend: pytorch, llm_api: {moe_config: {backend: TRITON}}}
-1.4.0 llama {backend: pytorch, llm_api: {moe_config: {backend: CUTLASS}}}
 # An engine is served by the backend for engines.
 0.20.0 llama {serve: {frontend: openai}}
-1.1.0 llama {serve: {frontend: openai}}
 1.2.1 llama {serve: {frontend: openai}}
 # Chunks of prompts are whole blocks of the KV cache.
 1.2.1 llama {backend: pytorch, max_num_tokens: 1160, llm_api: {enable_chunked_prefill: true}}
 1.2.1 llama {backend: pytorch, max_num_tokens: 20, enable_chunked_prefill: true}
 1.2.1 llama {backend: pytorch, max_num_tokens: 96, llm_api: {$BLOCKS_OF_64}}
 1.2.1 llama {backend: pytorch, phases: {context: {max_num_tokens: 1160, max_seq_len: 4096, $CHUNKS}}}
-1.2.1 llama {backend: pytorch, max_num_tokens: 1160}
 1.2.1 llama {backend: pytorch, $CHUNKS}
-# A checkpoint is quantized to what PyTorch computes with.
-1.2.1 llama {backend: pytorch, quantization: {method: int8_sq}}
-1.2.1 llama {backend: pytorch, quantization: {method: fp8, kv_cache: int8}}
-1.2.1 llama {backend: pytorch, quantization: {kv_cache: fp8}}
-1.2.1 llama {backend: pytorch, quantization: {method: fp8, tool: quantize}}
-1.2.1 llama {backend: pytorch, quantization: {method: nvfp4, batch_size: 4}}
+# A checkpoint is loaded as it is.
+1.2.1 llama {backend: pytorch, quantization: {method: fp8}}
 """,
     "serving": """
 # An orchestrator's copies of a model, each with GPUs of its own.
 0.16.0 llama {tensor_parallel: 2, copies: [{$ONE}, {name: tensorrt_llm_2, gpu_device_ids: [2, 3]}]}
 0.16.0 llama {tensor_parallel: 2, serve: {mode: orchestrator}}
 0.16.0 llama {tensor_parallel: 2, repository: {models: [{$ONE}]}}
-0.16.0 llama {tensor_parallel: 2, copies: [{$ONE}, {name: b, gpu_device_ids: [2]}]}
 0.16.0 llama {tensor_parallel: 2, copies: [{$ONE}, {name: b, gpu_device_ids: [1, 2]}]}
-0.16.0 llama {tensor_parallel: 2, copies: [{$ONE}, {name: tensorrt_llm, gpu_device_ids: [2, 3]}]}
 0.16.0 llama {tensor_parallel: 2, serve: {mode: orchestrator, nodes: 2}, repository: {models: [{$ONE}]}}
 reference - {tensor_parallel: 2, serve: {mode: orchestrator}, repository: {models: [{$ONE}]}}
 # Phases with Triton.
@@ -286,117 +163,83 @@ reference - {tensor_parallel: 2, serve: {mode: orchestrator}, repository: {model
 0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {instances: [[2]], tensor_parallel: 2}}}
 0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {$FINISHED, max_batch_size: 2}}}
 0.16.0 llama {phases: {context: {engine: /c, instances: [[0], [1, 2]]}, generation: {$FINISHED}}}
-0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {instances: []}}}
-0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {$TWO, servers: 2}}}
-0.16.0 llama {phases: {context: {instances: [[0]], tensor_parallel: 1}, generation: {instances: [[2]]}}}
 0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {$TWO, moe_expert_parallel: 2}}}
-0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {$TWO}, router: round_robin}}
-0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {$TWO}, kv_transfer: UCX}}
 # Phases of servers.
 1.2.0 llama {backend: pytorch, phases: {generation: {llm_api: {kv_cache_confg: {dtype: fp8}}}}}
-1.2.0 llama {backend: pytorch, phases: {context: {llm_api: {tensor_parallel_size: 4}}}}
-1.2.0 llama {backend: pytorch, phases: {generation: {llm_api: {pipeline_parallel_size: 2}}}}
-1.2.0 llama {backend: pytorch, phases: {generation: {llm_api: {tokenizer: /t}}}}
 1.2.0 llama {backend: pytorch, tensor_parallel: 2, phases: {context: {instances: [[0, 1]]}}}
 1.2.0 llama {backend: pytorch, phases: {generation: {engine: /e}}}
 # Ways of the KV cache. From 1.3.0rc3 on, upstream makes the buffer as large as max_seq_len.
-1.2.1 llama {backend: pytorch, phases: {kv_transfer: MPI}}
-1.9.0 llama {backend: pytorch, phases: {kv_transfer: MPI}}
 1.2.1 llama {backend: pytorch, phases: {context: {$CHUNKS}}}
 1.3.0rc3 llama {backend: pytorch, phases: {context: {$CHUNKS}}}
-1.2.1 llama {backend: pytorch, phases: {context: {$CHUNKS, max_seq_len: 4096}}}
-1.2.1 llama {backend: pytorch, phases: {context: {$CHUNKS}, kv_transfer: UCX}}
 1.2.1 llama {backend: pytorch, phases: {kv_transfer_tokens: 1000}}
 # UCX needs the transceiver of C++ where that of Python is the default.
 1.2.1 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: UCX}}
 1.3.0rc3 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: UCX}}
-1.4.0rc1 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: UCX}}
 1.4.0 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: UCX}}
-1.4.0 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: DEFAULT}}
-1.4.0 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: NIXL}}
 # Both phases have a buffer for the longest prompt, of whole blocks of the KV cache.
 1.4.0 llama {backend: pytorch, phases: {context: {}, generation: {}}}
 1.2.1 llama {backend: pytorch, max_num_tokens: 4096, max_seq_len: 2000, phases: {context: {}}}
 1.2.1 llama {backend: pytorch, phases: {context: {max_num_tokens: 1024}, generation: {max_num_tokens: 16}}}
 1.2.1 llama {backend: pytorch, max_num_tokens: 4096, max_seq_len: 9000, $CHUNKS, phases: {context: {}}}
-1.3.0 llama {backend: pytorch, max_num_tokens: 4096, $CHUNKS, phases: {context: {}}}
 1.2.1 llama {backend: pytorch, llm_api: {kv_cache_config: {tokens_per_block: 64}}, phases: {context: {}}}
 1.4.0 llama {backend: pytorch, phases: {kv_transfer_tokens: 8192}}
-1.4.0 llama {backend: pytorch, phases: {kv_transfer_tokens: 1000}}
 # Servers report their KV cache to a front that goes by it.
 1.2.1 llama {backend: pytorch, phases: {router: kv_cache_aware}}
-1.2.1 llama {backend: pytorch, phases: {router: load_balancing}}
+# Keys of the front that it does not have, and values that it has later.
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, front: {schedule_style: generation_first}}}
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, front: {otlp_config: {endpoint: x}}}}
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, front: {max_retry: 2}}}
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, front: {port: 8000}}}
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, router: conversation}}
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: UCX, router_args: {tokens_per_block: 64}}}
+1.1.0 llama {backend: pytorch, phases: {kv_transfer: MOONCAKE, front: {max_retries: 2}}}
+1.2.0 llama {backend: pytorch, phases: {kv_transfer: MOONCAKE, front: {max_retries: 2}}}
 # Nodes of a phase's own kind, which are not counted together.
 1.2.0 llama {backend: pytorch, tensor_parallel: 2, serve: {nodes: 2, $TWO_TO_GENERATE}, $NODES_OF_4}
 1.2.0 llama {backend: pytorch, tensor_parallel: 2, serve: {nodes: 2, $TWO_TO_GENERATE}, $NODES_APART}
 # Ranks over nodes, and instances behind a proxy.
 reference - {tensor_parallel: 8, serve: {nodes: 3}}
-reference - {tensor_parallel: 2, serve: {nodes: 4}, site: {gpus_per_node: 0}}
 reference - {tensor_parallel: 8, serve: {nodes: 1}, site: {gpus_per_node: 4}}
 reference - {tensor_parallel: 6, serve: {nodes: 1}, site: {gpus_per_node: 4}}
 reference - {tensor_parallel: 2, serve: {instances: 2, proxy: none}}
-reference - {tensor_parallel: 2, serve: {instances: 2, minimum_instances: 3}}
 reference - {tensor_parallel: 2, serve: {instances: 3, nodes: 2}, site: {gpus_per_node: 4}}
-reference - {tensor_parallel: 2, serve: {instances: 2, nodes: 6}}
 reference - {tensor_parallel: 2, serve: {instances: 4, nodes: 1}, site: {gpus_per_node: 4}}
-reference - {tensor_parallel: 2, serve: {instances: 3, instances_per_gpu: 2}}
-1.2.1 llama {backend: pytorch, serve: {instances: 2, instances_per_gpu: 2}}
 reference - {tensor_parallel: 2, serve: {instances: 2, nodes: 1, placement: spread}}
 reference - {tensor_parallel: 2, serve: {tls: true, proxy: none}}
-reference - {tensor_parallel: 2, serve: {cors: ["https://chat.example.org"], proxy: none}}
 reference - {tensor_parallel: 2, serve: {idle_minutes: 60, proxy: none}}
 """,
     "lora": """
-# The companion's adapters, which the engine takes or not.
-reference - {companion: {$WORKLOAD}}
+# The companion's adapter, which the engine takes or not.
 reference - {companion: {request: {lora: {directory: /a}}}}
-0.14.0 llama {$LUOTUO, companion: {$WORKLOAD}}
-0.8.0 llama {$LUOTUO, companion: {benchmark: {model: tensorrt_llm, workload: {lora: [{directory: /a}]}}}}
-0.9.0 llama {$LUOTUO, companion: {benchmark: {model: tensorrt_llm, workload: {lora: [{directory: /a}]}}}}
-0.16.0 llama {companion: {$WORKLOAD}}
+0.14.0 llama {$LUOTUO, companion: {request: {lora: {directory: /a}}}}
+0.16.0 llama {companion: {request: {lora: {directory: /a}}}}
 reference - {max_lora_rank: 8, companion: {request: {lora: {directory: /a}}}}
 0.16.0 llama {$LUOTUO, companion: {request: {lora: {adapter: other}}}}
 0.16.0 llama {$LUOTUO, companion: {request: {lora: {adapter: luotuo}}}}
 0.16.0 llama {$FLOAT32, companion: {request: {lora: {adapter: luotuo}}}}
 0.16.0 llama {$LUOTUO, companion: {request: {lora: {}}}}
-0.16.0 llama {$LUOTUO, companion: {request: {lora: {directory: /a}}, $WORKLOAD}}
-0.16.0 llama {$LUOTUO, companion: {request: {lora: {directory: /b}}, $WORKLOAD}}
-0.16.0 - {directory: /engines/with-lora, companion: {$WORKLOAD}}
-reference - {companion: {enabled: false, $WORKLOAD}}
+0.16.0 - {directory: /engines/with-lora, companion: {request: {lora: {directory: /a}}}}
+reference - {companion: {enabled: false, request: {lora: {directory: /a}}}}
 # No build.py of LLaMA takes the LoRA options of inflight_batching.md.
 0.5.0 llama {inflight_batching: true, max_lora_rank: 8, lora: {target_modules: [attn_q, attn_k, attn_v]}}
-0.6.1 llama {inflight_batching: true, max_lora_rank: 8, lora: {target_modules: [attn_q, attn_k, attn_v]}}
-0.7.1 llama {inflight_batching: true, max_lora_rank: 8, lora: {target_modules: [attn_q, attn_k, attn_v]}}
 # Of the engine.
-0.16.0 llama {max_lora_rank: 8}
 0.16.0 llama {lora: {target_modules: [attn_q]}}
 0.16.0 llama {max_lora_rank: 8, lora: {target_modules: [attn_q], adapters: [/a/x, /b/x]}}
 """,
     "reference": """
 # Keys of other backends.
 reference - {kv_cache_type: paged}
-reference - {plugins: {gemm: float16}}
-reference - {quantization: {tool: quantize}}
-reference - {lora: {target_modules: [attn_q]}}
-reference - {options: {build: [--strip_plan]}}
 reference - {paged_context_fmha: true}
-reference - {pipeline_parallel: 2}
-reference - {context_parallel: 2}
 # Lengths, times and numbers that do not go together.
 reference - {max_input_len: 512}
-reference - {max_seq_len: 16, max_input_len: 8, companion: {benchmark: null}}
 reference - {companion: {benchmark: {max_tokens: 512}}}
-reference - {max_num_tokens: 7}
 reference - {kv_cache: {max_tokens: 511}}
-reference - {max_seq_len: 500, tokens_per_block: 48, kv_cache: {max_tokens: 527}}
 reference - {serve: {time_limit_minutes: 10}}
-reference - {companion: {endpoint_timeout_seconds: 600}}
+reference - {companion: {time_limit_minutes: 10}}
 reference - {companion: {time_limit_minutes: 20}}
 reference - {companion: {time_limit_minutes: 120, benchmark: {requests: 15000}}}
 reference - {build: {gpus: 1}, site: {gpus_per_node: 0}}
-reference - {companion: {request: {context_logits: true}}}
-reference - {gather_context_logits: true, companion: {request: {generation_logits: true}}}
-reference - {companion: {enabled: false, endpoint_timeout_seconds: 1, request: {max_tokens: 9999}}}
+reference - {companion: {enabled: false, time_limit_minutes: 1, request: {max_tokens: 9999}}}
 """,
     "benchmark": """
 # Settings of the benchmark that do not go together, or measure for too short a time.
@@ -407,40 +250,20 @@ reference - {$SMALL, benchmark: {workload: {path: /a}}}
 reference - {$SMALL, benchmark: {arrival: trace}}
 reference - {$SMALL, benchmark: {concurrency: 2, concurrencies: [1, 2]}}
 reference - {$SMALL, benchmark: {concurrency: 2, rates_per_second: [1, 2]}}
-reference - {$SMALL, benchmark: {concurrency: 2, ramp_to_per_second: 2}}
-reference - {$SMALL, benchmark: {rates_per_second: [1, 2], ramp_to_per_second: 2}}
-reference - {$SMALL, benchmark: {workload: {kind: trace, path: /a}, ramp_to_per_second: 2}}
 reference - {$SMALL, benchmark: {requests: 5, duration_seconds: 5}}
 reference - {$SMALL, benchmark: {requests: null}}
 reference - {$SMALL, benchmark: {warmup_requests: 1, warmup_seconds: 1}}
 reference - {$SMALL, benchmark: {find_max: true}}
-reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, concurrency: 4}}
-reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, rates_per_second: [1]}}
 reference - {$SMALL, benchmark: {workload: {kind: normal, input_tokens: 257}}}
-reference - {$SMALL, benchmark: {workload: {kind: shared-prefix, input_tokens: 1}}}
 reference - {$SMALL, benchmark: {workload: {kind: normal, output_tokens: 512}}}
 reference - {$SMALL, benchmark: {duration_seconds: 3600}}
 reference - {$SMALL, benchmark: {rates_per_second: [4.0, 0.001]}}
-reference - {$SMALL, benchmark: {models: [a, b, a]}}
-reference - {$SMALL, benchmark: {rates_per_second: [2.0, 4.0, 2.0]}}
-reference - {$SMALL, benchmark: {concurrencies: [2, 2]}}
 reference - {$SMALL, benchmark: {requests: 9}}
-reference - {$SMALL, benchmark: {requests: 9, concurrency: 2}}
 reference - {$SMALL, benchmark: {rates_per_second: [4.0, 20.1]}}
-reference - {$SMALL, benchmark: {rate_per_second: 10.0, ramp_to_per_second: 30.1}}
-reference - {$SMALL, benchmark: {duration_seconds: 0.9, rate_per_second: 20.0}}
-reference - {$SMALL, benchmark: {duration_seconds: 0.9, concurrency: 2}}
 reference - {$SMALL, benchmark: {duration_seconds: 2, rates_per_second: [20.0, 4.5]}}
-reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, duration_seconds: 2}}
 reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, requests: 5, rate_per_second: 0.5}}
 # What may be long enough. A search makes windows that are long enough of whatever number.
 reference - {$SMALL, benchmark: {requests: 10}}
-reference - {$SMALL, benchmark: {rate_per_second: 20.0}}
-reference - {$SMALL, benchmark: {requests: 5, min_requests: 5}}
-reference - {$SMALL, benchmark: {rate_per_second: 100.0, min_window_seconds: 0.2}}
-reference - {$SMALL, benchmark: {duration_seconds: 1, rate_per_second: 10.0}}
-reference - {$SMALL, benchmark: {duration_seconds: 1, concurrency: 1}}
-reference - {$SMALL, benchmark: {requests: 10, concurrency: 1000}}
 reference - {$SMALL, benchmark: {workload: {kind: trace, path: /a}}}
 reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, requests: 5, rate_per_second: 3.0}}
 """,
@@ -448,16 +271,12 @@ reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, requests: 5, rate
 # They are the last words of their program, and not written out a second time.
 0.16.0 llama {options: {build: [--strip_plan, --visualize_network], convert: [--load_model_on_cpu]}}
 0.16.0 llama {options: {build: [--paged_state, disable]}}
-# An option with a key of its own, also by its short spelling.
-0.16.0 llama {options: {build: [--use_fp8_context_fmha=enable, --log_level, verbose]}}
-0.16.0 llama {options: {convert: [-sq, '0.5']}}
+# An option with a key of its own.
+0.16.0 llama {options: {build: [--context_fmha=enable, --log_level, verbose]}}
 # A word that the release ignores is a note.
 0.9.0 llama {options: {build: [--tp_size, '4']}}
 # A list takes several words.
 0.16.0 gpt {options: {convert: [--gpt_variant=gpt2, --nemo_rename_key, 'a:b', 'c:d']}}
-# Words for adapters.
-0.16.0 llama {$LORA, options: {lora: [--verbose]}}
-0.16.0 llama {$LORA, options: {lora: [--storage-type, float32]}}
 """,
 }
 """Lines ``RELEASE FAMILY {engine keys}`` by file.
@@ -474,7 +293,6 @@ SHORT = {
     "LUOTUO": "max_lora_rank: 8, lora: {target_modules: [attn_q], adapters: [/hf/luotuo]}",
     "FLOAT32": "max_lora_rank: 8, "
     "lora: {target_modules: [attn_q], adapters: [/hf/luotuo], storage_type: float32}",
-    "WORKLOAD": "benchmark: {workload: {lora: [{directory: /a}]}}",
     "DRAFTED": "speculative_config: {decoding_type: Draft_Target, max_draft_len: 3}",
     "CHUNKS": "llm_api: {enable_chunked_prefill: true}",
     "BLOCKS_OF_64": "enable_chunked_prefill: true, kv_cache_config: {tokens_per_block: 64}",

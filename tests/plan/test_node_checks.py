@@ -35,10 +35,3 @@ def test_it_looks_at_what_the_plan_calls() -> None:
     assert wanted.launcher == "trtllm-llmapi-launch" and wanted.model_yaml is None and wanted.front == []
     [serve] = wanted.programs
     assert serve[:2] == ["trtllm-serve", "serve"] and "--tp_size=4" in serve
-
-
-def test_tritons_model_of_the_llm_api_is_looked_at() -> None:
-    plan = planned(frontend="triton")
-    wanted = wanted_of(plan, node_check_plan(plan, 1))
-    assert wanted.serve == {} and "tensor_parallel_size: 1" in (wanted.model_yaml or "")
-    assert wanted.programs[0][0] == "tritonserver"

@@ -49,17 +49,3 @@ def test_what_is_not_wanted_has_no_stage() -> None:
     assert [stage.name for stage in make(companion="overlap").stages] == ["build", "serve"]
     alone = make(job={"companion": {"enabled": False}})
     assert [stage.name for stage in alone.stages] == ["build", "serve"] and not alone.job.stops_server
-
-
-def test_who_stops_the_server() -> None:
-    assert make().job.stops_server
-    assert not make(job={"serve": {"keep_running": True}}).job.stops_server
-
-
-def test_ranks_use_the_containers_python_and_the_rest_the_nodes() -> None:
-    inside = {"runtime": "pyxis", "image": "a.sqsh", "python": "python3.12"}
-    plan = make(python="/shared/bin/python", container=inside)
-    assert (plan.python, plan.task_python) == ("/shared/bin/python", "python3.12")
-    assert plan.build_steps[0].commands[0][0] == "python3.12"
-    bare = make()
-    assert bare.python == bare.task_python == "/opt/trtllm-hpc/bin/python3"

@@ -114,11 +114,6 @@ def tokens(answer: Answer) -> list[int]:
     return found
 
 
-def texts(answer: Answer) -> list[str]:
-    """The texts of an answer, one a beam."""
-    return [text.decode() for text in answer.as_numpy("text_output").reshape(-1)]
-
-
 def are_of_tokens(
     texts: list[str], answer: list[int], tokenizer: ModelTokenizer, *, accumulates: bool
 ) -> bool:

@@ -1,6 +1,6 @@
 """A Triton model that replays what TensorRT-LLM answers and the reference backend does not compute.
 
-Beams, logits and LoRA adapters, with the names and shapes of upstream's text models. Runs in Triton's Python
+Beams and LoRA adapters, with the names and shapes of upstream's text models. Runs in Triton's Python
 stub.
 """
 
@@ -13,8 +13,6 @@ import triton_python_backend_utils as pb_utils
 
 PLACES = 8
 """Adapters that are known at once."""
-LOGITS = np.linspace(-1, 1, 3 * 512, dtype=np.float32).reshape(1, 1, 3, 512)
-"""[prompts, beams, tokens, vocabulary]"""
 UNKNOWN = "LoRA task {} not found in cache. Please send LoRA weights with request"
 
 
@@ -48,9 +46,6 @@ class TritonPythonModel:
         found: dict[str, Any] = {
             "text_output": np.array([text + b" %d" % beam for beam in range(width)], dtype=np.object_)
         }
-        for name in ("context_logits", "generation_logits"):
-            if inputs.get(f"return_{name}", np.zeros(1)).any():
-                found[name] = LOGITS if name == "generation_logits" else LOGITS[0]
         return found
 
     def _adapter(self, number: int, weights: Any) -> bytes:

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.reference import build
-from trtllm_hpc.runtime.records import read_events
 
 from .conftest import LIMITS, build_engine, build_tiny, save_model
 from .oracle import Oracle
@@ -28,15 +26,12 @@ def merges(engine: Path) -> Any:
     return json.loads((engine / "tokenizer" / "tokenizer.json").read_text())["model"]["merges"]
 
 
-def test_same_seed_gives_same_weights_and_tokenizer(engines: dict[int, Path], tmp_path: Path) -> None:
+def test_the_seed_decides_the_weights(engines: dict[int, Path], tmp_path: Path) -> None:
     assert weights_hash(engines[1]) == weights_hash(build_tiny(tmp_path / "again", tensor_parallel=1))
+    other = build_tiny(tmp_path / "other", tensor_parallel=1, seed=1)
+    assert weights_hash(engines[1]) != weights_hash(other)
     texts = {(engine / "tokenizer" / "tokenizer.json").read_text() for engine in engines.values()}
     assert len(texts) == 1
-
-
-def test_other_seed_gives_other_weights(engines: dict[int, Path], tmp_path: Path) -> None:
-    other = build_tiny(tmp_path / "engine", tensor_parallel=1, seed=1)
-    assert weights_hash(engines[1]) != weights_hash(other)
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,23 +43,11 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path, capsys: pytest.Captu
 
 def test_config_has_the_layout_of_tensorrt_llm(engines: dict[int, Path]) -> None:
     config = json.loads((engines[2] / "config.json").read_text())
-    assert config["pretrained_config"]["mapping"] == {
-        "world_size": 2,
-        "tp_size": 2,
-        "pp_size": 1,
-        "cp_size": 1,
-        "gpus_per_node": 2,
-    }
+    sizes = dict.fromkeys(("world_size", "tp_size", "gpus_per_node"), 2) | {"pp_size": 1, "cp_size": 1}
+    assert config["pretrained_config"]["mapping"] == sizes
     assert config["pretrained_config"]["architecture"] == "LlamaForCausalLM"
-    assert config["pretrained_config"]["dtype"] == "float32"
-    assert config["build_config"] == {
-        "max_batch_size": 8,
-        "max_input_len": 96,
-        "max_seq_len": 512,
-        "max_beam_width": 1,
-        "max_num_tokens": 4096,
-        "plugin_config": {"tokens_per_block": 64, "lora_plugin": None},
-    }
+    limits = {"max_batch_size": 8, "max_input_len": 96, "max_seq_len": 512, "max_num_tokens": 4096}
+    assert limits.items() <= config["build_config"].items()
 
 
 def test_interrupted_build_leaves_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,20 +58,6 @@ def test_interrupted_build_leaves_no_engine(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         build_tiny(tmp_path / "engine", tensor_parallel=1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_progress_is_printed_and_told_to_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    arguments = ["--output", str(tmp_path / "engine"), "--tensor-parallel", "1", *TINY, "--run", str(run)]
-    assert build.main(arguments) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[:5] for line in lines] == ["[1/5]", "[2/5]", "[3/5]", "[4/5]", "[5/5]"]
-    events = read_events(RunPaths(run), "build")
-    assert [(event.name, event.data["step"], event.data["of"]) for event in events] == [
-        ("progress", step, 5) for step in range(1, 6)
-    ]
-    assert events[1].data["message"] == "initialising weights"
 
 
 def test_local_model_is_taken_as_it_is(engines: dict[int, Path], oracle: Oracle, tmp_path: Path) -> None:
@@ -116,20 +85,3 @@ def test_bad_input_is_one_sentence(
     assert error.startswith("error: ") and sentence in error
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
-
-
-def test_folder_that_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "perceptron"}')
-    arguments = ["--output", str(tmp_path / "engine"), "--tensor-parallel", "1", *LIMITS]
-    assert build.main([*arguments, "--model", str(model)]) == ExitCode.BUILD
-    assert "transformers cannot read the model" in capsys.readouterr().err
-    assert not (tmp_path / "engine").exists()
-
-
-def test_folder_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    output = tmp_path / "file" / "engine"
-    assert build.main(["--output", str(output), "--tensor-parallel", "1", *TINY]) == ExitCode.BUILD
-    assert "cannot be written" in capsys.readouterr().err

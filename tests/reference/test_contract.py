@@ -96,19 +96,6 @@ def test_32_at_once_are_each_what_transformers_makes(world: World, oracle: Oracl
         assert log_probs == pytest.approx(oracle.log_probs(prompt, new), abs=1e-4)
 
 
-def test_batch_comes_back_as_one_response_a_prompt(alone: World, oracle: Oracle) -> None:
-    other = [1, 9, 8]
-    batch = {
-        "input_ids": [PROMPT, [*other, 0, 0]],
-        "input_lengths": [[len(PROMPT)], [len(other)]],
-        "request_output_len": [[4], [6]],
-    }
-    answers = ask(alone, "tensorrt_llm", batch)
-    found = {int(answer.as_numpy("batch_index")[0, 0]): tokens(answer) for answer in answers}
-    for index, prompt, count in ((0, PROMPT, 4), (1, other, 6)):
-        assert found[index] == [*prompt, *oracle.greedy(prompt, count)]
-
-
 def test_streaming_gives_the_tokens_as_they_are_generated(alone: World, oracle: Oracle) -> None:
     """Each response has all log-probabilities so far."""
     values = token_inputs(PROMPT, 60, streaming=True, return_log_probs=True)
@@ -121,16 +108,6 @@ def test_streaming_gives_the_tokens_as_they_are_generated(alone: World, oracle: 
     for answer in answers:
         count += len(tokens(answer))
         assert answer.as_numpy("output_log_probs")[0, 0] == pytest.approx(expected[:count], abs=1e-3)
-
-
-def test_short_request_does_not_wait_for_a_long_one(alone: World) -> None:
-    with stream(alone) as long, stream(alone) as short:
-        long.send("tensorrt_llm", token_inputs(PROMPT, LONG, streaming=True))
-        got = tokens(long.next())
-        short.send("tensorrt_llm", token_inputs([1, 9], 2))
-        assert len(tokens(short.next())) == 4
-        got += [token for answer in long.rest() for token in tokens(answer)]
-    assert len(got) == LONG
 
 
 def test_stop_request_ends_the_request_of_its_id_and_keeps_the_tokens(world: World, oracle: Oracle) -> None:
@@ -159,12 +136,8 @@ def test_client_that_goes_away_frees_its_place(world: World) -> None:
     ("sentence", "change"),
     [
         # What Triton checks by the configuration, and what the model reads.
-        ("batch size does not match", {"input_lengths": [[5], [5]]}),
-        ("data-type is 'INT64'", {"input_ids": np.array([PROMPT])}),
         ("unexpected inference input 'temprature'", {"temprature": np.array([[1]], dtype=np.float32)}),
-        ("input_lengths is 6", {"input_lengths": 6}),
         (f"max_seq_len {MAX_SEQ_LEN}", {"request_output_len": 2**31 - 1}),
-        ("beam_width asks for beam search", {"beam_width": 3}),
         ("stop=true needs a request id", {"stop": True}),
     ],
 )

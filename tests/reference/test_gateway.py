@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -77,9 +76,8 @@ def started(folder: Path, *options: str | Path) -> Iterator[Gateway]:
     """A gateway of these options, once it is ready."""
     [port] = free_ports(1)
     log = folder / "log"
-    where = ["--port", str(port)]
     with log.open("wb") as said:
-        command = [sys.executable, "-m", "trtllm_hpc", "gateway", *map(str, options), *where]
+        command = [sys.executable, "-m", "trtllm_hpc", "gateway", *map(str, options), "--port", str(port)]
         process = subprocess.Popen(command, stdout=said, stderr=said)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -127,8 +125,6 @@ def test_it_says_what_it_serves(gateway: Gateway, client: openai.OpenAI) -> None
     assert client.models.retrieve(NAME) == model
     with pytest.raises(openai.NotFoundError, match=f"'gpt-4' does not exist. This server has '{NAME}'"):
         client.models.retrieve("gpt-4")
-    status, version = curl(f"{gateway.url}/version")
-    assert status == 200 and list(json.loads(version)) == ["version"]
 
 
 def test_a_greedy_completion_is_what_ensemble_answers(
@@ -193,19 +189,14 @@ def test_answers_are_drawn_unless_asked_otherwise(client: openai.OpenAI) -> None
 
     seeded = texts(seed=7)
     assert texts(seed=7) == seeded and len(set(seeded)) == 3
-    assert texts(seed=-3) == texts(seed=-3) != seeded
-    assert texts() != texts()
+    assert texts(seed=-3) == texts(seed=-3) != seeded and texts() != texts()
     assert len(set(texts(temperature=0))) == len(set(texts(extra_body={"top_k": 1}))) == 1
     streamed = ["", "", ""]
     for chunk in client.completions.create(model=NAME, prompt=PROMPT, max_tokens=8, n=3, seed=7, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
     assert streamed == seeded
-    greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "n": 1}
-    plain = texts(**greedy)
-    assert texts(**greedy, extra_body={"repetition_penalty": 2.0}) != plain
-    for option in ({"presence_penalty": 2.0}, {"frequency_penalty": 2.0}):
-        with pytest.raises(openai.BadRequestError, match="which the reference backend does not have"):
-            texts(**greedy, **option)
+    with pytest.raises(openai.BadRequestError, match="which the reference backend does not have"):
+        texts(temperature=0, presence_penalty=2.0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -242,38 +233,6 @@ def test_an_answer_ends_at_the_end_token(client: openai.OpenAI) -> None:
     seed = next(seed for seed in range(2000) if (found := ask(seed=seed))[1] == "stop" and found[0] < 8)
     assert ask(seed=seed, extra_body={"ignore_eos": True}) == (9, "length")
     assert ask(seed=seed, extra_body={"min_tokens": 9})[0] == 9
-
-
-def test_log_probabilities(client: openai.OpenAI) -> None:
-    options: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 5, "logprobs": 1, **GREEDY}
-    whole = client.completions.create(**options).choices[0]
-    assert whole.logprobs is not None
-    values = whole.logprobs.token_logprobs or []
-    assert len(values) == len(whole.logprobs.tokens or []) == 5 and all(value < 0 for value in values)
-    streamed: list[float] = []
-    for chunk in client.completions.create(stream=True, **options):
-        if chunk.choices[0].logprobs is not None:
-            streamed += chunk.choices[0].logprobs.token_logprobs or []
-    assert streamed == values
-    chat = client.chat.completions.create(messages=MESSAGES, max_tokens=5, logprobs=True, **GREEDY)
-    assert chat.choices[0].logprobs is not None
-    content = chat.choices[0].logprobs.content or []
-    assert len(content) == 5 and all(each.logprob < 0 and each.top_logprobs == [] for each in content)
-
-
-def test_the_async_client_gets_many_answers_at_once(gateway: Gateway) -> None:
-    async def ask(client: openai.AsyncOpenAI, number: int) -> str:
-        stream = await client.completions.create(
-            prompt=f"Number {number % 4} is", max_tokens=6, stream=True, **GREEDY
-        )
-        return "".join([chunk.choices[0].text async for chunk in stream])
-
-    async def all_answers() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
-            return list(await asyncio.gather(*(ask(client, number) for number in range(40))))
-
-    found = asyncio.run(all_answers())
-    assert found == found[:4] * 10 and len(set(found)) > 1
 
 
 def test_what_the_server_cannot_answer_is_refused(gateway: Gateway) -> None:
@@ -346,7 +305,6 @@ def test_it_waits_for_its_server_and_says_so(tmp_path: Path, tokenizer_folder: P
     [
         ([], "needs --url, --tokenizer and --name"),
         (["--run", "{run}"], "Say where to listen"),
-        (["--run", "{run}", "--fd", "99"], "--fd 99 is not an open socket"),
     ],
 )
 def test_a_wrong_command_line_is_told(run: RunPaths, options: list[str], message: str) -> None:

@@ -116,10 +116,6 @@ def assert_gone(pids: list[int]) -> None:
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-def test_server_started_by_hand_is_a_world_of_one() -> None:
-    assert World.from_environment({}) == World(0, 1, 0, None)
-
-
 @pytest.fixture
 def worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[World]:
     """Two ranks that can meet."""

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +10,9 @@ from hypothesis.extra import numpy as arrays
 from tritonclient.utils import triton_to_np_dtype
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.engine_config import EngineInfo
-from trtllm_hpc.reference.generation import NO_END, Load, QueueFull, check_room
-from trtllm_hpc.reference.requests import Part, check_parameters, parse
+from trtllm_hpc.reference.engine_folder import EngineInfo
+from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Load, QueueFull, check_room
+from trtllm_hpc.reference.requests import parse
 
 from .servers import tensors
 
@@ -36,42 +34,31 @@ def inputs(**changes: Any) -> dict[str, np.ndarray[Any, Any]]:
     return {name: np.array(value) for name, value in values.items()}
 
 
-def parts(**changes: Any) -> tuple[Part, ...]:
-    return parse(inputs(**changes), INFO, decoupled=True)
-
-
-def test_plain_request() -> None:
-    (part,) = parse(inputs(end_id=[2], pad_id=[2]), INFO, decoupled=False)
-    request = part.request
-    assert request.prompt == (1, 5, 6, 7)
-    assert (request.max_new_tokens, request.end_id) == (8, 2)
-    assert request.top_k == 1
-    assert part.batch_index is None
+def read(*, decoupled: bool = True, **changes: Any) -> GenerationRequest:
+    found = parse(inputs(**changes), INFO, decoupled=decoupled)
+    assert found is not None
+    return found
 
 
 def test_what_is_left_out_has_the_defaults_of_tensorrt_llm() -> None:
-    request = parts()[0].request
-    assert request.end_id == NO_END
-    assert request.temperature == request.repetition_penalty == 1
-    assert not (request.exclude_input or request.return_log_probs or request.streaming)
-    assert request.stop_words == ()
+    assert read(decoupled=False) == GenerationRequest((1, 5, 6, 7), 8, NO_END)
+    assert read(input_lengths=[2]).prompt == (1, 5), "tokens beyond input_lengths are padding"
 
 
-def test_tokens_beyond_input_lengths_are_padding() -> None:
-    assert parts(input_lengths=[2])[0].request.prompt == (1, 5)
-
-
-def test_every_sampling_input_arrives() -> None:
-    request = parts(
+def test_every_input_arrives() -> None:
+    request = read(
+        end_id=[2],
         temperature=[0.5],
         runtime_top_k=[40],
         runtime_top_p=[0.75],
         repetition_penalty=[1.25],
         min_length=[3],
         random_seed=[2**64 - 1],
-    )[0].request
-    assert (request.temperature, request.top_k, request.top_p) == (0.5, 40, 0.75)
-    assert (request.repetition_penalty, request.min_new_tokens, request.seed) == (1.25, 3, 2**64 - 1)
+        stop_words_list=[[[9, 10, 11, 0], [2, 3, -1, -1]]],
+    )
+    assert request == GenerationRequest(
+        (1, 5, 6, 7), 8, 2, ((9, 10), (11,)), 0.5, 40, 0.75, 1.25, 3, 2**64 - 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,61 +75,24 @@ def test_every_sampling_input_arrives() -> None:
 def test_top_k_and_top_p_mean_what_they_mean_upstream(
     changes: dict[str, Any], top_k: int, top_p: float
 ) -> None:
-    request = parts(**changes)[0].request
+    request = read(**changes)
     assert (request.top_k, request.top_p) == (top_k, top_p)
 
 
-def test_batch_has_a_part_for_each_prompt_with_its_own_values() -> None:
-    first, second = parts(
-        input_ids=[[1, 5, 6], [1, 9, 2]],
-        input_lengths=[3, 2],
-        request_output_len=[4, 5],
-        temperature=[0.5, 1.5],
-        end_id=[7, 8],
-        stop_words_list=[[[8, 9], [2, -1]], [[3, 0], [1, -1]]],
-        embedding_bias=[[], []],
-    )
-    assert (first.request.prompt, second.request.prompt) == ((1, 5, 6), (1, 9))
-    assert (first.request.max_new_tokens, second.request.max_new_tokens) == (4, 5)
-    assert (first.request.temperature, second.request.temperature) == (0.5, 1.5)
-    assert (first.request.end_id, second.request.end_id) == (7, 8)
-    assert (first.request.stop_words, second.request.stop_words) == (((8, 9),), ((3,),))
-    assert (first.batch_index, second.batch_index) == (0, 1)
-
-
-def test_words_are_read_from_tokens_and_ends() -> None:
-    words = [[[9, 10, 11, 0], [2, 3, -1, -1]]]
-    assert parts(stop_words_list=words)[0].request.stop_words == ((9, 10), (11,))
-    assert parts(stop_words_list=[[[0], [-1]]])[0].request.stop_words == ()
-
-
 def test_stop_request_of_tensorrt_llms_client() -> None:
-    assert parts(input_ids=[[77]], input_lengths=[0], request_output_len=[0], stop=[True]) == ()
-    assert len(parts(stop=[False])) == 1
-
-
-def refuse(parameters: dict[str, object]) -> None:
-    check_parameters(SimpleNamespace(parameters=lambda: json.dumps(parameters)))
-
-
-def test_parameters_are_ignored_as_upstream_does() -> None:
-    refuse({"Streaming": True, "id": "seven", "user": "ana", "seed": 1, "priority": 2})
-    refuse({"triton_trtllm_request_type": "context_and_generation"})
-
-
-def test_half_a_disaggregated_request_is_refused() -> None:
-    with pytest.raises(RequestFailed, match="context_only asks for disaggregated serving"):
-        refuse({"triton_trtllm_request_type": "context_only"})
+    stopping = inputs(input_ids=[[77]], input_lengths=[0], request_output_len=[0], stop=[True])
+    assert parse(stopping, INFO, decoupled=True) is None
+    assert read(stop=[False]) == read()
 
 
 def test_full_queue_is_told_in_the_words_that_upstreams_clients_look_for() -> None:
     busy = Load(max_requests=8, blocks_max=40, tokens_per_block=64, active=10, waiting=2)
-    check_room(busy, 1, 3)
-    check_room(busy, 99, 0)
+    check_room(busy, 3)
+    check_room(busy, 0)
     with pytest.raises(
         QueueFull, match=r"Exceeds maximum queue size.* Maximum queue size of 2 has been reached"
     ):
-        check_room(busy, 1, 2)
+        check_room(busy, 2)
 
 
 @pytest.mark.parametrize(
@@ -160,14 +110,7 @@ def test_full_queue_is_told_in_the_words_that_upstreams_clients_look_for() -> No
     ],
 )
 def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
-    shapes = {
-        "draft_input_ids": (1, 0),
-        "prompt_embedding_table": (1, 0, 4),
-    }
-    given = {**inputs(), **inputs(**changes)}
-    for name in shapes.keys() & given.keys():
-        given[name] = given[name].reshape(shapes[name])
-    assert parse(given, INFO, decoupled=True)[0] == parts()[0]
+    assert read(**changes) == read()
 
 
 @pytest.mark.parametrize(
@@ -179,39 +122,27 @@ def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
         ({"runtime_top_k": [-1]}, "runtime_top_k is -1; it must be at least 0"),
         ({"runtime_top_p": [1.5]}, "runtime_top_p is 1.5; it must be 0 to 1"),
         ({"min_length": [-1]}, "min_length is -1"),
-        ({"stop_words_list": [[[9, 10], [2, 1]]]}, "second row of stop_words_list is [2, 1]"),
-        ({"stop_words_list": [[[9, 10], [3, -1]]]}, "second row of stop_words_list is [3, -1]"),
-        ({"stop_words_list": [[[9, 10], [-1, 2]]]}, "second row of stop_words_list"),
-        ({"stop_words_list": [[[512], [1]]]}, "stop_words_list holds 512"),
         ({"bad_words_list": [[[9, 10], [2, -1]]]}, "bad_words_list asks for bad words, which the reference"),
         ({"num_return_sequences": [2]}, "num_return_sequences asks for several answers"),
         ({"beam_width": [2]}, "beam_width asks for beam search"),
         ({"presence_penalty": [0.5]}, "presence_penalty asks for"),
         ({"frequency_penalty": [float("nan")]}, "frequency_penalty asks for"),
         ({"return_context_logits": [True]}, "return_context_logits asks for logits"),
-        ({"return_generation_logits": [True]}, "return_generation_logits asks for logits"),
         ({"embedding_bias": [[0.0, 1.0]]}, "embedding_bias asks for a bias of tokens"),
         ({"lora_task_id": [0]}, "lora_task_id asks for LoRA adapters"),
-        ({"lora_weights": [[[1.0]]]}, "lora_weights asks for LoRA adapters"),
         ({"input_ids": [[]], "input_lengths": [0]}, "prompt is empty"),
-        ({"input_lengths": [0]}, "prompt is empty"),
         ({"input_lengths": [9]}, "input_lengths is 9, but input_ids holds 4"),
         ({"request_output_len": [0]}, "it must be at least 1"),
-        ({"request_output_len": [-5]}, "it must be at least 1"),
         ({"request_output_len": [21]}, "make 25; this engine was built for max_seq_len 24"),
         (
             {"input_ids": [[1] * 17], "input_lengths": [17]},
             "17 tokens; this engine was built for max_input",
         ),
         ({"input_ids": [[1, 5, 512, 7]]}, "input_ids holds 512"),
-        ({"input_ids": [[1, -5, 6, 7]]}, "input_ids holds -5"),
         ({"end_id": [512]}, "end_id is 512"),
         ({"draft_input_ids": [[0]]}, "draft_input_ids asks for speculative decoding"),
-        ({"draft_logits": [[[0.0]]]}, "draft_logits asks for speculative decoding"),
         ({"prompt_embedding_table": [[[0.0]]]}, "prompt_embedding_table asks for prompt tuning"),
-        ({"decoder_input_ids": [[2, 3]]}, "decoder_input_ids asks for models with an encoder"),
         ({"encoder_input_features": [[[0.0]]]}, "encoder_input_features asks for models with an encoder"),
-        ({"cross_attention_mask": [[[True]]]}, "cross_attention_mask asks for models with an encoder"),
         ({"context_phase_params": [[1]]}, "context_phase_params asks for disaggregated serving"),
         ({"return_kv_cache_reuse_stats": [True]}, "return_kv_cache_reuse_stats asks for statistics"),
         ({"runtime_top_p_decay": [0.9]}, "runtime_top_p_decay asks for"),
@@ -219,30 +150,15 @@ def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
 )
 def test_what_cannot_be_done_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(RequestFailed) as refusal:
-        parts(**changes)
+        read(**changes)
     assert sentence in refusal.value.message
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"streaming": [True]}, "streaming=true needs a decoupled model"),
-        (
-            {"input_ids": [[1], [2]], "input_lengths": [1, 1], "request_output_len": [8, 8]},
-            "wants 2 answers",
-        ),
-    ],
-)
-def test_one_answer_is_all_that_a_model_gives_that_is_not_decoupled(
-    changes: dict[str, Any], sentence: str
-) -> None:
-    assert parts(**changes)
-    with pytest.raises(RequestFailed, match=r"repository\.decoupled") as refusal:
-        parse(inputs(**changes), INFO, decoupled=False)
-    assert sentence in refusal.value.message
-
-
-def test_missing_inputs_are_refused() -> None:
+def test_what_one_answer_cannot_hold_is_refused() -> None:
+    with pytest.raises(RequestFailed, match=r"streaming=true needs a decoupled model.*repository\.decoupled"):
+        read(streaming=[True], decoupled=False)
+    with pytest.raises(RequestFailed, match="holds 2 prompts"):
+        read(input_ids=[[1], [2]], input_lengths=[1, 1], request_output_len=[8, 8])
     with pytest.raises(RequestFailed, match=r"request_output_len \(max_tokens\) is missing"):
         parse({"input_ids": np.array([[1]])}, INFO, decoupled=True)
     with pytest.raises(RequestFailed, match="input_ids is missing"):
@@ -271,7 +187,7 @@ def test_whatever_triton_lets_pass_is_read_or_refused(
     except RequestFailed as error:
         assert error.message.endswith(".")
         return
-    for part in found:
-        assert 0 < len(part.request.prompt) <= INFO.max_input_len
-        assert len(part.request.prompt) + part.request.max_new_tokens <= INFO.max_seq_len
-        assert all(0 <= token < INFO.vocab_size for token in part.request.prompt)
+    if found is not None:
+        assert 0 < len(found.prompt) <= INFO.max_input_len
+        assert len(found.prompt) + found.max_new_tokens <= INFO.max_seq_len
+        assert all(0 <= token < INFO.vocab_size for token in found.prompt)

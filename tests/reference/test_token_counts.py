@@ -13,11 +13,11 @@ from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Window
+from trtllm_hpc.bench.targets import target_of
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
-from trtllm_hpc.bench.workload.request import WorkloadSpec
-from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
-from trtllm_hpc.client.connect import describe
+from trtllm_hpc.bench.workload.request import TextEncoder, Vocabulary, WorkloadSpec
+from trtllm_hpc.bench.workload.tokenizers import find_tokenizer
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
 from .servers import World
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.triton
 REQUESTED = 7
 
 
-def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
+def measure(target: Target, tokenizer: TextEncoder, vocabulary: Vocabulary | None) -> list[RequestRecord]:
     settings = Benchmark(workload=Workload(kind="normal", input_tokens=12, output_tokens=REQUESTED))
-    spec = WorkloadSpec(settings, 4, target.takes_token_ids, tokens.tokenizer, tokens.vocabulary)
+    spec = WorkloadSpec(settings, 4, target.takes_token_ids, tokenizer, vocabulary)
     workload = make_workload(spec).requests
     payloads = [encode_request(request, target, str(at)) for at, request in enumerate(workload)]
     load = run_load(OpenPlan(target, payloads, Clock(), [0.0, 0.01, 0.02, 0.03]))
@@ -41,37 +41,21 @@ def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
         level=0,
         repeat=0,
         window=Window(0.0, 1.0),
-        tokenizer=tokens.tokenizer,
+        tokenizer=tokenizer,
     )
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls", "tensorrt_llm"])
-@pytest.mark.parametrize(("name", "ranks", "decoupled"), [("alone", 1, True), ("pair", 2, False)])
 def test_every_token_of_every_model_is_counted(
-    request: pytest.FixtureRequest,
-    engines: dict[int, Path],
-    name: str,
-    ranks: int,
-    decoupled: bool,
-    model: str,
-    protocol: Literal["grpc", "http"],
+    world: World, engines: dict[int, Path], model: str, protocol: Literal["grpc", "http"]
 ) -> None:
-    world: World = request.getfixturevalue(name)
-    tokens = find_tokenizer(Workload(), [engines[ranks]])
-    assert tokens.tokenizer is not None
+    tokenizer, vocabulary = find_tokenizer(Workload(), [engines[1]])
+    assert tokenizer is not None
     core = model == "tensorrt_llm"
-    target = Target(
-        world.endpoint,
-        model,
-        describe(world.endpoint, model, 10.0),
-        protocol=protocol,
-        streaming=decoupled,
-        decoupled=decoupled,
-        stream_input=("streaming" if core else "stream") if decoupled else None,
-        min_length_input="min_length",
-    )
-    records = measure(target, tokens)
+    settings = Benchmark(protocol=protocol, exact_output=True)
+    target = target_of(settings.model_copy(update={"model": model}), world.endpoint, "ensemble")
+    records = measure(target, tokenizer, vocabulary)
     assert [record.status for record in records] == ["ok"] * 4, records[0].error
     assert {record.input_tokens for record in records} == {12}
     # The text of a random model, tokenized again, may have a token more or fewer than were generated.
@@ -80,5 +64,5 @@ def test_every_token_of_every_model_is_counted(
     for record in records:
         # A server that is behind joins tokens in one response.
         assert len(record.chunks_s) == len(record.chunk_tokens) <= REQUESTED
-        if core and decoupled:
+        if core and target.decoupled:
             assert sum(record.chunk_tokens) == record.output_tokens

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "name": "tiny-llama",
             "engine": {"tensor_parallel": 2},
-            "serve": {"instances": 4, "nodes": 2, "minimum_instances": 2, "routing": "session"},
+            "serve": {"instances": 4, "nodes": 2, "routing": "session"},
         },
         {"name": "sandbox", "partition": "batch", "gpus_per_node": 4, "triton": {"server": "pytriton"}},
     ),
@@ -65,7 +65,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"name": "bare", "gpus_per_node": 4, "partition": "batch"},
     ),
     "local-proxy": (
-        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"key": False, "cors": ["*"]}},
+        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}},
         {"name": "here", "scheduler": "local", "triton": {"server": "pytriton"}},
     ),
     "pyxis-large-instances": (
@@ -132,7 +132,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 "runtime": "apptainer",
                 "image": "/images/triton.sif",
                 "mounts": ["/engines"],
-                "overlay": "/images/more of it",
+                "options": ["--overlay", "/images/more of it:ro"],
                 "cache_folder": "/scratch/ana/cache",
             },
         },
@@ -140,7 +140,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tensorrt-llm-two-nodes": (
         {
             "name": "llama-70b-fp8",
-            "preflight": {"network": "nccl"},
             "model": {"path": "/models/it's Llama 3", "synthetic": None, "family": "llama"},
             "engine": {
                 "backend": "tensorrtllm",
@@ -181,7 +180,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "engine": {"backend": "pytorch", "tensor_parallel": 8},
             "serve": {
                 **{"nodes": 2, "proxy": "none", "frontend": "triton"},
-                "tracing": {"endpoint": "http://collector:4318/v1/traces"},
             },
             "companion": {"enabled": False},
         },
@@ -204,7 +202,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 "mode": "disaggregated",
                 "disaggregated": {
                     "context": {"instances": [[0, 1]]},
-                    "generation": {"instances": [[2, 3, 4, 5]], "tensor_parallel": 4},
+                    "generation": {"instances": [[2, 3], [4, 5]]},
                 },
             },
             "companion": {"benchmark": None},
@@ -305,15 +303,6 @@ _EXPERTS = {
     },
     "serve": {"instances": 2, "routing": "session"},
 }
-_QUANTIZED = {
-    "name": "llama-fp8",
-    "model": {"path": "/models/Llama 3.1 8B", "synthetic": None},
-    "engine": {
-        "backend": "pytorch",
-        "quantization": {"method": "fp8", "kv_cache": "fp8", "calibration_dataset": "/texts"},
-    },
-    "build": {"gpus": 2},
-}
 _SERVED_ENGINE = {
     "name": "llama-engine",
     "model": {"path": "/models/llama", "synthetic": None, "family": "llama"},
@@ -322,13 +311,11 @@ _SERVED_ENGINE = {
 }
 _NEW_PYXIS = {"runtime": "pyxis", "image": "nvcr.io#nvidia/tensorrt-llm/release:1.2.0", "mounts": ["/models"]}
 _NEW_APPTAINER = {"runtime": "apptainer", "image": "/images/trtllm.sif", "tensorrt_llm_version": "1.2.0"}
-_TRACING = {"tracing": {"endpoint": "http://collector:4317"}}
 _SPLIT_SERVERS = {
     "name": "deepseek",
     "model": {"path": "/models/DeepSeek-V3", "synthetic": None},
     "engine": {"backend": "pytorch", "tensor_parallel": 4, "max_num_tokens": 8192},
     "serve": {
-        **_TRACING,
         "mode": "disaggregated",
         "disaggregated": {
             "context": {"servers": 2},
@@ -349,7 +336,6 @@ _FRONTENDS = {
     "sixteen-ranks": _SIXTEEN_RANKS,
     "experts": _EXPERTS,
     "engine": _SERVED_ENGINE,
-    "quantized": _QUANTIZED,
     "disaggregated": _SPLIT_SERVERS,
 }
 for _name, _job in _FRONTENDS.items():
@@ -366,22 +352,14 @@ CASES["openai-one-gpu-apptainer"] = (
     {"name": "apptainer", "gpus_per_node": 8, "container": _NEW_APPTAINER, "node_models_folder": "/local"},
 )
 
-CASES["openai-profiled"] = (
-    {
-        **_SIXTEEN_RANKS,
-        "serve": {"nodes": 2, "profile": {"ranks": [0, 8], "iterations": "200-220"}, **_TRACING},
-    },
-    {"name": "pyxis", "gpus_per_node": 8, "container": _NEW_PYXIS},
-)
-
 _PHASES = {
     "context": {"partition": "h100", "gpu_type": "h100"},
-    "generation": {"partition": "gb200", "account": "answers", "gpus_per_node": 4, "gpu_type": "gb200"},
+    "generation": {"partition": "gb200", "gpus_per_node": 4, "gpu_type": "gb200"},
 }
 CASES |= {
     # The serve job is heterogeneous, with a component for each phase.
     "openai-heterogeneous": (
-        {**_SPLIT_SERVERS, "preflight": {"network": "nccl", "minimum_gb_per_s": 2}},
+        _SPLIT_SERVERS,
         {
             "name": "pyxis",
             "partition": "batch",
@@ -432,7 +410,6 @@ _job, _cluster = CASES["openai-one-gpu-pyxis"]
 CASES["openai-gb200-pyxis"] = (_job, {**_cluster, "gpus_per_node": 4, "gpu": "gb200"})
 
 BASES = {
-    "openai-profiled": "openai-sixteen-ranks-pyxis",
     "vllm-llama-3.1-8b": "openai-one-gpu-pyxis",
     **{name: "vllm-llama-3.1-8b" for name in _COMMANDS[1:]},
     "pytorch-triton-two-nodes": "openai-sixteen-ranks-pyxis",
@@ -451,10 +428,9 @@ BASES = {
     "openai-sixteen-ranks-pyxis": "openai-one-gpu-pyxis",
     "openai-gb200-pyxis": "openai-one-gpu-pyxis",
     "openai-experts-pyxis": "openai-sixteen-ranks-pyxis",
-    "openai-quantized-pyxis": "openai-one-gpu-pyxis",
     "openai-disaggregated-pyxis": "openai-sixteen-ranks-pyxis",
     "openai-heterogeneous": "openai-disaggregated-pyxis",
-    "openai-engine-pyxis": "openai-quantized-pyxis",
+    "openai-engine-pyxis": "openai-one-gpu-pyxis",
     "openai-one-gpu-apptainer": "openai-one-gpu-pyxis",
     "pyxis-disaggregated": "pyxis-orchestrator",
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -20,8 +20,6 @@ _MARKS = """() => Object.fromEntries([...document.querySelectorAll('.chart')].ma
     .filter(mark => !mark.closest('.role-axis, .role-legend')).length]))"""
 
 _DRAWN = "() => document.documentElement.dataset.charts === 'drawn'"
-
-Scheme = Literal["light", "dark"]
 
 
 def find_chromium() -> str | None:
@@ -51,12 +49,13 @@ class Opened:
         )
         return share
 
-    def show(self, width: int, scheme: Scheme) -> None:
-        """Change the window's width and then the colours, which draws all charts again."""
+    def show(self, width: int) -> None:
+        """Change the window's width, which all charts follow."""
         self.page.set_viewport_size({"width": width, "height": 900})
-        self.page.evaluate("() => { delete document.documentElement.dataset.charts; }")
-        self.page.emulate_media(color_scheme=scheme)
-        self.page.wait_for_function(_DRAWN)
+        self.page.wait_for_function(
+            "width => [...document.querySelectorAll('.chart svg')].every(svg => svg.clientWidth < width)",
+            arg=width,
+        )
 
     def overflow(self) -> int:
         """By how many pixels the page is wider than its window."""
@@ -80,11 +79,9 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(
-    browser: Browser, file: Path, width: int = 1280, scheme: Scheme = "light", **others: Any
-) -> Iterator[Opened]:
+def opened(browser: Browser, file: Path, width: int = 1280) -> Iterator[Opened]:
     """The file in a new window, once its charts are drawn."""
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme, **others)
+    page = browser.new_page(viewport={"width": width, "height": 900})
     found = Opened(page)
     page.on("console", lambda message: found.complaints.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: found.complaints.append(str(error)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from tests.report.make import Made, make, noted, searched
-from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
+from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.results import Verdict
 
 HOSTILE = (
@@ -43,13 +43,6 @@ def _bare() -> Made:
     return Made(made.measurement, made.records, [])
 
 
-def _sampled_longer() -> Made:
-    """Sampling went on long after the load."""
-    made = make(requests=30)
-    late = [replace(one, time_s=one.time_s + 60.0) for one in made.samples]
-    return Made(made.measurement, made.records, [*made.samples, *late])
-
-
 def _interrupted() -> Made:
     """Somebody ended it before the first pass was over."""
     made = make(requests=1).changed(levels=[], tokens={}, verdict=Verdict([noted("Ended by Ctrl-C.")]))
@@ -59,16 +52,12 @@ def _interrupted() -> Made:
 CASES: dict[str, Callable[[], Made]] = {
     "single": make,
     "sweep": sweep,
-    "closed loop": lambda: make([ClosedLoop(1), ClosedLoop(4), ClosedLoop(16)], requests=60),
     "not streamed": lambda: make([OpenLoop(4.0), OpenLoop(8.0)], streaming=False),
     "invalid": _invalid,
     "nothing answered": lambda: make(failed_share=1.0),
-    "nothing answered at two levels": lambda: make([OpenLoop(4.0), OpenLoop(8.0)], failed_share=1.0),
     "search": cache(searched),
-    "one request": lambda: make(requests=1, warmup=0),
     "many levels": cache(lambda: make([OpenLoop(float(rate)) for rate in range(2, 26, 2)], requests=80)),
     "without samples": _bare,
-    "sampled longer": _sampled_longer,
     "interrupted": _interrupted,
     "hostile": cache(_hostile),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -31,12 +30,11 @@ from trtllm_hpc.bench.results import (
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample, write_samples
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.paths import RunPaths, write_json
-from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.runtime.records import Endpoint, add_event
 
 SLOTS = 8
 """Requests that the modelled server works at once; more wait."""
 STARTED_AT = 1_790_000_000.0
-BUILD_STEP = "engine ready in /a/folder/with/a/name/that/is/longer/than/a/telephone/is/wide/by/far"
 _BETWEEN_S = 1.0
 
 
@@ -150,7 +148,7 @@ def make_samples(records: Sequence[RequestRecord], interval_s: float = 0.5) -> l
 
 
 def write_run(folder: Path, made: Made, *, name: str = "benchmark") -> RunPaths:
-    """A run folder with this measurement, and the events from submit to ready."""
+    """A run folder with this measurement, whose server is ready."""
     paths = RunPaths(folder)
     paths.make_folders()
     write_plan(paths)
@@ -158,38 +156,16 @@ def write_run(folder: Path, made: Made, *, name: str = "benchmark") -> RunPaths:
     write_measurement(files.summary, made.measurement)
     append_records(files.requests, made.records)
     write_samples(files.samples, made.samples)
-    _write_events(paths, made.measurement.started_at)
+    _write_ready(paths, made.measurement.started_at - 5.0)
     return paths
 
 
-def _write_events(paths: RunPaths, measured_at: float) -> None:
-    begin = measured_at - 60.0
-    stages = {
-        stage: {"job_id": str(40 + i), "submitted_at": begin + i}
-        for i, stage in enumerate(("build", "serve", "companion"))
-    }
-    write_json(paths.jobs, {"scheduler": "slurm", "complete": True, "stages": stages})
+def _write_ready(paths: RunPaths, at: float) -> None:
     phases = {"preflight": 4.0, "launch": 1.0, "load": 12.0, "total": 17.0}
-    endpoint = Endpoint("41", "n1", "10.0.0.1", 1, 2, 3, ["ensemble"], begin + 55, phases)
-    start: list[tuple[float, str, str, dict[str, Any]]] = [
-        (5, "build", "stage_begin", {}),
-        (8, "build", "progress", {"step": 1, "of": 2, "message": "convert the checkpoint"}),
-        (20, "build", "progress", {"step": 2, "of": 2, "message": BUILD_STEP}),
-        (36, "build", "stage_end", {"exit_code": 0}),
-        (38, "serve", "stage_begin", {}),
-        (42, "serve", "preflight_ok", {"world_size": 2}),
-        (43, "serve", "server_start", {"host": "n1"}),
-        (55, "serve", "ready", dict(endpoint.__dict__)),
-        (39, "companion", "stage_begin", {}),
-    ]
-    paths.events.mkdir(exist_ok=True)
-    for stage in ("build", "serve", "companion"):
-        rows = [
-            {"time": begin + seconds, "stage": stage, "name": name, "data": data}
-            for seconds, of, name, data in start
-            if of == stage
-        ]
-        paths.stage_events(stage).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    endpoint = Endpoint("41", "n1", "10.0.0.1", 1, 2, 3, ["ensemble"], at, phases)
+    add_event(paths, "serve", "ready", **endpoint.__dict__)
+    stages = {"serve": {"job_id": "41", "submitted_at": at - 60.0}}
+    write_json(paths.jobs, {"scheduler": "slurm", "complete": True, "stages": stages})
 
 
 def _one_pass(
@@ -272,7 +248,7 @@ def _summary_of(records: list[RequestRecord], repeat: int, level: Level, slo: st
         sent=len(records),
         measured=len(measured),
         failed=len(measured) - len(good),
-        metrics=figures(Sample(records, window, level, parse_slo(slo) if slo else None)),
+        metrics=figures(Sample(records, window, level, parse_slo(slo).judge(records) if slo else None)),
         client=ClientUse(0.4, window.length_s, 0.08),
         verdict=Verdict(),
     )
@@ -305,17 +281,3 @@ PROVENANCE: dict[str, Any] = {
     },
     "client": {"host": "n2", "same_host": False, "cpus": 2, "python": "3.11.2"},
 }
-
-
-def with_adapters(made: Made) -> Made:
-    """The same, as if its requests had two adapters and none in turn; the second adapter was evicted once."""
-    lora = [
-        {"directory": "/data/red", "adapter": None, "task_id": 7, "share": 0.3},
-        {"directory": None, "adapter": "blue", "task_id": None, "share": None},
-    ]
-    task_ids = [None, 7, 2]
-    records = [
-        replace(record, lora_task_id=task_ids[place % 3], resent=place == 2)
-        for place, record in enumerate(record for record in made.records if record.measured)
-    ]
-    return Made(replace(made.measurement, settings={"workload": {"lora": lora}}), records)

@@ -68,7 +68,7 @@ def take_variants(folder: Path) -> Path:
     file = folder / "sweep-report.png"
     with tempfile.TemporaryDirectory() as written, chromium() as browser:
         sweep = grid(Path(written) / "chat-grid")
-        write_sweep_report(sweep.results(gpu_price=2.5), sweep.paths.report)
+        write_sweep_report(sweep.results(), sweep.paths.report)
         with opened(browser, sweep.paths.report) as page:
             clip = {"x": 0, "y": 0, "width": 1280, "height": _TOP_OF_SWEEP}
             page.page.screenshot(path=file, full_page=True, clip=clip)  # type: ignore[arg-type]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.report.browser import Opened, Scheme, chromium, find_chromium, opened
+from tests.report.browser import Opened, chromium, find_chromium, opened
 from tests.report.cases import CASES, HOSTILE
 from tests.report.make import write_run
 from trtllm_hpc.report.html.page import write_report
@@ -66,14 +65,9 @@ OTHERS = [pytest.param(name, marks=pytest.mark.thorough) for name in CASES if na
 def test_every_chart_is_drawn_without_a_complaint_or_a_request(
     browser: Browser, reports: Reports, name: str
 ) -> None:
-    """In a wide and light window, and in a narrow and dark one; every other report begins with that."""
-    views: list[tuple[int, Scheme]] = [(1280, "light"), (390, "dark")]
-    if list(CASES).index(name) % 2:
-        views.reverse()
-    with opened(browser, reports[name], *views[0]) as report:
-        for view in views:
-            if view != views[0]:
-                report.show(*view)
+    with opened(browser, reports[name]) as report:
+        for width in (1280, 390):
+            report.show(width)
             assert report.complaints == []
             assert report.requests == [reports[name].as_uri()]
             marks = report.marks()
@@ -81,14 +75,6 @@ def test_every_chart_is_drawn_without_a_complaint_or_a_request(
             assert report.narrowest() > 0.7
             assert len(marks) == CHARTS.get(name, len(marks))
             assert report.overflow() == 0
-
-
-@pytest.mark.thorough
-def test_a_point_tells_its_figures(sweep: Opened) -> None:
-    sweep.page.locator("#chart-curve-ttft .mark-symbol path").first.hover(force=True)
-    sweep.page.wait_for_selector("#vg-tooltip-element.visible")
-    told = sweep.page.inner_text("#vg-tooltip-element")
-    assert "/s" in told and re.search(r"latency:?\s+\d", told)
 
 
 @pytest.mark.thorough
@@ -102,39 +88,6 @@ def test_headings_and_charts_can_be_read_out(sweep: Opened) -> None:
         "() => [...document.querySelectorAll('.chart')].map(chart => chart.ariaLabel)"
     )
     assert len(labels) == 11 and all(labels) and len(set(labels)) == 11
-
-
-def narrow(report: Opened) -> None:
-    report.page.set_viewport_size({"width": 390, "height": 800})
-    report.page.wait_for_function(
-        "() => [...document.querySelectorAll('.chart svg')].every(svg => svg.clientWidth < 390)"
-    )
-
-
-@pytest.mark.thorough
-def test_charts_follow_the_width_of_the_window(sweep: Opened) -> None:
-    narrow(sweep)
-    assert sweep.overflow() == 0 and sweep.complaints == []
-
-
-@pytest.mark.thorough
-def test_wide_tables_scroll_within_their_box(sweep: Opened) -> None:
-    narrow(sweep)
-    wide, seen = sweep.page.evaluate(
-        "() => { const box = document.querySelector('[aria-label=\"Figures of each level\"]');"
-        " return [box.scrollWidth, box.clientWidth]; }"
-    )
-    assert wide > seen and sweep.overflow() == 0
-
-
-@pytest.mark.thorough
-def test_charts_follow_the_colours_of_the_page(browser: Browser, reports: Reports) -> None:
-    ink = "() => document.querySelector('#chart-curve-ttft .role-legend text').getAttribute('fill')"
-    with opened(browser, reports["sweep"]) as report:
-        before = report.page.evaluate(ink)
-        report.page.emulate_media(color_scheme="dark")
-        report.page.wait_for_function(f"before => ({ink})() !== before", arg=before)
-        assert all(report.marks().values()) and report.complaints == []
 
 
 def test_hostile_text_stays_text(browser: Browser, reports: Reports) -> None:
@@ -157,15 +110,6 @@ def test_the_page_may_run_no_other_script(browser: Browser, reports: Reports) ->
         )
         assert report.page.evaluate("() => window.broken") is None
         assert any("Content Security Policy" in complaint for complaint in report.complaints)
-
-
-@pytest.mark.thorough
-def test_without_scripts_the_tables_and_a_sentence_are_there(browser: Browser, reports: Reports) -> None:
-    page = browser.new_page(java_script_enabled=False)
-    page.goto(reports["sweep"].as_uri())
-    assert "The charts need JavaScript" in page.inner_text("main")
-    assert "finished/s" in page.inner_text("main")
-    page.close()
 
 
 def test_a_page_takes_about_a_megabyte(reports: Reports) -> None:

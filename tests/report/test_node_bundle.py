@@ -12,7 +12,7 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.report.doctor import bundle_text
 from trtllm_hpc.runs.node_checks import NodeReport
-from trtllm_hpc.runtime.node_checks.records import Wanted
+from trtllm_hpc.runtime.node_checks.exchange import Wanted
 
 
 def text() -> str:

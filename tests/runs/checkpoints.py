@@ -46,7 +46,6 @@ _GPT_OSS = {
 _BLOCK_FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
 
 CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
-    "Llama-3.1-8B-Instruct": ({**_LLAMA, **_8B}, 16_060_522_496),
     "Llama-3.3-70B-Instruct": ({**_LLAMA, **_70B}, 141_107_412_992),
     "Llama-3.3-70B-Instruct-FP8": ({**_LLAMA, **_70B}, 72_655_872_000),
     "Qwen3-8B": (
@@ -57,27 +56,12 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
         },
         16_381_470_720,
     ),
-    "Qwen3-32B": (
-        {
-            **{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **_QWEN3, "hidden_size": 5120},
-            **{"intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64},
-            "num_key_value_heads": 8,
-        },
-        65_524_246_528,
-    ),
     "Qwen3-30B-A3B": (
         {
             **{**_QWEN3_MOE, "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768},
             **{"num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4},
         },
         61_064_245_248,
-    ),
-    "Qwen3-235B-A22B-FP8": (
-        {
-            **{**_QWEN3_MOE, "hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 1536},
-            **{"num_hidden_layers": 94, "num_attention_heads": 64, "num_key_value_heads": 4, **_BLOCK_FP8},
-        },
-        236_440_182_784,
     ),
     "DeepSeek-R1-0528": ({**_DEEPSEEK, **_R1, **_BLOCK_FP8}, 688_586_727_753),
     "DeepSeek-R1-0528-FP4-v2": ({**_DEEPSEEK, **_R1}, 413_000_000_000),
@@ -89,7 +73,6 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
         },
         1_029_173_256_720,
     ),
-    "gpt-oss-20b": ({**_GPT_OSS, "num_hidden_layers": 24, "num_local_experts": 32}, 13_761_264_768),
     "gpt-oss-120b": ({**_GPT_OSS, "num_hidden_layers": 36, "num_local_experts": 128}, 65_248_815_744),
 }
 """``config.json``, and bytes of the weights."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from tests.runs.made import submitted, written
 from tests.scheduler.fake_slurm import FakeSlurm
 from tests.schemas.check import documented
 from trtllm_hpc.logs.snapshot import readable_plan
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 
@@ -64,12 +63,10 @@ def test_accounting_tells_gpu_hours_waiting_and_energy(
     fake_slurm.assign(submitted(home / "runs" / "demo-1", jobs), jobs)
     stages, run = uses(types)
     assert (stages["serve"]["gpu_hours"], stages["serve"]["energy_j"]) == (16.0, 7_200_000.0)
-    used = {"waited_s": 600.0, "gpu_hours": 16.5, "energy_j": 7_200_000.0, "saved_gpu_hours": None}
+    used = {"gpu_hours": 16.5, "energy_j": 7_200_000.0}
     assert run == {**used, "server_mean_w": None, "server_peak_w": None}
-    expected = (
-        "used: 16.5 GPU-hours (build 0.5, serve 16.0, companion 0), 10:00 in the queue, 2.00 kWh by Slurm"
-    )
-    assert expected in types("status").output
+    used_words = "used: 16.5 GPU-hours (build 0.5, serve 16.0, companion 0), 2.00 kWh by Slurm"
+    assert used_words in types("status").output
 
 
 def test_without_slurm_the_runs_own_events_tell(home: Path, types: Types) -> None:
@@ -109,17 +106,3 @@ def test_a_rendered_run_has_used_nothing(fake_slurm: FakeSlurm, home: Path, type
     written(home / "runs" / "demo-1")
     assert set(uses(types)[1].values()) == {None}
     assert "used:" not in types("status", "demo").output
-
-
-def test_a_server_that_nobody_asked_has_saved_the_rest_of_its_time(
-    fake_slurm: FakeSlurm, home: Path, types: Types
-) -> None:
-    jobs = {"serve": fake_slurm.add("COMPLETED", nodes="n1", submitted=900, started=1000, ends=2800)}
-    run = with_gpus(submitted(home / "runs" / "demo-1", jobs), serve=4)
-    fake_slurm.assign(run, jobs)
-    assert uses(types)[1]["saved_gpu_hours"] is None
-    write_json(run.stop_request, {"by": "idle", "reason": "nobody has asked", "requested_at": 2790.0})
-    assert uses(types)[1]["saved_gpu_hours"] == 2.0
-    [row] = documented("runs", types("runs", "--json").output)
-    assert row["saved_gpu_hours"] == 2.0
-    assert re.search(r"2(\.0+)? GPU-hours saved by serve.idle_minutes", types("status", "demo").output)

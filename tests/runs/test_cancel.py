@@ -10,7 +10,7 @@ import pytest
 
 from tests.runs.clock import Clock
 from tests.runs.conftest import RunOf
-from tests.runs.made import submitted, written
+from tests.runs.made import written
 from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
@@ -50,29 +50,6 @@ def test_a_run_that_has_ended_is_left_as_it_is(run_of: RunOf, fake_slurm: FakeSl
     paths = run_of(state, state, state)
     assert cancel_run(paths).state.value == state.lower()
     assert fake_slurm.calls("scancel") == [] and not paths.stop_request.exists()
-
-
-def test_a_rendered_run_has_nothing_to_cancel(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    _, paths = written(tmp_path / "run")
-    assert cancel_run(paths).state is RunState.RENDERED
-    # The queue is looked at: its scripts may have been submitted by hand.
-    assert {call[0] for call in fake_slurm.calls()} == {"squeue"}
-
-
-def test_the_remaining_jobs_of_a_failed_run_are_cancelled(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
-    """Scripts submitted by hand stay in the queue when the stage before them fails."""
-    paths = run_of("FAILED=1:0", "PENDING", "PENDING")
-    status = cancel_run(paths)
-    assert status.state is RunState.FAILED and status.settled
-    assert fake_slurm.state("102") == fake_slurm.state("103") == "CANCELLED by 1000"
-
-
-def test_a_half_submitted_run_is_cancelled(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    job = fake_slurm.add("PENDING")
-    paths = submitted(tmp_path / "run", {"build": job}, complete=False)
-    fake_slurm.assign(paths, {"build": job})
-    assert cancel_run(paths).state is RunState.CANCELLED
-    assert cancel_run(paths).state is RunState.CANCELLED
 
 
 def test_the_wait_for_a_slow_job_is_bounded(

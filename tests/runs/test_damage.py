@@ -50,7 +50,7 @@ def make(folder: Path, process: int | None) -> RunPaths:
     gpu = {"uuid": "a", "total_s": 1.0, "total_j": 2.0, "total_peak_w": 3.0}
     ended: dict[str, Any] = {"ended_at": 9.0, "exit_code": 0} if process is None else {}
     for rank in range(2):
-        add_rank(paths, rank, log="a line\n", load_s={"weights": 2.0}, gpus=[gpu], **ended)
+        add_rank(paths, rank, log="a line\n", gpus=[gpu], **ended)
         paths.rank_heartbeat("serve", rank).touch()
     Endpoint("local7", "n1", "127.0.0.1", 8, 9, 10, ["m"], 5.0, key_file=str(paths.key)).write(paths.endpoint)
     if process is None:

@@ -37,16 +37,6 @@ def test_a_guest_gets_a_key_and_loses_it(tmp_path: Path) -> None:
         revoke(run, "alice")
 
 
-def test_an_expired_guest_is_invited_again_with_another_key(tmp_path: Path) -> None:
-    _, run = written(tmp_path / "run")
-    invite(run, "alice", -1)
-    file, _ = key_of(run)
-    before = file.read_text()
-    assert guest_keys(run, 2e9) == {}
-    invite(run, "alice", None)
-    assert file.read_text() != before and guest_keys(run, 2e9) == {file.read_text().strip(): "alice"}
-
-
 @pytest.mark.parametrize("name", ["", "owner", "anybody", "a b", "../a", "a\n", "ä"])
 def test_names_that_a_guest_cannot_have(tmp_path: Path, name: str) -> None:
     _, run = written(tmp_path / "run")
@@ -54,8 +44,7 @@ def test_names_that_a_guest_cannot_have(tmp_path: Path, name: str) -> None:
         invite(run, name, None)
 
 
-@pytest.mark.parametrize("serve", [{"proxy": "none"}, {"key": False}])
-def test_a_run_without_keys_has_no_guests(tmp_path: Path, serve: dict[str, object]) -> None:
-    _, run = written(tmp_path / "run", {"serve": serve})
+def test_a_run_without_a_proxy_has_no_guests(tmp_path: Path) -> None:
+    _, run = written(tmp_path / "run", {"serve": {"proxy": "none"}})
     with pytest.raises(ConfigError, match="no proxy that asks for a key"):
         invite(run, "alice", None)

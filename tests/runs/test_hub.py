@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,10 +20,9 @@ from tests.waiting import eventually
 from trtllm_hpc.config.hub import INCOMPLETE, HubFailed
 from trtllm_hpc.errors import ConfigError, ExitCode
 from trtllm_hpc.runs.hub import fetch, find, main
-from trtllm_hpc.runtime.engine_cache.cache import Entry
+from trtllm_hpc.runtime.engine_cache.cache import CacheEntry
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import read_events
-from trtllm_hpc.validation.load import load_job
 
 WEIGHTS = bytes(range(256)) * 65_536
 """16 MiB: more than the block in which a download is read."""
@@ -102,10 +99,7 @@ def test_a_connection_that_is_cut_goes_on_where_it_was(hub: Hub, tmp_path: Path)
     assert first == "" and int(second.removeprefix("bytes=").rstrip("-")) > 10 * 2**20 - 1
 
 
-@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
-def test_a_download_that_was_ended_keeps_the_files_that_are_whole(
-    hub: Hub, tmp_path: Path, ended_by: signal.Signals
-) -> None:
+def test_a_download_that_was_killed_keeps_the_files_that_are_whole(hub: Hub, tmp_path: Path) -> None:
     hub.held[LARGE] = threading.Event()
     folder, record = find(tmp_path, "org/tiny", None, None)
     partial = folder.parent / "partial"
@@ -113,12 +107,9 @@ def test_a_download_that_was_ended_keeps_the_files_that_are_whole(
         # The first block of 10 MiB is written, and the second of 6 is awaited.
         assert eventually(lambda: record.downloaded(folder) == "0.01 of 0.02 GiB are downloaded")
         assert eventually((partial / SMALL).exists)
-        process.send_signal(ended_by)
-        time.sleep(0.2)
+        process.kill()
         hub.held.pop(LARGE).set()
-    assert process.returncode == -ended_by
-    assert not (partial / LARGE).exists(), "Ctrl-C does not wait for the file that is being downloaded"
-    assert len([*partial.glob(INCOMPLETE)]) == (ended_by == signal.SIGKILL)
+    assert len([*partial.glob(INCOMPLETE)]) == 1
     assert (whole(tmp_path) / LARGE).read_bytes() == WEIGHTS
     assert (of(hub, SMALL), of(hub, LARGE)) == ([""], ["", ""])
     assert not partial.exists()
@@ -132,11 +123,8 @@ def test_of_two_at_once_the_second_waits(hub: Hub, tmp_path: Path) -> None:
             assert second.stderr is not None
             said = second.stderr.readline()
             assert re.fullmatch(r"org/tiny: .+ is downloading 0.02 GiB; waiting ...\n", said)
-            time.sleep(1)  # a shorter download shows no bar
             hub.held[LARGE].set()
             second.stderr.read()  # keeps its pipe open until it ends
-        assert first.stderr is not None
-        assert "org/tiny: 100%|" in first.stderr.read(), "the library's bars no longer advance ours"
     assert (first.returncode, second.returncode) == (0, 0)
     assert (tmp_path / "org--tiny" / COMMIT / "tiny" / LARGE).read_bytes() == WEIGHTS
     assert len(of(hub, LARGE)) == 1
@@ -183,59 +171,26 @@ def test_what_is_wrong_with_a_name_is_a_sentence(hub: Hub, tmp_path: Path) -> No
         assert not content or content not in str(raised.value)
 
 
-def test_without_the_hub_a_known_revision_means_what_it_last_meant(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_without_the_hub_a_known_commit_is_enough(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = whole(tmp_path)
-    capsys.readouterr()
     [port] = free_ports(1)
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
-    assert whole(tmp_path) == folder
-    assert f"Revision main is taken from {folder}" in capsys.readouterr().err
     assert whole(tmp_path, COMMIT) == folder
-    assert capsys.readouterr().err == ""
     with pytest.raises(HubFailed, match="The hub cannot be reached") as raised:
-        whole(tmp_path, "v2")
+        whole(tmp_path)
     assert "trtllm-hpc models fetch org/tiny" in str(raised.value)
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 20 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", folder], capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip("only root can mount a file system")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_full_disk_is_named_before_and_during_the_download(hub: Hub, small: Path) -> None:
-    folder, _ = find(small, "org/tiny", None, None)
-    rest = small / "rest"
-    rest.write_bytes(b"x" * 8 * 2**20)
+def test_a_full_disk_is_named_before_the_download(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = find(tmp_path, "org/tiny", None, None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**7))
     with pytest.raises(HubFailed, match=r"0.02 GiB are still to download, and 0.01 GiB are free") as raised:
         fetch(folder, None)
     assert "models prune --older-than 30d" in str(raised.value) and of(hub, LARGE) == []
-    rest.unlink()
-    hub.held[LARGE] = threading.Event()
-
-    def fill() -> None:
-        hub.reached.wait(20)
-        with suppress(OSError), rest.open("wb", buffering=0) as file:
-            while file.write(b"x" * 4096):
-                pass
-        hub.held[LARGE].set()
-
-    filling = threading.Thread(target=fill)
-    filling.start()
-    with pytest.raises(HubFailed, match=r"There is not enough space in .*: No space left on device"):
-        fetch(folder, None)
-    filling.join()
-    rest.unlink()
-    fetch(folder, None)
-    assert (folder / LARGE).read_bytes() == WEIGHTS
 
 
 # Jobs ------------------------------------------------------------------------------------
@@ -269,7 +224,7 @@ def test_doctor_fetches_small_files_and_render_the_model(hub: Hub, job: Path, tm
     assert lock["job"]["model"]["token_file"] == str(tmp_path / "token")
     files = [it for it in run.folder.rglob("*") if it.is_file()]
     assert [it for it in files if TOKEN.encode() in it.read_bytes()] == []
-    assert [use.run for use in Entry(folder.parent).uses()] == [str(run.folder)]
+    assert [use.run for use in CacheEntry(folder.parent).uses()] == [str(run.folder)]
 
 
 def test_what_is_checked_first_costs_no_download(hub: Hub, job: Path, tmp_path: Path) -> None:
@@ -296,41 +251,12 @@ def test_a_lock_and_a_spec_are_repeated_without_the_hub(hub: Hub, job: Path, tmp
     assert (Path(str(run.job.model.path)) / LARGE).read_bytes() == WEIGHTS
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (["model.synthetic=stand-in"], {"synthetic": "stand-in"}),
-        (["model.path=/m"], {"path": "/m"}),
-        (["model.revision=v2"], {"hub": "org/tiny", "revision": "v2"}),
-        (["model.revision=v3", "model.hub=org/other"], {"hub": "org/other", "revision": "v3"}),
-    ],
-)
-def test_a_model_of_one_kind_replaces_the_other_kinds(
-    job: Path, settings: list[str], expected: dict[str, str]
-) -> None:
-    job.write_text("name: hubbed\nmodel: {hub: org/tiny, revision: v1, path: /models/tiny}\n")
-    model = load_job(job, "local", settings).model.model_dump(exclude_defaults=True)
-    model.pop("path", None) if "hub" in expected else None
-    assert model == expected
-
-
 def test_a_sweep_downloads_each_model_once(hub: Hub, job: Path, tmp_path: Path) -> None:
     vary = ["model.revision=main,v2", "engine.max_batch_size=2,4"]
     sweep = trtllm_hpc.plan_sweep(job, "local", runs=tmp_path / "runs", vary=vary)
     assert of(hub, LARGE) == [] and hub.asked == 2
     sweep.write()
     assert len(sweep.runs) == 4 and len(of(hub, LARGE)) == 2
-
-
-def test_other_jobs_do_not_import_what_speaks_with_a_hub(tmp_path: Path) -> None:
-    code = (
-        "import sys, trtllm_hpc; trtllm_hpc.render('tiny-llama', 'local', runs=sys.argv[1]); "
-        "assert not {'huggingface_hub', 'httpx', 'tqdm'} & sys.modules.keys()"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "runs")], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_partition_of_the_profile_downloads_in_a_job_before_all_others(

@@ -1,4 +1,4 @@
-"""``lock.json``: what a run is made of, how it is repeated, and how two runs differ."""
+"""``lock.json``: what a run is made of, and how it is repeated."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from click.testing import CliRunner, Result
 
 from tests.render.cases import CASES, plan_of
 from tests.runs.made import written
-from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
-from trtllm_hpc.render.lock import lock_of
+from trtllm_hpc.render.run_folder import lock_of
 from trtllm_hpc.render.scripts import render_scripts
-from trtllm_hpc.runtime.lock import UNLIKE, Lock, add_findings
-from trtllm_hpc.runtime.records import RankRecord, read_events
+from trtllm_hpc.runtime.lock import Lock, add_findings
+from trtllm_hpc.runtime.records import RankRecord
 from trtllm_hpc.validation.load import load
 
 REPEATED = ("local", "pyxis-two-nodes", "openai-heterogeneous", "vllm-llama-3.1-405b-two-nodes")
@@ -111,7 +110,7 @@ def found(paths: RunPaths, rank: int, host: str, **details: Any) -> None:
     )
 
 
-def test_the_job_adds_what_it_finds_and_names_other_nodes(tmp_path: Path) -> None:
+def test_the_job_adds_what_it_finds(tmp_path: Path) -> None:
     _, run = written(tmp_path / "run")
     before = Lock.read(run.lock)
     assert before is not None and before.nodes == []
@@ -123,34 +122,3 @@ def test_the_job_adds_what_it_finds_and_names_other_nodes(tmp_path: Path) -> Non
     done = Lock.read(run.lock)
     assert done is not None and [node["host"] for node in done.nodes] == ["n1", "n2"]
     assert done.made_of["nodes"]["gpus"] == [["H100, 550"]] and done.made_of["nodes"]["count"] == 2
-    assert read_events(run) == []
-    _, again = written(tmp_path / "again")
-    replace(before, repeats=done.made_of).write(again.lock)
-    for rank, host in enumerate(("n3", "n4")):
-        found(again, rank, host, **{**seen, "gpu_models": ["H200, 550"]})
-    add_findings(again)
-    [event] = read_events(again)
-    assert event.name == UNLIKE
-    assert event.data["warning"] == (
-        'nodes: gpus is [["H200, 550"]], but [["H100, 550"]] in the run that is repeated'
-    )
-
-
-def test_two_runs_are_compared(tmp_path: Path) -> None:
-    one, other = (
-        written(tmp_path / name, {"serve": {"cpus_per_rank": nodes, "environment": {"HF_TOKEN": name}}})[1]
-        for name, nodes in (("one", 1), ("other", 2))
-    )
-    found(one, 0, "n1", packages={"torch": "2.8"})
-    found(other, 0, "n2", packages={"torch": "2.9"})
-    add_findings(one)
-    add_findings(other)
-    record = documented("runs diff", typed("runs", "diff", one.folder, other.folder, "--json").output)
-    assert record["settings"] == [{"key": "serve.cpus_per_rank", "a": 1, "b": 2}]
-    [package] = record["environment"]
-    assert (package["key"], package["b"]) == ("nodes: packages", [{"torch": "2.9"}])
-    assert record["figures"] is None
-    text = typed("runs", "diff", one.folder, other.folder).output
-    assert "serve.cpus_per_rank" in text and "nodes: packages" in text and "figures: " in text
-    one.lock.unlink()  # a run may have none
-    assert "serve.cpus_per_rank" in typed("runs", "diff", one.folder, other.folder).output

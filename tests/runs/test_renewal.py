@@ -12,13 +12,12 @@ from tests.runs.made import run_with
 from tests.scheduler.conftest import fake_slurm  # noqa: F401
 from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.cli import command as main
-from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.endpoint import serve_end
 from trtllm_hpc.runs.status import RunState, run_status
-from trtllm_hpc.runtime.records import StopRequest, add_event
+from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.renewal import Renewal
-from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
 
 
 @pytest.fixture
@@ -61,13 +60,6 @@ def test_a_next_job_that_has_only_just_begun_goes_on(run: RunPaths, fake_slurm: 
     assert serve_end(run) is None
 
 
-def test_cancel_ends_both(run: RunPaths, fake_slurm: FakeSlurm) -> None:  # noqa: F811
-    cancel_run(run)
-    assert all(fake_slurm.state(job).startswith("CANCELLED") for job in ("102", "104"))
-    request = StopRequest.read(run.stop_request)
-    assert request is not None and request.by == "cancel"
-
-
 def test_the_reason_of_an_earlier_job_is_not_given_for_this_one(
     run: RunPaths,
     fake_slurm: FakeSlurm,  # noqa: F811
@@ -95,32 +87,8 @@ def test_jobs_that_failed_before_are_counted_and_their_logs_explained(run: RunPa
     assert status.sentence.endswith("runs; job 104 waits to follow it; 3 earlier jobs have failed")
     assert [job.job_id for job in status.failed_jobs] == ["98", "99", "100"]
     said = CliRunner().invoke(main, ["status", str(run.folder)]).output
-    assert (
-        "earlier jobs 98, 99 failed: rank 0 on n0 ended with exit code 1: The GPU's memory is full\n" in said
-    )
+    assert "earlier jobs 98, 99 failed: rank 0 on n0 ended with exit code 1\n" in said
     assert "earlier job 100 failed: no MPI\nnext: trtllm-hpc explain " in said
     explained = CliRunner().invoke(main, ["explain", str(run.folder)]).output
     assert explained.startswith("cause: The GPU's memory is full.")
     assert "attempts/2/logs/serve_0.out:1" in explained, "of the last that shows it"
-
-
-KILLED = """DataLoader worker (pid 7) is killed by signal: Killed.
-terminate called: what():  error: unpack_from requires a buffer of at least 4 bytes for unpacking
-"""
-
-
-@pytest.mark.parametrize("was_renewed", [True, False])
-def test_what_to_do_about_an_earlier_job_names_the_run_and_that_job(run: RunPaths, was_renewed: bool) -> None:
-    aside = RunPaths(run.attempts / "1")
-    for folder in (aside.logs, aside.ranks):
-        folder.mkdir(parents=True)
-    add_rank(aside, 0, world_size=1, log=KILLED)
-    if was_renewed:
-        Renewal("102", failed=[{"job_id": "98", "why": "", "attempt": 1}]).write(run.renewal)
-    else:
-        SubmissionRecord("slurm", stages={"serve": StageJob("98", 1.0)}).write(aside)
-    run.jobs.unlink()
-    run.jobs.mkdir()
-    said = CliRunner().invoke(main, ["explain", "--json", str(aside.rank_log("serve", 0))]).output
-    assert "sacct -j 98 --format=JobID,MaxRSS" in said
-    assert f"trtllm-hpc resume {call_name(run)}." in said

@@ -15,9 +15,8 @@ from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.cancel import cancel_run
-from trtllm_hpc.runs.resume import resume_run
 from trtllm_hpc.runs.status import RunState, run_status
-from trtllm_hpc.runs.submit import sole_command, submit_stages
+from trtllm_hpc.runs.submit import resume_run, sole_command, submit_stages
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, StopRequest, add_event, read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
 
@@ -70,17 +69,6 @@ def test_nobody_takes_what_the_first_attempt_wrote_for_news(run_of: RunOf) -> No
     assert (kept / "jobs.json").exists() and (kept / "events" / "companion.jsonl").exists()
 
 
-def test_a_failed_build_is_followed_by_all_others(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
-    paths = run_of("FAILED=1:0", "CANCELLED", "CANCELLED")
-    resume_run(paths)
-    build, serve = list(fake_slurm.jobs)[3:5]
-    assert new_jobs(fake_slurm, 3) == [
-        ("build", None),
-        ("serve", f"afterok:{build}"),
-        ("companion", f"after:{serve},afterok:{build}"),
-    ]
-
-
 def test_a_companion_needs_its_server_again(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
     """The server was stopped in good order, and its figures were not valid."""
     paths = run_of("COMPLETED", "COMPLETED", "FAILED=10:0")
@@ -96,12 +84,6 @@ def test_a_server_that_goes_on_needs_no_second_measurement(fake_slurm: FakeSlurm
         fake_slurm.set(job.job_id, state)
     resume_run(paths)
     assert [name for name, _ in new_jobs(fake_slurm, 3)] == ["serve"]
-
-
-def test_a_rendered_run_is_submitted_whole(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    _, paths = written(tmp_path / "run")
-    resume_run(paths)
-    assert [name for name, _ in new_jobs(fake_slurm, 0)] == ["build", "serve", "companion"]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +177,7 @@ def test_the_last_node_is_never_left_out(run_of: RunOf, fake_slurm: FakeSlurm) -
     paths = run_of(*FAILED)
     broken_gpu(paths)
     for other in ("n1", "n3"):
-        fake_slurm.drain(other, "new disk")
+        fake_slurm.drain(other)
     resume_run(paths)
     assert [job["exclude"] for job in list(fake_slurm.jobs.values())[3:]] == [None, None]
     [node] = run_status(paths).bad_nodes

@@ -29,7 +29,6 @@ def make_app(port: int, seconds: float) -> web.Application:
 
     app = web.Application()
     app.add_routes([web.post("/v1/{path:.*}", answer), web.get("/health", health)])
-    app.add_routes([web.get("/prometheus/metrics", answer)])
     return app
 
 

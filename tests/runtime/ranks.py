@@ -14,7 +14,7 @@ from tests.waiting import eventually
 from trtllm_hpc.runtime.leader import ReadyRecord
 from trtllm_hpc.runtime.node import SCRATCH, SHM
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
-from trtllm_hpc.runtime.server_spec import RankProfile, ServerSpec, literal
+from trtllm_hpc.runtime.server_spec import ServerSpec, literal
 
 if TYPE_CHECKING:
     from tests.runtime.conftest import Runtime
@@ -30,7 +30,7 @@ class Ranks:
 
     @property
     def prefix(self) -> str:
-        return f"trtTest{os.getpid()}_"
+        return f"trtTest{os.getpid()}_0_"
 
     def started_file(self, rank: int) -> Path:
         return self.runtime.paths.folder / f"started_{rank}"
@@ -46,7 +46,6 @@ class Ranks:
         words: tuple[str, ...] = (),
         driver: Literal["triton", "openai"] = "triton",
         model: str | None = None,
-        profile: RankProfile | None = None,
         supervisor: dict[str, Any] | None = None,
         **options: Any,
     ) -> subprocess.Popen[str]:
@@ -61,7 +60,6 @@ class Ranks:
             leader=[program, *own, *map(literal, words), f"--http-port={self.ports[0]}"],
             worker=[program, *own, *map(literal, words), "--load-model=tensorrt_llm"],
             model=model,
-            profile=profile,
         )
         spec.write(self.runtime.paths.server())
         http, grpc, metrics, rendezvous = map(str, self.ports)
@@ -70,21 +68,21 @@ class Ranks:
             f"--rank={rank}",
             f"--world-size={world}",
             f"--ranks-per-node={world}",
-            f"--prefix={prefix}",
             *extra,
             f"--spec={self.runtime.paths.server()}",
         ]
         if supervisor is not None:
             script = self.runtime.paths.script("instance")
             script.write_text(f"exec {shlex.join(self.runtime.command(*command))}\n")
-            run = {"count": 1, "minimum": 1, "restarts": 0, "leaders": "0:0", **supervisor}
+            run = {"count": 1, "restarts": 0, "leaders": "0:0", **supervisor}
             command = ["instances", *(f"--{name.replace('_', '-')}={value}" for name, value in run.items())]
         return self.runtime.start(
             *command,
             FAKE=behaviour,
             FAKE_STARTED=str(self.started_file(rank)),
             FAKE_PREFIX=prefix,
-            TRTLLM_HPC_JOB_ID="77",
+            TRTLLM_HPC_JOB_ID=f"Test{os.getpid()}",
+            TRTLLM_HPC_INSTANCE="0",
             TRTLLM_HPC_GRPC_PORT=grpc,
             TRTLLM_HPC_METRICS_PORT=metrics,
             MASTER_ADDR="127.0.0.1",

@@ -75,16 +75,6 @@ def test_a_broken_gpu_is_read_from_the_log_of_a_server_that_failed(run: RunPaths
     assert bad_hosts(run) == {"n3": "the log of rank 2 says 'uncorrectable ECC error'"}
 
 
-def test_a_failed_node_is_named_by_slurm_or_by_what_it_did_not_write(run: RunPaths) -> None:
-    ends(run, 0, stopped_by="SIGTERM")
-    ends(run, 1, **KILLED)
-    ends(run, 2, stopped_by="SIGTERM")
-    assert bad_hosts(run, "FAILED") == {}, "a rank may be killed for want of memory"
-    assert list(bad_hosts(run, "NODE_FAIL")) == ["n2"]
-    run.batch_log("serve").write_text("srun: error: Node failure on n3\n")
-    assert "Node failure on n3" in bad_hosts(run, "NODE_FAIL")["n3"]
-
-
 ABOUT_NODES = [it.id for it in causes().values() if "without that node" in it.next]
 
 
@@ -96,12 +86,6 @@ def test_it_agrees_with_the_table_of_causes(run: RunPaths, name: str) -> None:
     for near_miss in EXCERPTS[name]["not"]:
         says(run, 0, near_miss)
         assert bad_hosts(run) == {}
-
-
-def test_the_programs_own_faults_are_not_the_gpus(run: RunPaths) -> None:
-    ends(run, 0, **CRASHED)
-    says(run, 0, "NVRM: Xid (PCI:0000:c1:00): 31, pid=7, Ch 00000010")
-    assert bad_hosts(run) == {}
 
 
 @pytest.mark.parametrize(
@@ -135,20 +119,6 @@ def test_a_host_is_not_always_called_as_its_node(run: RunPaths) -> None:
     assert exclude(run, {"worker7.example.org": "why"}, job_id="7", pools=[Pool.of(sinfo, 1)])
     assert exclude_option(run) == "--exclude=gpu-1"
     assert not exclude(run, {"elsewhere": "why"}, job_id="7", pools=[Pool.of([], 1)])
-
-
-@pytest.mark.parametrize(
-    ("wanted", "excluded"), [((1, 2), {"n1", "g1"}), ((2, 2), {"g1"}), ((1, 3), {"n1"}), ((2, 3), set())]
-)
-def test_of_each_partition_enough_nodes_stay(
-    run: RunPaths, wanted: tuple[int, int], excluded: set[str]
-) -> None:
-    pools = [
-        Pool.of(["n1|n1|idle", "n2|n2|idle"], wanted[0]),
-        Pool.of([f"g{number}|g{number}|idle" for number in (1, 2, 3)], wanted[1]),
-    ]
-    exclude(run, {"n1": "why", "g1": "why"}, job_id="7", pools=pools)
-    assert {one.node for one in bad_nodes(run) if one.kept is None} == excluded
 
 
 def test_lists_of_nodes_as_slurm_writes_them() -> None:

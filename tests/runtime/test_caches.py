@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -17,10 +16,6 @@ from trtllm_hpc.runtime.caches import (
     KEEPS_KERNELS,
     SHARED,
     TOP,
-    TUNING,
-    begin_tuning,
-    cached_files,
-    copy_tuning,
 )
 
 HOST = os.uname().nodename
@@ -52,21 +47,6 @@ def test_each_cache_has_a_folder_that_only_the_user_can_enter(runtime: Runtime, 
         assert (HOST in folder.parts) != (name in SHARED), name
     assert len({found[name] for name in CACHES}) == len(CACHES)
     assert found[KEEPS_KERNELS] == "1"
-
-
-def test_files_that_compilers_have_kept_are_counted(top: Path) -> None:
-    environment = {"HOME": str(top)} | {
-        name: str(top / name) for name in ("TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
-    }
-    assert cached_files(environment) is None
-    for name, count in {"TRITON_CACHE_DIR/kernel": 2, "CUDA_CACHE_PATH": 1, "home": 5}.items():
-        (top / name).mkdir(parents=True)
-        for number in range(count):
-            (top / name / str(number)).touch()
-    assert cached_files(environment) == "3"
-    for number in range(1000):
-        (top / "CUDA_CACHE_PATH" / f"further{number}").touch()
-    assert cached_files(environment) == "1000 or more"
 
 
 def test_the_next_program_finds_the_same_folders_and_another_image_others(
@@ -129,58 +109,10 @@ def test_kinds_of_gpus_have_caches_of_their_own(monkeypatch: pytest.MonkeyPatch,
 def test_a_file_system_without_locks_gets_no_cache_that_needs_them(
     monkeypatch: pytest.MonkeyPatch, top: Path
 ) -> None:
-    """Such as Lustre without the option flock: FlashInfer and the autotuner would end with an error."""
+    """Such as Lustre without the option flock: FlashInfer would end with an error."""
     monkeypatch.setattr(caches, "can_lock", lambda _folder: False)
     monkeypatch.setattr(caches, "SCRATCH", top.parent / "tmp")
     environment = {TOP: str(top), IMAGE: "image1", "TRTLLM_HPC_JOB_ID": "7"}
     caches.use_caches(environment)
     assert environment["FLASHINFER_WORKSPACE_BASE"] == str(top.parent / "tmp" / "trt7_caches" / "flashinfer")
     assert environment["TRITON_CACHE_DIR"].startswith(str(top))
-    assert begin_tuning(top / "serve.tuning", 0, 2, environment) is None and TUNING not in environment
-
-
-def test_locks_are_looked_for_where_the_file_is(tmp_path: Path) -> None:
-    assert caches.can_lock(tmp_path)
-    assert not caches.can_lock(tmp_path / "nowhere")
-
-
-def tuned(top: Path, step: str) -> tuple[Path, Path]:
-    """Begin a step of two ranks; returns its own file and the kept one."""
-    own, environment = top / f"{step}.tuning", {TOP: str(top), IMAGE: "image1"}
-    kept = begin_tuning(own, 0, 2, environment)
-    assert kept is not None and environment[TUNING] == str(own)
-    return own, kept
-
-
-def test_what_the_autotuner_found_is_there_at_the_next_start(top: Path) -> None:
-    own, kept = tuned(top, "first")
-    assert not own.exists()
-    own.write_text(json.dumps({"rank_0": {}}))
-    copy_tuning(own, kept)
-    again, _ = tuned(top, "second")
-    assert json.loads(again.read_text()) == {"rank_0": {}}
-
-
-def test_every_rank_reads_the_copy_that_rank_0_has_made(top: Path) -> None:
-    own, _ = tuned(top, "first")
-    own.write_text("{}")
-    environment = {TOP: str(top), IMAGE: "image1"}
-    assert begin_tuning(own, 1, 2, environment) is None
-    assert environment[TUNING] == str(own) and own.read_text() == "{}"
-
-
-def test_half_a_file_of_a_killed_rank_is_not_kept_and_not_read_again(top: Path) -> None:
-    """Upstream's server would not start any more."""
-    own, kept = tuned(top, "first")
-    own.write_text('{"rank_0": {')
-    copy_tuning(own, kept)
-    assert not kept.exists()
-    again, _ = tuned(top, "first")
-    assert again == own and not own.exists()
-
-
-def test_a_file_of_tuning_that_the_user_names_stays(top: Path) -> None:
-    environment = {TOP: str(top), IMAGE: "image1", TUNING: "/mine.json"}
-    assert (
-        begin_tuning(top / "serve.tuning", 0, 2, environment) is None and environment[TUNING] == "/mine.json"
-    )

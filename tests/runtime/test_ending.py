@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.logs.diagnose import first_failure
-from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.blame import how_it_ended
 from trtllm_hpc.runtime.ending import (
     AFTER_LEADER_S,
     FAULT_GRACE_S,
@@ -26,7 +20,6 @@ from trtllm_hpc.runtime.ending import (
 )
 from trtllm_hpc.runtime.heartbeat import Heartbeats
 from trtllm_hpc.runtime.records import RankRecord, StopRequest
-from trtllm_hpc.runtime.stop import SUPERVISOR
 
 REQUEST = StopRequest("companion", "it is done (exit code 0)", 1.0)
 RUNNING = [RankRecord("serve", rank, 3, "7", f"n{rank}", 1, 1.0) for rank in range(3)]
@@ -248,66 +241,3 @@ def test_a_worker_that_ends_with_0_waits_for_the_cause() -> None:
     """TensorRT-LLM's workers end with 0 when the leader is lost."""
     assert conclude(seen(1), None, 0, is_over=False) is None
     assert conclude(seen(1), None, 0, is_over=True) == End(None, UNREQUESTED, exit_code=7)
-
-
-# Recorded runs --------------------------------------------------------------------------
-
-RECORDED = json.loads(Path(__file__).with_name("recorded_ends.json").read_text(encoding="utf-8"))
-"""Real runs of ``benchmarks.faults`` behind a proxy: what each rank recorded, and what it had observed."""
-
-
-def records_of(run: dict[str, Any], before: float = float("inf")) -> list[RankRecord]:
-    """The records as they were at a moment, in seconds after the start."""
-    records = [
-        RankRecord(step="serve", job_id="7", pid=1, **{"started_at": 0.0, **rank["record"]})
-        for rank in run["ranks"]
-    ]
-    return [
-        record if (record.ended_at or 0.0) < before else replace(record, ended_at=None, exit_code=None)
-        for record in records
-    ]
-
-
-@pytest.mark.parametrize("run", RECORDED, ids=[run["fault"] for run in RECORDED])
-def test_the_ranks_of_a_recorded_run_end_as_they_did(run: dict[str, Any]) -> None:
-    for record, rank in zip(records_of(run), run["ranks"], strict=True):
-        if record.ended_at is None:
-            continue  # it was killed
-        facts = dict(rank["observed"])
-        ranks = Heartbeats(
-            **{
-                name: {int(number): why for number, why in facts.pop(name, {}).items()}
-                for name in ("silent", "stopped")
-            }
-        )
-        request = StopRequest(**run["stop"]) if facts.pop("requested", False) else None
-        observed = Observed(
-            "serve",
-            record.rank,
-            record.world_size,
-            request=request,
-            ranks=ranks,
-            records=records_of(run, record.ended_at),
-            **facts,
-        )
-        decision = None if record.stopped_by is None else decided(observed)
-        assert record.exit_code is not None
-        end = conclude(observed, decision, record.exit_code, is_over=True)
-        assert end is not None
-        assert (end.stopped_by, end.blames) == (record.stopped_by, record.blames)
-        if end.reason is not None and record.blames is not None:
-            assert end.reason == record.reason
-
-
-@pytest.mark.parametrize("run", RECORDED, ids=[run["fault"] for run in RECORDED])
-def test_a_recorded_run_is_explained_as_it_was(run: dict[str, Any], tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path / "run")
-    paths.make_folders()
-    records = records_of(run)
-    for record in records:
-        record.write(paths.rank_record("serve", record.rank))
-    StopRequest(**run["stop"]).write(paths.stop_request)
-    failure = first_failure(RunSnapshot(paths))
-    assert run["status"] == (None if failure is None else failure.sentence)
-    if run["stop"]["by"] == SUPERVISOR:
-        assert how_it_ended(records, ExitCode.START) == run["stop"]["reason"]

@@ -25,6 +25,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
+    do_POST = do_GET
     def log_message(self, *_): pass
 config = json.load(open(sys.argv[1]))
 server = http.server.HTTPServer((config["hostname"], config["port"]), Handler)
@@ -48,7 +49,7 @@ def run(tmp_path: Path) -> RunPaths:
 @pytest.fixture
 def front(run: RunPaths) -> Iterator[Front]:
     servers = {"context": ["127.0.0.1:5"], "generation": ["127.0.0.1:6"]}
-    made = Front(run, servers, free_ports(4), None)
+    made = Front(run, servers, free_ports(4))
     yield made
     made.close()
 
@@ -80,9 +81,7 @@ def test_a_front_that_has_served_is_started_again_at_another_port(
     killed = int(pid.read_text())
     os.kill(killed, signal.SIGKILL)
     # The supervisor looks again and again; the run goes on.
-    assert eventually(
-        lambda: front.watch(servers_ready=True) is None and int(pid.read_text() or killed) != killed
-    )
+    assert eventually(lambda: front.watch() is None and int(pid.read_text() or killed) != killed)
     assert eventually(front.is_ready)
     assert yaml.safe_load(run.front_started.read_text())["port"] != first
     [event] = read_events(run, "serve")
@@ -93,42 +92,9 @@ def test_a_front_that_has_served_is_started_again_at_another_port(
 def test_a_front_that_never_served_ends_the_run(run: RunPaths, front: Front) -> None:
     run.script("front").write_text("exit 3\n")
     front.start(["llama"])
-    assert eventually(lambda: front.watch(servers_ready=True) is not None)
-    said = front.watch(servers_ready=True)
+    assert eventually(lambda: front.watch() is not None)
+    said = front.watch()
     assert said == f"the front of the servers on {socket.gethostname()} ended with exit code 3"
-
-
-def test_a_front_that_is_not_watched_is_asked_nothing_once_it_serves(
-    run: RunPaths, front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pid = tmp_path / "pid"
-    words = [sys.executable, "-c", ANSWERS, str(run.front_started), str(pid)]
-    run.script("front").write_text(f"exec {shlex.join(words)}\n")
-    front.start(["llama"])
-    assert eventually(front.is_ready)
-    monkeypatch.setattr(front, "is_ready", lambda: pytest.fail("it was asked"))
-    assert front.watch(servers_ready=True) is None
-
-
-def test_a_front_that_does_not_answer_after_its_restart_ends_the_run(
-    run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trtllm_hpc.runtime.front._ANSWER_S", 0.2)
-    pid = tmp_path / "pid"
-    words = [sys.executable, "-c", ANSWERS, str(run.front_started), str(pid)]
-    run.script("front").write_text(f"exec {shlex.join(words)}\n")
-    servers = {"context": ["127.0.0.1:5"], "generation": ["127.0.0.1:6"]}
-    front = Front(run, servers, free_ports(4), 45.0)
-    try:
-        front.start(["llama"])
-        assert eventually(front.is_ready)
-        run.script("front").write_text("exec sleep 60\n")
-        os.kill(int(pid.read_text()), signal.SIGKILL)
-        assert eventually(lambda: front.watch(servers_ready=True) is not None)
-        said = front.watch(servers_ready=True)
-        assert said == "the front of the servers has not answered for 0 s since its start"
-    finally:
-        front.close()
 
 
 # The gateway is started by a request, and not for ever -------------------------------------

@@ -60,13 +60,6 @@ def test_what_a_driver_or_a_part_of_a_gpu_does_not_know_is_unknown(
     assert part["memory_used_bytes"] == 70 << 30
 
 
-def test_gpus_of_others_are_not_counted(gpus: StandIn) -> None:
-    gpus.has(gpu(0, is_="denied"), gpu(1), gpu(2))
-    found = nvml.Nvml.opened()
-    assert found is not None
-    assert [it.uuid for it in found.gpus(["1", "0", "2"])] == ["GPU-00000002-aaaa", "GPU-00000001-aaaa"]
-
-
 def test_without_the_library_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "LIBRARY", str(tmp_path / "none.so"))
     watch = GpuWatch(["0"], tmp_path / "g.jsonl")

@@ -122,18 +122,6 @@ def test_every_beat_has_the_same_length(clock: Clock, tmp_path: Path) -> None:
     assert len(sizes) == 1
 
 
-def test_a_rank_that_falls_silent_after_its_first_beat_is_noticed(clock: Clock, tmp_path: Path) -> None:
-    own, rank = Heartbeat(tmp_path / "own"), Heartbeat(tmp_path / "1")
-    watch = SilenceWatch({1: rank.file}, None, own.file)
-    for second in range(20):
-        clock.now += 1
-        own.beat()
-        seen = watch.look()
-        if second == 0:
-            rank.beat()
-    assert "no sign of life" in seen.suspects[1]
-
-
 # The leader watches the supervisor and its ranks -----------------------------------------
 
 
@@ -199,15 +187,6 @@ def test_a_fault_is_noted_at_the_second_look_and_given_up_after_45_s(runtime: Ru
         assert troubles.look({"12": WHY}) == {}
     assert troubles.look({"12": WHY, "13": WHY}) == {"12": f"{WHY}, for 45 s"}
     assert troubles.look({}) == {} and noted(paths) == [("12", WHY), ("12", None)]
-
-
-def test_a_moment_is_not_noted(runtime: Runtime) -> None:
-    troubles = Troubles(runtime.paths, "serve", None)
-    for _ in range(20):
-        troubles.look({"12": WHY})
-        troubles.look({})
-    assert noted(runtime.paths) == []
-    assert all(troubles.look({"12": WHY}) == {} for _ in range(40)), "nothing is ever given up"
 
 
 def test_a_stopped_process_is_named_with_its_command() -> None:

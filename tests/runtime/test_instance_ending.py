@@ -10,26 +10,24 @@ import pytest
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.blame import how_it_ended
-from trtllm_hpc.runtime.instances.ending import (
-    ENDED_GRACE_S,
+from trtllm_hpc.runtime.instances.instance import (
     STEP_GRACE_S,
+    Instance,
     RunEnd,
+    SupervisorOptions,
     after_end,
     early_end,
     lost,
 )
-from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.proxy import ProxyOptions
 from trtllm_hpc.runtime.records import RankRecord
 
 OPTIONS = SupervisorOptions(
     count=2,
-    minimum=1,
     restarts=1,
     proxy=ProxyOptions("haproxy", ("http",), "127.0.0.1"),
     key=False,
     tls=False,
-    certificate=None,
     leaders={},
     companion_start_seconds=None,
     companion_silence_seconds=None,
@@ -47,76 +45,56 @@ def record(rank: int = 0, **end: Any) -> RankRecord:
     return RankRecord("serve.0", rank, 1, "7", "n1", 1, 1.0, **{"ended_at": 2.0, "exit_code": -9, **end})
 
 
-def test_a_signal_that_a_launcher_has_passed_on_is_named() -> None:
-    served = instance(state="ready", has_served=True)
-    assert after_end(served, [record(exit_code=137)], 137, OPTIONS, 1)[1] == KILLED
-
-
 def test_an_instance_that_has_served_is_started_again_as_often_as_allowed() -> None:
     served = instance(state="ready", has_served=True)
-    assert after_end(served, [record()], 137, OPTIONS, 1) == ("restarting", KILLED, None)
-    again = replace(served, restarts=1)
-    assert after_end(again, [record()], 137, OPTIONS, 1) == ("failed", KILLED, None)
+    assert after_end(served, [record()], 137, OPTIONS) == ("restarting", KILLED, None)
+    assert after_end(replace(served, restarts=1), [record()], 137, OPTIONS)[0] == "failed"
     lost_node = replace(served, lost="rank 0 of instance 0 on n1: is silent")
-    assert after_end(lost_node, [record()], 137, OPTIONS, 1) == ("failed", lost_node.lost, None)
-    assert after_end(instance(), [record()], 137, OPTIONS, 1)[0] == "failed", "it never served"
+    end = RunEnd(f"instance 0 has ended: {lost_node.lost}", is_cause=True)
+    assert after_end(lost_node, [record()], 137, OPTIONS) == ("failed", lost_node.lost, end)
+    assert after_end(instance(), [record()], 137, OPTIONS)[0] == "failed", "it never served"
 
 
 @pytest.mark.parametrize(
-    ("options", "others", "end"),
+    ("options", "sentence", "is_cause"),
     [
-        ({"count": 1}, 0, RunEnd(KILLED, is_cause=False)),
-        (
-            {"count": 3, "minimum": 2},
-            1,
-            RunEnd(f"1 of 3 instances live, and serve.minimum_instances is 2; instance 0: {KILLED}"),
-        ),
-        (
-            {"minimum": 2, "roles": ROLES, "minimums": {"context": 1, "generation": 1}},
-            0,
-            RunEnd(f"the context server 0 has ended: {KILLED}", is_cause=False),
-        ),
+        ({"count": 1}, KILLED, False),
+        ({"count": 3}, f"instance 0 has ended: {KILLED}", True),
+        ({"count": 3, "roles": ROLES}, f"the context server 0 has ended: {KILLED}", False),
     ],
 )
-def test_too_few_instances_end_the_run(options: dict[str, Any], others: int, end: RunEnd) -> None:
-    after = after_end(instance(), [record()], 137, replace(OPTIONS, **options), others)
-    assert after == ("failed", KILLED, end)
-
-
-def test_each_phase_has_a_minimum_of_its_own() -> None:
-    options = replace(OPTIONS, minimum=3, roles=ROLES, minimums={"context": 1, "generation": 1})
-    assert after_end(instance(), [record()], 137, options, 1) == ("failed", KILLED, None)
-    assert early_end(instance(), [BLAMED], options, 1, is_stopping=False) is None
-    assert early_end(instance(), [BLAMED], options, 0, is_stopping=False) is not None
+def test_an_instance_that_is_not_started_again_ends_the_run(
+    options: dict[str, Any], sentence: str, is_cause: bool
+) -> None:
+    after = after_end(instance(), [record()], 137, replace(OPTIONS, **options))
+    assert after == ("failed", KILLED, RunEnd(sentence, is_cause=is_cause))
 
 
 @pytest.mark.parametrize(("returncode", "code"), [(3, 3), (0, ExitCode.START), (137, ExitCode.START)])
 def test_the_run_ends_with_the_exit_code_of_the_instance(returncode: int, code: int) -> None:
-    _, reason, end = after_end(instance(), [], returncode, OPTIONS, 0)
+    _, reason, end = after_end(instance(), [], returncode, OPTIONS)
     assert end is not None and end.code == code
     assert reason == f"no rank was started (exit code {returncode})"
 
 
 def test_ranks_that_a_signal_has_ended_show_that_slurm_ends_the_job() -> None:
     signalled = [record(exit_code=0, stopped_by="SIGTERM")]
-    assert after_end(instance(), signalled, 143, OPTIONS, 0) == ("ended", None, None)
-    assert after_end(instance(), [], 143, OPTIONS, 0)[0] == "failed", "there is no record of a signal"
+    assert after_end(instance(), signalled, 143, OPTIONS) == ("ended", None, None)
+    assert after_end(instance(), [], 143, OPTIONS)[0] == "failed", "there is no record of a signal"
 
 
 BLAMED = record(stopped_by="probe", reason="rank 0 on n1: no answer", blames=0)
 
 
-def test_a_blamed_rank_ends_the_run_at_once_if_too_few_instances_are_left() -> None:
-    end = RunEnd("rank 0 on n1: no answer")
-    assert early_end(instance(), [BLAMED], OPTIONS, 0, is_stopping=False) == end
-    assert early_end(instance(), [BLAMED], OPTIONS, 1, is_stopping=False) is None
+def test_a_blamed_rank_ends_the_run_at_once_unless_its_instance_is_started_again() -> None:
+    end, served = RunEnd("rank 0 on n1: no answer"), instance(has_served=True)
+    assert early_end(instance(), [BLAMED], OPTIONS, is_stopping=False) == end
     late = replace(BLAMED, exit_code=-15, task_exit_code=ExitCode.READINESS)
-    ended = early_end(instance(), [late], OPTIONS, 0, is_stopping=False)
+    ended = early_end(instance(), [late], OPTIONS, is_stopping=False)
     assert ended is not None and ended.code == ExitCode.READINESS, "the step itself ends a moment later"
-    served = instance(has_served=True)
-    assert early_end(served, [BLAMED], OPTIONS, 0, is_stopping=False) is None, "it is started again"
-    assert early_end(served, [BLAMED], OPTIONS, 1, is_stopping=True) == end
-    assert early_end(served, [record()], OPTIONS, 0, is_stopping=True) is None, "nobody is blamed"
+    assert early_end(served, [BLAMED], OPTIONS, is_stopping=False) is None
+    assert early_end(served, [BLAMED], OPTIONS, is_stopping=True) == end
+    assert early_end(served, [record()], OPTIONS, is_stopping=True) is None, "nobody is blamed"
 
 
 def test_the_step_of_a_lost_instance_is_killed() -> None:
@@ -127,14 +105,6 @@ def test_the_step_of_a_lost_instance_is_killed() -> None:
     ranks = [replace(BLAMED, world_size=2), replace(running, rank=1, world_size=2)]
     assert lost(instance(), ranks, {}, STEP_GRACE_S) is None
     assert lost(instance(), ranks, {}, STEP_GRACE_S + 1) == "rank 0 on n1: no answer"
-
-
-def test_a_step_of_which_every_rank_has_ended_is_killed_sooner() -> None:
-    """Slurm does not see the end of tasks on a node that it cannot reach."""
-    assert lost(instance(), [record()], {}, ENDED_GRACE_S) is None
-    assert lost(instance(), [record()], {}, ENDED_GRACE_S + 1) == KILLED
-    one_of_two = replace(record(), world_size=2)
-    assert lost(instance(), [one_of_two], {}, ENDED_GRACE_S + 1) is None, "rank 1 has not begun"
 
 
 def test_ranks_that_all_lost_each_other_name_the_network() -> None:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import http.server
-import json
 import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from tests.runtime import fake_server
 from tests.runtime.ranks import Ranks, end
 from tests.runtime.test_local_tasks import is_alive
-from tests.upstream.container import add_nsys
 from tests.upstream.llm_api import LAUNCHER
 from tests.waiting import eventually
-from trtllm_hpc.backends.profile import rank_profile
-from trtllm_hpc.config.job import Profile
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.diagnose import first_failure
 from trtllm_hpc.logs.snapshot import RunSnapshot
@@ -46,7 +41,7 @@ def test_the_endpoint_is_published_when_every_model_is_ready_and_withdrawn_at_th
     endpoint = ranks.endpoint()
     assert endpoint.models == ["ensemble", "tensorrt_llm"]
     assert [endpoint.http_port, endpoint.grpc_port, endpoint.metrics_port] == ranks.ports[:3]
-    assert (endpoint.address, endpoint.job_id) == ("127.0.0.1", "77")
+    assert (endpoint.address, endpoint.job_id) == ("127.0.0.1", f"Test{os.getpid()}")
     assert set(endpoint.phases_s) == {"preflight", "launch", "load", "total"}
     assert endpoint.phases_s["load"] >= 0.5 and all(seconds >= 0 for seconds in endpoint.phases_s.values())
     request_stop(paths, by="companion", reason="it is done (exit code 0)")
@@ -90,27 +85,6 @@ def answering(port: int) -> Iterator[None]:
             server.shutdown()
 
 
-@pytest.mark.parametrize("tool", ["nsys", "torch"])
-def test_some_ranks_are_profiled(ranks: Ranks, tmp_path: Path, tool: Literal["nsys", "torch"]) -> None:
-    add_nsys(tmp_path, sys.executable)
-    paths = ranks.runtime.paths
-    profile = rank_profile(Profile(tool=tool, ranks=[0], iterations="5-9"), paths)
-    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    process = ranks.start(profile=profile, environment=path, behaviour="exit=3")
-    code, output = end(process)
-    file = paths.profiles / "serve_0.nsys-rep"
-    if tool == "nsys":
-        report = json.loads(file.read_text())
-        assert (report["program"][0], report["options"]["--trace"]) == (str(ranks.program), "cuda,nvtx")
-        assert report["environment"] == {"TLLM_PROFILE_START_STOP": "5-9", "TLLM_LLMAPI_ENABLE_NVTX": "1"}
-        missing = ranks.start(profile=profile, environment={"PATH": str(Path(sys.executable).parent)})
-        code, output = end(missing)
-        assert code == ExitCode.START and "no program 'nsys'" in output and "serve.profile.tool" in output
-    else:
-        variables = ranks.facts()["environment"]
-        assert variables["TLLM_TORCH_PROFILE_TRACE"] == str(file.with_suffix(".json"))
-
-
 def test_threads_of_the_server_have_room_for_a_large_request(ranks: Ranks) -> None:
     """Triton 2.51 crashes where the body of a request does not fit onto a stack."""
     limits = resource.getrlimit(resource.RLIMIT_STACK)
@@ -135,11 +109,6 @@ def test_a_server_that_is_not_ready_in_time_is_stopped_and_the_model_named(
     assert not ranks.runtime.paths.ready_record("serve").exists() and ranks.left() == []
 
 
-def test_a_server_that_never_answers_has_its_own_message(ranks: Ranks) -> None:
-    code, output = end(ranks.start(behaviour="mute", ready_timeout_seconds=0.6))
-    assert code == ExitCode.READINESS and "the server does not answer" in output
-
-
 # A server that cannot be started --------------------------------------------------------
 
 
@@ -160,16 +129,6 @@ def test_a_step_with_other_tasks_than_ranks_starts_no_server(ranks: Ranks) -> No
     failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and "the step has 3 tasks, but the plan says 2 ranks" in failure.sentence
     assert not ranks.started_file(0).exists() and ranks.left() == []
-
-
-def test_a_server_that_cannot_be_executed_is_the_recorded_reason(ranks: Ranks, tmp_path: Path) -> None:
-    broken = tmp_path / "tritonserver"
-    broken.write_bytes(b"\x7fELF, but not for this machine")
-    broken.chmod(0o755)
-    code, output = end(ranks.start(server=str(broken)))
-    assert code == ExitCode.START and "cannot be started" in output
-    failure = first_failure(RunSnapshot(ranks.runtime.paths))
-    assert failure is not None and "cannot be started" in failure.sentence
 
 
 # The LLM API's launcher ---------------------------------------------------------------------
@@ -208,13 +167,6 @@ def test_a_launched_server_gets_its_arguments_unchanged_and_is_signalled(launche
     request_stop(ranks.runtime.paths, by="companion", reason="it is done")
     assert end(leader)[0] == 0 and end(worker)[0] == 0
     assert ranks.record().exit_code == 0 and ranks.left() == []
-
-
-@pytest.mark.long
-def test_a_launcher_that_ignores_its_servers_failure_is_ended(launched: Launched) -> None:
-    code, output = end(launched.start(behaviour="exit=3"))
-    assert code == 3 and "error: rank 0 ended (exit code 3)" in output
-    assert launched.ranks.left() == []
 
 
 def test_a_launcher_that_dies_ends_its_server(launched: Launched) -> None:

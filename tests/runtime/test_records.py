@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.records import Endpoint, RankRecord, StopRequest, add_event, read_events
+from trtllm_hpc.runtime.records import Endpoint, add_event, read_events
 
 ENDPOINT = Endpoint("7", "n1", "10.0.0.1", 1, 2, 3, ["ensemble"], 5.0, {"load": 1.5})
 
@@ -28,22 +27,10 @@ def test_a_record_is_read_as_it_was_written(paths: RunPaths) -> None:
     assert ENDPOINT.metrics == "http://10.0.0.1:3/metrics"
 
 
-def test_an_older_reader_ignores_unknown_keys(paths: RunPaths) -> None:
-    ENDPOINT.write(paths.endpoint)
-    raw = json.loads(paths.endpoint.read_text())
-    paths.endpoint.write_text(json.dumps({**raw, "colour": "blue"}))
-    assert Endpoint.read(paths.endpoint) == ENDPOINT
-
-
 @pytest.mark.parametrize("text", ["", '{"job_id": "7"', "[]", "null", "{}", '{"job_id": "7"}', "\udcff"])
 def test_an_incomplete_record_is_none(paths: RunPaths, text: str) -> None:
     paths.endpoint.write_bytes(text.encode("utf-8", "surrogateescape"))
     assert Endpoint.read(paths.endpoint) is None
-
-
-def test_a_missing_record_is_none(paths: RunPaths) -> None:
-    assert StopRequest.read(paths.stop_request) is None
-    assert RankRecord.read(paths.rank_record("serve", 0)) is None
 
 
 def test_events_are_in_the_order_of_time_over_all_stages(paths: RunPaths) -> None:
@@ -52,19 +39,6 @@ def test_events_are_in_the_order_of_time_over_all_stages(paths: RunPaths) -> Non
     add_event(paths, "serve", "third\nline")
     assert [event.name for event in read_events(paths)] == ["first", "second", "third\nline"]
     assert [event.data for event in read_events(paths, "build")] == [{"step": 2}]
-
-
-def test_an_incomplete_line_is_left_out(paths: RunPaths) -> None:
-    add_event(paths, "serve", "whole")
-    with paths.stage_events("serve").open("a") as file:
-        file.write('[1]\n{"time": 1.0}\n\n{"time": 2.0, "stage": "serve", "na')
-    assert [event.name for event in read_events(paths)] == ["whole"]
-
-
-def test_no_events_yet(paths: RunPaths) -> None:
-    assert read_events(paths) == read_events(paths, "serve") == []
-    paths.events.rmdir()
-    assert read_events(paths) == []
 
 
 def test_concurrent_writers_lose_no_line(paths: RunPaths) -> None:

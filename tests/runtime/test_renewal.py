@@ -16,7 +16,7 @@ from tests.scheduler.fake_slurm import TIMED_OUT, FakeSlurm, after_sbatch
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, add_event, read_events
-from trtllm_hpc.runtime.renewal import RENEWAL, Renewal, note_renewed
+from trtllm_hpc.runtime.renewal import RENEWAL, Renewal
 from trtllm_hpc.runtime.stop import SUPERVISOR, request_stop
 
 
@@ -199,16 +199,6 @@ def test_an_unclear_answer_to_the_next_job_queues_no_second_one(
     assert facts["dependency"] == f"afterany:{job['SLURM_JOB_ID']}" and facts["name"] == name
 
 
-def test_the_downtime_counts_from_the_withdrawal_of_the_endpoint(runtime: Runtime) -> None:
-    serve(runtime, stopped_by=RENEWAL)
-    add_event(runtime.paths, "serve", "server_stop")
-    stopped = read_events(runtime.paths)[-1].time
-    assert follow(runtime, "COMPLETED")[0] == 0
-    note_renewed(runtime.paths, stopped + 12.34)
-    [event] = [event for event in read_events(runtime.paths) if event.name == "renewed"]
-    assert event.data == {"number": 1, "downtime_s": 12.3}
-
-
 PROXY = """
 import os, signal, socket, sys
 signal.signal(signal.SIGUSR1, lambda *_: signal.signal(signal.SIGUSR1, signal.SIG_DFL))
@@ -230,7 +220,7 @@ def test_a_run_that_drains_publishes_nothing_and_does_not_fail(runtime: Runtime,
     proxy.write_text(f"#!{sys.executable} -IS\n{PROXY}")
     proxy.chmod(0o755)
     paths.script("instance").write_text('while [ ! -e "$RUN/stop.json" ]; do sleep 0.05; done\n')
-    options = ["--count=1", "--minimum=1", "--restarts=0", "--leaders=0:0", "--drain-seconds=1"]
+    options = ["--count=1", "--restarts=0", "--leaders=0:0", "--drain-seconds=1"]
     options += [f"--program={proxy}", "--kinds=openai", "--loopback"]
     job = {"TRTLLM_HPC_JOB_ID": "1", "RUN": str(paths.folder)}
     supervisor = runtime.start("instances", *options, **job)

@@ -88,17 +88,6 @@ def test_without_the_vocabulary_in_the_checkpoint_the_server_downloads_it(
     assert "chats need a download" in capsys.readouterr().out
 
 
-def test_a_staged_vocabulary_and_other_models_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        vocabulary_variables(model(tmp_path / "llama", config={"model_type": "llama"}), None, tmp_path) == {}
-    )
-    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", "/staged")
-    assert vocabulary_variables(model(tmp_path / "oss", config=GPT_OSS), None, tmp_path) == {}
-    assert capsys.readouterr().out == ""
-
-
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of an image's TensorRT-LLM by which it is told whether it knows the key."""
@@ -113,7 +102,7 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_servers_get_the_key_in_a_file_of_their_own(image: Path, tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "run")
     run.make_folders()
-    run.llm_api("context").write_text("cache_transceiver_config:\n  backend: UCX\n")
+    run.llm_api("context").write_text('{"cache_transceiver_config": {"backend": "UCX"}}')
     words = ["/m", f"--extra_llm_api_options={run.llm_api('context')}", "--host=127.0.0.1"]
     image.write_text("internal_request_auth_key: str | None = None\n")
     assert with_auth_key(words, run, tmp_path) == words, "a run that is not disaggregated has no key"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.conftest import Runtime
-from tests.upstream.llm_api import LAUNCHER, NEW_LAUNCHER
+from tests.upstream.llm_api import LAUNCHER
 from tests.waiting import eventually
-from trtllm_hpc.paths import write_json
-from trtllm_hpc.runtime import launched_server
 from trtllm_hpc.runtime.launched_server import LaunchedServer
 from trtllm_hpc.runtime.servers.triton import find_server
 
@@ -82,38 +79,3 @@ def test_launchers_that_start_at_once_on_a_node_take_different_ports(
     ports = [_port_of(place / "address") for place in places]
     assert len(set(ports)) == len(places) and min(ports) >= 10012
     assert eventually(lambda: all(map(_answers, ports))), [server.poll() for server in servers]
-
-
-def test_a_launcher_that_takes_no_port_is_not_waited_for(
-    tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """From 1.3 on it announces a Unix socket."""
-    monkeypatch.setattr(launched_server, "_CHOICE_S", 3600.0)
-    environment = {**os.environ, "FAKE_LAUNCH_OVER": str(tmp_path / "over"), "SLURM_PROCID": "0"}
-    task = ["bash", "-c", 'echo "$TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR" > "$0"; exec sleep 60']
-    start = partial(
-        LaunchedServer,
-        [str(NEW_LAUNCHER)],
-        [*task, str(tmp_path / "address")],
-        environment,
-        tmp_path,
-        runtime.paths.runtime,
-        chooses_port=True,
-    )
-    threads = ThreadPoolExecutor()
-    made = threads.submit(start)
-    has_started = eventually(made.done, 30)
-    write_json(tmp_path / "launcher_port.json", 0)  # whatever happens, the thread ends
-    server = made.result()
-    request.addfinalizer(server.kill)
-    assert has_started
-    assert eventually(lambda: (tmp_path / "address").exists() and (tmp_path / "address").read_text())
-    kind, _, address = (tmp_path / "address").read_text().strip().partition("://")
-    assert kind == "ipc"
-    with socket.socket(
-        socket.AF_UNIX
-    ) as leader:  # a task that ends before the leader listens leaves the leader
-        assert eventually(lambda: leader.connect_ex(address) == 0)
-    server.terminate()
-    assert eventually(lambda: server.poll() is not None), "the launcher ends with its task"
-    assert server.returncode == -signal.SIGTERM

@@ -40,8 +40,7 @@ class Served:
     @property
     def tokens_asked(self) -> list[str]:
         """The paths of questions for a token, in their order."""
-        asking = ("/health_generate", "/v1/completions", "/v1/chat/completions")
-        return [path for path, _ in self.asked if path in asking]
+        return [path for path, _ in self.asked if path.endswith("completions")]
 
 
 def handler(served: Served) -> type[http.server.BaseHTTPRequestHandler]:
@@ -79,118 +78,55 @@ def served() -> Iterator[Served]:
             server.shutdown()
 
 
-def test_a_token_of_health_generate_is_enough(served: Served) -> None:
-    served.answers["/health_generate"] = OK
-    http = OpenAIHttp(served.place)
-    assert eventually(http.ready_models) == ["llama"]
-    assert served.tokens_asked == ["/health_generate"]
-    [question] = http.questions(["llama"])
-    assert (question.path, question.body) == ("/health_generate", None)
-
-
-@pytest.mark.parametrize("answer", [(500, NO_TEMPLATE), (404, '{"detail": "Not Found"}')])
-def test_without_health_generate_a_completion_is_asked_for(served: Served, answer: tuple[int, str]) -> None:
-    """It fails for a model without a chat template, and older releases do not have it."""
-    served.answers |= {"/health_generate": answer, "/v1/completions": (200, '{"choices": [{"text": "b"}]}')}
-    http = OpenAIHttp(served.place)
-    assert eventually(http.ready_models) == ["llama"]
-    assert served.tokens_asked == ["/health_generate", "/v1/completions"]
-    body = json.loads(dict(served.asked)["/v1/completions"])
-    # In tokens: a front that goes by the KV cache would load a tokenizer for text.
-    assert body == {"model": "llama", "prompt": [1, 2, 3, 4], "max_tokens": 1}
-    # Whether it still computes is asked in the way that it has answered.
-    [question] = http.questions(["llama"])
-    assert (question.path, json.loads(question.body or b"{}")) == ("/v1/completions", body)
+COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @pytest.mark.parametrize(
-    "completion", [(500, NO_TEMPLATE), (200, NO_TEMPLATE), (503, '{"error": "no chat template is set"}')]
+    ("chats", "path", "asked"),
+    [
+        (False, COMPLETION, {"prompt": "a"}),
+        (True, CHAT, {"messages": [{"role": "user", "content": "a"}]}),
+    ],
 )
-def test_a_server_that_makes_no_token_is_not_ready_and_its_words_are_told(
-    served: Served, completion: tuple[int, str]
+def test_a_server_is_ready_when_it_has_made_a_token(
+    served: Served, chats: bool, path: str, asked: dict[str, object]
 ) -> None:
-    served.answers |= {"/health_generate": (500, ""), "/v1/completions": completion}
-    http = OpenAIHttp(served.place)
-
-    def asked_again() -> bool:
-        assert http.ready_models() is None
-        return len(served.tokens_asked) > 3
-
-    assert eventually(asked_again)
-    assert set(served.tokens_asked[1:]) == {"/v1/completions"}
-    said = "asked for one, it said: no chat template is set"
-    assert http.not_ready() == f"/health answers, but no token comes; {said}"
-
-
-CHAT = "/v1/chat/completions"
-NO_VOCABULARY = json.dumps(
-    {"object": "error", "message": "error downloading or loading vocab file", "code": 400}
-)
-
-
-def test_gpt_oss_is_ready_when_it_chats_whatever_health_generate_says(served: Served) -> None:
-    """That route does not take the way of gpt-oss's chats, which need a vocabulary."""
-    served.answers |= {"/health_generate": OK, "/v1/completions": OK, CHAT: (400, NO_VOCABULARY)}
-    http = OpenAIHttp(served.place, chat="harmony")
-
-    def asked_again() -> bool:
-        assert http.ready_models() is None
-        return len(served.tokens_asked) > 3
-
-    assert eventually(asked_again)
-    assert set(served.tokens_asked) == {CHAT}
-    assert "asked for a chat, it said:" in http.not_ready() and "loading vocab file" in http.not_ready()
-    served.answers[CHAT] = OK
-    assert eventually(http.ready_models) == ["llama"]
-    body = json.loads(dict(served.asked)[CHAT])
-    assert body == {"model": "llama", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-    [question] = http.questions(["llama"])
-    assert question.path == CHAT
-
-
-def test_a_model_with_a_template_is_not_ready_by_completions(served: Served) -> None:
-    served.answers |= {"/health_generate": (500, ""), "/v1/completions": OK, CHAT: (500, NO_TEMPLATE)}
-    http = OpenAIHttp(served.place, chat="template")
-    assert eventually(lambda: http.ready_models() is None and len(served.tokens_asked) > 3)
-    assert set(served.tokens_asked[1:]) == {CHAT}
-    assert http.not_ready().endswith("asked for a chat, it said: no chat template is set")
-    served.answers[CHAT] = OK
-    assert eventually(http.ready_models) == ["llama"]
-
-
-def test_a_model_with_a_template_is_ready_as_soon_as_health_generate_has_chatted(served: Served) -> None:
-    served.answers["/health_generate"] = OK
-    assert eventually(OpenAIHttp(served.place, chat="template").ready_models) == ["llama"]
-    assert served.tokens_asked == ["/health_generate"]
-
-
-def test_a_server_that_lists_no_models_has_those_that_are_known(served: Served) -> None:
-    served.answers |= {"/health_generate": OK, "/v1/models": (404, "")}
-    assert eventually(OpenAIHttp(served.place, ["one"]).ready_models) == ["one"]
-    unnamed = OpenAIHttp(served.place)
-    assert eventually(lambda: unnamed.ready_models() is None and len(served.tokens_asked) > 2)
-
-
-def test_while_it_only_listens_no_second_question_is_asked(served: Served) -> None:
-    http = OpenAIHttp(served.place)
+    http = OpenAIHttp(served.place, chats=chats)
     assert eventually(lambda: http.ready_models() is None and served.tokens_asked)
     for _ in range(5):
         assert http.ready_models() is None
-    assert served.tokens_asked == ["/health_generate"]
+    assert served.tokens_asked == [path], "while it only listens, no second question is asked"
     assert http.not_ready() == "/health answers, but no token comes"
+    served.answers[path] = OK
+    again = OpenAIHttp(served.place, chats=chats)
+    assert eventually(again.ready_models) == ["llama"]
+    # Whether it still computes is asked in the way that it has answered.
+    [question] = again.questions(["llama"])
+    assert (question.path, json.loads(question.body)) == (path, {"model": "llama", "max_tokens": 1, **asked})
 
 
-def test_the_probe_leaves_the_statistics_to_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading them takes them away."""
-    monkeypatch.setattr("trtllm_hpc.runtime.probe.INTERVAL_S", 0.01)
-    served.answers |= {"/health_generate": OK, "/metrics": (200, "[]")}
-    probe = Probe(OpenAIHttp(served.place), 45, 45)
-    probe.begin(["llama"])
-    try:
-        assert eventually(lambda: len(served.tokens_asked) > 3)
-    finally:
-        probe.end()
-    assert "/metrics" not in dict(served.asked)
+@pytest.mark.parametrize(
+    "refusal", [(500, NO_TEMPLATE), (200, NO_TEMPLATE), (503, '{"error": "no chat template is set"}')]
+)
+def test_a_server_that_makes_no_token_is_asked_again_and_its_words_are_told(
+    served: Served, refusal: tuple[int, str]
+) -> None:
+    served.answers[CHAT] = refusal
+    http = OpenAIHttp(served.place, chats=True)
+    assert eventually(lambda: http.ready_models() is None and len(served.tokens_asked) > 3)
+    words = "asked for a chat, it said: no chat template is set"
+    assert http.not_ready() == f"/health answers, but no token comes; {words}"
+    served.answers[CHAT] = OK
+    assert eventually(http.ready_models) == ["llama"]
+
+
+def test_a_front_is_asked_with_tokens_for_the_models_of_its_servers(served: Served) -> None:
+    served.answers |= {COMPLETION: OK, "/v1/models": (404, "")}
+    assert eventually(OpenAIHttp(served.place, ["one"], prompt=(1, 2)).ready_models) == ["one"]
+    body = json.loads(dict(served.asked)[COMPLETION])
+    assert body == {"model": "one", "prompt": [1, 2], "max_tokens": 1}
+    assert OpenAIHttp(served.place).ready_models() is None, "it lists none"
+    assert eventually(OpenAIHttp(served.place, unlisted="/models/m").ready_models) == ["/models/m"]
 
 
 def test_a_server_that_hangs_is_known_sooner_if_nobody_else_waits(
@@ -198,7 +134,7 @@ def test_a_server_that_hangs_is_known_sooner_if_nobody_else_waits(
 ) -> None:
     """Without others' requests it is not busy. Once they have gone, it was not busy with theirs."""
     monkeypatch.setattr("trtllm_hpc.runtime.probe.INTERVAL_S", 0.1)
-    served.answers["/health_generate"] = OK
+    served.answers[COMPLETION] = OK
     http = OpenAIHttp(served.place)
     probe = Probe(http, 1, 1)
     probe.begin(["llama"])
@@ -206,7 +142,7 @@ def test_a_server_that_hangs_is_known_sooner_if_nobody_else_waits(
         assert eventually(lambda: len(served.tokens_asked) > 1)
         with socket.create_connection(("127.0.0.1", served.port)) as other:
             other.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
-            del served.answers["/health_generate"]
+            del served.answers[COMPLETION]
             time.sleep(2)
             assert probe.fault is None, "it may be busy with the other's request"
         left = time.monotonic()
@@ -221,13 +157,7 @@ def test_a_server_that_does_not_listen_is_not_asked_for_a_token(served: Served) 
     served.answers["/health"] = (503, "")
     http = OpenAIHttp(served.place)
     assert http.ready_models() is None and served.tokens_asked == []
-    assert http.not_ready() == "the server does not answer"
-
-
-def at(served: Served) -> dict[str, str]:
-    """The variables of a server without a proxy that is already there."""
-    address, _, port = served.place.rpartition(":")
-    return {"TRTLLM_HPC_ADDRESS": address, "TRTLLM_HPC_HTTP_PORT": port}
+    assert http.not_ready() == f"the server does not answer at {served.place}"
 
 
 def test_a_rank_asks_gpt_oss_for_a_chat_and_stages_its_vocabulary(
@@ -236,11 +166,11 @@ def test_a_rank_asks_gpt_oss_for_a_chat_and_stages_its_vocabulary(
     """The checkpoint of this one has no vocabulary, which its log says; the server's words say the rest."""
     (tmp_path / "oss").mkdir()
     (tmp_path / "oss" / "config.json").write_text('{"model_type": "gpt_oss"}')
-    served.answers |= {"/health_generate": OK, CHAT: (400, NO_VOCABULARY)}
+    served.answers[CHAT] = (400, '{"message": "error downloading or loading vocab file"}')
     code, output = end(
         ranks.start(
             behaviour="mute",
-            environment=at(served),
+            environment={"TRTLLM_HPC_ADDRESS": "127.0.0.1", "TRTLLM_HPC_HTTP_PORT": str(served.port)},
             driver="openai",
             model=str(tmp_path / "oss"),
             ready_timeout_seconds=1,

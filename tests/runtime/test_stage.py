@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from tests.runs.clock import Clock
 from tests.runtime.conftest import Runtime
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime import stage
 from trtllm_hpc.runtime.engine_cache.cache import link
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, Endpoint, RankRecord, add_event, read_events
@@ -23,19 +22,6 @@ from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 def events(paths: RunPaths) -> list[str]:
     return [event.name for event in read_events(paths)]
-
-
-def test_a_script_run_by_hand_does_not_wait(runtime: Runtime) -> None:
-    answer = runtime("begin", "build", TRTLLM_HPC_JOB_ID="77")
-    assert answer.returncode == 0, answer.stderr
-    [event] = read_events(runtime.paths, "build")
-    assert event.name == "stage_begin" and event.data["job_id"] == "77" and event.data["host"]
-
-
-def test_a_stage_ends_with_its_exit_code(runtime: Runtime) -> None:
-    assert runtime("end", "serve", "9", TRTLLM_HPC_JOB_ID="77").returncode == 0
-    [event] = read_events(runtime.paths, "serve")
-    assert (event.name, event.data) == ("stage_end", {"exit_code": 9, "job_id": "77"})
 
 
 @pytest.mark.parametrize(
@@ -80,13 +66,6 @@ def test_the_endpoint_of_a_killed_leader_goes_with_its_stage(runtime: Runtime) -
     assert runtime.paths.endpoint.exists()
     assert runtime("end", "serve", "9").returncode == 0
     assert not runtime.paths.endpoint.exists()
-
-
-def test_a_complete_submission_begins(runtime: Runtime) -> None:
-    record = SubmissionRecord("slurm", complete=True)
-    record.write(runtime.paths)
-    answer = runtime("begin", "build", **{TOKEN_VARIABLE: record.token, SUBMISSION_VARIABLE: "0.1"})
-    assert answer.returncode == 0, answer.stderr
 
 
 def test_a_submission_that_is_completed_meanwhile_begins(
@@ -136,19 +115,6 @@ def test_serving_again_removes_the_last_attempt(runtime: Runtime) -> None:
     assert runtime("begin", "serve").returncode == 0
     left = {file for file in (paths.endpoint, paths.stop_request, paths.heartbeat) if file.exists()}
     assert left == set() and list(paths.ranks.iterdir()) == []
-
-
-def test_a_wrong_stage_is_refused(runtime: Runtime) -> None:
-    answer = runtime("begin", "lunch")
-    assert answer.returncode == ExitCode.USAGE and "companion" in answer.stderr
-
-
-def test_the_run_folder_can_be_an_option(runtime: Runtime, tmp_path: Path) -> None:
-    other = RunPaths(tmp_path / "other")
-    other.make_folders()
-    assert runtime("--run", other.folder, "stop", "--by=me", "--reason=enough").returncode == 0
-    assert json.loads(other.stop_request.read_text())["reason"] == "enough"
-    write_json(other.stop_request, {})
 
 
 def test_a_node_that_does_not_see_the_cache_does_not_say_that_the_engine_was_removed(

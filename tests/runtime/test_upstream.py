@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_hpc.runtime import upstream
-from trtllm_hpc.runtime.upstream import Refused
+from trtllm_hpc.runtime.upstream import RefusedByUpstream
 
 TINY = Path(__file__).parents[1] / "upstream" / "tiny"
 NGRAM = {"decoding_type": "NGram", "max_draft_len": 3, "max_matching_ngram_size": 2}
@@ -60,12 +60,12 @@ def test_a_command_line_and_its_file_become_checked_arguments(tmp_path: Path) ->
 def test_what_upstream_refuses_is_refused_in_its_words(
     tmp_path: Path, words: list[str], file: object, said: str
 ) -> None:
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(RefusedByUpstream, match=said):
         upstream.server_arguments(["/models/a", *words, f"--config={write(tmp_path, file)}"])
 
 
 def test_a_command_line_that_starts_no_server_is_refused() -> None:
-    with pytest.raises(Refused, match="starts no server"):
+    with pytest.raises(RefusedByUpstream, match="starts no server"):
         upstream.server_arguments(["--help"])
 
 
@@ -73,7 +73,7 @@ def test_tritons_model_takes_sections_as_the_server_does() -> None:
     given = {"model": "/models/a", "speculative_config": dict(NGRAM)}
     assert upstream.llm_arguments(given).speculative_config.max_draft_len == 3
     assert upstream.llm_arguments(given).backend == "pytorch", "what it is given stays as it is"
-    with pytest.raises(Refused, match="invalid argument: triton_config"):
+    with pytest.raises(RefusedByUpstream, match="invalid argument: triton_config"):
         upstream.llm_arguments({**given, "triton_config": {}})
 
 
@@ -93,44 +93,14 @@ def test_the_command_line_of_the_front_is_read_by_upstream(tmp_path: Path) -> No
         f"--config_file={write(tmp_path, front('load_balancing'))}",
     ]
     assert upstream.front_arguments(words).gen_router_config.type == "load_balancing"
-    with pytest.raises(Refused, match=r"NoSuchOption: .*--requests"):
+    with pytest.raises(RefusedByUpstream, match=r"NoSuchOption: .*--requests"):
         upstream.front_arguments([*words, "--requests=9"])
     write(tmp_path, front("round_robin", urls=2))
-    with pytest.raises(Refused, match="number of urls"):
+    with pytest.raises(RefusedByUpstream, match="number of urls"):
         upstream.front_arguments(words)
     write(tmp_path, front("by_hand"))
-    with pytest.raises(Refused, match="Unsupported router type: by_hand"):
+    with pytest.raises(RefusedByUpstream, match="Unsupported router type: by_hand"):
         upstream.front_arguments(words)
-
-
-def test_the_options_of_each_subcommand() -> None:
-    options = upstream.server_options()
-    assert set(options) == {"serve", "disaggregated"}
-    by_name = {option["name"]: option for option in options["serve"]}
-    assert by_name["--tensor_parallel_size"] == {
-        "name": "--tensor_parallel_size",
-        "aliases": ["--tp_size"],
-        "form": "value",
-        "choices": [],
-        "required": False,
-        "type": "int",
-        "default": 1,
-    }
-    assert by_name["--backend"]["choices"] == ["pytorch", "tensorrt", "torch"], "with other spellings"
-    assert by_name["--telemetry"]["form"] == "flag"
-    assert by_name["--telemetry"]["aliases"] == ["--no-telemetry"]
-    [file] = [option for option in options["disaggregated"] if option["required"]]
-    assert (file["name"], file["aliases"]) == ("--config_file", ["-c"])
-
-
-def test_the_keys_of_every_section() -> None:
-    keys = upstream.llm_api_keys()
-    assert {"model", "kv_cache_config", "speculative_config", "stream_interval"} <= {*keys[""]}
-    assert keys["scheduler_config"] == ["capacity_scheduler_policy"]
-    assert keys["speculative_config"] == [
-        *("decoding_type", "max_draft_len", "max_matching_ngram_size"),
-        *("speculative_model", "speculative_model_dir"),
-    ], "of all variants, with other names"
 
 
 def test_without_upstream_there_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:

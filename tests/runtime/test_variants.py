@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -113,16 +112,3 @@ def test_no_variant_begins_on_gpus_that_are_in_use(tmp_path: Path, monkeypatch: 
     assert run_variants(tmp_path, ["a"], 5) == 1
     assert order(tmp_path) == []
     assert busy in read_events(paths, "serve")[-1].data["reason"]
-
-
-def test_a_job_that_begins_early_waits_for_its_submission(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    paths = variant(tmp_path, "a")
-    paths.jobs.unlink()
-    late = threading.Timer(0.5, write_json, (paths.jobs, {"token": TOKEN, "complete": True}))
-    late.start()
-    assert run_variants(tmp_path, ["a"], 5) == 0
-    late.join()
-    assert order(tmp_path) == ["a serve"]

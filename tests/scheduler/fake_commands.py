@@ -185,9 +185,8 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
         return 0
     known = {"--noheader": False, "--states": True, "--format": True, "--jobs": True}
     given = options(cluster, "squeue", arguments, known)
-    fields = {"%i": "id", "%T": "state", "%r": "reason", "%N": "nodes", "%P": "partition"}
+    fields = {"%i": "id", "%T": "state", "%r": "reason", "%N": "nodes"}
     fields |= {"%V": "submitted", "%S": "started", "%e": "ends"}
-    fields |= {"%a": "account", "%q": "qos"}
     fields |= {"%U": "uid", "%u": "user", "%j": "name", "%Z": "folder", "%o": "script"}
     columns = given["--format"].split(SEPARATOR)
     if given["--states"] != "all" or given[""] or any(column not in fields for column in columns):
@@ -201,46 +200,23 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
         return 1
     for job in wanted:
         for name, info in cluster.components(job) if cluster.visible(job) else ():
-            row = {"reason": "None", "nodes": "", "partition": "batch", **described(info), "id": name}
+            row = {"reason": "None", "nodes": "", **described(info), "id": name}
             row = {**dict.fromkeys(("submitted", "started", "ends"), "N/A"), **row}
-            row = {"account": "mine", "qos": "normal", **row}
             row["state"] = row["state"].split(" ")[0]
             print(SEPARATOR.join(str(row[fields[column]]) for column in columns))
-    return 0
-
-
-def sacctmgr(cluster: Cluster, arguments: list[str]) -> int:
-    if arguments[:3] != ["--noheader", "--parsable2", "show"] or not arguments[-1].startswith("format="):
-        cluster.violation("sacctmgr", " ".join(arguments))
-    if cluster.record["limits"] is None:
-        print("sacctmgr: error: Only admins/operators can view this", file=sys.stderr)
-        return 1
-    limits = cluster.record["limits"].get(" ".join(arguments[3:-1]), {})
-    print("|".join(limits.get(name, "") for name in arguments[-1].removeprefix("format=").split(",")))
     return 0
 
 
 def sinfo(cluster: Cluster, arguments: list[str]) -> int:
     if arguments == ["--noheader", "--Node", "--partition=batch", "--format=%N|%n|%t"]:
         for node in cluster.record["nodes"]:
-            state = "drain" if node in cluster.record["unavailable"] else "idle"
+            state = "drain" if node in cluster.record["drained"] else "idle"
             print(f"{node}|{node}|{state}")
         return 0
     if arguments == ["--noheader", "--format=%P|%D|%G|%c|%m|%l"]:
         print("batch*|2|gpu:8|64|256000|infinite")
         return 0
-    of_nodes = [*arguments[:2], *arguments[3:]] == ["--noheader", "--list-reasons", "--format=%N|%H|%E"]
-    of_nodes = of_nodes and arguments[2].startswith("--nodes=")
-    if not of_nodes and arguments != [
-        "--noheader",
-        "--list-reasons",
-        "--partition=batch",
-        "--format=%N|%T|%E",
-    ]:
-        cluster.violation("sinfo", " ".join(arguments))
-    for node, (state, why, at) in cluster.record["unavailable"].items():
-        print(f"{node}|{at if of_nodes else state}|{why}")
-    return 0
+    cluster.violation("sinfo", " ".join(arguments))
 
 
 def sacct(cluster: Cluster, arguments: list[str]) -> int:
@@ -253,18 +229,13 @@ def sacct(cluster: Cluster, arguments: list[str]) -> int:
         "--format": True,
         "--jobs": True,
     }
-    columns = ACCOUNTED
-    if "--allusers" in arguments:
-        del known["--duplicates"], known["--jobs"]
-        known |= {"--allusers": False, "--starttime": True}
-        columns = ACCOUNTED.replace("AllocTRES", "ReqTRES")
     given = options(cluster, "sacct", arguments, known)
-    if set(given) != {*known, ""} or (given["--format"], given["--delimiter"]) != (columns, SEPARATOR):
+    if set(given) != {*known, ""} or (given["--format"], given["--delimiter"]) != (ACCOUNTED, SEPARATOR):
         cluster.violation("sacct", " ".join(arguments))
     if not cluster.record["accounting"]:
         print("Slurm accounting storage is disabled", file=sys.stderr)
         return 1
-    for job in given["--jobs"].split(",") if "--jobs" in given else cluster.jobs:
+    for job in given["--jobs"].split(","):
         rows = cluster.components(job) if job in cluster.jobs else []
         for name, info in [*((job, one) for _, its in rows[:1] for one in its.get("before", ())), *rows]:
             if info.get("unaccounted"):
@@ -350,7 +321,7 @@ def scancel(cluster: Cluster, arguments: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[Cluster, list[str]], int]] = {
-    command.__name__: command for command in (sbatch, squeue, sinfo, sacct, sacctmgr, scontrol, scancel)
+    command.__name__: command for command in (sbatch, squeue, sinfo, sacct, scontrol, scancel)
 }
 
 

@@ -68,8 +68,7 @@ class FakeSlurm:
                 "partitions": {"batch": {}, "cpu": {}},
                 "accounts": ["mine"],
                 "nodes": ["n1", "n2", "n3"],
-                "unavailable": {},
-                "limits": {},
+                "drained": [],
             }
         )
         program = folder / "fake_commands.pyc"
@@ -117,18 +116,14 @@ class FakeSlurm:
         self.set(job, self.state(job), forgotten=True, unaccounted=accounting)
 
     def configure(self, **settings: Any) -> None:
-        """Change the cluster.
-
-        ``accounting``: whether sacct answers; ``limits``: what sacctmgr shows by the words of the question,
-        or ``None``: it refuses to answer.
-        """
+        """Change the cluster. ``accounting``: whether sacct answers."""
         with self._changed() as record:
             record.update(settings)
 
-    def drain(self, node: str, why: str, at: str = "Unknown") -> None:
-        """Take a node out of service, at a moment in seconds since the epoch."""
+    def drain(self, node: str) -> None:
+        """Take a node out of service."""
         with self._changed() as record:
-            record["unavailable"][node] = ("drained", why, at)
+            record["drained"].append(node)
 
     def limit(self, partition: str, **fields: str | int) -> None:
         """Give a partition limits, under Slurm's names for them."""

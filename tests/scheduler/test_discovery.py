@@ -110,16 +110,3 @@ def test_a_command_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Monk
     )
     with pytest.raises(SubmissionError, match="Unable to contact slurm controller"):
         query_cluster()
-
-
-def test_a_command_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_slurm(tmp_path, monkeypatch, "exec sleep 3600", "true")
-    monkeypatch.setattr("trtllm_hpc.scheduler.discovery.TIMEOUT_S", 0.2)
-    with pytest.raises(SubmissionError, match="did not answer"):
-        query_cluster()
-
-
-def test_no_slurm_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SubmissionError, match="no sinfo on this machine"):
-        query_cluster()

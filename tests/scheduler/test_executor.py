@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import pytest
@@ -44,15 +43,6 @@ def test_submitit_finds_it_by_name(fake_slurm: FakeSlurm, paths: RunPaths) -> No
     chosen = submitit.AutoExecutor(paths.folder, cluster="trtllm_hpc")
     job = chosen.submit(script(paths))
     assert isinstance(job, RenderedJob) and job.job_id == "101"
-
-
-def test_submitits_auto_executor_does_not_choose_it_by_itself(
-    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With affinity 0 a person's own ``AutoExecutor`` goes on taking submitit's Slurm executor."""
-    assert RenderedScriptExecutor.affinity() == 0
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert RenderedScriptExecutor.affinity() == -1
 
 
 def test_state_and_done(fake_slurm: FakeSlurm, job: RenderedJob) -> None:
@@ -123,27 +113,3 @@ def test_cancelling(fake_slurm: FakeSlurm, job: RenderedJob) -> None:
     job.cancel()
     job.cancel()
     assert job.done(force_check=True) and job.state == "CANCELLED"
-
-
-def test_the_paths_are_the_runs_own(fake_slurm: FakeSlurm, job: RenderedJob, paths: RunPaths) -> None:
-    assert job.paths.submission_file == paths.sbatch("build")
-    assert job.paths.stdout == job.paths.stderr == paths.batch_log("build")
-    assert job.stdout() is None
-    paths.batch_log("build").write_text("all is well\n")
-    assert job.stdout() == "all is well\n"
-
-
-def test_a_pickled_job_is_the_same_job(fake_slurm: FakeSlurm, job: RenderedJob) -> None:
-    copy = pickle.loads(pickle.dumps(job))
-    fake_slurm.set("101", "RUNNING", nodes="n1")
-    assert copy.get_info()["NodeList"] == "n1"
-    assert (copy.job_id, copy.run_job.stage, copy.state) == ("101", "build", "RUNNING")
-    assert copy.paths.stdout == job.paths.stdout
-    copy.cancel()
-    assert fake_slurm.state("101") == "CANCELLED by 1000"
-
-
-def test_a_function_is_refused(fake_slurm: FakeSlurm, paths: RunPaths) -> None:
-    with pytest.raises(SubmissionError, match="Only rendered scripts"):
-        RenderedScriptExecutor(paths.folder).submit(print, "x")
-    assert fake_slurm.calls() == []

@@ -29,12 +29,6 @@ def server(run: RunPaths, job_id: str = "101") -> RunJob:
     return RunJob.of(run, PlanRecord.read(run), {"build": None, "serve": job_id})["serve"]
 
 
-def test_a_stage_without_a_job_has_none(run: RunPaths) -> None:
-    assert RunJob.of(run, PlanRecord.read(run), {"build": None, "serve": "5", "companion": ""}).keys() == {
-        "serve"
-    }
-
-
 def origin(run: RunPaths, **facts: Any) -> Origin:
     """Where a job of this user and name comes from; nothing else is known of it."""
     return replace(Origin(ME, "ana", "demo-serve", "/home/ana"), **facts)

@@ -42,12 +42,6 @@ def site(fake_slurm: FakeSlurm, tmp_path: Path) -> Site:
     return Site(fake_slurm, tmp_path / "my run")
 
 
-def test_without_jobs_nothing_is_queried(site: Site) -> None:
-    assert Slurm().query([]) == {}
-    Slurm().cancel([])
-    assert site.slurm.calls() == []
-
-
 def test_one_squeue_answers_for_all_jobs_that_live(site: Site) -> None:
     jobs = [site.add("PENDING", reason="Resources"), site.add("RUNNING", nodes="n[1-2]")]
     answers = site.ask(*jobs)
@@ -123,14 +117,6 @@ def test_a_job_that_nobody_knows_is_left_out(site: Site, accounting: bool) -> No
     assert set(site.ask(job, other)) == {other}
 
 
-@pytest.mark.parametrize("accounting", [True, False])
-def test_the_user_who_cancelled_and_a_missing_node_are_dropped(site: Site, accounting: bool) -> None:
-    site.slurm.configure(accounting=accounting)
-    job = site.add("CANCELLED by 1000", exit="0:0")
-    answer = site.ask(job)[job]
-    assert (answer.state.name, answer.state.final, answer.nodes) == ("CANCELLED", True, "")
-
-
 def test_an_unreachable_controller_is_a_transient_error(site: Site) -> None:
     job = site.add("RUNNING")
     site.slurm.trouble("squeue", CONTROLLER_GONE)
@@ -149,21 +135,6 @@ def test_a_command_that_hangs_is_given_up(site: Site, monkeypatch: pytest.Monkey
     with pytest.raises(SubmissionError) as caught:
         site.ask(job)
     assert caught.value.transient and "squeue did not answer" in caught.value.message
-
-
-def test_a_machine_without_slurm_is_an_error_with_a_remedy(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SubmissionError, match="There is no squeue on this machine") as caught:
-        site.ask("1")
-    assert caught.value.hint is not None and "--cluster local" in caught.value.hint
-
-
-def test_a_missing_slurm_conf_is_an_error_before_any_command(site: Site, tmp_path: Path) -> None:
-    with pytest.raises(SubmissionError, match=r"There is no .*gone\.conf on this machine") as caught:
-        site.ask("101", slurm=Slurm(str(tmp_path / "gone.conf")))
-    assert site.slurm.calls() == [] and "sandbox up" in str(caught.value.hint)
 
 
 def test_a_slurm_that_knows_no_controller_is_one_sentence_and_a_next_command(site: Site) -> None:

@@ -26,14 +26,6 @@ def test_every_state_has_a_sentence_and_only_completed_is_ok(name: str) -> None:
     assert state.final or not state.ok
 
 
-def test_states_of_unfinished_jobs_are_not_final() -> None:
-    final = {name for name, state in STATES.items() if state.final}
-    assert final == {
-        "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-        "PREEMPTED", "REVOKED", "TIMEOUT",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("text", "name"),
     [

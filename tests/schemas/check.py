@@ -22,4 +22,5 @@ def documented(command: str, output: str) -> Any:
 @cache
 def validator(command: str) -> Draft202012Validator:
     """The validator of a command's output."""
-    return Draft202012Validator(schema(command.replace(" ", "-")))
+    output = schema("output")
+    return Draft202012Validator({**output["commands"][command], "$defs": output["$defs"]})

@@ -32,8 +32,10 @@ def test_every_stage_runs_in_the_image(person: Person) -> None:
     for folder in ("upper/opt/of-the-overlay", "work"):
         (overlay / folder).mkdir(parents=True)
     (overlay / f"upper{python}").symlink_to("/usr/bin/python3")
-    container = {"runtime": "apptainer", "image": IMAGE, "overlay": str(overlay), "python": python}
-    container["cache_folder"] = str(person.folder / "cache")
+    container = {
+        **{"runtime": "apptainer", "image": IMAGE, "options": ["--overlay", f"{overlay}:ro"]},
+        **{"python": python, "cache_folder": str(person.folder / "cache")},
+    }
     job = person.job("in-an-image", **two_ranks(model={"synthetic": "stand-in"}))
     _, run = person.submit(job, "--set", f"cluster.container={json.dumps(container)}")
     assert "apptainer exec" in run.sbatch("build").read_text()

@@ -12,7 +12,6 @@ import pytest
 from tests.slurm.conftest import FEW, Person
 from tests.upstream.transformers_serve import make_model
 from trtllm_hpc.bench.results import read_measurement
-from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import COMPANION_MEASUREMENT
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -42,15 +41,4 @@ def test_a_server_of_another_kind_is_served_measured_and_ended(person: Person) -
     [only] = measured.levels[0].passes
     assert (measured.protocol, only.measured, only.failed) == ("openai", 12, 0)
     assert Endpoint.read(run.endpoint) is None
-    person.has_nothing_left()
-
-
-HTTP = [sys.executable, "-m", "http.server", "18999", "--bind=127.0.0.1", "--directory={port}"]
-
-
-@pytest.mark.thorough
-def test_a_server_that_listens_elsewhere_is_named_with_its_port(person: Person) -> None:
-    job = job_file(person, "elsewhere", HTTP, ready_timeout_seconds=15)
-    said, _ = person.submit(job, exit_code=ExitCode.READINESS)
-    assert "but listens at port 18999" in said
     person.has_nothing_left()

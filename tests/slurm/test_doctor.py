@@ -55,11 +55,11 @@ def test_what_is_ignored_before_the_queue_is_refused_in_the_job(
 ) -> None:
     broken = home.parent / "a broken engine"
     shutil.copytree(engine, broken)
-    (broken / "rank1.safetensors").unlink()
+    (broken / "model" / "model.safetensors").unlink()
     job = person.job("broken", **two_ranks(broken))
     refused = person.types("submit", job, "--cluster", person.profile)
-    assert refused.returncode == ExitCode.CONFIG and "rank1.safetensors is missing" in refused.stderr
+    assert refused.returncode == ExitCode.CONFIG and "model.safetensors is missing" in refused.stderr
     _, run = person.submit(job, "--ignore", "engine-files", exit_code=ExitCode.START)
     [event] = [event for event in read_events(run) if event.name == "preflight_failed"]
-    assert "is incomplete: rank1.safetensors is missing; build it again" in event.data["reason"]
+    assert "is incomplete: model/model.safetensors is missing; build it again" in event.data["reason"]
     assert "error: preflight: the engine in" in run.rank_log("preflight", 0).read_text()

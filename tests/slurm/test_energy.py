@@ -33,16 +33,10 @@ def test_a_benchmark_on_two_gpus_shows_its_joules_and_the_gpu_that_is_too_warm(
     assert measured.energy == "by NVML, of 2 GPUs"
     figures = {key: it.mean for key, it in measured.levels[0].metrics.items() if isinstance(it, Interval)}
     assert figures["power_mean_w"] == pytest.approx(700, rel=0.03)
-    assert 700 < figures["power_peak_w"] <= 751 and figures["power_capped_share"] == pytest.approx(
-        0.5, abs=0.02
-    )
     each = figures["power_mean_w"] / figures["output_tokens_per_s"]
     assert figures["energy_per_output_token_j"] == pytest.approx(each)
     assert figures["energy_per_request_j"] == pytest.approx(
         figures["power_mean_w"] / figures["finished_rate_per_s"]
-    )
-    assert figures["energy_per_good_request_j"] == pytest.approx(
-        figures["power_mean_w"] / figures["goodput_per_s"]
     )
     host = person.rank(run, 0).host
     (warning,) = (str(it) for it in measured.verdict.warnings if it.code == "gpus-slowed")

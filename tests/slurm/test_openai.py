@@ -6,9 +6,7 @@ import http.client
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,13 +17,10 @@ from typing import Any
 import openai
 import pytest
 
-from tests.prometheus import prometheus, samples, targets
 from tests.proxies import ask
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
-from tests.upstream.container import add_llm_api, add_nsys
-from tests.upstream.llm_api import NEW_LAUNCHER
-from tests.upstream.transformers_serve import make_model, transformers_serve
+from tests.upstream.container import add_llm_api
 from tests.waiting import eventually
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
@@ -34,7 +29,6 @@ from trtllm_hpc.scheduler.submission_record import read_submission
 
 pytestmark = pytest.mark.slurm
 
-MODEL_OPTIMIZER = Path(__file__).parent.parent / "upstream" / "modelopt"
 
 TWO_RANKS = {"backend": "pytorch", "tensor_parallel": 2, "max_input_len": None}
 
@@ -59,7 +53,6 @@ def chain(site: Site, name: str, *words: str, **sections: Any) -> RunPaths:
     [only] = measured.levels[0].passes
     assert (measured.protocol, only.measured, only.failed) == ("openai", 12, 0)
     assert measured.tokens["output_by"] == ["server"]
-    assert measured.provenance["server"]["load"].startswith("weights 1 s, compile under 1 s, ")
     site.has_nothing_left()
     return run
 
@@ -67,78 +60,9 @@ def chain(site: Site, name: str, *words: str, **sections: Any) -> RunPaths:
 def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
     """From copies of the model on the nodes' own disks."""
     words = ["--set", "model.stage=node", "--set", "cluster.node_models_folder=/dev/shm/models"]
-    add_nsys(site.container.folder / "bin", site.container.python)
-    run = chain(site, "served", *words, "--set", "serve.profile.ranks=[1]")
-    [profile] = run.profiles.iterdir()
-    report = json.loads(profile.read_text())
-    assert profile.name == "serve_1.nsys-rep" and Path(report["program"][0]).name == "trtllm-llmapi-launch"
-    assert report["environment"]["TLLM_PROFILE_START_STOP"] == "100-150"
-    measured = read_measurement(run.measurement(COMPANION_MEASUREMENT).summary)
-    assert f"nsys-ui {profile}" in (measured.profile or "")
+    run = chain(site, "served", *words)
     assert answers(run) == ["the river the river"]
     assert "files were copied" in run.rank_log("staging", 1).read_text()
-
-
-@pytest.mark.thorough
-def test_the_launcher_of_1_3_joins_the_ranks_through_a_socket(site: Site) -> None:
-    """While the server loads, ``status`` shows its phase, and then how long each phase took."""
-    add_llm_api(site.container, NEW_LAUNCHER)
-    job, loaded = site.job("newer", repository={}, engine=TWO_RANKS), site.folder / "a site" / "loaded"
-    kept = loaded.with_name("kernels")
-    kept.mkdir()
-    for name in ("first", "second"):
-        (kept / name).touch()
-    behaviour = {"FAKE_LOADED": str(loaded), "TRITON_CACHE_DIR": str(kept)}
-    settings = [f"cluster.environment.{name}={json.dumps(value)}" for name, value in behaviour.items()]
-    _, run = site.submit(job, *(word for each in settings for word in ("--set", each)), wait=False)
-    assert eventually(lambda: ", loading weights, " in site.status(run)["sentence"], 60), site.status(run)
-    loaded.touch()
-    assert eventually(lambda: site.status(run)["state"] == "completed", 60), site.status(run)
-    status = site.status(run)
-    assert status["ranks"][0]["load_s"].keys() == {"weights", "compile", "autotune", "warm_up", "kv_cache"}
-    assert status["ranks"][0]["load_s"]["weights"] >= 1.25
-    assert status["load"].endswith(", files in compile caches at the start: 2")
-    assert f"\nload: {status['load']}\n" in site.types("status", run.folder).stdout
-    assert answers(run) == ["hello hello"]
-    site.has_nothing_left()
-
-
-@pytest.mark.thorough
-def test_a_real_server_computes_behind_the_launcher(site: Site, tmp_path: Path) -> None:
-    """It is ready some seconds after ``trtllm-serve`` listens, and the run no sooner."""
-    model, log = site.folder / "a site" / "with weights", tmp_path / "log"
-    make_model(model)
-    layout = site.sandbox.layout
-    assert layout is not None
-    with transformers_serve(model, f"{layout.subnet}.254", log) as url:
-        behind = {"FAKE_SERVE_WITH": url, "FAKE_SERVE_MODEL": str(model)}
-        settings = [f"cluster.environment.{name}={json.dumps(value)}" for name, value in behind.items()]
-        words = [word for each in settings for word in ("--set", each)]
-        run = chain(site, "computed", *words, model={"path": str(model)})
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
-            alone = client.completions.create(model=str(model), prompt="the river", max_tokens=9)
-    assert answers(run) == [alone.choices[0].text]
-    assert log.read_text().count('POST /v1/completions HTTP/1.1" 200') > 12
-    assert read_measurement(run.measurement(COMPANION_MEASUREMENT).summary).tokens["output"] == 48
-    assert "</html>" in run.report.read_text()
-
-
-@pytest.mark.thorough
-def test_a_checkpoint_is_quantized_on_a_node_and_the_next_run_takes_it(site: Site) -> None:
-    folder = site.folder / "a site"
-    make_model(folder / "plain")
-    (folder / "texts").mkdir()
-    (folder / "texts" / "a.txt").write_text("the river\nthe sea\n")
-    shutil.copytree(MODEL_OPTIMIZER, site.container.folder / "site" / "modelopt")
-    subprocess.run(["chown", "-R", f"--reference={site.folder}", folder], check=True)
-    wanted = {"method": "fp8", "kv_cache": "fp8", "calibration_dataset": str(folder / "texts")}
-    for name, expected in (("quantized", ["build", "serve", "companion"]), ("again", ["serve", "companion"])):
-        engine = {**TWO_RANKS, "quantization": {**wanted, "calibration_size": 2}}
-        job = site.job(name, model={"path": str(folder / "plain")}, repository={}, engine=engine)
-        _, run = site.submit(job)
-        assert stages(run) == expected
-        [ready] = [event for event in read_events(run, "serve") if event.name == "ready"]
-        assert ready.data["models"] == ["plain-fp8"]
 
 
 SPLIT = {
@@ -164,23 +88,6 @@ def test_each_phase_has_servers_of_its_own_and_the_front_is_the_endpoint(site: S
     site.has_nothing_left()
 
 
-@pytest.mark.thorough
-def test_the_servers_take_requests_of_a_phase_from_the_front_only(site: Site) -> None:
-    """In an image that knows a key for it, which the job makes and no process list shows."""
-    library = site.container.folder / "site" / "tensorrt_llm" / "llmapi"
-    library.mkdir(parents=True)
-    (library / "disagg_utils.py").write_text("internal_request_auth_key: str | None = None\n")
-    _, run = site.submit(site.job("signed", repository={}, engine=TWO_RANKS, serve=SPLIT))
-    assert answers(run) == ["hello hello"]
-    key = run.servers_key.read_text().strip()
-    assert len(key) > 30 and run.servers_key.stat().st_mode & 0o777 == 0o600
-    having = [file for file in run.folder.rglob("*") if file.is_file() and key.encode() in file.read_bytes()]
-    assert sorted(having) == sorted([run.servers_key, run.front_started])
-    assert run.front_started.stat().st_mode & 0o777 == 0o600
-    shown = run.rank_log("serve.1", 0).read_text()
-    assert "/llm_api.yaml" in shown and str(run.llm_api("generation")) not in shown
-
-
 PHASES = {"context": {"partition": "debug"}, "generation": {"partition": "batch", "gpus_per_node": 2}}
 """Nodes of two partitions: the serve job is heterogeneous."""
 
@@ -189,9 +96,7 @@ PHASES = {"context": {"partition": "debug"}, "generation": {"partition": "batch"
 def test_phases_on_nodes_of_their_own_kinds_are_one_heterogeneous_job(site: Site) -> None:
     over = ["--set", f"cluster.phases={json.dumps(PHASES)}"]
     limits = {**SPLIT, "time_limit_minutes": 20}
-    said, run = site.submit(site.job("kinds", repository={}, engine=TWO_RANKS, serve=limits), *over)
-    assert "context server 0: 1 rank on context node 0, GPU 0" in said
-    assert "generation server 2: 2 ranks on generation node 1, GPUs 0-1" in said
+    _, run = site.submit(site.job("kinds", repository={}, engine=TWO_RANKS, serve=limits), *over)
     assert answers(run) == ["hello hello"]
     record = read_submission(run)
     assert record is not None
@@ -201,41 +106,6 @@ def test_phases_on_nodes_of_their_own_kinds_are_one_heterogeneous_job(site: Site
     logs = site.types("logs", run.folder)
     assert "preflight.1" in logs.stdout
     site.has_nothing_left()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("option", ["gpus", "gres"])
-def test_steps_of_a_heterogeneous_job_get_their_gpus(site: Site, option: str) -> None:
-    """Also with the companion in the allocation of the first component, and ranks joined by mpirun."""
-    # Whole nodes: what --gpus counts may else be shared out unevenly.
-    four = {**TWO_RANKS, "tensor_parallel": 4}
-    whole = {**PHASES, "generation": {"partition": "batch"}}
-    keys = {"phases": whole, "gpu_request": option, "companion": "overlap", "mpi": "mpirun"}
-    words = [word for key, value in keys.items() for word in ("--set", f"cluster.{key}={json.dumps(value)}")]
-    limits = {**SPLIT, "time_limit_minutes": 20}
-    _, run = site.submit(site.job(f"by-{option}", repository={}, engine=four, serve=limits), *words)
-    assert answers(run) == ["hello hello"]
-    site.has_nothing_left()
-
-
-@pytest.mark.thorough
-def test_a_node_of_the_second_component_that_fails_is_left_out_of_both(site: Site) -> None:
-    limits = {**SPLIT, "time_limit_minutes": 20}
-    job = site.job("node-fails", repository={}, engine=TWO_RANKS, serve=limits, companion={"enabled": False})
-    run = site.serves(job, "--set", f"cluster.phases={json.dumps(PHASES)}")
-    conf = {**os.environ, "SLURM_CONF": str(site.sandbox.slurm_conf)}
-    record = RankRecord.read(run.rank_record("serve.2", 0))
-    assert record is not None
-    node = record.host
-    change = ["scontrol", "update", f"nodename={node}"]
-    subprocess.run([*change, "state=down", "reason=broken"], env=conf, check=True)
-    try:
-        assert node in eventually_failed(site, run)
-        assert site.types("resume", run.folder).returncode == 0
-        assert site.slurm("squeue", "--noheader", "--me", "--format=%x").split() == [node, node]
-    finally:
-        subprocess.run([*change, "state=idle"], env=conf, check=True)
-    assert site.types("cancel", run.folder).returncode == 0
 
 
 @pytest.mark.thorough
@@ -339,13 +209,9 @@ def test_a_request_that_is_not_streamed_ends_with_its_client(site: Site, tmp_pat
     """HAProxy closes its connection to the server, and upstream looks once a second whether it is closed."""
     engine = {**TWO_RANKS, "llm_api": {"return_perf_metrics": True}}
     job = site.job("left", repository={}, engine=engine, companion={"enabled": False})
-    url = "http://127.0.0.1:4317"
-    run = site.serves(
-        job, "--set", "cluster.environment.FAKE_SERVE=waits", "--set", f"serve.tracing.endpoint={url}"
-    )
+    run = site.serves(job, "--set", "cluster.environment.FAKE_SERVE=waits")
     endpoint = Endpoint.read(run.endpoint)
     assert endpoint is not None and endpoint.openai_url is not None
-    assert f"--otlp_traces_endpoint={url}" in run.rank_log("serve", 0).read_text()
     key = run.key.read_text().strip()
     log = run.rank_log("serve", 0)
     client = openai.OpenAI(base_url=endpoint.openai_url, api_key=key, max_retries=0, timeout=2.5)
@@ -353,15 +219,6 @@ def test_a_request_that_is_not_streamed_ends_with_its_client(site: Site, tmp_pat
         client.completions.create(model="any", prompt="the river")
     # Documented are 2 s; the rest is for a busy machine.
     assert eventually(lambda: "is disconnected, abort 1" in log.read_text(), 10)
-    if shutil.which("prometheus") is not None:
-        written = site.types(
-            "metrics", "--prometheus", site.folder / "monitoring", "--runs", run.folder.parent
-        )
-        assert "1 run; " in written.stdout, written
-        with prometheus(site.folder / "monitoring" / "trtllm-hpc.yml", tmp_path) as ask:
-            assert targets(ask) == {("server", "0"): "up", ("proxy", "0"): "up"}
-            [counted] = samples(ask, "trtllm_request_success_total")
-            assert (counted["run"], counted["value"]) == (run.run_id, "1")
     site.cancel(run)
 
 
@@ -374,11 +231,3 @@ def kill(site: Site, role: str) -> None:
         if process.arguments[-1] == role and process.arguments[-2].endswith("nodes.py")
     )
     os.kill(next(found), signal.SIGKILL)
-
-
-def eventually_failed(site: Site, run: RunPaths) -> str:
-    """What ``status`` says once the run has failed, of which nothing may be left."""
-    status = site.failed(run, 40)
-    assert not run.endpoint.exists()
-    site.has_nothing_left()
-    return json.dumps(status)

@@ -94,7 +94,7 @@ class Stage:
         if command == "submit":
             return ("submit", self.job, "--cluster", self.person.profile, "--set", NEVER, *self.options)
         if command == "prune":
-            return ("runs", "prune", *self.options, "--older-than", "0s", "--yes")
+            return ("runs", "prune", *self.options, "--older-than", "0d", "--yes")
         assert run is not None
         return (command, run.folder)
 

@@ -1,14 +1,9 @@
-"""Whole chains in containers of pyxis, by a stand-in that Slurm itself loads (tests/slurm/pyxis).
-
-``TRTLLM_HPC_TEST_PYXIS`` names NVIDIA's own spank_pyxis.so for this Slurm; it needs enroot on the PATH.
-"""
+"""Whole chains in containers of pyxis, by a stand-in that Slurm itself loads (tests/slurm/pyxis)."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +17,6 @@ from tests.slurm.test_backbone import answers_of, assert_served_and_measured, tw
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.caches import CACHES
-
-REAL = os.environ.get("TRTLLM_HPC_TEST_PYXIS")
 
 pytestmark = [
     pytest.mark.slurm,
@@ -118,27 +111,5 @@ def test_a_node_imports_the_image_once_for_all_jobs(person: Person, plugin: pyxi
 def test_mpirun_joins_ranks_in_containers(person: Person, plugin: pyxis.Pyxis) -> None:
     job = person.job("in-pyxis", **two_ranks(model={"synthetic": "stand-in"}))
     _, run = person.submit(job, *settings(person), "--set", "cluster.mpi=mpirun")
-    assert_served_and_measured(run)
-    assert person.has_no_jobs()
-
-
-@pytest.mark.thorough
-@pytest.mark.skipif(not REAL, reason="TRTLLM_HPC_TEST_PYXIS names no plugin")
-@pytest.mark.parametrize("mpi", ["pmix", "mpirun"])
-def test_every_stage_runs_in_a_container_of_the_real_pyxis(
-    person: Person, plugin: pyxis.Pyxis, installed: Path, mpi: str
-) -> None:
-    folder = person.folder.parent / "images"
-    folder.mkdir(mode=0o755)
-    pyxis.write_image(folder / "image.tar", installed.parent)
-    (folder / "root").mkdir()
-    for command in ("tar -xf image.tar -C root", "mksquashfs root image.sqsh -quiet -all-root"):
-        subprocess.run(command.split(), check=True, cwd=folder, stdout=subprocess.DEVNULL)
-    plugin.remove()
-    plugin.install("job", REAL)
-    job = person.job("in-pyxis", **two_ranks(model={"synthetic": "stand-in"}))
-    words = settings(person, image=str(folder / "image.sqsh"))
-    _, run = person.submit(job, *words, "--set", f"cluster.mpi={mpi}")
-    shutil.rmtree(folder)
     assert_served_and_measured(run)
     assert person.has_no_jobs()

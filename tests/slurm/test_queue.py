@@ -11,6 +11,7 @@ from tests.schemas.check import documented
 from tests.slurm.conftest import Person
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.scheduler.reasons import REASONS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
 
@@ -31,7 +32,7 @@ def listed(person: Person, run: RunPaths) -> dict[str, Any]:
 
 def test_a_waiting_run_shows_its_expected_start_and_use(person: Person, engine_alone: Path) -> None:
     blocker = person.slurm(
-        *("sbatch", "--parsable", "--nodes=2", "--gpus-per-node=4", "--time=5"),
+        *("sbatch", "--parsable", "--nodes=4", "--gpus-per-node=4", "--time=5"),
         *("--output=/dev/null", "--wrap=sleep 300"),
     ).strip()
     engine = {"directory": str(engine_alone)}
@@ -39,9 +40,8 @@ def test_a_waiting_run_shows_its_expected_start_and_use(person: Person, engine_a
     companion = {"request": {"max_tokens": 4}, "benchmark": None}
     job = person.job("queued", engine=engine, serve=serve, companion=companion)
     _, run = person.submit(job, "--set", "cluster.gpu_request=gres", wait=False)
-    assert eventually(
-        lambda: (serve_of(person, run)["waiting"] or {}).get("reason") in ("Resources", "Priority"), 30
-    )
+    reasons = {f"waits in the queue: {REASONS[reason]}" for reason in ("Resources", "Priority")}
+    assert eventually(lambda: serve_of(person, run)["sentence"] in reasons, 30)
     assert eventually(lambda: serve_of(person, run)["times"]["expected_at"], 30), "no expected start"
     assert serve_of(person, run)["times"]["submitted_at"]
     assert "expected to start" in person.types("status", run.folder).stdout

@@ -13,9 +13,8 @@ import pytest
 
 from tests.slurm.conftest import Person, bare_server
 from tests.waiting import eventually
-from trtllm_hpc.bench.results import read_measurement
-from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
-from trtllm_hpc.runtime.records import Endpoint, rank_records, read_events
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import Endpoint, read_events
 from trtllm_hpc.runtime.renewal import Renewal
 
 pytestmark = pytest.mark.slurm
@@ -85,28 +84,6 @@ def test_open_streams_end_before_the_next_job_serves_three_times_in_a_row(person
 
 
 @pytest.mark.thorough
-def test_the_companion_s_benchmark_outlives_the_job_that_it_began_with(
-    person: Person, engine_alone: Path
-) -> None:
-    levels = {"rates_per_second": [20, 30], "requests": 200, "max_tokens": 4, "max_late_share": 1.0}
-    sections = {"serve": {"drain_seconds": 5}, "companion": {"benchmark": levels}}
-    job = renewing(person, engine_alone, "measured", **sections)
-    _, run = person.submit(job, wait=False)
-    requests = run.measurement(COMPANION_MEASUREMENT).requests
-    assert eventually(lambda: requests.exists() and '"level": 1' in requests.read_text(), 120)
-    person.slurm("scancel", "--signal=USR1", "--batch", serve_stage(person, run)["job_id"])
-    summary = run.measurement(COMPANION_MEASUREMENT).summary
-    assert eventually(lambda: run.measurement(COMPANION_MEASUREMENT).table.exists(), 90), person.status(run)
-    measured = read_measurement(summary)
-    assert measured.verdict.valid, measured.verdict.findings
-    assert [one.measured for level in measured.levels for one in level.passes] == [200, 200]
-    assert any("away" in str(warning) for warning in measured.verdict.warnings)
-    companion = next(one for one in person.status(run)["stages"] if one["stage"] == "companion")
-    assert companion["state"] in ("COMPLETED", "COMPLETING", "RUNNING")
-    person.cancel(run)
-
-
-@pytest.mark.thorough
 def test_who_cancels_the_job_itself_ends_the_run(person: Person, engine_alone: Path) -> None:
     _, run = person.submit(renewing(person, engine_alone, "ended"), wait=False)
     assert eventually(lambda: waiting_job(run) is not None, 60), person.status(run)
@@ -139,20 +116,6 @@ def test_the_next_job_does_not_get_the_node_at_fault(person: Person, engine_alon
     files = f"rm -rf /tmp/trt{first['job_id']}_* /dev/shm/trt{first['job_id']}_*"
     node.run(["bash", "-c", files])
     person.has_nothing_left()
-
-
-@pytest.mark.thorough
-def test_a_job_that_ends_in_order_changes_the_one_that_waits(person: Person, engine_alone: Path) -> None:
-    run = person.serves(renewing(person, engine_alone, "changed", serve={"restarts": 0}))
-    first = serve_stage(person, run)
-    break_gpu(run)
-    [record] = rank_records(run, "serve")
-    person.node(first["nodes"]).run(["pkill", "-KILL", "-x", "tritonserver"])
-    assert eventually(lambda: renewals(run) == [1], 120), run.batch_log("serve").read_text()
-    second = serve_stage(person, run)
-    assert second["job_id"] == first["next_job_id"] and second["nodes"] != first["nodes"] == record.host
-    assert person.types("cancel", run.folder).returncode == 0
-    assert person.has_no_jobs(), person.slurm("squeue")
 
 
 def break_gpu(run: RunPaths) -> None:

@@ -14,8 +14,8 @@ from tests.report.make import Made, make, noted, write_run
 from trtllm_hpc.bench.analysis.aggregate import overall_verdict
 from trtllm_hpc.bench.levels import ClosedLoop, Level
 from trtllm_hpc.bench.results import LevelResult, Verdict
+from trtllm_hpc.sweeps.measured import SweepResults, read_results
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, write_record
-from trtllm_hpc.sweeps.results import SweepResults, read_results
 from trtllm_hpc.sweeps.status import SweepStatus, VariantStatus
 
 SLO = "ttft.p99<800ms,tpot.p99<30ms"
@@ -64,8 +64,8 @@ class WrittenSweep:
     paths: SweepPaths
     status: SweepStatus
 
-    def results(self, *, slo: str | None = None, gpu_price: float | None = None) -> SweepResults:
-        return read_results(self.paths, slo=slo, gpu_price=gpu_price, status=self.status)
+    def results(self, *, slo: str | None = None) -> SweepResults:
+        return read_results(self.paths, slo=slo, status=self.status)
 
 
 def write_sweep(
@@ -102,16 +102,3 @@ def grid(folder: Path) -> WrittenSweep:
     variants["tp4-bs32"] = (variants["tp4-bs32"][0], None)
     states = {"tp4-bs16": ("failed", FAILED), "tp4-bs32": ("refused", REFUSED)}
     return write_sweep(folder, variants, states=states)
-
-
-def many(folder: Path, count: int = 64) -> WrittenSweep:
-    """So many variants by two keys."""
-    speeds = [0.6 + 0.1 * (place % 8) for place in range(count)]
-    variants: dict[str, tuple[dict[str, Any], Made | None]] = {
-        f"tp{2 ** (place // 16)}-bs{8 + place % 16}": (
-            {TP: 2 ** (place // 16), BATCH: 8 + place % 16},
-            measured(speed, repeats=2, requests=10),
-        )
-        for place, speed in enumerate(speeds)
-    }
-    return write_sweep(folder, variants)

@@ -10,16 +10,14 @@ import pandas as pd
 import pytest
 
 from tests.plans import planned_stage, write_plan
-from tests.report.make import make, noted
+from tests.report.make import noted
 from tests.sweeps.make import BATCH, FINDING, SLO, TP, grid, measured, with_invalid_level, write_sweep
-from trtllm_hpc.bench.analysis.aggregate import over_repeats
 from trtllm_hpc.bench.analysis.slo import BadSlo
 from trtllm_hpc.bench.analysis.statistics import holm
-from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
-from trtllm_hpc.bench.results import Figure, Verdict
+from trtllm_hpc.bench.results import Verdict
 from trtllm_hpc.sweeps.points import Point, best_variant, frontier
 
-EMPTY = Point("a", {}, "1 at once", 1.0, "closed-loop", 1, 1, True, [], None, None, None, None, None, {}, [])
+EMPTY = Point("a", {}, "1 at once", 1.0, "closed-loop", 1, 1, True, [], None, None, None, None, {}, [])
 
 
 def point(
@@ -34,7 +32,7 @@ def point(
 
 def test_a_point_has_the_figures_of_its_level_by_gpu_and_by_user(tmp_path: Path) -> None:
     sweep = grid(tmp_path / "s")
-    found = next(it for it in sweep.results(gpu_price=2.5).points if it.variant == "tp4-bs8")
+    found = next(it for it in sweep.results().points if it.variant == "tp4-bs8")
     figures = measured(1.7 * 0.9, 32).measurement.levels[0].metrics
     output = figures["output_tokens_per_s"].mean  # type: ignore[union-attr]
     tpot = figures["tpot_ms"]["p50"].mean  # type: ignore[index]
@@ -43,8 +41,6 @@ def test_a_point_has_the_figures_of_its_level_by_gpu_and_by_user(tmp_path: Path)
     assert found.output_tokens_per_s_per_gpu == pytest.approx(output / 4)
     assert sum(found.each_pass) / 3 == pytest.approx(output / 4)
     assert found.tokens_per_s_per_user == pytest.approx(1000 / tpot)
-    # $10 an hour for all four, and so many tokens an hour.
-    assert found.cost_per_million_output_tokens == pytest.approx(10 / (output * 3600) * 1e6)
     row = found.row()
     assert row[TP] == 4 and row["ttft_ms.p99"] == found.figures["ttft_ms.p99"]
 
@@ -53,9 +49,9 @@ def test_gpus_count_on_all_nodes_and_a_server_without_any_counts_as_a_whole(tmp_
     sweep = write_sweep(tmp_path / "s", {"a": ({TP: 2}, measured(1.0)), "b": ({TP: 4}, measured(1.0))})
     write_plan(sweep.paths.run("a"), stages=(planned_stage("serve", nodes=2, gpus_per_node=4),))
     write_plan(sweep.paths.run("b"), stages=(planned_stage("serve"),))
-    results = sweep.results(gpu_price=2.5)
+    results = sweep.results()
     many, none = (next(it for it in results.points if it.variant == name) for name in "ab")
-    assert (many.gpus, none.gpus) == (8, 0) and none.cost_per_million_output_tokens is None
+    assert (many.gpus, none.gpus) == (8, 0)
     assert many.output_tokens_per_s_per_gpu == pytest.approx(many.figures["output_tokens_per_s"] / 8)
     assert none.output_tokens_per_s_per_gpu == pytest.approx(none.figures["output_tokens_per_s"])
     assert any("no GPU" in note for note in results.notes)
@@ -70,35 +66,15 @@ def test_a_finding_about_one_level_leaves_the_others_valid(tmp_path: Path) -> No
     assert [(it.valid, it.findings) for it in points[3:]] == [(False, ["The server was restarted."])] * 3
 
 
-def test_goodput_is_computed_anew_under_another_slo(tmp_path: Path) -> None:
-    slo = "ttft.p99<60ms"
-    sweep = write_sweep(tmp_path / "s", {"a": ({TP: 2}, measured(1.0, slo=None))})
-    as_measured = write_sweep(tmp_path / "t", {"a": ({TP: 2}, measured(1.0, slo=slo))}).results()
-    own, later = sweep.results(), sweep.results(slo=slo)
-    assert own.slo is None and all(it.holds_slo is None for it in own.points)
-    assert later.slo == as_measured.slo == slo
-    assert later.points == as_measured.points
-    assert {it.holds_slo for it in later.points} == {True, False}
-    # Without the records a level still holds an SLO or not, but has no goodput.
-    sweep.paths.run("a").measurement("benchmark").requests.unlink()
-    without = sweep.results(slo=slo).points
-    assert [it.holds_slo for it in without] == [it.holds_slo for it in later.points]
-    assert not any("goodput_per_s" in it.figures for it in without)
+def test_another_slo_decides_which_levels_hold_it_and_leaves_no_goodput(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "s", {"a": ({TP: 2}, measured(1.0))})
+    own, later = sweep.results(), sweep.results(slo="ttft.p99<60ms")
+    assert own.slo == SLO and all("goodput_per_s" in it.figures for it in own.points)
+    assert later.slo == "ttft.p99<60ms" and {it.holds_slo for it in later.points} == {True, False}
+    assert not any("goodput_per_s" in it.figures for it in later.points)
+    assert later.points[0].figures["ttft_ms.p99"] == own.points[0].figures["ttft_ms.p99"]
     with pytest.raises(BadSlo, match="nothing"):
         sweep.results(slo="nothing<5ms")
-
-
-def test_energy_for_a_good_request_is_computed_anew_too(tmp_path: Path) -> None:
-    made = measured(1.0, repeats=1)
-    known: dict[str, Figure] = {"power_mean_w": 700.0, "energy_per_good_request_j": 1.0}
-    levels = []
-    for level in made.measurement.levels:
-        passes = [replace(one, metrics=one.metrics | known) for one in level.passes]
-        levels.append(replace(level, passes=passes, metrics=over_repeats([it.metrics for it in passes])))
-    sweep = write_sweep(tmp_path / "s", {"a": ({TP: 2}, made.changed(levels=levels))})
-    figures = sweep.results(slo="ttft.p99<60ms").points[0].figures
-    assert figures["energy_per_good_request_j"] == pytest.approx(700 / figures["goodput_per_s"])
-    assert sweep.results().points[0].row()["power_mean_w"] == 700
 
 
 def test_variants_with_different_slos_or_workloads_are_compared_with_care(tmp_path: Path) -> None:
@@ -137,7 +113,7 @@ def by_pandas(points: list[Point]) -> list[bool]:
     return [bool(row.valid and not it.any()) for it, row in zip(better, rows.itertuples(), strict=True)]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_frontier_is_what_pandas_says(seed: int) -> None:
     draw = random.Random(seed)
     # Few different values, so that many points are equal in one figure or in both.
@@ -149,20 +125,6 @@ def test_the_frontier_is_what_pandas_says(seed: int) -> None:
         for place in range(draw.choice((0, 1, 2, 40)))
     ]
     assert frontier(points) == by_pandas(points)
-
-
-def test_the_frontier_of_a_measured_sweep_is_what_pandas_says(tmp_path: Path) -> None:
-    points = list(grid(tmp_path / "s").results().points)
-    assert [it.frontier for it in points] == by_pandas(points)
-    assert sum(it.frontier for it in points) > 2
-
-
-@pytest.mark.parametrize("slo", ["ttft.p99<800ms,tpot.p99<30ms", "ttft.p99<50ms", "itl.p99<20ms"])
-def test_the_best_level_is_on_the_frontier(tmp_path: Path, slo: str) -> None:
-    results = grid(tmp_path / "s").results(slo=slo)
-    on = {(it.variant, it.level) for it in results.points if it.frontier}
-    best = {(it.variant, it.level) for it in results.best.ranking[:1]}
-    assert best <= on and len(best) == 1
 
 
 # The best variant -------------------------------------------------------------------------------------
@@ -220,12 +182,3 @@ def test_equal_variants_are_seldom_called_different() -> None:
 def test_holm_is_that_of_the_textbook() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([]) == [] and holm([0.7, 0.9]) == [1.0, 1.0]
-
-
-def test_levels_of_both_kinds_of_loop_are_points(tmp_path: Path) -> None:
-    made = make([OpenLoop(4.0), ClosedLoop(3)], requests=10, warmup=2)
-    points = write_sweep(tmp_path / "s", {"a": ({TP: 2}, made)}).results().points
-    assert [(it.level, it.load, it.load_kind) for it in points] == [
-        ("4/s", 4.0, "open-loop"),
-        ("3 at once", 3.0, "closed-loop"),
-    ]

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.scheduler.fake_slurm import FakeSlurm
-from trtllm_hpc.api.run import Run
-from trtllm_hpc.api.sweep import Sweep, plan_sweep, sweep
+from trtllm_hpc.api.sweep import Sweep, sweep
 from trtllm_hpc.errors import ConfigError, ExitCode, RunNotFound, SubmissionError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import add_event
@@ -115,11 +114,6 @@ def test_the_others_can_be_submitted_without_it(make: Make, fake_slurm: FakeSlur
         make({"engine.max_batch_size": [0, -1]}, skip_refused=True)
 
 
-def test_nothing_is_written_or_submitted_by_a_plan(make: Make, fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    planned = plan_sweep("tiny-llama-1rank", tmp_path / "cluster.yaml", runs=tmp_path / "runs", vary=THREE)
-    assert planned.jobs == 9 and not (tmp_path / "runs").exists() and not fake_slurm.jobs
-
-
 def test_resume_submits_what_has_not_completed(make: Make, fake_slurm: FakeSlurm) -> None:
     made = make(THREE)
     end_chain(fake_slurm, made.paths.run("bs4"))
@@ -192,13 +186,6 @@ def test_a_single_job_runs_all_and_each_variant_has_its_own_state(make: Make, fa
     assert [it.state for it in made.status.variants] == ["completed", "pending", "pending", "pending"]
 
 
-def test_a_single_job_is_cancelled_with_the_sweep(make: Make, fake_slurm: FakeSlurm) -> None:
-    made = make(THREE, "sweep.allocation=one")
-    assert [it.state for it in made.cancel().variants] == ["cancelled"] * 3
-    [job] = fake_slurm.jobs
-    assert fake_slurm.state(job).startswith("CANCELLED")
-
-
 def test_a_single_job_whose_submission_was_killed_is_cancelled_with_the_sweep(
     make: Make, fake_slurm: FakeSlurm
 ) -> None:
@@ -225,19 +212,3 @@ def test_a_sweep_without_its_record_can_be_cancelled(
     assert f"trtllm-hpc sweep cancel {made.paths.folder} ends its jobs" in (caught.value.hint or "")
     assert Sweep.find(made.paths.folder, tmp_path / "runs").cancel().settled
     assert all(job["state"].startswith("CANCELLED") for job in fake_slurm.jobs.values())
-
-
-def test_sweeps_are_found_by_name(make: Make, tmp_path: Path) -> None:
-    first, second = make(THREE), make(THREE)
-    runs = tmp_path / "runs"
-    assert {it.id for it in Sweep.list(runs)} == {first.id, second.id}
-    assert Sweep.find(first.id, runs).id == first.id
-    assert Sweep.find(first.paths.folder).id == first.id
-    assert Sweep.find("tiny-llama-1rank", runs).id in (first.id, second.id)
-    with pytest.raises(RunNotFound, match="No sweep is called 'chat'"):
-        Sweep.find("chat", runs)
-
-
-def test_a_variant_is_a_run_by_the_name_of_its_sweep(make: Make, tmp_path: Path) -> None:
-    made = make(THREE)
-    assert Run.find(f"{made.id}/bs8", tmp_path / "runs").folder == made.paths.run("bs8").folder

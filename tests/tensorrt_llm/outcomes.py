@@ -31,19 +31,10 @@ KEYS = """
 1.2.1 {telemetry_config: {}}
 # In main of 7 February 2026 (1.3.0rc3) there are none of these, so not in 1.2.1.
 1.2.1 {use_cute_dsl_blockscaling_mm: true}
-1.2.1 {use_cute_dsl_blockscaling_bmm: true}
-1.2.1 {scheduler_config: {waiting_queue_policy: fcfs}}
-1.2.1 {cache_transceiver_config: {transceiver_runtime: CPP}}
-newer {use_cute_dsl_blockscaling_mm: true, use_cute_dsl_blockscaling_bmm: true}
 newer {scheduler_config: {waiting_queue_policy: fcfs}, cache_transceiver_config: {transceiver_runtime: CPP}}
 # In main of October 2025 there are none of these, so not in 1.1.0.
 1.1.0 {cache_transceiver_config: {kv_transfer_sender_future_timeout_ms: 1000}}
-1.1.0 {sparse_attention_config: {algorithm: rocket, kt_cache_dtype: bfloat16}}
-1.1.0 {sparse_attention_config: {algorithm: rocket, seq_len_threshold: 4096}}
-1.1.0 {sparse_attention_config: {algorithm: dsa, skip_indexer_for_short_seqs: true}}
 1.2.0 {cache_transceiver_config: {kv_transfer_sender_future_timeout_ms: 1000}}
-1.2.0 {sparse_attention_config: {algorithm: rocket, kt_cache_dtype: bfloat16, seq_len_threshold: 4096}}
-1.2.0 {sparse_attention_config: {algorithm: dsa, skip_indexer_for_short_seqs: true}}
 # A key that came back, one that ended, one that never was, and a release whose keys are not known.
 0.21.0 {speculative_config: {decoding_type: Eagle, max_draft_len: 3, speculative_model: m}}
 1.0.0 {speculative_config: {decoding_type: Eagle, max_draft_len: 3, speculative_model: m}}
@@ -59,12 +50,9 @@ newer {quant_config: {quant_algo: FP8}}
 1.2.0 {speculative_config: {decoding_type: Eagle3, eagle3_one_model: true}}
 1.2.0 {speculative_config: {decoding_type: NGram, eagle3_one_model: true}}
 newer {speculative_config: {decoding_type: Tomorrow, eagle3_one_model: true}}
-newer {speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 2}}
-newer {sparse_attention_config: {algorithm: dsa, index_topk: 64}}
 # What may hold anything is not looked at.
 1.2.0 {model_kwargs: {whatever: {it: is}}, env_overrides: {whatever: {it: is}}, lora_config: {whatever: 1}}
 1.2.1 {cp_config: {whatever: 1}}
-newer {cp_config: {whatever: 1}}
 # A value begins with the release that has it.
 1.1.0 {moe_config: {backend: AUTO}, cache_transceiver_config: {backend: MOONCAKE}}
 1.2.0 {moe_config: {backend: AUTO}, cache_transceiver_config: {backend: MOONCAKE}}
@@ -75,18 +63,10 @@ REFUSED = """
 {speculative_config: null}
 {sparse_attention_config: null}
 {moe_config: null}
-{lora_config: null}
-{attention_dp_config: null}
-{nvfp4_gemm_config: null}
 {kv_cache_config: null}
-{scheduler_config: null}
-{cp_config: null}
 {speculative_config: {max_draft_len: 3}}
 {speculative_config: {decoding_type: Draft_Target}}
-{speculative_config: {decoding_type: User_Provided}}
 {speculative_config: {decoding_type: PARD}}
-{speculative_config: {decoding_type: Medusa}}
-{speculative_config: {decoding_type: Lookahead}}
 {speculative_config: {decoding_type: eagle3}}
 {speculative_config: {decoding_type: Tomorrow}}
 {speculative_config: {decoding_type: Eagle3, max_draft_len: 3}}
@@ -96,7 +76,6 @@ REFUSED = """
 {speculative_config: {decoding_type: NGram, max_matching_ngram_size: 2}}
 {speculative_config: {decoding_type: NGram, max_draft_len: 3}}
 {speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 0}}
-{speculative_config: {decoding_type: SaveState}}
 {sparse_attention_config: {topk: 64}}
 {kv_cache_config: {max_attention_window: [0]}}
 {kv_cache_config: {max_attention_window: []}}
@@ -108,8 +87,6 @@ REFUSED = """
 {stream_interval: 0}
 {batch_wait_max_tokens_ratio: 2}
 {guided_decoding_backend: outlines}
-{allreduce_strategy: RING}
-{load_format: safetensors}
 {kv_cache_config: {mamba_ssm_cache_dtype: fp8}}
 {scheduler_config: {capacity_scheduler_policy: max_utilization}}
 {scheduler_config: {dynamic_batch_config: {enable_batch_size_tuning: true, \

@@ -78,14 +78,6 @@ def test_facts_of_an_unknown_release_are_assumed_for_pytorch_only(
     assert str(engine.unknown_release) == str(found.assumed_release)
 
 
-def test_nothing_is_assumed_of_a_known_release_or_without_one() -> None:
-    known = facts("pytorch", f"{UPSTREAM}:1.2.0")
-    assert known.release is not None and known.release.version == "1.2.0"
-    assert (known.assumed_release, known.unknown_release) == (None, None)
-    none = facts("reference", f"{UPSTREAM}:1.3.0")
-    assert (none.release, none.assumed_release, none.unknown_release) == (None, None, None)
-
-
 def test_an_image_whose_tag_the_job_decides_is_not_assumed() -> None:
     found = facts("pytorch", TRITON.format("{tag}"), "9.9.9")
     assert (found.release, found.assumed_release) == (None, None) and found.unknown_release is not None

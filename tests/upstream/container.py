@@ -15,7 +15,6 @@ from tests.upstream.llm_api import LAUNCHER, NODES, SERVE
 from trtllm_hpc.runtime.servers.triton import WHEEL, find_server
 
 PROGRAMS = Path(__file__).with_name("programs.py")
-NSYS = Path(__file__).with_name("nsys.py")
 BACKEND = Path(__file__).with_name("backend")
 TINY = Path(__file__).parent / "tiny" / "tensorrt_llm"
 
@@ -111,14 +110,6 @@ def add_llm_api(container: FakeContainer, launcher: Path = LAUNCHER) -> None:
     words = shlex.join([str(container.python), str(programs / SERVE.name)])
     serve.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     serve.chmod(0o755)
-
-
-def add_nsys(folder: Path, python: Path | str) -> None:
-    """Put ``nsys`` into a folder of programs, see ``nsys.py``."""
-    program = folder / "nsys"
-    words = shlex.join([str(python), str(shutil.copy(NSYS, folder / "nsys.py"))])
-    program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-    program.chmod(0o755)
 
 
 def add_package(container: FakeContainer) -> None:

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option
+from trtllm_hpc.tensorrt_llm.releases.programs import Program, ProgramOption
 from trtllm_hpc.tensorrt_llm.releases.release import release_of_version
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     """Parse the words as the release does, and write what the program would."""
     version, family, calls, program, *words = sys.argv[1:]
     release = release_of_version(version)
-    command = release.command(program, family) if release is not None else None
+    command = release.program(program, family) if release is not None else None
     if command is None:
         sys.exit(f"{program}: TensorRT-LLM {version} has no such program for {family}")
     with Path(calls).open("a", encoding="utf-8") as file:
@@ -33,14 +33,14 @@ def main() -> None:
     write.get(program, _checkpoint)(version, options)
 
 
-def _parser(command: Command) -> argparse.ArgumentParser:
+def _parser(command: Program) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(command.name, allow_abbrev=False)
     for option in command.options.values():
         parser.add_argument(option.name, *option.aliases, **_arguments(option))
     return parser
 
 
-def _arguments(option: Option) -> dict[str, Any]:
+def _arguments(option: ProgramOption) -> dict[str, Any]:
     if option.form == "flag":
         return {"action": "store_true"}
     arguments: dict[str, Any] = {"nargs": "+"} if option.form == "list" else {}

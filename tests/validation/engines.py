@@ -36,8 +36,6 @@ def new_engine(
             "max_batch_size": 64,
             "max_beam_width": 1,
             "max_num_tokens": 8192,
-            "gather_context_logits": False,
-            "gather_generation_logits": False,
             "kv_cache_type": "PAGED",
             **(build or {}),
             "plugin_config": {
@@ -82,7 +80,6 @@ def old_engine(
             "num_layers": 32,
             "hidden_size": 4096,
             "vocab_size": 32000,
-            "gather_all_token_logits": False,
             **(build or {}),
         },
         "plugin_config": {

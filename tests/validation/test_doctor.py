@@ -24,14 +24,16 @@ def two_jobs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the working folder, with a profile of a machine without GPUs."""
     monkeypatch.delenv("TRTLLM_HPC_ENGINES", raising=False)
     (home / "good.yaml").write_text("name: good\n")
-    (home / "wordy.yaml").write_text("name: wordy\nengine: {max_input_len: 2}\n")
+    (home / "whole.yaml").write_text(
+        "name: whole\nrepository: {decoupled: false}\ncompanion: {benchmark: {slo: ttft<1s}}\n"
+    )
     (home / "here.yaml").write_text("name: here\nnode_local_folders: []\n")
 
 
 def test_doctor_of_a_good_job(types: Types, home: Path) -> None:
     code, output, errors = types("doctor", "good.yaml", "--cluster", "local")
     assert (code, errors) == (0, "")
-    for words in ("world-size", "1 rank on 1 node of 1", "memory of one rank", "weights", "KV cache"):
+    for words in ("runs-folder", "memory of one rank", "weights", "KV cache"):
         assert words in output
     assert list(home.glob("runs/*")) == []  # nothing is written
 
@@ -39,37 +41,30 @@ def test_doctor_of_a_good_job(types: Types, home: Path) -> None:
 def test_doctor_without_a_job_checks_machine_and_cluster(types: Types) -> None:
     code, output, _ = types("doctor", "--cluster", "local")
     assert code == 0 and "runs-folder" in output
-    assert "world-size" not in output and "memory of one rank" not in output
+    assert "memory of one rank" not in output
 
 
 def test_doctor_of_a_bad_job_has_the_exit_code_of_bad_jobs(types: Types) -> None:
-    code, output, _ = types("doctor", "wordy.yaml", "--cluster", "local")
+    code, output, _ = types("doctor", "whole.yaml", "--cluster", "local")
     assert code == ExitCode.CONFIG
-    [row] = [line for line in output.splitlines() if line.startswith("prompt-length")]
-    assert "fail" in row and "shorten companion.request.prompt" in row
+    [row] = [line for line in output.splitlines() if line.startswith("slo")]
+    assert "fail" in row and "set repository.decoupled to true" in row
     assert "1 failed" in output.splitlines()[-1]
-
-
-def test_doctor_of_a_job_that_does_not_load_tells_its_diagnostics(types: Types, home: Path) -> None:
-    (home / "wrong.yaml").write_text("name: wrong\nengin: {}\n")
-    code, _, errors = types("doctor", "wrong.yaml", "--cluster", "local")
-    assert code == ExitCode.CONFIG and "engin" in errors
-    assert "trtllm-hpc doctor wrong.yaml --cluster local" in errors
 
 
 def test_doctor_for_programs(types: Types) -> None:
     code, output, _ = types("doctor", "good.yaml", "--cluster", "local", "--json")
     record = documented("doctor", output)
     assert code == 0 and set(record) == {"checks", "memory", "notes"}
-    assert {"runs-folder", "world-size", "memory"} <= {row["code"] for row in record["checks"]}
-    layer = 4 * 256 * 256 + 3 * 256 * 704 + 2 * 256
-    assert record["memory"]["parameters"] == 2 * 512 * 256 + 4 * layer + 256
-    assert record["memory"]["room"]["kv_per_token"] == 4 * 2 * 256 * 4
+    assert {"runs-folder", "memory"} <= {row["code"] for row in record["checks"]}
+    layer = 4 * 256 * 256 + 3 * 256 * 704
+    assert record["memory"]["parameters"] == 2 * 512 * 256 + 4 * layer
+    assert record["memory"]["kv_per_token"] == 4 * 2 * 256 * 4
 
 
 def test_the_table_fits_a_terminal_of_80_columns(home: Path) -> None:
     ours, theirs = pty.openpty()
-    words = ["-m", "trtllm_hpc", "doctor", "wordy.yaml", "--cluster", "local"]
+    words = ["-m", "trtllm_hpc", "doctor", "whole.yaml", "--cluster", "local"]
     environment = {**os.environ, "COLUMNS": "80", "TERM": "dumb", "NO_COLOR": "1"}
     with subprocess.Popen([sys.executable, *words], stdout=theirs, env=environment, cwd=home) as process:
         os.close(theirs)
@@ -86,22 +81,22 @@ def test_the_table_fits_a_terminal_of_80_columns(home: Path) -> None:
     assert process.returncode == ExitCode.CONFIG
     lines = output.decode().replace("\r\n", "\n").splitlines()
     assert max(map(len, lines)) <= 80
-    assert any("next: shorten companion.request.prompt" in line for line in lines)
+    assert any("next: set repository.decoupled" in line for line in lines)
 
 
 def test_submit_refuses_what_cannot_work(fake_slurm: FakeSlurm, types: Types, home: Path) -> None:
-    code, output, errors = types("submit", "wordy.yaml", "--cluster", "./here.yaml")
+    code, output, errors = types("submit", "whole.yaml", "--cluster", "./here.yaml")
     assert (code, output) == (ExitCode.CONFIG, "")
-    assert "check prompt-length: the companion's prompt has 4 words" in errors
-    assert "next: fix it, or override the check with --ignore prompt-length" in errors
+    assert "check slo: limits on ttft cannot be checked" in errors
+    assert "next: fix it, or override the check with --ignore slo" in errors
     assert fake_slurm.jobs == {} and list(home.glob("runs/*")) == []
 
 
 def test_submit_goes_on_with_what_is_to_be_ignored(fake_slurm: FakeSlurm, types: Types) -> None:
-    words = ("submit", "wordy.yaml", "--cluster", "./here.yaml", "--ignore", "prompt-length")
+    words = ("submit", "whole.yaml", "--cluster", "./here.yaml", "--ignore", "slo")
     code, _, errors = types(*words)
     assert code == 0 and len(fake_slurm.jobs) == 3
-    [line] = [line for line in errors.splitlines() if "warning: prompt-length: the companion" in line]
+    [line] = [line for line in errors.splitlines() if "warning: slo: limits" in line]
     assert line.endswith(" (ignored)")  # still said, but not that submit refuses it
 
 
@@ -119,21 +114,10 @@ def test_a_server_that_may_need_no_weights_is_told_how_to_go_on(types: Types, ho
     assert code == ExitCode.CONFIG and "fail" in row and "--ignore model-files" in row
 
 
-def test_a_check_that_is_not_there_cannot_be_ignored(fake_slurm: FakeSlurm, types: Types) -> None:
-    words = ("submit", "good.yaml", "--cluster", "./here.yaml", "--ignore", "promt-length")
-    code, _, errors = types(*words)
-    assert code == ExitCode.CONFIG and "no check is called 'promt-length'" in errors
-    assert "prompt-length" in errors and fake_slurm.jobs == {}
-
-
 def test_render_only_warns(types: Types, home: Path) -> None:
-    code, output, errors = types("render", "wordy.yaml", "--cluster", "./here.yaml", "--json")
+    code, output, errors = types("render", "whole.yaml", "--cluster", "./here.yaml", "--json")
     assert code == 0 and Path(documented("render", output)["folder"]).is_dir()
-    assert "warning: prompt-length: the companion's prompt" in errors and "(submit refuses this)" in errors
-
-
-def test_render_of_a_good_job_is_silent_on_its_checks(types: Types) -> None:
-    assert types("render", "good.yaml", "--cluster", "./here.yaml")[2] == ""
+    assert "warning: slo: limits on ttft" in errors and "(submit refuses this)" in errors
 
 
 def test_render_needs_no_slurm_and_does_not_miss_it(

@@ -12,14 +12,12 @@ from trtllm_hpc.runtime.checks import (
     engine_files,
     engine_gpus_per_node,
     engine_version,
-    engine_world,
-    locked_memory,
     paged_context,
     planned_version,
     shared_memory,
     tokenizer_files,
 )
-from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engine, read_engines
+from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engine
 
 
 def test_an_engine_of_trtllm_build_is_read(tmp_path: Path) -> None:
@@ -57,41 +55,17 @@ def test_every_releases_word_for_a_paged_cache(
     assert read_engine(new_engine(tmp_path / "e", build=build, plugins=plugins)).paged_kv_cache is paged
 
 
-def test_gathered_logits_of_the_old_tools(tmp_path: Path) -> None:
-    engine = read_engine(old_engine(tmp_path / "e", build={"gather_all_token_logits": True}))
-    assert engine.gather_context_logits and engine.gather_generation_logits
-
-
 def test_output_length_stands_in_for_the_whole_length_before_0_11(tmp_path: Path) -> None:
     build = {"max_seq_len": None, "max_output_len": 200}
     assert read_engine(new_engine(tmp_path / "e", build=build)).max_seq_len == 1224
-
-
-def test_encoder_and_decoder_are_two_engines(tmp_path: Path) -> None:
-    for name in ("encoder", "decoder"):
-        new_engine(tmp_path / name)
-    assert [engine.folder.name for engine in read_engines(tmp_path)] == ["decoder", "encoder"]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"pretrained_config": {}}', '{"builder_config": []}'])
 def test_what_is_no_engine_is_told_in_one_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(NotAnEngine) as refused:
-        read_engines(tmp_path)
+        read_engine(tmp_path)
     assert "does not describe an engine" in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_an_empty_folder_holds_no_engine(tmp_path: Path) -> None:
-    with pytest.raises(NotAnEngine, match="there is no engine in"):
-        read_engines(tmp_path)
-
-
-def test_world_of_the_engine(tmp_path: Path) -> None:
-    engine = read_engine(new_engine(tmp_path / "e", tensor=2, pipeline=2))
-    assert engine_world(engine, 4).state == "ok"
-    wrong = engine_world(engine, 2)
-    assert wrong.state == "fail" and "is built for 4 rank(s), but the plan says 2" in wrong.message
-    assert wrong.hint is not None and "(2 and 2)" in wrong.hint
 
 
 @pytest.mark.parametrize("maker", [new_engine, old_engine])
@@ -110,19 +84,15 @@ def test_every_rank_s_file_must_be_there_and_not_empty(tmp_path: Path, maker: An
 GPUS = [
     # built for, ranks, ranks a node, GPUs that a rank sees, state
     (8, 8, 8, 8, "ok"),
-    (8, 4, 4, 8, "ok"),
     (8, 4, 4, 4, "ok"),  # fewer ranks than the engine's GPUs: their number is enough
     (8, 2, 2, 1, "ok"),  # a single visible GPU is let pass
     (4, 8, 4, 4, "ok"),
     (8, 8, 4, 4, "fail"),  # nodes of 4 with the default of trtllm-build
-    (8, 16, 4, 4, "fail"),
-    (4, 16, 8, 8, "fail"),
     (4, 8, 8, 8, "fail"),  # rank 4 would share GPU 0 with rank 0
     (8, 4, 2, 8, "fail"),  # the runtime would take both nodes for one
     (8, 8, 8, 4, "fail"),
     (None, 8, 8, 8, "ok"),  # before 0.10: 8
     (None, 8, 4, 4, "fail"),
-    (None, 4, 4, 4, "ok"),
     (8, 1, 1, 1, "ok"),
 ]
 
@@ -143,14 +113,11 @@ def test_gpus_per_node_in_the_engine_against_the_nodes(
     ("engine_of", "container", "state"),
     [
         ("0.16.0", "0.16.0", "ok"),
-        ("0.16.0", "0.16", "ok"),
-        ("0.17.0.post1", "0.17.0.post1", "ok"),
         ("1.0.0+cu12", "1.0.0", "ok"),
         ("0.17.0", "0.17.0.post1", "warn"),
         ("1.2.0rc4", "1.2.0", "warn"),
         ("0.15.0", "0.16.0", "fail"),
         ("0.16.0", "0.16.1", "fail"),
-        ("0.16.0", "none", "fail"),
     ],
 )
 def test_engine_and_container_are_named_where_they_differ(
@@ -163,13 +130,6 @@ def test_engine_and_container_are_named_where_they_differ(
     if state != "ok":
         assert engine_of in found.message and container in found.message
         assert engine_of in planned.message and container in planned.message
-
-
-def test_versions_that_nobody_tells(tmp_path: Path) -> None:
-    new, old = read_engine(new_engine(tmp_path / "n")), read_engine(old_engine(tmp_path / "o"))
-    assert engine_version(new, None).state == "unknown"
-    assert engine_version(old, "0.7.1").state == "unknown"
-    assert planned_version("0.16.0", None).state == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -197,12 +157,6 @@ def test_shared_memory() -> None:
     )
 
 
-@pytest.mark.parametrize(("limit", "state"), [(None, "ok"), (65536, "ok"), (65535, "warn"), (64, "warn")])
-def test_locked_memory(limit: int | None, state: str) -> None:
-    found = locked_memory("n1", limit)
-    assert found.state == state and "n1" in found.message
-
-
 @pytest.mark.parametrize(
     "name", ["tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "qwen.tiktoken"]
 )
@@ -212,14 +166,3 @@ def test_a_tokenizer_is_one_of_many_files(tmp_path: Path, name: str) -> None:
     assert empty.state == "fail" and "there is no tokenizer in" in empty.message
     (tmp_path / name).write_bytes(b"words")
     assert tokenizer_files(tmp_path).state == "ok"
-
-
-def test_a_pointer_of_git_lfs_is_no_tokenizer(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    found = tokenizer_files(tmp_path)
-    assert found.state == "fail" and found.hint == "run git lfs pull there"
-
-
-def test_a_folder_that_is_not_there_has_no_tokenizer(tmp_path: Path) -> None:
-    found = tokenizer_files(tmp_path / "none")
-    assert found.state == "fail" and "cannot be read: No such file or directory" in found.message

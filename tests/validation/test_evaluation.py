@@ -45,8 +45,8 @@ def test_a_server_without_openais_protocol_is_refused() -> None:
         return [it.message for it in problems(facts_of(JobFile.model_validate(plain), HERE))]
 
     assert messages() == []
-    [message] = messages(openai="none")
-    assert "which this server does not speak (serve.openai: none)" in message
+    [message] = messages(proxy="none")
+    assert "does not speak without a proxy" in message
 
 
 def test_a_triton_that_no_gateway_understands_is_refused() -> None:

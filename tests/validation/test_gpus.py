@@ -31,11 +31,6 @@ def test_a_profile_that_names_its_gpu_knows_the_rest() -> None:
     assert "gpu_memory_gib: 44.99" in cluster_yaml(profile)  # what was resolved is written down
 
 
-def test_a_gpu_without_a_size_is_the_card_of_80_gb() -> None:
-    for name in ("a100", "h100"):
-        assert gpus()[name] == gpus()[f"{name}-80gb"]
-
-
 def test_an_unknown_gpu_is_a_diagnostic_with_the_names() -> None:
     [problem] = cluster_problems(ClusterProfile(name="here", gpu="h300"))
     assert "'h300' is not in the table" in problem.message and "h100-80gb" in (problem.hint or "")

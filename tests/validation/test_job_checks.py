@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.tensorrt_llm.memory_models import LLAMA_3_8B, LLAMA_3_70B
@@ -16,31 +14,9 @@ from tests.validation.conftest import Checked, says, state
 from tests.validation.engines import new_engine
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import write_json
-from trtllm_hpc.validation.checks import run_checks
 from trtllm_hpc.validation.context import Context
 
 # The job -----------------------------------------------------------------------------------------
-
-
-def test_ranks_and_nodes_are_told(checked: Checked) -> None:
-    rows = checked(engine={"tensor_parallel": 8, "pipeline_parallel": 2})
-    assert rows["world-size"].message == "16 ranks (tp 8 x pp 2) on 2 nodes of 8"
-
-
-@pytest.mark.parametrize(
-    ("profile", "parts"),
-    [
-        ({}, {"engine": {"backend": "command"}, "serve": {"command": ["serve", "--port={port}"]}}),
-        ({"scheduler": "local"}, {"engine": {"backend": "pytorch", "tensorrt_llm_version": "1.0.0"}}),
-    ],
-)
-def test_a_server_that_starts_its_ranks_itself_has_fewer_tasks(
-    checked: Checked, profile: dict[str, Any], parts: dict[str, Any]
-) -> None:
-    engine = {"tensorrt_llm_version": None, **parts["engine"], "tensor_parallel": 2}
-    found = checked(cluster=profile, **{**parts, "engine": engine})["world-size"]
-    assert found.state == "ok"
-    assert found.message == "1 task on 1 node of 1: the server itself starts its 2 ranks"
 
 
 @pytest.mark.parametrize(
@@ -89,30 +65,6 @@ def test_a_model_that_is_not_whole(checked: Checked, model: Path) -> None:
     says(checked(), "model-files", "no config.json")
 
 
-@pytest.mark.parametrize("backend", ["tensorrtllm", "reference"])
-def test_a_configuration_that_the_weights_contradict(checked: Checked, model: Path, backend: str) -> None:
-    engine = {"backend": backend, "tensorrt_llm_version": "0.16.0" if backend == "tensorrtllm" else None}
-    for layers in (-1, 0, "2"):
-        write_json(model / "config.json", {**LLAMA_3_8B, "num_hidden_layers": layers})
-        says(
-            checked(engine=engine),
-            "model-files",
-            f"num_hidden_layers in config.json is {layers!r}, and must be",
-        )
-    write_json(model / "config.json", {**LLAMA_3_8B, "num_hidden_layers": 10**9})
-    index, shard = model / "model.safetensors.index.json", "model-00001-of-00002.safetensors"
-    names = {f"model.layers.{number}.mlp.up_proj.weight": shard for number in range(2)}
-    write_json(index, {"weight_map": names})
-    wrong = f"config.json in {model} says 1000000000 layers, and the weights have 2"
-    says(checked(engine=engine), "model-files", wrong)
-    index.unlink()
-    header = json.dumps({"transformer.h.1.mlp.c_fc.weight": {"data_offsets": [0, 1]}}).encode()
-    (model / shard).write_bytes(len(header).to_bytes(8, "little") + header + bytes(2000))
-    says(checked(engine=engine), "model-files", wrong)
-    write_json(model / "config.json", {**LLAMA_3_8B, "num_hidden_layers": 1})
-    assert state(checked(engine=engine), "model-files") == "ok", "more layers predict further tokens"
-
-
 def test_a_file_where_a_folder_must_be(checked: Checked, model: Path) -> None:
     file = model / "tokenizer.json"
     found = checked(model={"path": str(file), "synthetic": None, "family": "llama", "tokenizer": str(file)})
@@ -121,14 +73,6 @@ def test_a_file_where_a_folder_must_be(checked: Checked, model: Path) -> None:
     named = checked(engine={"directory": str(file)})
     says(named, "engine-folder", f"{file} is a file")
     says(found, "tokenizer", f"the tokenizer's folder {file} cannot be read: Not a directory")
-
-
-def test_a_model_without_a_configuration_is_refused_for_the_llm_api_too(
-    checked: Checked, model: Path
-) -> None:
-    (model / "config.json").unlink()
-    engine = {"backend": "pytorch", "tensorrt_llm_version": "1.2.0"}
-    says(checked(engine=engine), "model-files", f"there is no config.json in {model} that can be read")
 
 
 def test_a_model_that_only_the_nodes_see(checked: Checked) -> None:
@@ -169,7 +113,7 @@ def test_a_model_that_is_not_on_a_file_system_which_this_machine_sees(
         ("model.tokenizer", "tokenizer"),
     ],
 )
-def test_a_path_that_the_system_refuses_fails_by_its_key(checked: Checked, key: str, check: str) -> None:
+def test_a_path_that_the_system_refuses_fails(checked: Checked, key: str, check: str) -> None:
     # Too long a name is refused to everybody; a closed folder would not be to root, who may run this.
     path = f"/{'x' * 300}"
     section, _, name = key.partition(".")
@@ -177,8 +121,8 @@ def test_a_path_that_the_system_refuses_fails_by_its_key(checked: Checked, key: 
     rows = checked(**{section: {**given, name: path}})
     assert [row.code for row in rows.values() if path in row.message and row.state == "fail"] == [check]
     outcome = rows[check]
-    assert outcome.state == "fail" and outcome.message.startswith(f"{key}: {path}")
-    assert outcome.hint is not None and f"or set {key} to another path" in outcome.hint
+    assert outcome.state == "fail" and outcome.message.startswith(path)
+    assert outcome.hint is not None and "namei -l" in outcome.hint
 
 
 def test_a_tokenizer_is_needed(checked: Checked, model: Path, engine: Path) -> None:
@@ -188,11 +132,6 @@ def test_a_tokenizer_is_needed(checked: Checked, model: Path, engine: Path) -> N
     assert state(checked(), "tokenizer") == "ok"
     reference = checked(engine={"backend": "reference", "tensorrt_llm_version": None}, model={})
     assert "tokenizer" not in reference
-
-
-def test_limits_of_the_benchmark_that_cannot_be_read(checked: Checked) -> None:
-    assert state(checked(companion={"benchmark": {"slo": "latency<500ms"}}), "slo") == "ok"
-    assert "slo" not in checked()
 
 
 def test_limits_that_only_a_streamed_answer_has(checked: Checked) -> None:
@@ -212,21 +151,6 @@ def test_limits_that_only_a_streamed_answer_has(checked: Checked) -> None:
     assert state(checked(companion={"benchmark": asks}, engine=openai), "slo") == "ok"
 
 
-def test_the_adapters_of_a_workload(checked: Checked, tmp_path: Path) -> None:
-    folder, engine = tmp_path / "adapter", {"max_lora_rank": 8}
-    asks = {"benchmark": {"workload": {"lora": [{"directory": str(folder)}]}}}
-    assert "lora-adapters" not in checked()
-    outcome = checked(engine=engine, companion=asks)["lora-adapters"]
-    assert outcome.state == "warn" and "is not on this machine" in outcome.message and outcome.hint
-    folder.mkdir()
-    says(checked(engine=engine, companion=asks), "lora-adapters", "it has no model.lora_weights.npy")
-    np.save(folder / "model.lora_weights.npy", np.zeros((1, 1, 4), np.float16))
-    np.save(folder / "model.lora_config.npy", np.array([[[1, 0, 8]]], np.int32))
-    assert state(checked(engine=engine, companion=asks), "lora-adapters") == "ok"
-    found = checked(engine={"max_lora_rank": 4}, companion=asks)
-    says(found, "lora-adapters", "an adapter has rank 8, and the engine takes ranks up to 4")
-
-
 def test_the_file_of_a_workload(checked: Checked, tmp_path: Path) -> None:
     file = tmp_path / "questions.json"
     asks = {"benchmark": {"workload": {"kind": "dataset", "path": str(file)}}}
@@ -234,56 +158,8 @@ def test_the_file_of_a_workload(checked: Checked, tmp_path: Path) -> None:
     assert outcome.state == "warn" and "is not on this machine" in outcome.message and outcome.hint
     file.write_text('[{"prompt": "why?"}]')
     assert state(checked(companion=asks), "workload-file") == "ok"
-    assert "workload-file" not in checked()
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "words"),
-    [
-        ("dataset", '{"prompt": "why?"}\n{"prompt": 3}\n', ":2: prompt must be text"),
-        ("trace", '{"timestamp": 1, "prompt": "a"}\n{"prompt": "b"}\n', ":2: has no time"),
-        ("trace", '{"timestamp": 1, "input_length": 9, "output_length": "x"}\n', ":1: output_length must"),
-    ],
-)
-def test_a_workload_that_cannot_be_read_is_told_before_there_is_a_server(
-    checked: Checked, tmp_path: Path, kind: str, text: str, words: str
-) -> None:
-    file = tmp_path / "file"
-    file.write_text(text)
-    asks = {"benchmark": {"workload": {"kind": kind, "path": str(file)}}}
-    outcome = checked(companion=asks)["workload-file"]
-    assert (outcome.state, outcome.message.startswith(str(file))) == ("fail", True)
-    assert words in outcome.message and outcome.hint
-
-
-def test_a_prompt_that_is_longer_than_any_prompt_may_be(checked: Checked, engine: Path) -> None:
-    asks = {"request": {"prompt": "word " * 1025}}
-    says(checked(companion=asks, engine={"max_input_len": 1024}), "prompt-length", "has 1025 words")
-    assert state(checked(companion=asks, engine={"max_input_len": 1025}), "prompt-length") == "ok"
-    assert state(checked(companion=asks), "prompt-length") == "unknown"
-    finished = {"directory": str(engine), "tensor_parallel": 4}
-    says(checked(companion=asks, engine=finished), "prompt-length", "1024 tokens at most")
-
-
-def test_prompts_longer_than_a_step(checked: Checked) -> None:
-    engine = {"max_input_len": 2000, "max_num_tokens": 1000, "paged_context_fmha": True}
-    outcome = checked(engine=engine)["prompt-steps"]
-    assert outcome.state == "warn" and "prompts of more than 1000 tokens" in outcome.message
-    assert state(checked(engine={**engine, "enable_chunked_prefill": True}), "prompt-steps") == "ok"
-    assert state(checked(engine={**engine, "max_num_tokens": 2000}), "prompt-steps") == "ok"
-    assert "prompt-steps" not in checked()
-    assert "engine.paged_context_fmha" in str(outcome.hint)
-
-
-def test_prompts_longer_than_a_step_without_an_engine(checked: Checked) -> None:
-    """No engine is built, so no key of one helps; the LLM API's own key counts like the job file's."""
-    lengths = {"max_input_len": 2000, "max_num_tokens": 1000, "max_seq_len": None}
-    engine = {"backend": "pytorch", "tensorrt_llm_version": "1.2.1", **lengths}
-    outcome = checked(engine=engine)["prompt-steps"]
-    assert outcome.hint == "raise engine.max_num_tokens, or set engine.enable_chunked_prefill"
-    assert state(checked(engine={**engine, "enable_chunked_prefill": True}), "prompt-steps") == "ok"
-    chunked = {**engine, "llm_api": {"enable_chunked_prefill": True}}
-    assert state(checked(engine=chunked), "prompt-steps") == "ok"
+    file.write_text('{"prompt": "why?"}\n{"prompt": 3}\n')
+    says(checked(companion=asks), "workload-file", f"{file}:2: prompt must be text")
 
 
 def test_a_model_that_does_not_fit(checked: Checked, model: Path) -> None:
@@ -319,7 +195,7 @@ def with_engine(checked: Checked, engine: Path, **engine_keys: Any) -> dict[str,
 def test_a_finished_engine_that_fits(checked: Checked, engine: Path) -> None:
     rows = with_engine(checked, engine)
     names = [name for name in rows if name.startswith("engine-") and name != "engines-folder"]
-    assert len(names) == 8 and {state(rows, name) for name in names} == {"ok"}
+    assert len(names) == 6 and {state(rows, name) for name in names} == {"ok"}
 
 
 def test_a_folder_without_an_engine(checked: Checked, tmp_path: Path) -> None:
@@ -340,15 +216,6 @@ def test_an_engine_that_is_not_this_one(checked: Checked, tmp_path: Path, engine
     says(rows, "engine-version", "of TensorRT-LLM 0.15.0, but the container has 0.16.0")
 
 
-def test_an_engine_for_other_nodes(context: Callable[..., Context], tmp_path: Path) -> None:
-    engine = new_engine(tmp_path / "eight", tensor=8, gpus_per_node=8)
-    fits = context(engine={"directory": str(engine), "tensor_parallel": 8})
-    four = context(cluster={"gpus_per_node": 4}, engine={"directory": str(engine), "tensor_parallel": 8})
-    found = {row.code: row for row in run_checks(four, ("",))}
-    says(found, "engine-gpus-per-node", "is built for nodes of 8 GPUs, but 4 of the ranks run on each node")
-    assert {row.code: row for row in run_checks(fits, ("",))}["engine-gpus-per-node"].state == "ok"
-
-
 @pytest.mark.parametrize(
     ("job", "name", "words"),
     [
@@ -360,23 +227,11 @@ def test_an_engine_for_other_nodes(context: Callable[..., Context], tmp_path: Pa
         ({"engine": {"max_seq_len": 4096}}, "engine-limits", "engine.max_seq_len is 4096"),
         ({"engine": {"max_beam_width": 2}}, "engine-limits", "engine.max_beam_width is 2"),
         ({"repository": {"triton_max_batch_size": 65}}, "engine-limits", "was built for 64"),
-        ({"engine": {"gather_context_logits": True}}, "engine-logits", "engine.gather_context_logits"),
-        ({"engine": {"gather_generation_logits": True}}, "engine-logits", "gather_generation_logits"),
-        ({"companion": {"request": {"context_logits": True}}}, "engine-logits", "asks for context_logits"),
-        ({"companion": {"request": {"lora": {"directory": "/a"}}}}, "engine-lora", "without --lora_plugin"),
         ({"kv_cache": {"enable_block_reuse": True}}, "paged-context", "kv_cache.enable_block_reuse needs"),
         (
             {"engine": {"enable_chunked_prefill": True}},
             "paged-context",
             "engine.enable_chunked_prefill needs",
-        ),
-        (
-            {
-                "engine": {"max_seq_len": None},
-                "companion": {"benchmark": {"max_tokens": 2048}},
-            },
-            "engine-lengths",
-            "companion.benchmark.max_tokens 2048 and a prompt do not fit into the engine's 2048 tokens",
         ),
     ],
 )
@@ -385,14 +240,6 @@ def test_what_the_engine_was_not_built_for(
 ) -> None:
     given = {"directory": str(engine), "tensor_parallel": 4, **job.get("engine", {})}
     says(checked(**{**job, "engine": given}), name, words)
-
-
-def test_an_engine_that_takes_adapters(checked: Checked, tmp_path: Path) -> None:
-    engine = {"directory": str(new_engine(tmp_path / "lora", plugins={"lora_plugin": "float16"}))}
-    asks = {"request": {"lora": {"directory": "/a"}}}
-    rows = checked(engine={**engine, "tensor_parallel": 4}, companion=asks)
-    assert state(rows, "engine-lora") == "ok"
-    assert "engine-lora" not in checked(engine={**engine, "tensor_parallel": 4})
 
 
 @pytest.mark.parametrize(

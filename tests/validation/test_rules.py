@@ -13,13 +13,12 @@ from tests.config.files import CLUSTER, JOB, Folder
 from trtllm_hpc.backends import BACKENDS, facts_of
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.cluster import ClusterProfile, Container
-from trtllm_hpc.config.engine import Engine
-from trtllm_hpc.config.job import JobFile, Serve
+from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.rules import Excludes
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.validation import benchmark_rules, cluster_rules, job_rules, serve_rules
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
-from trtllm_hpc.validation.load import cluster_problems, problems
+from trtllm_hpc.validation.load import cluster_problems
 
 LOCAL = CLUSTER + "scheduler: local\n"
 
@@ -35,21 +34,14 @@ LOCAL = CLUSTER + "scheduler: local\n"
         ("container:\n  runtime: pyxis\n  image: a\n  mounts:\n  - /a$b:/b\n", "bad-value",
          "cluster:6 container.mounts[0]"),
         ("container:\n  image: a.sif\n", "conflict", "cluster:3 container.image"),
-        ("container:\n  mounts: ['/a:/a']\n", "conflict", "cluster:3 container.mounts"),
         ("container: {runtime: apptainer, image: a, scope: step}\n", "conflict", "cluster:2 container.scope"),
-        ("container: {runtime: pyxis, image: a, overlay: /o}\n", "conflict", "cluster:2 container.overlay"),
         ("container: {cache_folder: /c}\n", "conflict", "cluster:2 container.cache_folder"),
-        ("gpu_type: a100\n", "conflict", "cluster:2 gpu_type"),
-        ("gpu_type: a100\ngpus_per_node: 4\ngpu_request: none\n", "conflict", "cluster:2 gpu_type"),
         ("scheduler: local\ncompanion: overlap\n", "conflict", "cluster:3 companion"),
         ("scheduler: local\npartition: gpu\n", "conflict", "cluster:3 partition"),
         ("scheduler: local\ncontainer: {runtime: pyxis, image: i}\n", "conflict",
          "cluster:3 container.runtime"),
         ("environment:\n  SLURM_CONF: /etc\n", "managed", "cluster:3 environment.SLURM_CONF"),
-        ("environment:\n  RANK: '0'\n", "managed", "cluster:3 environment.RANK"),
         ("environment:\n  HF_TOKEN: hf_x\n", "secret", "cluster:3 environment.HF_TOKEN"),
-        # Within the field's limit of characters, beyond the kernel's of bytes.
-        ("environment:\n  BIG: " + "é" * 70_000 + "\n", "too-large", "cluster:3 environment.BIG"),
     ],
 )  # fmt: skip
 def test_a_conflict_in_the_profile(files: Folder, cluster: str, code: str, place: str) -> None:
@@ -61,7 +53,6 @@ def test_a_conflict_in_the_profile(files: Folder, cluster: str, code: str, place
     ("runtime", "section"),
     [
         ("pyxis", "image: 'me:hidden@nvcr.io#nvidia/tritonserver:25.10'"),
-        ("pyxis", "image: 'docker://$oauthtoken:hidden@nvcr.io#nvidia/tritonserver:25.10'"),
         ("apptainer", "image: 'docker://me:hidden@nvcr.io/nvidia/tritonserver:25.10'"),
         ("apptainer", "image: /a.sif\n  options: [--env=NGC_API_KEY=hidden]"),
         ("apptainer", "image: /a.sif\n  options: [--docker-password=hidden]"),
@@ -78,7 +69,6 @@ def test_a_password_is_refused_and_not_shown(files: Folder, runtime: str, sectio
     [
         "me@nvcr.io#nvidia/tritonserver:25.10",
         "registry:5000#team/server:1",
-        "nvcr.io#nvidia/tritonserver:25.10@sha256:" + "0" * 64,
         "ubuntu:24.04@sha256:" + "0" * 64,
         "/images/a:b@c.sqsh",
     ],
@@ -94,16 +84,10 @@ def test_an_image_without_a_password_is_none(image: str) -> None:
         ("sbatch_options", "--job-name=x", "name"),
         ("sbatch_options", "--partition=gpu", "partition"),
         ("sbatch_options", "--part=gpu", "partition"),
-        ("sbatch_options", "--gpus-per-node=4", "gpus_per_node"),
         ("sbatch_options", "--gres=gpu:4", "gpus_per_node"),
-        ("sbatch_options", "--time=5", "time_limit_minutes"),
-        ("sbatch_options", "--export=ALL", "environment"),
         ("sbatch_options", "--array=1-9", "leave it out"),
         ("srun_options", "--mpi=pmi2", "mpi"),
         ("srun_options", "--ntasks=4", "tensor_parallel"),
-        ("srun_options", "--dist=cyclic", "leave it out"),
-        ("srun_options", "--kill-on-bad-exit=0", "leave it out"),
-        ("srun_options", "--container-image=x", "container"),
         ("srun_options", "--container-name=x", "container.scope"),
     ],
 )
@@ -147,36 +131,6 @@ def test_a_job_of_two_nodes_is_told_that_local_has_one(files: Folder) -> None:
     assert files.load(files.job_file.read_text(), LOCAL, "serve.nodes=1").job.serve.nodes == 1
 
 
-def test_the_nodes_of_the_profile_are_named_as_such(files: Folder) -> None:
-    cluster = CLUSTER + "job_defaults:\n  serve:\n    nodes: 2\n"
-    diagnostic = files.diagnostic(JOB, cluster)
-    assert (diagnostic.code, files.place(diagnostic)) == ("conflict", "cluster:4 job_defaults.serve.nodes")
-    assert files.load(JOB, cluster, "serve.nodes=1").job.serve.nodes == 1
-
-
-def test_too_few_gpus_on_a_node_names_the_number_of_nodes_that_works(files: Folder) -> None:
-    job, cluster = JOB + "engine: {tensor_parallel: 12}\nserve: {nodes: 1}\n", CLUSTER + "gpus_per_node: 4\n"
-    assert files.diagnostic(job, cluster).hint == "set serve.nodes to 3"
-    assert files.load(job, cluster, "serve.nodes=3").job.serve.nodes == 3
-
-
-def test_the_reference_to_one_machine_holds_for_gpus_too(files: Folder) -> None:
-    diagnostic = files.diagnostic(JOB + "engine: {tensor_parallel: 4}\n", LOCAL + "gpus_per_node: 2\n")
-    assert (diagnostic.code, diagnostic.field) == ("conflict", "engine")
-
-
-def test_a_prompt_that_no_command_line_can_carry(files: Folder) -> None:
-    diagnostic = files.diagnostic(JOB + "companion:\n  request:\n    prompt: " + "é" * 70_000 + "\n")
-    assert (diagnostic.code, files.place(diagnostic)) == ("too-large", "job:4 companion.request.prompt")
-
-
-def test_rules_take_values_that_were_built_without_files() -> None:
-    job = JobFile(name="a", engine=Engine(tensor_parallel=3), serve=Serve(nodes=2))
-    (found,) = problems(facts_of(job, ClusterProfile(name="b")))
-    assert (found.code, found.file, found.field, found.line) == ("conflict", "job file", "serve.nodes", None)
-    assert problems(facts_of(JobFile(name="a"), ClusterProfile(name="b"))) == []
-
-
 def test_rows_name_keys_and_values_that_there_are() -> None:
     """A misspelt key would be found only where a job file has the key beside it."""
     serve = {"mode": "disaggregated", "disaggregated": {}}
@@ -194,29 +148,7 @@ def test_rows_name_keys_and_values_that_there_are() -> None:
                 list(replace(row, keys=key.partition("=")[0].removesuffix("!"), others="")(subject))
             names = {"key": "k", "value": 1, "job": facts.job, "cluster": facts.cluster}
             assert row.why.format(**names) and row.fix.format(**names)
-    assert len(rows) > 35
-
-
-def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder) -> None:
-    """A wrong type in one section neither hides nor makes up a conflict in another."""
-    found = files.diagnostics(
-        "name: x\nengine: {tensor_parallel: two, max_input_len: 9, max_seq_len: 9}\n"
-        "model: {synthetic: tiny-llama, path: /x}\nserve: {nodes: 3}\nnonsense: 1\n"
-    )
-    assert {(diagnostic.code, diagnostic.field) for diagnostic in found} >= {
-        ("wrong-type", "engine.tensor_parallel"),
-        ("conflict", "model"),
-        ("conflict", "engine.max_input_len"),
-        ("unknown-key", "nonsense"),
-    }
-    assert not any(
-        diagnostic.field == "serve.nodes" for diagnostic in found
-    )  # nobody knows how many ranks there are
-
-
-def test_a_key_with_the_name_of_pydantics_mark_is_just_unknown(files: Folder) -> None:
-    diagnostic = files.diagnostic("name: x\n'[key]': 1\n")
-    assert (diagnostic.code, diagnostic.field, diagnostic.line) == ("unknown-key", "'[key]'", 2)
+    assert len(rows) > 25
 
 
 # Names of folders --------------------------------------------------------------------------------

@@ -9,30 +9,23 @@ import pytest
 
 from trtllm_hpc.errors import InvalidRequest
 from trtllm_hpc.wire.served_model import ServedModel
-from trtllm_hpc.wire.triton_request import ids_tensors, tensors
+from trtllm_hpc.wire.triton_request import tensors
 
 MODEL = ServedModel(
     "ensemble",
     {
         **{"max_tokens": "TYPE_INT32", "random_seed": "TYPE_UINT64", "temperature": "TYPE_FP32"},
-        **{"stop_words": "TYPE_STRING", "stream": "TYPE_BOOL", "table": "TYPE_FP16"},
+        **{"stop_words": "TYPE_STRING", "stream": "TYPE_BOOL", "input_ids": "TYPE_INT32"},
     },
 )
 
 
-def test_a_value_is_repeated_for_each_prompt() -> None:
-    found = tensors(MODEL, {"max_tokens": 5, "stop_words": ["a", "ü"], "stream": True}, 2)
-    assert found["max_tokens"].tolist() == [[5], [5]] and found["max_tokens"].dtype == np.int32
-    assert found["stop_words"].tolist() == [[b"a", "ü".encode()]] * 2
-    assert found["stream"].tolist() == [[True]] * 2
-
-
-def test_shorter_prompts_are_filled_up() -> None:
-    found = ids_tensors(MODEL, [[5, 6, 7], [8]])
-    assert found["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
-    assert found["input_lengths"].tolist() == [[3], [1]]
-    with pytest.raises(InvalidRequest, match="is empty"):
-        ids_tensors(MODEL, [[5], []])
+def test_values_get_the_types_and_the_shape_of_the_model() -> None:
+    values = {"max_tokens": 5, "stop_words": ["a", "ü"], "stream": True, "input_ids": [7, 8]}
+    found = tensors(MODEL, values)
+    assert found["max_tokens"].tolist() == [[5]] and found["max_tokens"].dtype == np.int32
+    assert found["stop_words"].tolist() == [[b"a", "ü".encode()]]
+    assert found["stream"].tolist() == [[True]] and found["input_ids"].tolist() == [[7, 8]]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +38,6 @@ def test_shorter_prompts_are_filled_up() -> None:
         ("temperature", 1e39, r"1e\+39 does not fit .* float32"),
         ("stop_words", 7, r"7 does not fit .* text"),
         ("stream", 1, r"1 does not fit .* bool"),
-        ("table", np.array([[1e6]]), "do not fit into float16"),
-        ("table", np.array([["x"]]), "is float16, not <U1"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(name: str, value: Any, sentence: str) -> None:

@@ -82,14 +82,12 @@ def submit(
     runs: Path | str | None = None,
     *,
     ignored_checks: Collection[str] = (),
-    notify: str | None = None,
     on_warning: Warn = _warn,
 ) -> Run:
     """Check a job as ``doctor`` does, and submit it: all of its stages or none.
 
     Args:
         ignored_checks: ids of checks whose failure does not matter.
-        notify: URL of a webhook, which is called when the server is ready, and when something fails or ends.
 
     Others are those of :func:`render`.
 
@@ -100,7 +98,7 @@ def submit(
     from trtllm_hpc.runs.submit import create_for_submission, sole_command, submit_stages
 
     source = JobSource.of(job, cluster, settings, runs)
-    created = create_for_submission(source, ignored_checks=ignored_checks, notify=notify, warn=on_warning)
+    created = create_for_submission(source, ignored_checks=ignored_checks, warn=on_warning)
     with sole_command(created.paths):
         submit_stages(created.paths)
     return Run(created.paths, created.engine)
@@ -121,8 +119,7 @@ def doctor(
     What the checks find is no error: see ``ok`` and ``checks`` of the report.
     Arguments and errors are those of :func:`plan` and :func:`submit`.
     """
-    from trtllm_hpc.config.path_errors import path_errors
-    from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
+    from trtllm_hpc.tensorrt_llm.memory import MemoryPlan
     from trtllm_hpc.validation.checks import ignoring, run_checks
     from trtllm_hpc.validation.job_checks import memory_of
 
@@ -130,9 +127,8 @@ def doctor(
         context = cluster_context(default_profile(cluster), settings, None if runs is None else Path(runs))
     else:
         context = check_context(JobSource.of(job, cluster, settings, runs))
-    with path_errors(context.job if context.has_job else None, context.cluster):
-        checks = ignoring(run_checks(context), ignored_checks)
-        memory = memory_of(context) if context.has_job else None
+    checks = ignoring(run_checks(context), ignored_checks)
+    memory = memory_of(context) if context.has_job else None
     return DoctorReport(
         checks=tuple(checks),
         memory=memory if isinstance(memory, MemoryPlan) else None,

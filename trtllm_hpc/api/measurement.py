@@ -65,7 +65,7 @@ class Measurement:
     def __str__(self) -> str:
         from trtllm_hpc.report.measurement_table import measurement_text
 
-        return measurement_text(self.summary, self.records)
+        return measurement_text(self.summary)
 
     @classmethod
     def find(cls, name: str | Path = "latest", runs: Path | str | None = None) -> Measurement:
@@ -214,8 +214,7 @@ class Measurement:
             return f"trtllm-hpc {again} {run} measures again"
         if not failed:
             return f"trtllm-hpc bench show {self.call_name}"
-        answered = self.summary.check is not None and self.summary.check.answered > 0
-        if unanswered_at_the_end(self.records) and (answered or any(one.ok for one in self.records)):
+        if unanswered_at_the_end(self.records) and any(one.ok for one in self.records):
             return (
                 f"trtllm-hpc logs {run} --rank 0 shows what the server did last; with "
                 "serve.hang_timeout_seconds a server that hangs is ended"
@@ -270,9 +269,9 @@ def bench(
         wait_s: how long to wait for the server.
         on_progress: called twice a second from a thread of its own; ``print`` will do.
         settings: keys of ``companion.benchmark``, e.g. ``requests=100``, ``slo="ttft.p99<500ms"`` and
-            ``workload={"kind": "normal", "input_tokens": 128}``. ``rate_per_second``, ``concurrency``
-            and ``model`` also take several values, which are measured one after the other (models take
-            turns). What they exclude in ``base`` goes back to its default.
+            ``workload={"kind": "normal", "input_tokens": 128}``. ``rate_per_second`` and ``concurrency``
+            also take several values, which are measured one after the other. What they exclude in ``base``
+            goes back to its default.
 
     Raises:
         TypeError: unknown setting.
@@ -341,11 +340,11 @@ def _measure(
     measurement: Measurement,
     on_progress: Callable[[Snapshot], object] | None,
 ) -> Measurement:
-    from trtllm_hpc.bench.measure import Interrupted, run_measurement
+    from trtllm_hpc.bench.measure import MeasurementInterrupted, run_measurement
 
     try:
         run_measurement(server, settings, measurement.name, on_progress)
-    except Interrupted:
+    except MeasurementInterrupted:
         write_text(measurement.files.table, str(measurement))
         raise
     write_text(measurement.files.table, str(measurement))

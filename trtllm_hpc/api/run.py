@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from trtllm_hpc.client.connect import Protocol
     from trtllm_hpc.client.sync_client import Client
     from trtllm_hpc.config.job import JobFile
-    from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
+    from trtllm_hpc.engine_cache.lookup import CachedEngine
     from trtllm_hpc.runs.status import RunStatus
-    from trtllm_hpc.runs.watch import Progress
+    from trtllm_hpc.runs.watch import RunProgress
     from trtllm_hpc.runtime.records import Endpoint
 
 READY_TIMEOUT_S = 3600.0
@@ -39,7 +39,7 @@ class Run:
             there, or was made by another process.
     """
 
-    def __init__(self, paths: RunPaths, engine: Hit | Miss | Unknown | None = None) -> None:
+    def __init__(self, paths: RunPaths, engine: CachedEngine | None = None) -> None:
         self.paths = paths
         self.engine = engine
 
@@ -134,7 +134,7 @@ class Run:
         until: Literal["ready", "done", "end"] = "end",
         *,
         timeout_s: float = READY_TIMEOUT_S,
-        progress: bool | Callable[[Progress], object] = False,
+        progress: bool | Callable[[RunProgress], object] = False,
     ) -> RunStatus:
         """Wait until the server is ready, or until the run has ended. If its folder is removed, its jobs end.
 
@@ -233,15 +233,15 @@ class Run:
             SubmissionError: jobs of the run are still in the queue or running, another command submits,
                 cancels or removes it, every stage has completed, or Slurm refused a script.
         """
-        from trtllm_hpc.runs.resume import resume_run
+        from trtllm_hpc.runs.submit import resume_run
 
         resume_run(self.paths)
         return self
 
 
 def _shown(
-    progress: bool | Callable[[Progress], object],
-) -> AbstractContextManager[Callable[[Progress], object] | None]:
+    progress: bool | Callable[[RunProgress], object],
+) -> AbstractContextManager[Callable[[RunProgress], object] | None]:
     """Return a context of what is called with each progress; of ``None`` if nobody wants to know."""
     if progress is True:
         from trtllm_hpc.report.live import live_printer

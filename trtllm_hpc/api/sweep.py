@@ -15,7 +15,7 @@ from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, find_sweep, list_s
 
 if TYPE_CHECKING:
     from trtllm_hpc.sweeps.create import PlannedSweep
-    from trtllm_hpc.sweeps.results import SweepResults
+    from trtllm_hpc.sweeps.measured import SweepResults
     from trtllm_hpc.sweeps.status import SweepStatus
     from trtllm_hpc.sweeps.submit import OnProgress
 
@@ -138,19 +138,18 @@ class Sweep:
 
         return sweep_status(self.paths, self.record, warn=_logger.warning)
 
-    def results(self, *, slo: str | None = None, gpu_price: float | None = None) -> SweepResults:
-        """Return what has been measured so far: points, the frontier, the best variant, ``frame()``.
+    def results(self, *, slo: str | None = None) -> SweepResults:
+        """Return what has been measured so far: points, the frontier, the best variant.
 
         Args:
             slo: limits instead of those of the job file, as for ``--slo``.
-            gpu_price: price of one GPU for one hour.
 
         Raises:
             BadSlo: the limits cannot be parsed.
         """
-        from trtllm_hpc.sweeps.results import read_results
+        from trtllm_hpc.sweeps.measured import read_results
 
-        return read_results(self.paths, slo=slo, gpu_price=gpu_price, status=self.status)
+        return read_results(self.paths, slo=slo, status=self.status)
 
     def wait(self, on_progress: Callable[[SweepStatus], object] = lambda status: None) -> SweepStatus:
         """Wait until no job of the sweep is left; ``on_progress`` receives the status every few seconds."""
@@ -168,7 +167,7 @@ class Sweep:
             RunNotFound: no variant has a name of ``only``.
             SubmissionError: Slurm does not answer, or another process submits variants right now.
         """
-        from trtllm_hpc.sweeps.cancel import cancel_sweep
+        from trtllm_hpc.sweeps.submit import cancel_sweep
 
         return cancel_sweep(self.paths, only=only)
 
@@ -185,9 +184,6 @@ class Sweep:
             RunNotFound: no variant has a name of ``only``.
             SubmissionError: Slurm refused a script, or does not answer.
         """
-        from trtllm_hpc.sweeps.cancel import require_variants
         from trtllm_hpc.sweeps.submit import submit_variants
 
-        record = self.record
-        require_variants(record, only)
-        return submit_variants(self.paths, record, only=only, on_progress=on_progress)
+        return submit_variants(self.paths, self.record, only=only, on_progress=on_progress)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trtllm_hpc.backends.base import Backend
-from trtllm_hpc.backends.command import Command
-from trtllm_hpc.backends.disaggregated import Disaggregated
+from trtllm_hpc.backends.command import CommandServer
+from trtllm_hpc.backends.disaggregated import DisaggregatedTrtllmServe
 from trtllm_hpc.backends.engine import Orchestrator, TritonDisaggregated, TritonEngine, TrtllmServeEngine
 from trtllm_hpc.backends.llm_api import TritonLlmApi
 from trtllm_hpc.backends.reference import Reference
@@ -15,7 +15,7 @@ from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 BACKENDS: dict[tuple[str, str, str], Backend] = {
     ("pytorch", "openai", "leader"): TrtllmServe(),
-    ("pytorch", "openai", "disaggregated"): Disaggregated(),
+    ("pytorch", "openai", "disaggregated"): DisaggregatedTrtllmServe(),
     ("pytorch", "triton", "leader"): TritonLlmApi(),
     ("tensorrtllm", "openai", "leader"): TrtllmServeEngine(),
     ("tensorrtllm", "triton", "leader"): TritonEngine(),
@@ -23,7 +23,7 @@ BACKENDS: dict[tuple[str, str, str], Backend] = {
     ("tensorrtllm", "triton", "disaggregated"): TritonDisaggregated(),
     ("python", "triton", "leader"): TritonEngine(),
     ("reference", "triton", "leader"): Reference(),
-    ("command", "openai", "leader"): Command(),
+    ("command", "openai", "leader"): CommandServer(),
 }
 """By ``engine.backend``, ``serve.frontend`` and ``serve.mode``."""
 

@@ -8,28 +8,18 @@ from typing import Any, ClassVar, Literal
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
-from trtllm_hpc.config.engine import DEFAULTS, Engine
+from trtllm_hpc.config.engine import DEFAULTS
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.layout import Instances, Layout, place
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
+from trtllm_hpc.runtime.engine_cache.build_recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.proxy import OPENAI_KINDS, TRITON_KINDS
 from trtllm_hpc.runtime.server_spec import ServerSpec, literal
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, ReleaseUse
-from trtllm_hpc.tensorrt_llm.memory.shapes import MemoryModel
-
-
-@dataclass(frozen=True)
-class Build:
-    """What the build stage makes."""
-
-    steps: tuple[BuildStep, ...] = ()
-    """In order; the output of the last is what the server loads. Empty: there is no build stage."""
-    notes: tuple[str, ...] = ()
-    """What the user should know of what is built and loaded, though nothing is wrong."""
+from trtllm_hpc.tensorrt_llm.memory import MemoryModel
 
 
 @dataclass(frozen=True)
@@ -65,7 +55,7 @@ class ServerPlan:
 
 
 @dataclass(frozen=True)
-class Front:
+class FrontPlan:
     """The process in front of the servers of a disaggregated run."""
 
     command: tuple[str, ...]
@@ -74,49 +64,20 @@ class Front:
     """Its file, without the addresses that are known only when the servers are ready."""
 
 
-@dataclass(frozen=True)
-class Service:
-    """What is started."""
-
-    servers: tuple[ServerPlan, ...]
-    """The server of each instance; of a disaggregated run the servers of each phase, in the order of
-    ``instances.groups``."""
-    front: Front | None = None
-    """What stands in front of the servers of both phases."""
-
-
-@dataclass(frozen=True)
-class Unused:
-    """What to say of keys that have no effect on a backend, which are all that it does not list."""
-
-    engine: str
-    """Why a key of ``engine`` has none, to follow "is set, but"."""
-    name: str
-    """The backend, to follow "has no effect on"."""
-    fix: str = "remove it"
-    """For keys of other sections."""
-    engine_fix: str = "remove it, or take engine.backend: tensorrtllm"
-    but: tuple[str, ...] = ()
-    """Keys that other rules refuse."""
-
-
 class Backend:
     """One way of serving a model: what is loaded, and what answers.
 
-    A backend says what it has and needs (attributes), and decides eight things (methods). Defaults suit an
-    OpenAI server; one that loads a checkpoint overrides ``loaded_model``.
+    A backend says what it has and needs (attributes), and decides the rest (methods). Defaults suit a server
+    with OpenAI's protocol; a backend that loads a checkpoint overrides ``loaded_model``.
     """
 
     own_keys: ClassVar[Mapping[str, str]] = {}
     """Keys that only backends which list them have; the values end the sentence that refuses the key."""
-    engine_keys: tuple[str, ...] | None = None
-    """Keys of ``engine`` that have an effect; ``None``: every key."""
-    repository_keys: tuple[str, ...] | None = None
-    """Keys of ``repository`` that have an effect; ``None``: every key."""
-    kv_cache_keys: tuple[str, ...] | None = None
-    """Keys of ``kv_cache`` that have an effect; ``None``: every key."""
-    unused: Unused | None = None
-    """How other keys are refused; ``None``: other rules refuse them."""
+    keys: Mapping[str, tuple[str, ...]] = {}
+    """Keys of ``engine``, ``repository`` and ``kv_cache`` that have an effect; of a section that is not here,
+    every key that no rule refuses."""
+    unused_hint = "remove it"
+    """What to do with a key of these sections without effect."""
 
     release_use: ReleaseUse = "none"
     """What the backend needs of TensorRT-LLM's release; with ``none`` it does without upstream's files."""
@@ -132,25 +93,17 @@ class Backend:
     """Whether the ranks of an instance find each other by files in a folder of their own."""
     launcher: str | None = None
     """The program that joins the ranks of a server on Slurm."""
-    profilers: tuple[str, ...] = ()
-    """Profilers (``serve.profile.tool``) that the engine starts and stops."""
 
-    program = "trtllm-serve"
-    """The server's own name, for comments."""
     has_tokenizer = False
     """Whether what is loaded brings its tokenizer."""
     checks_paged_context = False
     """Whether reuse and chunked context need an engine whose prompts are computed over a paged cache."""
-    chunking_keys = "engine.enable_chunked_prefill"
-    """The keys to set so that long prompts are computed in chunks; empty if they always are."""
     text_model: str | None = None
     """Triton's model that takes and gives text; ``None`` where the server has one model only."""
     request_protocol: Literal["openai", "grpc"] = "openai"
     """Over what the companion sends its first request."""
     can_have_gateway = False
     """Whether a gateway of ours can speak OpenAI's protocol, behind the proxy."""
-    why_no_logits: str | None = "OpenAI's protocol returns no logits"
-    """Why requests cannot ask for logits; ``None``: they can."""
     why_no_adapters: str | None = "OpenAI's protocol takes no weights of LoRA adapters"
     """Why requests cannot bring weights of LoRA adapters; ``None``: they can."""
     proxy_kinds: tuple[str, ...] = OPENAI_KINDS
@@ -175,21 +128,27 @@ class Backend:
             job.engine.world_size,
             nodes=serve.nodes,
             gpus_per_node=cluster.gpus_per_node,
-            per_gpu=serve.instances_per_gpu,
             spread=serve.placement == "spread" and cluster.scheduler != "local",
         )
 
-    def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
-        """Return the build stage's steps; ``python`` runs them, in the container if there is one."""
-        return Build()
+    def build_steps(self, facts: JobFacts, layout: Layout, python: str) -> tuple[BuildStep, ...]:
+        """Return the build stage's steps in order; the server loads the output of the last.
 
-    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
-        """Return how the servers are started, and what stands in front of them.
-
-        Raises:
-            RenderError: the job file cannot be served.
+        ``python`` runs them, in the container if there is one. Without steps there is no build stage.
         """
+        return ()
+
+    def notes(self, facts: JobFacts) -> tuple[str, ...]:
+        """Return what the user should know of what is built and loaded, though nothing is wrong."""
+        return ()
+
+    def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
+        """Return the server of each instance; of a disaggregated run the servers of each phase."""
         raise NotImplementedError
+
+    def front(self, job: JobFile) -> FrontPlan | None:
+        """Return what stands in front of the servers of both phases."""
+        return None
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...] | RepositoryRecipe:
         """Return the models of Triton's repository, or how to fill upstream's templates."""
@@ -220,16 +179,14 @@ class TritonBackend(Backend):
 
     proxy_kinds = TRITON_KINDS
     health_path = "/v2/health/ready"
-    program = "tritonserver"
     text_model = "ensemble"
     request_protocol: Literal["openai", "grpc"] = "grpc"
     can_have_gateway = True
-    why_no_logits: str | None = None
     why_no_adapters: str | None = None
     worker_models: tuple[str, ...] = ("tensorrt_llm",)
     """What ranks above 0 load."""
 
-    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
+    def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
         """Return ``tritonserver``: rank 0 with the whole repository, the others with their part."""
         program, *common = self._common(facts, instances.layout)
         listens = _sockets() if facts.job.serve.proxy != "none" else _ports(facts.cluster)
@@ -243,7 +200,7 @@ class TritonBackend(Backend):
             environment=dict(self.environment(facts)),
             launcher=self.launcher if facts.cluster.scheduler == "slurm" else None,
         )
-        return Service((ServerPlan(spec),))
+        return (ServerPlan(spec),)
 
     def environment(self, facts: JobFacts) -> Mapping[str, str]:
         """Return the variables of every rank."""
@@ -262,23 +219,9 @@ class TritonBackend(Backend):
             # Two jobs may share a node, and two ranks too: the prefix carries both.
             "--backend-config=python,shm-region-prefix-name={prefix}",
             *(() if layout.gpus_per_node else ("--allow-gpu-metrics=false",)),
-            *_traces(facts.job),
             *map(literal, self.options(facts, layout)),
             *map(literal, triton.options),
         ]
-
-
-def _traces(job: JobFile) -> list[str]:
-    if job.serve.tracing is None:
-        return []
-    # By default one request of a thousand is traced.
-    traces = (
-        "mode=opentelemetry",
-        "level=TIMESTAMPS",
-        "rate=1",
-        f"opentelemetry,url={job.serve.tracing.endpoint}",
-    )
-    return [literal(f"--trace-config={it}") for it in traces]
 
 
 def _sockets() -> list[str]:
@@ -292,16 +235,18 @@ def _ports(cluster: ClusterProfile) -> list[str]:
     return ports
 
 
-def engine_keys_without_effect(engine: Engine, keys: Collection[str], why: str, hint: str) -> Diagnostics:
-    """Yield the keys of ``engine`` that are set and are not in ``keys``; ``why`` follows "is set, but"."""
-    defaults = DEFAULTS[engine.backend]
-    for name, model_field in Engine.model_fields.items():
-        value = getattr(engine, name)
+def keys_without_effect(
+    job: JobFile, section: str, keys: Collection[str], why: str, hint: str
+) -> Diagnostics:
+    """Yield the keys of a section that are set and are not in ``keys``, with the reason ``why``."""
+    values = getattr(job, section)
+    defaults = DEFAULTS[job.engine.backend] if section == "engine" else {}
+    for name, model_field in type(values).model_fields.items():
+        value = getattr(values, name)
         default = defaults.get(name, model_field.get_default(call_default_factory=True))
-        if name in keys or value == default:
-            continue
-        for key, setting in leaves(f"engine.{name}", value):
-            yield in_job("conflict", key, f"is set, but {why}", hint, setting)
+        if name not in keys and value not in (None, default):
+            for key, setting in leaves(f"{section}.{name}", value):
+                yield in_job("conflict", key, why, hint, setting)
 
 
 def leaves(key: str, value: Any) -> list[tuple[str, Any]]:

@@ -9,16 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from trtllm_hpc.backends.base import (
-    Backend,
-    ServerPlan,
-    Service,
-    Unused,
-)
+from trtllm_hpc.backends.base import Backend, ServerPlan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job, placeholder_problems
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.rules import Excludes, Requires, Rule
+from trtllm_hpc.config.rules import Requires, Rule
 from trtllm_hpc.layout import Instances, Layout
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.server_spec import ServerSpec, expand, literal
@@ -30,11 +25,8 @@ instance, and where the processes of the instance meet."""
 _ENGINE_PLACEHOLDERS = ("tensor_parallel", "pipeline_parallel", "max_seq_len", "max_batch_size")
 IN_JOB = ("model", "name", *_ENGINE_PLACEHOLDERS)
 """Placeholders that stand for keys of the job file."""
-OF_LAYOUT = ("nodes", "gpus_per_node")
-"""Placeholders that stand for the layout of one instance."""
-PLACEHOLDERS = (*ON_NODE, *IN_JOB, *OF_LAYOUT)
-
-_ENGINE_KEYS = ("backend", "max_input_len", *_ENGINE_PLACEHOLDERS)
+PLACEHOLDERS = (*ON_NODE, *IN_JOB, "nodes", "gpus_per_node")
+"""The last two stand for the layout of one instance."""
 
 
 def _values(job: JobFile, layout: Layout) -> dict[str, str]:
@@ -48,14 +40,6 @@ def _values(job: JobFile, layout: Layout) -> dict[str, str]:
     }
     known = {key: literal(str(value)) for key, value in values.items() if value is not None}
     return known | {key: f"{{{key}}}" for key in ON_NODE}
-
-
-def _commands(job: JobFile) -> Mapping[str, list[str]]:
-    worker = job.serve.worker_command
-    return {
-        "serve.command": job.serve.command,
-        **({} if worker is None else {"serve.worker_command": worker}),
-    }
 
 
 def command_has_a_port(facts: JobFacts) -> Diagnostics:
@@ -72,7 +56,8 @@ def placeholders_have_values(facts: JobFacts) -> Diagnostics:
     known = _values(job, Layout(1, 1, 1, 0))
     keys = {name: "model.path" if name == "model" else f"engine.{name}" for name in IN_JOB}
     unset = {name: key for name, key in keys.items() if name not in known}
-    for field, words in _commands(job).items():
+    commands = {"serve.command": job.serve.command, "serve.worker_command": job.serve.worker_command or []}
+    for field, words in commands.items():
         yield from placeholder_problems(field, words, [it for it in PLACEHOLDERS if it in known], unset)
 
 
@@ -89,24 +74,17 @@ def node_rank_is_passed(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", field, message, hint)
 
 
-_INTO_COMMAND = "remove it, and write the server's own option into serve.command"
-
-
-class Command(Backend):
+class CommandServer(Backend):
     """A server that the job file starts by ``serve.command``."""
 
-    engine_keys = _ENGINE_KEYS
-    repository_keys = ()
-    kv_cache_keys = ()
-    unused = Unused(
-        "serve.command has the server's own options",
-        "the backend command",
-        fix=_INTO_COMMAND,
-        engine_fix=_INTO_COMMAND,
-    )
+    keys: Mapping[str, tuple[str, ...]] = {
+        "engine": ("backend", "max_input_len", *_ENGINE_PLACEHOLDERS),
+        "repository": (),
+        "kv_cache": (),
+    }
+    unused_hint = "remove it, and write the server's own option into serve.command"
     memory = None
     uses_mpi = False
-    program = "server"
     own_keys: ClassVar[Mapping[str, str]] = {"serve.command": "", "serve.worker_command": ""}
     rules: tuple[Rule, ...] = (
         Requires("engine.backend", "serve.command",
@@ -114,8 +92,6 @@ class Command(Backend):
                  'set it, e.g. to ["vllm", "serve", "{{model}}", "--host", "{{address}}", '
                  '"--port", "{{port}}"]',
                  code="missing", at="serve.command"),
-        Excludes("serve.tracing", "", "serve.command has the server's own options",
-                 "remove serve.tracing and add the option to serve.command"),
         *(command_has_a_port, placeholders_have_values, node_rank_is_passed),
     )  # fmt: skip
 
@@ -124,7 +100,7 @@ class Command(Backend):
         ranks = super().topology(job, cluster)
         return replace(ranks, layout=replace(ranks.layout, world_size=ranks.layout.nodes, ranks_per_node=1))
 
-    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
+    def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
         """Return the job file's own command."""
         job = facts.job
         values = _values(job, instances.layout)
@@ -135,10 +111,9 @@ class Command(Backend):
             worker=None if worker is None else expand(worker, values),
             model=job.model.path,
             tokenizer=job.model.tokenizer,
-            health=job.serve.health_path,
-            generate=None,
+            health=Backend.health_path,
         )
-        return Service((ServerPlan(spec),))
+        return (ServerPlan(spec),)
 
     def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
         """Return the model's folder."""

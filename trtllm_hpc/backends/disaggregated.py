@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trtllm_hpc.backends.base import Front, Service
+from trtllm_hpc.backends.base import FrontPlan, ServerPlan
 from trtllm_hpc.backends.llm_api import pytorch_arguments
-from trtllm_hpc.backends.llm_api_rules import TRACES, block_tokens, longest_prompt
+from trtllm_hpc.backends.llm_api_rules import block_tokens, longest_prompt
 from trtllm_hpc.backends.trtllm_serve import TrtllmServe, server_plan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
@@ -23,10 +23,8 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import FRONT, SERVER, unknown_keys, wrong_values
 
-_BACKEND_KEY = "1.0.0"
-"""From this release on the file names how the KV cache is sent; before, a variable did."""
-_BUFFER_TOKENS = 2048
-"""Upstream's own examples before that release, where the size had to be given."""
+_OLDEST = "1.0.0"
+"""From this release on the servers' file names how the KV cache is sent; before, variables did."""
 _CPP_RUNTIME = "1.4.0rc1"
 """From this version on a Python transceiver is the default, which needs NIXL (TensorRT-LLM 18134)."""
 _EVENTS = 1024
@@ -34,34 +32,17 @@ _EVENTS = 1024
 
 _BUFFER_SIZED = "1.3.0rc3"
 """From this version on upstream itself makes a buffer of ``max_seq_len`` tokens (TensorRT-LLM 11082)."""
-_CONVERSATIONS = "1.3.0rc4"
-"""1.3.0rc3 does not have the router; a later version of 2026 brought it (TensorRT-LLM 12526)."""
-_WRITTEN = {"backend", "hostname", "port", "disagg_cluster", "context_servers", "generation_servers"}
-"""Keys of the front's file that the plan knows better."""
-
-
-def _front(job: JobFile, phases: Phases) -> Front:
-    start_s = f"--server_start_timeout={job.serve.ready_timeout_seconds}"
-    command = (SERVER, "disaggregated", start_s, f"--request_timeout={phases.request_timeout_seconds}")
-    router = {} if phases.router is None else {"router": {**phases.router_args, "type": phases.router}}
-    servers = {f"{role}_servers": {"num_instances": phase.servers, **router} for role, phase in phases.roles}
-    url = None if job.serve.tracing is None else job.serve.tracing.endpoint
-    traces = {} if url is None else {"otlp_config": {TRACES.removeprefix("--"): url}}
-    return Front(command, {"backend": "pytorch", **traces, **phases.front, **servers})
 
 
 def _transfer_keys(facts: JobFacts, role: str) -> dict[str, Any]:
     """Return the LLM API's keys of a server of one phase."""
     phases = facts.job.serve.disaggregated
     assert phases is not None
-    if _names_backend(facts):
-        transceiver: dict[str, Any] = {"backend": phases.kv_transfer}
-        if phases.kv_transfer_tokens is not None:
-            transceiver["max_tokens_in_buffer"] = phases.kv_transfer_tokens
-        if phases.kv_transfer == "UCX" and facts.image_is_at_least(_CPP_RUNTIME):
-            transceiver["transceiver_runtime"] = "CPP"
-    else:
-        transceiver = {"max_num_tokens": phases.kv_transfer_tokens or _BUFFER_TOKENS}
+    transceiver: dict[str, Any] = {"backend": phases.kv_transfer}
+    if phases.kv_transfer_tokens is not None:
+        transceiver["max_tokens_in_buffer"] = phases.kv_transfer_tokens
+    if phases.kv_transfer == "UCX" and facts.image_is_at_least(_CPP_RUNTIME):
+        transceiver["transceiver_runtime"] = "CPP"
     # A context server hands the cache over after each step, which must be over then.
     overlap = {"disable_overlap_scheduler": True} if role == "context" else {}
     events = {"event_buffer_max_size": _EVENTS} if phases.router == "kv_cache_aware" else {}
@@ -80,10 +61,6 @@ def _with_buffer(job: JobFile) -> JobFile:
     return job.model_copy(update={"serve": job.serve.model_copy(update={"disaggregated": sized})})
 
 
-def _names_backend(facts: JobFacts) -> bool:
-    return facts.release is None or facts.release.at_least(_BACKEND_KEY)
-
-
 def topology_of(phases: Phases, job: JobFile, cluster: ClusterProfile) -> Instances:
     """Return a group of servers for each phase."""
     wanted = [
@@ -100,25 +77,13 @@ def topology_of(phases: Phases, job: JobFile, cluster: ClusterProfile) -> Instan
 
 
 def servers_can_be_split(facts: JobFacts) -> Diagnostics:
-    """The servers of two phases are as many as the nodes hold, and as must live at least."""
+    """The servers of two phases are as many as the nodes hold."""
     job, cluster, serve = facts.job, facts.cluster, facts.job.serve
     phases = serve.disaggregated
     if phases is None:
         return
-    for name, phase in phases.roles:
-        if phase.minimum_servers is not None and phase.minimum_servers > phase.servers:
-            field = f"serve.disaggregated.{name}.minimum_servers"
-            message, hint = (
-                f"is more than the phase has ({phase.servers})",
-                f"set it to {phase.servers} or less",
-            )
-            yield in_job("conflict", field, message, hint, phase.minimum_servers)
     needed = topology_of(phases, job, cluster).nodes
-    if serve.nodes is not None and serve.nodes != needed and cluster.phases is not None:
-        message = f"the servers of both phases take {needed} nodes, some for each phase as the profile says"
-        hint = f"set it to {needed}, or leave it out; serve.placement: spread gives each server its own"
-        yield in_job("conflict", "serve.nodes", message, hint, serve.nodes)
-    elif serve.nodes is not None and serve.nodes != needed:
+    if serve.nodes is not None and serve.nodes != needed:
         message = f"the servers of both phases take {needed} nodes of {cluster.gpus_per_node} GPUs"
         hint = f"set it to {needed}, or leave it out; serve.placement: spread gives each server its own"
         yield in_job("conflict", "serve.nodes", message, hint, serve.nodes)
@@ -131,15 +96,9 @@ def kv_cache_can_be_sent(facts: JobFacts) -> Diagnostics:
         return
     if facts.release is not None and facts.assumed_release is None:
         words = {"cache_transceiver_config": {"backend": phases.kv_transfer}}
-        for _, message, remedy in wrong_values(facts.release, words) if phases.kv_transfer != "MPI" else ():
-            field = "serve.disaggregated.kv_transfer"
-            yield in_job(
-                "release",
-                field,
-                f"TensorRT-LLM {facts.release.version}: {message}",
-                remedy,
-                phases.kv_transfer,
-            )
+        for _, message, remedy in wrong_values(facts.release, words):
+            field, why = "serve.disaggregated.kv_transfer", f"TensorRT-LLM {facts.release.version}: {message}"
+            yield in_job("release", field, why, remedy, phases.kv_transfer)
     fails = facts.image_is_at_least(_BUFFER_SIZED) is False and phases.kv_transfer in ("DEFAULT", "NIXL")
     if fails and phases.kv_transfer_tokens is None and longest_prompt(job) is None:
         message = f"NIXL fails here on prompts longer than its buffer, before TensorRT-LLM {_BUFFER_SIZED}"
@@ -152,11 +111,7 @@ def front_keys_are_taken(facts: JobFacts) -> Diagnostics:
     phases, section = facts.job.serve.disaggregated, "serve.disaggregated"
     if phases is None:
         return
-    for key in sorted(_WRITTEN & phases.front.keys()):
-        message = "is a key of the front's file that the plan writes"
-        yield in_job("conflict", f"{section}.{FRONT}.{key}", message, "remove it")
-    further = {key: value for key, value in phases.front.items() if key not in _WRITTEN}
-    for it in unknown_keys(facts.release, further, FRONT) if facts.assumed_release is None else ():
+    for it in unknown_keys(facts.release, phases.front, FRONT) if facts.assumed_release is None else ():
         version = f"TensorRT-LLM {facts.release.version}: it " if facts.release else ""
         hint = "remove it, or take an image that has it (serve.image)"
         if it.suggestion and it.suggestion.startswith(f"{FRONT}."):
@@ -164,20 +119,15 @@ def front_keys_are_taken(facts: JobFacts) -> Diagnostics:
         yield in_job("unknown-key", f"{section}.{it.path}", f"{version}{it.message}", hint)
 
 
-def router_is_there(facts: JobFacts) -> Diagnostics:
-    """The front has the router, and the router its arguments."""
-    phases, field = facts.job.serve.disaggregated, "serve.disaggregated.router"
-    if phases is None:
-        return
-    if phases.router_args.get("use_tokens"):
-        message = "the router would fail at every chat, and at every request of the generation phase"
-        yield in_job("conflict", f"{field}_args.use_tokens", message, "remove it", True)
-    if phases.router == "conversation" and facts.image_is_at_least(_CONVERSATIONS) is False:
-        message = "the image's TensorRT-LLM is older than this router, which came after 1.3.0rc3"
-        yield in_job("release", field, message, "take kv_cache_aware, or a later image (serve.image)")
+def release_has_phases(facts: JobFacts) -> Diagnostics:
+    """The release's servers read from their file how the KV cache is sent."""
+    release = facts.release
+    if release is not None and not release.at_least(_OLDEST):
+        message = f"phases of {SERVER} need TensorRT-LLM {_OLDEST} or later, not {release.version}"
+        yield in_job("release", "serve.mode", message, "take a later image (serve.image)")
 
 
-class Disaggregated(TrtllmServe):
+class DisaggregatedTrtllmServe(TrtllmServe):
     """Servers of both phases, on any number of nodes, behind upstream's front."""
 
     rules: tuple[Rule, ...] = (
@@ -194,18 +144,11 @@ class Disaggregated(TrtllmServe):
         Excludes("serve.renew", "",
                  "while the proxy lets requests end, the front could not reach the servers through it",
                  "set it to false"),
-        Excludes("serve.minimum_instances", "", "has no effect on servers of two phases",
-                 "set serve.disaggregated.context.minimum_servers, or generation.minimum_servers"),
-        Excludes("serve.disaggregated.kv_transfer=MPI", "",
-                 "MPI sends within one world of ranks, and each server has a world of its own",
-                 "take UCX, NIXL or DEFAULT"),
-        Requires("serve.disaggregated.router_args", "serve.disaggregated.router",
-                 "arguments need the router that takes them", "set serve.disaggregated.router, or remove it"),
-        Excludes("serve.disaggregated.context.engine serve.disaggregated.context.instances", "",
-                 "has no effect on a context phase with trtllm-serve", "remove it"),
-        Excludes("serve.disaggregated.generation.engine serve.disaggregated.generation.instances", "",
-                 "has no effect on a generation phase with trtllm-serve", "remove it"),
-        *(servers_can_be_split, kv_cache_can_be_sent, front_keys_are_taken, router_is_there),
+        Excludes("serve.disaggregated.context.engine serve.disaggregated.context.instances "
+                 "serve.disaggregated.generation.engine serve.disaggregated.generation.instances", "",
+                 "has no effect on a phase with trtllm-serve", "remove it"),
+        *(release_has_phases, servers_can_be_split, kv_cache_can_be_sent),
+        front_keys_are_taken,
     )  # fmt: skip
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
@@ -214,17 +157,27 @@ class Disaggregated(TrtllmServe):
         # A rule refuses a job file without phases.
         return super().topology(job, cluster) if phases is None else topology_of(phases, job, cluster)
 
-    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
-        """Return the servers of each phase, and upstream's front."""
+    def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
+        """Return the servers of each phase."""
         phases, job = facts.job.serve.disaggregated, _with_buffer(facts.job)
         assert phases is not None
         # Upstream's own scripts for Slurm unset it: the KV cache goes by other ways than MPI.
         environment: dict[str, str | None] = {"UCX_TLS": None}
-        if not _names_backend(facts):
-            environment["TRTLLM_USE_UCX_KVCACHE"] = "1"
         servers = []
         for (role, phase), group in zip(phases.roles, instances.groups, strict=True):
             of_phase = replace(facts, job=job.with_phase(phase))
             known, further = pytorch_arguments(of_phase.job, paths), _transfer_keys(of_phase, role)
             servers.append(server_plan(of_phase, group.layout, known, further, paths, role, environment))
-        return Service(tuple(servers), _front(job, phases))
+        return tuple(servers)
+
+    def front(self, job: JobFile) -> FrontPlan | None:
+        """Return upstream's front."""
+        phases = job.serve.disaggregated
+        assert phases is not None
+        start_s = f"--server_start_timeout={job.serve.ready_timeout_seconds}"
+        command = (SERVER, "disaggregated", start_s, f"--request_timeout={phases.request_timeout_seconds}")
+        router = {} if phases.router is None else {"router": {**phases.router_args, "type": phases.router}}
+        servers = {
+            f"{role}_servers": {"num_instances": phase.servers, **router} for role, phase in phases.roles
+        }
+        return FrontPlan(command, {"backend": "pytorch", **phases.front, **servers})

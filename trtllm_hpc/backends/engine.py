@@ -6,7 +6,6 @@ What only engines need is in ``engines/``, imported when a job has an engine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from packaging.version import Version
@@ -14,22 +13,21 @@ from packaging.version import Version
 from trtllm_hpc.backends import llm_api_rules, shared_rules
 from trtllm_hpc.backends.base import (
     Backend,
-    Build,
     ServedEngine,
-    Service,
+    ServerPlan,
     TritonBackend,
-    engine_keys_without_effect,
 )
 from trtllm_hpc.backends.llm_api import arguments, given
 from trtllm_hpc.backends.trtllm_serve import server_plan
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.config.diagnostics import Diagnostics
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.engine_cache.build_recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import engine_backend
@@ -40,14 +38,6 @@ if TYPE_CHECKING:
 _MPI_KV_CACHE = "0.18.0", "0.20.0"
 """From the first release until the one before the second, only a variable makes disaggregated serving send
 the KV cache by MPI (upstream's disaggregated_serving/README.md of 0.18.2 and 0.19.0)."""
-_BESIDE_COMMANDS = (
-    *("backend", "tensorrt_llm_version", "tensor_parallel", "pipeline_parallel", "context_parallel"),
-    *("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width", "dtype"),
-    *("gather_context_logits", "gather_generation_logits", "max_lora_rank", "encoder_decoder"),
-    *("enable_chunked_prefill", "capacity_scheduler_policy", "multi_block_mode", "context_fmha_fp32_acc"),
-    "llm_api",
-)
-"""Keys of ``engine`` for placeholders, for the server, or by which the checks know what was built."""
 _NO_POOLS_SINCE = "24.06"
 """From the tag after this one on, an orchestrator's server must not take GPU memory for itself
 (upstream's ``launch_triton_server.py``, ``check_triton_version``)."""
@@ -58,9 +48,7 @@ class EngineBackend(Backend):
 
     release_use = "exact"
     checks_paged_context = True
-    chunking_keys = f"engine.paged_context_fmha and {Backend.chunking_keys}"
     own_keys: ClassVar[Mapping[str, str]] = {"build.commands": ", which takes no engine of TensorRT-LLM"}
-    profilers = ("nsys",)
 
     def facts(self, job: JobFile, cluster: ClusterProfile) -> EngineFacts:
         """Return the facts of the engine, too."""
@@ -77,21 +65,27 @@ class EngineBackend(Backend):
             shared_rules.release_is_known,
             shared_rules.backend_is_there,
             built_model_is_named,
-            commands_have_the_options,
             shared_rules.experts_divide,
             shared_rules.gpu_computes_type,
             *build_rules.OF_PROGRAMS,
             *build_rules.OF_KEYS,
         )
 
-    def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
+    def build_steps(self, facts: JobFacts, layout: Layout, python: str) -> tuple[BuildStep, ...]:
         """Return the steps from the model to its engine."""
         if facts.job.engine.directory is not None:
-            return Build()
-        from trtllm_hpc.engines.build_steps import make_notes, make_steps
+            return ()
+        from trtllm_hpc.engines.build_steps import make_steps
 
-        engine_facts = _engine_facts(facts)
-        return Build(make_steps(engine_facts, layout), make_notes(engine_facts))
+        return make_steps(_engine_facts(facts), layout)
+
+    def notes(self, facts: JobFacts) -> tuple[str, ...]:
+        """Return what the build's command lines leave out or assume."""
+        if facts.job.engine.directory is not None:
+            return ()
+        from trtllm_hpc.engines.build_steps import make_notes
+
+        return make_notes(_engine_facts(facts))
 
     def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
         """Return the one engine."""
@@ -104,31 +98,19 @@ def built_model_is_named(facts: JobFacts) -> Diagnostics:
         yield from shared_rules.model_is_named(facts)
 
 
-def commands_have_the_options(facts: JobFacts) -> Diagnostics:
-    """Keys for the toolkit's own command lines have no effect beside build.commands."""
-    job, why = facts.job, "build.commands builds the engine"
-    if not job.build.commands:
-        return
-    hint = "remove it; an option of the build goes into build.commands"
-    yield from engine_keys_without_effect(job.engine, _BESIDE_COMMANDS, why, hint)
-    if job.model.family is not None:
-        yield in_job("conflict", "model.family", f"is set, but {why}", hint, job.model.family)
-
-
 class TrtllmServeEngine(EngineBackend):
     """``trtllm-serve`` with an engine."""
 
-    repository_keys = ()
-    kv_cache_keys = llm_api_rules.KV_CACHE_KEYS
-    unused = llm_api_rules.UNUSED
+    keys: Mapping[str, tuple[str, ...]] = {"repository": (), "kv_cache": llm_api_rules.KV_CACHE_KEYS}
+    unused_hint = llm_api_rules.UNUSED_HINT
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         """The rules of engines, and those of the LLM API that do not depend on what is loaded."""
-        of_server = (*llm_api_rules.WITHOUT_REPOSITORY, llm_api_rules.llm_api_leaves_the_plan)
-        return (*llm_api_rules.OF_SERVER, *super().rules, *of_server)
+        own = (llm_api_rules.server_is_there, llm_api_rules.llm_api_leaves_the_plan)
+        return (*super().rules, *own)
 
-    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
+    def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
         """Return the command of every rank, with the engine and the model's tokenizer."""
         job = facts.job
         known = {
@@ -137,14 +119,16 @@ class TrtllmServeEngine(EngineBackend):
             "backend": engine_backend(facts.release),
             **arguments(job),
         }
-        return Service((server_plan(facts, instances.layout, given(known), {}, paths),))
+        return (server_plan(facts, instances.layout, given(known), {}, paths),)
 
 
 class TritonEngine(EngineBackend, TritonBackend):
     """An engine behind Triton's C++ or Python backend, in leader mode: a server a rank, rank 0 answers."""
 
-    engine_keys = tuple(key for key in Engine.model_fields if key != "llm_api")
-    repository_keys: tuple[str, ...] | None = tuple(key for key in Repository.model_fields if key != "models")
+    keys: Mapping[str, tuple[str, ...]] = {
+        "engine": tuple(key for key in Engine.model_fields if key != "llm_api"),
+        "repository": tuple(key for key in Repository.model_fields if key != "models"),
+    }
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -155,7 +139,7 @@ class TritonEngine(EngineBackend, TritonBackend):
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
         """Return how to fill the release's templates."""
-        from trtllm_hpc.engines.repository import recipe
+        from trtllm_hpc.engines.template_values import recipe
 
         assert facts.release is not None
         return recipe(_engine_facts(facts), facts.release, paths)
@@ -164,7 +148,8 @@ class TritonEngine(EngineBackend, TritonBackend):
 class Orchestrator(TritonEngine):
     """One server spawns the workers of several copies of the engine."""
 
-    repository_keys = None
+    keys: Mapping[str, tuple[str, ...]] = {"engine": TritonEngine.keys["engine"]}
+
     spawns_workers = True
     worker_models = ()
 
@@ -219,31 +204,14 @@ class TritonDisaggregated(TritonEngine):
         ranks = 1 + sum(map(len, copies))
         return Instances(1, 1, one_node(ranks, _gpus_named(copies, cluster)))
 
-    def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
-        """Return the steps of the context's engine, and of the generation's if that differs."""
-        from trtllm_hpc.engines.build_steps import GENERATION, make_steps, with_variant
-        from trtllm_hpc.engines.facts import generation_of
-
-        context, generation = super().build(facts, layout, python), generation_of(facts.job)
-        if generation is None or not context.steps:
-            return context
-        steps = make_steps(_engine_facts(replace(facts, job=generation)), layout)
-        # Adapters are converted once, whatever the engine.
-        further = with_variant([step for step in steps if step.name != "lora"], GENERATION)
-        return Build((*further, *context.steps), context.notes)
-
     def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
         """Return the engines of both phases, without the same one twice."""
-        from trtllm_hpc.engines.build_steps import GENERATION_STEP
-        from trtllm_hpc.engines.facts import generation_of
-
-        phases, own = job.serve.disaggregated, _engine(job, paths)
+        phases = job.serve.disaggregated
         if phases is None:
             return super().served_engines(job, paths)
-        second = own if generation_of(job) is None else str(paths.side_output(GENERATION_STEP))
         served = [
-            ServedEngine(phase.engine or built, len(phase.instances[0]))
-            for phase, built in ((phases.context, own), (phases.generation, second))
+            ServedEngine(phase.engine or _engine(job, paths), len(phase.instances[0]))
+            for _, phase in phases.roles
         ]
         return tuple(dict.fromkeys(served))
 

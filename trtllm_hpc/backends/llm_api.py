@@ -7,31 +7,22 @@ upstream's ``model.py`` tells Triton (TensorRT-LLM, ``triton_backend/all_models/
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
-from pathlib import PurePosixPath
+from collections.abc import Mapping
 from typing import Any
 
 from trtllm_hpc.backends import llm_api_rules
-from trtllm_hpc.backends.base import Backend, Build, TritonBackend
+from trtllm_hpc.backends.base import Backend, TritonBackend
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.rules import Rule
-from trtllm_hpc.errors import RenderError
-from trtllm_hpc.layout import Instances, Layout, one_node
+from trtllm_hpc.layout import Instances, one_node
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
 
 LAUNCHER = "trtllm-llmapi-launch"
 """Joins the ranks of the LLM API; in the container from 0.19 on (``tensorrt_llm/llmapi``)."""
 _TEMPLATE = "llmapi/tensorrt_llm"
-_QUANTIZER = 1
-"""To be counted up when ``runtime/quantize.py`` writes something else than before."""
-_WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
-"""What YAML 1.1, which upstream reads with, takes for something else than text."""
 
 
 class PyTorchBackend(Backend):
@@ -39,11 +30,8 @@ class PyTorchBackend(Backend):
 
     release_use = "nearest"
     rules: tuple[Rule, ...] = llm_api_rules.RULES
-    profilers = ("torch", "nsys")
-    engine_keys = llm_api_rules.ENGINE_KEYS
-    repository_keys: tuple[str, ...] = ()
-    kv_cache_keys = llm_api_rules.KV_CACHE_KEYS
-    unused = llm_api_rules.UNUSED
+    keys: Mapping[str, tuple[str, ...]] = llm_api_rules.KEYS
+    unused_hint = llm_api_rules.UNUSED_HINT
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
         """Return one task without Slurm, where there is no launcher: the LLM API starts its own workers."""
@@ -51,27 +39,31 @@ class PyTorchBackend(Backend):
             return Instances(1, 1, one_node(1, job.engine.world_size if cluster.gpus_per_node else 0))
         return super().topology(job, cluster)
 
-    def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
-        """Return the step that quantizes the checkpoint, if the job file asks for it."""
-        is_wanted = facts.job.engine.quantization.method is not None
-        return Build((quantize_step(facts, python),) if is_wanted else (), _notes(facts))
+    def notes(self, facts: JobFacts) -> tuple[str, ...]:
+        """Return what is assumed of an image that is newer than every known release."""
+        if facts.assumed_release is None or facts.release is None:
+            return ()
+        why = facts.assumed_release.message.rstrip(".")
+        return (
+            f"{why}: options and keys are assumed to be those of {facts.release.version}, the nearest known "
+            "release",
+        )
 
     def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
-        """Return the folder of the checkpoint: the named one, or what the build stage makes of it."""
-        return loaded_model(job, paths)
+        """Return the folder of the checkpoint."""
+        return job.model.path
 
 
 class TritonLlmApi(PyTorchBackend, TritonBackend):
     """The LLM API as upstream's model of Triton."""
 
-    repository_keys = llm_api_rules.REPOSITORY_KEYS
+    keys: Mapping[str, tuple[str, ...]] = {**llm_api_rules.KEYS, "repository": ("decoupled",)}
     text_model = "tensorrt_llm"
     worker_models = ()
     # Upstream's model takes other requests than ensemble.
     can_have_gateway = False
     # Without it each server would spawn workers, which Slurm's PMIx refuses.
     launcher = LAUNCHER
-    why_no_logits = "the LLM API's model returns no logits"
     why_no_adapters = "the LLM API's model takes no weights of LoRA adapters"
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
@@ -84,81 +76,17 @@ class TritonLlmApi(PyTorchBackend, TritonBackend):
         return RepositoryRecipe(facts.release.version, (model,))
 
 
-def _notes(facts: JobFacts) -> tuple[str, ...]:
-    """Return what is deprecated, and what is assumed of an image that is newer than all known."""
-    given, notes = facts.job.engine.llm_api, []
-    moe = given.get("moe_config")
-    is_triton = isinstance(moe, dict) and moe.get("backend") == "TRITON"
-    if is_triton and facts.image_is_at_least("1.3") is not False:
-        notes.append("moe_config.backend TRITON is deprecated from TensorRT-LLM 1.3 on; CUTLASS replaces it")
-    if facts.assumed_release is None or facts.release is None:
-        return tuple(notes)
-    notes.append(
-        f"{facts.assumed_release.message.rstrip('.')}: options and keys are assumed to be those of "
-        f"{facts.release.version}, the nearest known release"
-    )
-    near = {key.path for key in unknown_keys(facts.release, given)}
-    strange = [key.path for key in unknown_keys(None, given) if key.path in near]
-    if strange:
-        names = ", ".join(f"engine.llm_api.{path}" for path in strange)
-        notes.append(f"passed on as written, since no release known here has them: {names}")
-    return tuple(notes)
-
-
-def loaded_model(job: JobFile, paths: RunPaths) -> str | None:
-    """Return the folder of the checkpoint; ``None`` if the job file names none.
-
-    ``trtllm-serve`` calls the model by the last part of this name.
-    """
-    if job.model.path is None or job.engine.quantization.method is None:
-        return job.model.path
-    return f"{paths.engine}/{_quantized(job)}"
-
-
-def quantize_step(facts: JobFacts, python: str) -> BuildStep:
-    """Return the step that quantizes the model's checkpoint."""
-    wanted, release = facts.job.engine.quantization, facts.release
-    values = {option: getattr(wanted, key) for key, option in llm_api_rules.QUANTIZATION_OPTIONS.items()}
-    command: tuple[Argument, ...] = (
-        *(python, Placeholder("run", "/runtime.pyz"), "quantize"),
-        *("--model", Placeholder("model"), "--output", Placeholder("output", f"/{_quantized(facts.job)}")),
-        *("--method", str(wanted.method)),
-        *(word for option, value in values.items() if value is not None for word in (option, str(value))),
-    )
-    dataset = wanted.calibration_dataset
-    return BuildStep(
-        "quantize",
-        (command,),
-        inputs=("model", *(() if dataset is None else (dataset,))),
-        identity={"tensorrt_llm": None if release is None else release.version, "writer": _QUANTIZER},
-    )
-
-
-def _quantized(job: JobFile) -> str:
-    """Return the name of the quantized checkpoint's folder."""
-    return f"{PurePosixPath(job.model.path or job.name).name}-{job.engine.quantization.method}"
-
-
 def model_yaml(job: JobFile, paths: RunPaths) -> str:
-    """Return the text of ``model.yaml``.
-
-    Raises:
-        RenderError: there is no model to load.
-    """
+    """Return the text of ``model.yaml``."""
     # Upstream's model takes one request at a time, and batches inside.
     triton = {"max_batch_size": 0, "decoupled": job.repository.decoupled}
     return yaml_text({**pytorch_arguments(job, paths), "triton_config": triton}, job.engine.llm_api)
 
 
 def pytorch_arguments(job: JobFile, paths: RunPaths) -> dict[str, Any]:
-    """Return the arguments of the LLM API on PyTorch that the job file's own keys mean.
-
-    Raises:
-        RenderError: there is no model to load.
-    """
-    engine, model = job.engine, loaded_model(job, paths)
-    if model is None:
-        raise RenderError("The LLM API loads the model itself, and none is named.", hint="set model.path")
+    """Return the arguments of the LLM API on PyTorch that the job file's own keys mean."""
+    engine, model = job.engine, job.model.path
+    assert model is not None, "a rule refuses a job without a model"
     dtype = None if engine.dtype == "auto" else engine.dtype
     own = {"model": model, "tokenizer": job.model.tokenizer, "backend": "pytorch", "dtype": dtype}
     return given({**own, **arguments(job)})
@@ -169,7 +97,7 @@ def arguments(job: JobFile) -> dict[str, Any]:
     engine, keys = job.engine, job.kv_cache
     policy = engine.capacity_scheduler_policy
     cache = {
-        "free_gpu_memory_fraction": job.kv_cache_fraction,
+        "free_gpu_memory_fraction": keys.free_gpu_memory_fraction,
         "max_tokens": keys.max_tokens,
         "enable_block_reuse": keys.enable_block_reuse,
         "host_cache_size": keys.host_cache_size,
@@ -194,8 +122,12 @@ def arguments(job: JobFile) -> dict[str, Any]:
 
 
 def yaml_text(values: Mapping[str, Any], further: Mapping[str, Any]) -> str:
-    """Return both as YAML; where both have a value it is the second one's."""
-    return "".join(_lines(merged(values, further)))
+    """Return both as YAML; where both have a value it is the second one's.
+
+    It is JSON, in ASCII: upstream's model opens the file in the locale's encoding, which in a Triton stub is
+    ASCII.
+    """
+    return f"{json.dumps(merged(values, further), indent=2)}\n"
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,31 +144,3 @@ def merged(values: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, A
             value = merged(before, value)
         both[key] = value
     return both
-
-
-def _lines(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield f"{indent}{_key(key)}:\n"
-            yield from _lines(value, indent + "  ")
-        else:
-            yield f"{indent}{_key(key)}: {_scalar(value)}\n"
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[a-z]+(_[a-z]+)*", key) and key not in _WORDS else _scalar(key)
-
-
-def _scalar(value: Any) -> str:
-    """A value as JSON, which YAML reads alike, in ASCII.
-
-    Upstream's model opens the file in the locale's encoding, which in a Triton
-    stub is ASCII.
-    """
-    text = json.dumps(value, ensure_ascii=False)
-    return re.sub(r"[^\x20-\x7e]", lambda match: _escaped(ord(match[0])), text)
-
-
-def _escaped(code: int) -> str:
-    # Not by JSON's pairs of surrogates, which YAML reads as two characters.
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtllm_hpc.backends.base import Unused, leaves
 from trtllm_hpc.backends.shared_rules import (
     backend_is_there,
     experts_divide,
@@ -17,19 +16,9 @@ from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import PHASE_KEYS, JobFile
 from trtllm_hpc.config.rules import Excludes
-from trtllm_hpc.runtime.quantize import CACHE_FORMATS, FORMATS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.llm_api import SERVER, serve_options, unknown_keys, wrong_values
+from trtllm_hpc.tensorrt_llm.llm_api import SERVER, unknown_keys, wrong_values
 
-ENGINE_KEYS = (
-    *("backend", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
-    *("tensorrt_llm_version", "pipeline_parallel", "context_parallel", "moe_tensor_parallel"),
-    *("moe_expert_parallel", "max_input_len", "max_seq_len", "max_beam_width", "llm_api", "quantization"),
-    *("enable_chunked_prefill", "capacity_scheduler_policy"),
-)
-"""Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
-REPOSITORY_KEYS = ("decoupled",)
-"""With Triton; ``trtllm-serve`` has no model repository."""
 _REFERENCE = "TorchLlmArgs of nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
 _OWN_KEYS = {
     "model": "model.path",
@@ -45,63 +34,18 @@ KV_CACHE_KEYS = (
     *("free_gpu_memory_fraction", "max_tokens", "enable_block_reuse", "host_cache_size"),
     *("max_attention_window", "sink_token_length"),
 )
-
-QUANTIZATION_OPTIONS = {
-    "kv_cache": "--kv-cache",
-    "calibration_dataset": "--calibration-dataset",
-    "calibration_size": "--calibration-size",
-    "batch_size": "--batch-size",
+KEYS = {
+    "engine": (
+        *("backend", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
+        *("tensorrt_llm_version", "pipeline_parallel", "context_parallel", "moe_tensor_parallel"),
+        *("moe_expert_parallel", "max_input_len", "max_seq_len", "max_beam_width", "llm_api"),
+        *("enable_chunked_prefill", "capacity_scheduler_policy"),
+    ),
+    "repository": (),
+    "kv_cache": KV_CACHE_KEYS,
 }
-QUANTIZATION_KEYS = ("method", *QUANTIZATION_OPTIONS)
-"""Keys of ``engine.quantization`` that the build step knows."""
-TRACES = "--otlp_traces_endpoint"
-UNUSED = Unused(
-    "the LLM API builds no engine that this could change",
-    "the LLM API",
-    "remove it; further arguments of LLM() go into engine.llm_api",
-    but=("engine.directory", *(f"repository.{key}" for key in ("decoupled", "parameters", "instances"))),
-)
-
-
-def one_world_of_ranks(facts: JobFacts) -> Diagnostics:
-    """The LLM API serves with one instance of Triton's model."""
-    instances = facts.job.repository.instances
-    if instances > 1:
-        message = "several instances of the LLM API cannot share the one MPI world of the ranks"
-        hint = "set it to 1, and submit the job once for each instance"
-        yield in_job("conflict", "repository.instances", message, hint, instances)
-
-
-def alone_on_a_machine(facts: JobFacts) -> Diagnostics:
-    """Without Slurm the LLM API serves with one instance, which starts its own workers."""
-    job, cluster = facts.job, facts.cluster
-    if cluster.scheduler == "local" and job.serve.instances > 1:
-        message = f"{cluster.name!r} has no Slurm, without which the LLM API has no instances"
-        hint = "set it to 1, or choose a profile for Slurm"
-        yield in_job("conflict", "serve.instances", message, hint, job.serve.instances)
-
-
-def checkpoint_can_be_quantized(facts: JobFacts) -> Diagnostics:
-    """The build stage of the LLM API quantizes a checkpoint to what the PyTorch backend computes with."""
-    job, field = facts.job, "engine.quantization"
-    wanted = job.engine.quantization
-    for key, value in leaves(field, wanted):
-        name = key.removeprefix(f"{field}.")
-        if name != field and name not in QUANTIZATION_KEYS:
-            message = "is set, but Model Optimizer, which quantizes for the LLM API, has no such choice here"
-            yield in_job("conflict", key, message, "remove it, or take engine.backend: tensorrtllm", value)
-        elif wanted.method is None and name in QUANTIZATION_KEYS:
-            hint = f"set {field}.method, e.g. to fp8"
-            if name == "kv_cache":
-                hint += ", or only engine.llm_api.kv_cache_config.dtype: fp8"
-            yield in_job("missing", f"{field}.method", f"{name} is set, and no method", hint)
-    if wanted.method is not None and wanted.method not in FORMATS:
-        message = f"the PyTorch backend does not compute with {wanted.method}"
-        hint = f"take one of {', '.join(FORMATS)}, or engine.backend: tensorrtllm"
-        yield in_job("conflict", f"{field}.method", message, hint, wanted.method)
-    if wanted.kv_cache is not None and wanted.kv_cache not in CACHE_FORMATS:
-        message = f"the PyTorch backend has no KV cache in {wanted.kv_cache}"
-        yield in_job("conflict", f"{field}.kv_cache", message, "take fp8", wanted.kv_cache)
+"""Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
+UNUSED_HINT = "remove it; further arguments of LLM() go into engine.llm_api"
 
 
 def llm_api_leaves_the_plan(facts: JobFacts) -> Diagnostics:
@@ -141,34 +85,12 @@ def values_are_taken(facts: JobFacts) -> Diagnostics:
             yield in_job("release", f"{section}.llm_api.{path}", message, hint)
 
 
-def chunks_fill_blocks(facts: JobFacts) -> Diagnostics:
-    """With chunked prefill, ``max_num_tokens`` of the LLM API is a multiple of the KV cache's blocks."""
-    job = facts.job
-    phases = job.serve.disaggregated
-    both = () if phases is None else phases.roles
-    served = {f"serve.disaggregated.{name}": job.with_phase(phase) for name, phase in both}
-    for section, of_phase in (served or {"engine": job}).items():
-        tokens, block = num_tokens(of_phase.engine), block_tokens(of_phase)
-        if is_chunked(of_phase) and tokens % block:
-            message = f"{tokens} is not a multiple of {block}, the tokens of a block of the KV cache, which"
-            message += " chunked prefill computes whole"
-            hint = f"set it to {tokens // block * block or block}, or to another multiple of {block}"
-            yield in_job("conflict", f"{section}.max_num_tokens", message, hint, tokens)
-
-
 def server_is_there(facts: JobFacts) -> Diagnostics:
     """The release has ``trtllm-serve`` for several ranks."""
     release = facts.release
     if release is not None and "pytorch" not in release.backends:
         message = f"TensorRT-LLM {release.version} has no {SERVER} for several ranks: it came with 0.19.0"
         yield in_job("release", "serve.frontend", message, "take 0.19.0 or later, or frontend: triton")
-
-
-def traces_can_be_sent(facts: JobFacts) -> Diagnostics:
-    """The release's server has an option for traces."""
-    if facts.job.serve.tracing is not None and TRACES not in serve_options(facts.release):
-        message, hint = f"this {SERVER} has no {TRACES}", "take an image with TensorRT-LLM 1.2.0 or later"
-        yield in_job("release", "serve.tracing", message, hint)
 
 
 def _configurations(job: JobFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -206,22 +128,10 @@ def block_tokens(job: JobFile) -> int:
     return block if isinstance(block, int) and block > 0 else 32
 
 
-OF_SERVER = (server_is_there, traces_can_be_sent)
-"""With ``trtllm-serve``."""
-WITHOUT_REPOSITORY = (
-    one_world_of_ranks,
-    Excludes("repository.decoupled", "frontend=openai",
-             "has no effect on trtllm-serve, which streams each answer that a client asks it to stream",
-             "remove it"),
-    Excludes("repository.parameters", "",
-             "there are no templates of upstream whose placeholders it could fill",
-             "write them into engine.llm_api"),
-)  # fmt: skip
-"""Where nothing of upstream's model repository is used, whatever is loaded."""
 RULES = (
     *(release_is_known, backend_is_there, model_is_named, experts_divide, gpu_computes_type),
-    Excludes("engine.directory", "", "the LLM API loads the model itself, not an engine",
-             "remove it and set model.path, or take engine.backend: tensorrtllm"),
-    *(*WITHOUT_REPOSITORY, alone_on_a_machine),
-    *(checkpoint_can_be_quantized, llm_api_leaves_the_plan, llm_api_has_the_keys, chunks_fill_blocks),
+    Excludes("serve.instances!=1", "cluster.scheduler=local",
+             "{cluster.name!r} has no Slurm, without which the LLM API has no instances",
+             "set it to 1, or choose a profile for Slurm"),
+    *(llm_api_leaves_the_plan, llm_api_has_the_keys),
 )  # fmt: skip

@@ -6,30 +6,25 @@ The models' code is read as text and never imported here: rendering works on mac
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
 from trtllm_hpc import __version__
-from trtllm_hpc.backends.base import (
-    Build,
-    RepositoryModel,
-    ServedEngine,
-    TritonBackend,
-    Unused,
-)
+from trtllm_hpc.backends.base import RepositoryModel, ServedEngine, TritonBackend
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.rules import Excludes, Rule
 from trtllm_hpc.layout import Layout
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
+from trtllm_hpc.runtime.engine_cache.build_recipe import Argument, BuildStep, FolderArgument
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.memory.shapes import MemoryModel
+from trtllm_hpc.tensorrt_llm.memory import MemoryModel
 
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
 """Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
 
-_ENGINE_WRITERS = ("build.py", "corpus.txt", "engine_config.py", "synthetic.py")
+_ENGINE_WRITERS = ("build.py", "corpus.txt", "engine_folder.py", "synthetic.py")
 
 _ENGINE_KEYS = (
     *("tensor_parallel", "dtype", "max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens"),
@@ -65,18 +60,6 @@ def model_source(name: str) -> str:
     return (resources.files("trtllm_hpc.reference") / "models" / f"{name}.py").read_text(encoding="utf-8")
 
 
-_KEYS = (
-    *("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
-    *("pipeline_parallel", "context_parallel", "max_input_len", "max_seq_len", "tokens_per_block"),
-)
-"""Of ``engine``; a rule of its own accepts two of them at 1 only."""
-_REPOSITORY_KEYS = (
-    *("decoupled", "preprocessing_instances", "postprocessing_instances", "bls_instances"),
-    *("accumulate_tokens", "max_queue_size"),
-)
-_KV_CACHE_KEYS = ("max_tokens",)
-
-
 class Reference(TritonBackend):
     """The backend of this package."""
 
@@ -87,39 +70,38 @@ class Reference(TritonBackend):
     )  # fmt: skip
     meets_in_folder = True
     has_tokenizer = True
-    chunking_keys = ""
     needs_gpus = False
     why_no_adapters = "the reference backend has no LoRA adapters"
-    why_no_logits = "the reference backend returns no logits"
-    engine_keys = _KEYS
-    repository_keys = _REPOSITORY_KEYS
-    kv_cache_keys = _KV_CACHE_KEYS
-    unused = Unused("the reference backend has no such thing", "the backend reference")
+    keys: Mapping[str, tuple[str, ...]] = {
+        # A rule of its own accepts two of the engine's keys at 1 only.
+        "engine": ("backend", "directory", "pipeline_parallel", "context_parallel", *_ENGINE_KEYS),
+        "repository": (
+            *("decoupled", "preprocessing_instances", "postprocessing_instances", "bls_instances"),
+            *("accumulate_tokens", "max_queue_size"),
+        ),
+        "kv_cache": ("max_tokens",),
+    }
     # PyTorch's allocator, CUDA graphs and unfused layers against TensorRT's one arena; measured on an H200.
     memory = MemoryModel(logit_copies=2, activations=8, fills_memory=False, pipelines=(1,))
 
-    def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
+    def build_steps(self, facts: JobFacts, layout: Layout, python: str) -> tuple[BuildStep, ...]:
         """Return the one step that makes the engine folder."""
         job = facts.job
         if job.engine.directory is not None:
-            return Build()
+            return ()
         model = job.model
-        source: tuple[Argument, ...] = (
-            *("--synthetic", model.synthetic or "tiny-llama"),
-            *("--seed", str(model.seed)),
-        )
+        source: tuple[Argument, ...] = ("--synthetic", model.synthetic or "tiny-llama")
         if model.path:
-            source = ("--model", Placeholder("model"))
+            source = ("--model", FolderArgument("model"))
         command = (
             *(python, "-m", "trtllm_hpc.reference.build"),
-            *("--output", Placeholder("output")),
+            *("--output", FolderArgument("output")),
             *source,
             *_engine_options(job.engine),
-            *("--run", Placeholder("run")),
         )
         identity = {"backend": "reference", "trtllm_hpc": __version__, "builder": _builder()}
         inputs = ("model",) if model.path else ()
-        return Build((BuildStep("engine", (command,), inputs=inputs, identity=identity),))
+        return (BuildStep("engine", (command,), inputs=inputs, identity=identity),)
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...]:
         """Return the models of the repository."""

@@ -16,18 +16,11 @@ LEAST_CAPABILITY: Mapping[str, tuple[int, int]] = {
     "bfloat16": (8, 0),
 }
 """Lowest compute capability for each type (TensorRT-LLM, docs/source/reference/precision.md)."""
-NO_VOLTA_SINCE = "0.16.0"
-"""Release notes of 0.15 and 0.16: Volta is no longer supported."""
-
 
 _LAST_WITH_ENGINES = "1.2.1"
 """The last release with the TensorRT backend and Triton's C++ backend, which TensorRT-LLM #15907 and #15918
 removed in June and July 2026."""
 _GO_ON = "trtllm-hpc init job pytorch.yaml --backend pytorch writes a job without an engine, for any release"
-_NO_CONTAINER = (
-    "choose a profile with a container of TensorRT-LLM (--cluster), or, where the nodes have it installed, "
-    "type --set cluster.container.tensorrt_llm_version=VERSION"
-)
 
 
 def release_is_known(facts: JobFacts) -> Diagnostics:
@@ -39,10 +32,7 @@ def release_is_known(facts: JobFacts) -> Diagnostics:
         message = f"{error.message}, and engines ended with TensorRT-LLM {_LAST_WITH_ENGINES}"
         error = UnknownRelease(message, hint=_GO_ON, choices=error.choices)
     stated, in_profile = facts.job.engine.tensorrt_llm_version, cluster.container.tensorrt_llm_version
-    if stated is None and in_profile is None and cluster.container.runtime == "none":
-        message = f"the profile {cluster.name!r} has no container, so nothing tells the TensorRT-LLM"
-        yield in_job("release", "engine.tensorrt_llm_version", message, _NO_CONTAINER)
-    elif stated is None and in_profile is not None:
+    if stated is None and in_profile is not None:
         field = "container.tensorrt_llm_version"
         yield in_cluster("release", field, error.message, error.hint, in_profile)
     else:
@@ -52,9 +42,7 @@ def release_is_known(facts: JobFacts) -> Diagnostics:
 def backend_is_there(facts: JobFacts) -> Diagnostics:
     """The release's container has the backend that the job names."""
     job, release = facts.job, facts.release
-    if release is None:
-        return
-    if job.engine.backend in release.backends:
+    if release is None or job.engine.backend in release.backends:
         return
     message = f"the container of TensorRT-LLM {release.version} has no backend {job.engine.backend}"
     hint = f"choose one of {', '.join(release.backends)}, or another release"
@@ -72,27 +60,22 @@ def model_is_named(facts: JobFacts) -> Diagnostics:
 
 def experts_divide(facts: JobFacts) -> Diagnostics:
     """moe_tensor_parallel times moe_expert_parallel is tensor_parallel."""
-    job = facts.job
-    engine = job.engine
+    engine = facts.job.engine
     split, spread = engine.moe_tensor_parallel, engine.moe_expert_parallel
     if split is None and spread is None:
         return
     product = (split or 1) * (spread or 1)
-    if split is not None and spread is not None and product != engine.tensor_parallel:
-        message = f"{split} * moe_expert_parallel {spread} is {product}, not tensor_parallel"
-        hint = f"the product of the two must be engine.tensor_parallel, {engine.tensor_parallel}"
-        yield in_job("conflict", "engine.moe_tensor_parallel", message, hint, split)
-    elif engine.tensor_parallel % product:
+    is_whole = split is None or spread is None
+    if engine.tensor_parallel % product or not (is_whole or product == engine.tensor_parallel):
         key = "moe_tensor_parallel" if split is not None else "moe_expert_parallel"
-        message = f"{product} does not divide engine.tensor_parallel, {engine.tensor_parallel}"
-        hint = "set it to a divisor, or set both; their product is engine.tensor_parallel"
+        message = f"moe_tensor_parallel * moe_expert_parallel is not tensor_parallel {engine.tensor_parallel}"
+        hint = "set both so that their product is engine.tensor_parallel, or one of them to a divisor"
         yield in_job("conflict", f"engine.{key}", message, hint, product)
 
 
 def gpu_computes_type(facts: JobFacts) -> Diagnostics:
     """The profile's GPUs support the types that the job names."""
-    job, cluster = facts.job, facts.cluster
-    release = facts.release
+    job, cluster, release = facts.job, facts.cluster, facts.release
     if release is None or cluster.compute_capability is None:
         return
     there = tuple(map(int, cluster.compute_capability.split(".")))
@@ -107,7 +90,3 @@ def gpu_computes_type(facts: JobFacts) -> Diagnostics:
             message = f"{kind} needs GPUs of compute capability {least[0]}.{least[1]}, these have"
             message += f" {cluster.compute_capability}"
             yield in_job("release", key, message, "choose another type, or another partition", kind)
-    if there < (8, 0) and release.at_least(NO_VOLTA_SINCE):
-        message = f"TensorRT-LLM {release.version} does not support GPUs of a compute capability below 8.0"
-        hint = "take a release before 0.16, or another partition"
-        yield in_job("release", "engine.tensorrt_llm_version", message, hint, release.version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trtllm_hpc.backends import llm_api_rules
-from trtllm_hpc.backends.base import ServerPlan, Service
+from trtllm_hpc.backends.base import ServerPlan
 from trtllm_hpc.backends.llm_api import LAUNCHER, PyTorchBackend, given, merged, pytorch_arguments, yaml_text
 from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.layout import Instances, Layout
@@ -33,12 +33,16 @@ the file: as an option ``--kv_cache_free_gpu_memory_fraction`` would be lost bes
 class TrtllmServe(PyTorchBackend):
     """``trtllm-serve`` with a checkpoint, on PyTorch."""
 
-    rules: tuple[Rule, ...] = (*llm_api_rules.OF_SERVER, *llm_api_rules.RULES, llm_api_rules.values_are_taken)
+    rules: tuple[Rule, ...] = (
+        llm_api_rules.server_is_there,
+        *llm_api_rules.RULES,
+        llm_api_rules.values_are_taken,
+    )
 
-    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
+    def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
         """Return the command of every rank; the launcher runs the first rank's alone."""
         known = pytorch_arguments(facts.job, paths)
-        return Service((server_plan(facts, instances.layout, known, {}, paths),))
+        return (server_plan(facts, instances.layout, known, {}, paths),)
 
 
 def server_plan(
@@ -63,12 +67,10 @@ def server_plan(
     # Until 1.2 the file goes before the options, and after it the other way round.
     said = known.keys() - job.engine.llm_api.keys()
     options = [f"{option}={known[key]}" for key, option in OPTIONS.items() if key in said]
-    if job.serve.tracing is not None:
-        options.append(f"{llm_api_rules.TRACES}={job.serve.tracing.endpoint}")
     file = f"--extra_llm_api_options={paths.llm_api(role)}"
     words = [SERVER, *map(literal, (model, *options, file)), "--host={address}", "--port={port}"]
     rest = {key: value for key, value in known.items() if key not in ("model", *OPTIONS)}
-    text = yaml_text(given(merged(rest, further)), job.engine.llm_api) or "{}\n"
+    text = yaml_text(given(merged(rest, further)), job.engine.llm_api)
     # Without a launcher each server would spawn its workers by MPI, which Slurm's PMIx does not offer.
     launcher = LAUNCHER if facts.cluster.scheduler == "slurm" else None
     spec = ServerSpec(

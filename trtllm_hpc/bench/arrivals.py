@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.workload.random_numbers import random_source
-from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError, Diagnostic
 
@@ -32,38 +32,37 @@ class Schedule:
 
 
 def open_schedule(
-    level: OpenLoop, settings: Benchmark, *, repeat: int = 0, requests: Sequence[Request] = ()
+    level: OpenLoop, settings: Benchmark, *, repeat: int = 0, requests: Sequence[WorkloadRequest] = ()
 ) -> Schedule:
     """Return when the requests of an open loop are due; ``requests`` have the times of a trace.
 
     Warm-up and window each have a whole number of requests and exactly the configured mean rate: drawn gaps
     are scaled, and a length in seconds is met within half a mean gap. Otherwise the rate would be right only
-    on average over many seeds. A ramp begins with the window.
+    on average over many seeds.
 
     Each repeat has its own arrivals. Those of another rate differ only by their scale, so that levels differ
     only by the rate. Raises ConfigError if a trace is wanted and the workload has no times.
     """
     if level.arrival == "trace":
         return _as_recorded(settings, [request.due_s for request in requests])
-    rate, end = level.rate_per_s, level.ramp_to_per_s or level.rate_per_s
+    rate = level.rate_per_s
     warmup, measured = request_counts(level, settings)
-    warmup_s, length_s = warmup / rate, measured * 2 / (rate + end)
+    warmup_s, length_s = warmup / rate, measured / rate
     before = arrival_times(warmup, level, settings.seed, f"warm-up arrivals {repeat}") / rate
     # Rounding may move the last request of a burst into the window, but the time decides what is warm-up.
     before = np.minimum(before, warmup_s - 10**-_DIGITS)
-    even = arrival_times(measured, level, settings.seed, f"arrivals {repeat}")
-    due_s = np.concatenate([before, warmup_s + ramped(even, rate, end, length_s)]).round(_DIGITS)
+    within = arrival_times(measured, level, settings.seed, f"arrivals {repeat}") / rate
+    due_s = np.concatenate([before, warmup_s + within]).round(_DIGITS)
     return Schedule(due_s.tolist(), Window(round(warmup_s, _DIGITS), round(warmup_s + length_s, _DIGITS)))
 
 
 def request_counts(level: OpenLoop, settings: Benchmark) -> tuple[int, int]:
     """Return the number of requests of the warm-up and of the measured part, which has at least one."""
-    rate, end = level.rate_per_s, level.ramp_to_per_s or level.rate_per_s
     warmup, measured = settings.warmup_requests or 0, settings.requests or 1
     if settings.warmup_seconds is not None:
-        warmup = round(settings.warmup_seconds * rate)
+        warmup = round(settings.warmup_seconds * level.rate_per_s)
     if settings.duration_seconds is not None:
-        measured = max(1, round(settings.duration_seconds * (rate + end) / 2))
+        measured = max(1, round(settings.duration_seconds * level.rate_per_s))
     return warmup, measured
 
 
@@ -82,19 +81,6 @@ def arrival_times(count: int, level: OpenLoop, seed: int, name: str) -> Times:
         return np.arange(count, dtype=np.float64)
     starts: Times = np.concatenate([[0.0], ends[:-1]]) * (count / ends[-1])
     return starts
-
-
-def ramped(times: Times, start_per_s: float, end_per_s: float, length_s: float) -> Times:
-    """Return the times for a rate that changes linearly over ``length_s``, from those for one a second.
-
-    Solves ``start*t + (end - start)*t**2 / (2*length) = time`` for ``t``, in
-    the form that also holds for a constant rate.
-    """
-    slope = (end_per_s - start_per_s) / length_s
-    # Rounding may give less than 0 at the end of a ramp down to almost 0.
-    root = np.sqrt(np.maximum(start_per_s**2 + 2 * slope * times, 0.0))
-    found: Times = 2 * times / (start_per_s + root)
-    return found
 
 
 def _as_recorded(settings: Benchmark, recorded: Sequence[float | None]) -> Schedule:

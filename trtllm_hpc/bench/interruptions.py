@@ -15,12 +15,13 @@ from itertools import takewhile
 from trtllm_hpc.bench.levels import levels_of
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.passes import PassOutcome
-from trtllm_hpc.bench.records import UNFINISHED, RequestRecord, read_records
+from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.results import LevelResult, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import MeasurementPaths, RunPaths, read_json
+from trtllm_hpc.runtime.heartbeat import TROUBLE
 from trtllm_hpc.runtime.records import Endpoint, read_events
 
 MOST_CUTS = 3
@@ -70,11 +71,16 @@ class ServerIdentity:
 
 
 def was_cut(paths: RunPaths, begun_at: ServerIdentity, outcome: PassOutcome) -> bool:
-    """Return whether a pass failed because the server was away; waits a moment if it ended early."""
+    """Return whether a pass failed because the server was away.
+
+    Waits a moment if the pass ended early, or if requests lost their connection: the supervisor looks once a
+    second whether the proxy runs.
+    """
     ended_early = outcome.gone or outcome.failures is not None
     if outcome.interrupted or not (ended_early or any(not record.ok for record in outcome.records)):
         return False
-    deadline = time.monotonic() + (_SETTLE_S if ended_early else 0.0)
+    has_lost = any(record.status == "UNAVAILABLE" for record in outcome.records)
+    deadline = time.monotonic() + (_SETTLE_S if ended_early or has_lost else 0.0)
     while not begun_at.was_replaced_by(ServerIdentity.of(paths)):
         if time.monotonic() > deadline:
             return outcome.gone  # it may not know yet itself, as after the loss of its node
@@ -83,7 +89,7 @@ def was_cut(paths: RunPaths, begun_at: ServerIdentity, outcome: PassOutcome) -> 
 
 
 def ended_parts(paths: RunPaths) -> list[str]:
-    """Return which parts of the run's server have ended while it served, when and why, the oldest first."""
+    """Return which parts of the run's server ended or stood still while it served, when and why, in order."""
     found = []
     for event in read_events(paths, "serve"):
         why, then = event.data.get("why"), event.data.get("then", "it is started again")
@@ -92,6 +98,8 @@ def ended_parts(paths: RunPaths) -> list[str]:
             found.append(f"at {at} instance {event.data.get('instance')}: {why}; {then}")
         elif event.name in ("front_restarted", "proxy_restarted"):
             found.append(f"at {at} {why}; {then}")
+        elif event.name == TROUBLE and why is not None:
+            found.append(f"at {at} {why}")
     return found
 
 
@@ -144,7 +152,7 @@ def read_earlier(files: MeasurementPaths, settings: Benchmark) -> Earlier:
         return len(level.passes) == settings.repeats and all(it.verdict.valid for it in level.passes)
 
     levels = list(takewhile(is_whole, measured.levels))
-    kept = [it for it in records if it.level < len(levels) and it.phase != UNFINISHED]
+    kept = [it for it in records if it.level < len(levels)]
     if not kept or len(levels) >= len(levels_of(settings)):
         return Earlier()
     end_s = max(record.ended_s for record in kept)

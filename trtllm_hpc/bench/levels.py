@@ -18,8 +18,6 @@ class OpenLoop:
     """``constant``, ``poisson``, ``gamma`` or ``trace``."""
     burstiness: float = 1.0
     """Shape of ``gamma`` gaps."""
-    ramp_to_per_s: float | None = None
-    """The rate at the end of the window, if it changes."""
     kind: Literal["open-loop"] = "open-loop"
 
     @property
@@ -27,8 +25,7 @@ class OpenLoop:
         """Its name in tables and plots, e.g. ``8/s``."""
         if self.arrival == "trace":
             return "trace"
-        to = "" if self.ramp_to_per_s is None else f" to {self.ramp_to_per_s:g}"
-        return f"{self.rate_per_s:g}{to}/s"
+        return f"{self.rate_per_s:g}/s"
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,4 @@ def levels_of(settings: Benchmark) -> list[Level]:
     if concurrencies:
         return [ClosedLoop(concurrency) for concurrency in concurrencies]
     rates = settings.rates_per_second or [settings.rate_per_second]
-    return [
-        OpenLoop(rate, settings.arrival, settings.burstiness, settings.ramp_to_per_second) for rate in rates
-    ]
+    return [OpenLoop(rate, settings.arrival, settings.burstiness) for rate in rates]

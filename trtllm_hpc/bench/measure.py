@@ -1,25 +1,28 @@
 """A whole measurement: every level and repeat, and the files in the results folder.
 
-Requests are written as they end, their whole records and the summary after each pass. If the measurement
-ends early, what was measured is kept, and the summary says that it is incomplete.
+The records of a pass and the summary are written after each pass. If the measurement ends early, the passes
+before are kept, and the summary says that it is incomplete.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtllm_hpc.backends import backend_of
-from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
+from trtllm_hpc.bench.analysis.aggregate import (
+    by_turn,
+    error_counts,
+    over_repeats,
+    overall_verdict,
+    token_totals,
+)
 from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import parse_slo
-from trtllm_hpc.bench.analysis.turns import by_turn
-from trtllm_hpc.bench.analysis.validity import server_count_doubt
 from trtllm_hpc.bench.interruptions import (
     MOST_CUTS,
     Earlier,
@@ -31,14 +34,11 @@ from trtllm_hpc.bench.interruptions import (
 )
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.messages import COMPLETIONS
-from trtllm_hpc.bench.lora_adapters import LoraAdapters
-from trtllm_hpc.bench.pass_file import PassFile
 from trtllm_hpc.bench.passes import Passes, PassOutcome, step_of
 from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Show, Step, reported
-from trtllm_hpc.bench.provenance import profile_sentence, provenance, workload_provenance
-from trtllm_hpc.bench.quick_check import check_under_load
-from trtllm_hpc.bench.records import UNFINISHED, append_records
+from trtllm_hpc.bench.provenance import provenance, workload_provenance
+from trtllm_hpc.bench.records import append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import (
     Finding,
@@ -48,11 +48,11 @@ from trtllm_hpc.bench.results import (
     SearchResult,
     write_measurement,
 )
-from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
-from trtllm_hpc.bench.server_metrics.sampling import Samples, ServerTokens, sampled
-from trtllm_hpc.bench.targets import targets_of
+from trtllm_hpc.bench.search import RateOutcome, find_max, outcome_of
+from trtllm_hpc.bench.server_metrics.sampling import Samples, sampled
+from trtllm_hpc.bench.targets import target_of
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
-from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
+from trtllm_hpc.bench.workload.tokenizers import find_tokenizer
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import InvalidMeasurement, NotReady, TrtllmHpcError
@@ -61,12 +61,12 @@ from trtllm_hpc.runtime.records import Endpoint
 
 _SEARCH_WARMUP_S = 1.0
 _FIRST_REQUESTS = 64
-"""Requests generated before the first pass, for the check under load; each pass asks for more."""
+"""Requests generated before the first pass, to find faults of the workload; each pass asks for more."""
 _INTERRUPTED = Finding("ended-interrupted")
 _SERVER_GONE = Finding("ended-server-gone")
 
 
-class Interrupted(KeyboardInterrupt):
+class MeasurementInterrupted(KeyboardInterrupt):
     """The measurement was interrupted, for example by Ctrl-C; what was measured is on the disk."""
 
     def __init__(self, measurement: MeasurementSummary) -> None:
@@ -93,10 +93,10 @@ def run_measurement(
     """Measure, write everything into the server's folder, and return the summary.
 
     Only the companion's ``name`` writes its progress for those who watch the run. ``show`` is called with the
-    progress twice a second, in a thread of its own. Raises Interrupted with the summary of what was measured;
-    NotReady if the endpoint was never reached; RequestFailed, InvalidRequest, ConfigError or BadSlo if the
-    server or its model cannot be measured in this way; InvalidMeasurement if the run folder could not be
-    written.
+    progress twice a second, in a thread of its own. Raises MeasurementInterrupted with the summary of what
+    was measured; NotReady if the endpoint was never reached; RequestFailed, InvalidRequest, ConfigError or
+    BadSlo if the server or its model cannot be measured in this way; InvalidMeasurement if the run folder
+    cannot be written.
     """
     run = _Run(server, settings, name)
     progress_file = server.paths.benchmark_progress if run.is_companion else None
@@ -110,32 +110,25 @@ def run_measurement(
         ) as run.samples,
         reported(run.passes.progress, progress_file, show),
     ):
-        garbled = run.check.finding if run.check is not None else None
-        ended_early = Finding("garbled", sentence=garbled) if garbled else run.measure()
+        ended_early = run.measure()
     measurement = run.write(
         [ended_early] if ended_early else [],
         [Finding("server-metrics", sentence=warning)] if (warning := run.samples.warning) else [],
-        # The server of the earlier attempt may have been another.
-        None if run.earlier.levels else run.samples.output_tokens,
     )
-    if run.elsewhere is not None:
-        raise InvalidMeasurement(
-            f"The run folder could not be written: the results are in {run.elsewhere}.",
-            hint=f"on {os.uname().nodename}: trtllm-hpc bench show {run.elsewhere}:{name}",
-        )
     if ended_early == _INTERRUPTED:
-        raise Interrupted(measurement)
+        raise MeasurementInterrupted(measurement)
     return measurement
 
 
-def _tokenization(server: MeasuredServer, settings: Benchmark) -> Tokenization:
-    """Find the tokenizer: the run's, or, for a server outside any run, the one named in the settings."""
-    if server.job is None:
-        return find_tokenizer(settings.workload)
-    model = server.job.model.path
-    folders = [server.paths.engine, *([Path(model)] if model else [])]
-    special = server.job.repository.add_special_tokens is not False
-    return find_tokenizer(settings.workload, folders, special=special)
+@contextmanager
+def _writing(paths: RunPaths) -> Iterator[None]:
+    """Turn the error of a write into InvalidMeasurement; the passes written before are kept."""
+    try:
+        yield
+    except OSError as error:
+        message = f"The results could not be written to {paths.results}: {error.strerror or error}."
+        hint = "make room there, or give write permission, and measure again"
+        raise InvalidMeasurement(message, hint=hint) from error
 
 
 def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
@@ -161,30 +154,27 @@ class _Run:
         slo = parse_slo(settings.slo) if settings.slo else None
         self.is_companion = name == COMPANION_MEASUREMENT
         self.earlier = read_earlier(self._files, settings) if self.is_companion else Earlier()
-        self._adapters = LoraAdapters.read(settings.workload, self._paths)
-        self._targets = targets_of(
-            settings, server.endpoint, None if job is None else backend_of(job).text_model
-        )
-        target, clock = self._targets[0], self.earlier.clock()
-        tokens = _tokenization(server, settings)
+        target = target_of(settings, server.endpoint, None if job is None else backend_of(job).text_model)
+        clock = self.earlier.clock()
+        folders, special = list[Path](), True  # of a server outside any run only the settings name one
+        if job is not None:
+            engine = Path(job.engine.directory or self._paths.engine)
+            folders = [engine, *([Path(job.model.path)] if job.model.path else [])]
+            special = job.repository.add_special_tokens is not False
+        tokenizer, vocabulary = find_tokenizer(settings.workload, folders, special=special)
         workload = WorkloadSpec(
             settings,
             _FIRST_REQUESTS,
             target.takes_token_ids,
-            tokens.tokenizer,
-            tokens.vocabulary,
+            tokenizer,
+            vocabulary,
             None if job is None else job.engine.max_input_len,
             ids_allowed=target.protocol == COMPLETIONS,
-            counted_by_server=target.is_openai,
         )
-        feed = RequestFeed(workload, self._targets, self._adapters.weights)
+        feed = RequestFeed(workload, target)
         feed.take(self.earlier.requests)  # which the earlier attempt has sent
-        self._adapters.make_known(self._targets, feed.built.requests[0], clock)
-        self._power = PowerReadings(self._paths, server.endpoint, clock)
-        # The steps of a profiled server are counted.
-        checks = settings.check and (job is None or job.serve.profile is None)
-        self.check = check_under_load(feed.built.requests, self._targets, clock) if checks else None
-        self.passes = Passes(settings, target, feed, clock, Progress(), tokens.tokenizer, slo, self._power)
+        self._power = PowerReadings(self._paths, clock)
+        self.passes = Passes(settings, target, feed, clock, Progress(), tokenizer, slo, self._power)
         self._notes = [self.earlier.note] if self.earlier.note else []
         self._provenance = provenance(self._paths, server.endpoint, job)
         self._records, self._results = list(self.earlier.records), list(self.earlier.levels)
@@ -193,17 +183,16 @@ class _Run:
         """Why so many requests of a pass failed that its figures are invalid."""
         self._survived: list[Finding] = []
         """Why requests failed, though no more than may."""
-        self.elsewhere: Path | None = None
-        """Where the results are, if the run folder could not be written any more."""
 
     def begin(self) -> None:
         """Remove the files of an earlier attempt of the companion, and write the records kept of it."""
-        self._paths.results.mkdir(exist_ok=True)
-        for file in self._files.present:
-            if not file.is_dir():
-                file.unlink()
-        if self._records:
-            append_records(self._files.requests, self._records)
+        with _writing(self._paths):
+            self._paths.results.mkdir(exist_ok=True)
+            for file in self._files.present:
+                if not file.is_dir():
+                    file.unlink()
+            if self._records:
+                append_records(self._files.requests, self._records)
 
     def measure(self) -> Finding | None:
         """Run every pass; return why, if the measurement ended early."""
@@ -224,12 +213,12 @@ class _Run:
         assert settings.slo is not None and slo is not None
         ended_early: Finding | None = None
 
-        def measure(rate: float) -> Outcome:
+        def measure(rate: float) -> RateOutcome:
             nonlocal ended_early
             level_index, level = len(self._results), OpenLoop(rate, settings.arrival, settings.burstiness)
             ended_early = self._run_level(level, at_rate(settings, rate))
             if ended_early is not None:
-                return Outcome(0, 0, [], unusable=sentence_of(ended_early))
+                return RateOutcome(0, 0, [], unusable=sentence_of(ended_early))
             return outcome_of(self._results[level_index].passes, slo, settings.max_error_share)
 
         self._search = find_max(measure, settings.rate_per_second, settings.slo)
@@ -277,22 +266,17 @@ class _Run:
     def _run_once(
         self, level: Level, step: Step, settings: Benchmark, begun_at: ServerIdentity | None
     ) -> PassOutcome:
-        """Run one pass, and put its records into the file: those of one that is cut, as unfinished.
+        """Run one pass, and append its records to the file, unless the server was away meanwhile.
 
         ``begun_at`` is the server now; with ``None`` the pass counts whatever happens to it.
         """
         ended_before = len(ended_parts(self._paths))
-        with PassFile(self._files.requests, step.level, step.repeat) as file:
-            outcome = replace(self.passes, settings=settings).run(level, step, file.add)
-            may_return = begun_at if self._follow is not None else None
-            if may_return and was_cut(self._paths, may_return, outcome) and self._returned(step):
-                file.finish([replace(record, phase=UNFINISHED) for record in outcome.records])
-                return replace(outcome, cut=True)
-            try:
-                file.finish(outcome.records)
-            except OSError as error:
-                self._move_elsewhere(error)
-                append_records(self._files.requests, [*self._records, *outcome.records])
+        outcome = replace(self.passes, settings=settings).run(level, step)
+        may_return = begun_at if self._follow is not None else None
+        if may_return and was_cut(self._paths, may_return, outcome) and self._returned(step):
+            return replace(outcome, cut=True)
+        with _writing(self._paths):
+            append_records(self._files.requests, outcome.records)
         self._explain_failures(outcome.result, step, ended_parts(self._paths)[ended_before:])
         return outcome
 
@@ -305,15 +289,6 @@ class _Run:
         # A search goes beyond what the server can do, so that failures are no finding there.
         (self._broken if is_invalid and not self.settings.find_max else self._survived).append(finding)
 
-    def _move_elsewhere(self, error: OSError) -> None:
-        """Keep the results in a folder of this machine from now on; raises the error if they are there."""
-        if self.elsewhere is not None:
-            raise error
-        self.elsewhere = Path(tempfile.mkdtemp(prefix=f"trtllm-hpc-{self._paths.run_id}-"))
-        paths = RunPaths(self.elsewhere)
-        paths.results.mkdir()
-        self._files = paths.measurement(self.name)
-
     def _returned(self, step: Step) -> bool:
         """Wait for a server that is away, and ask it where it is then; false: it did not come back."""
         begun = time.monotonic()
@@ -324,11 +299,8 @@ class _Run:
             return False
         if endpoint is None:
             return False
-        self._targets = [replace(target, endpoint=endpoint) for target in self._targets]
-        self.passes = replace(self.passes, target=self._targets[0])
-        self._adapters.make_known(self._targets, self.passes.feed.built.requests[0], self.passes.clock)
+        self.passes = replace(self.passes, target=replace(self.passes.target, endpoint=endpoint))
         self.samples.follow(endpoint)
-        self._power.follow(endpoint)
         away_s = time.monotonic() - begun
         self._notes.append(
             f"The server, or the proxy before it, was away for {away_s:.0f} s or more during {step}: that "
@@ -336,37 +308,21 @@ class _Run:
         )
         return True
 
-    def write(
-        self,
-        findings: Sequence[Finding] = (),
-        warnings: Sequence[Finding] = (),
-        server_tokens: ServerTokens | None = None,
-    ) -> MeasurementSummary:
+    def write(self, findings: Sequence[Finding] = (), warnings: Sequence[Finding] = ()) -> MeasurementSummary:
         """Write the summary and the workload so far, and return the summary."""
-        try:
-            return self._write(findings, warnings, server_tokens)
-        except OSError as error:
-            self._move_elsewhere(error)
-            append_records(self._files.requests, self._records)
-            return self._write(findings, warnings, server_tokens)
-
-    def _write(
-        self, findings: Sequence[Finding], warnings: Sequence[Finding], server_tokens: ServerTokens | None
-    ) -> MeasurementSummary:
-        feed = self.passes.feed
-        write_workload(self._files.workload, feed.sent)
-        target = self.passes.target
-        doubt = server_count_doubt(self._records, server_tokens)
+        feed, target = self.passes.feed, self.passes.target
+        with _writing(self._paths):
+            write_workload(self._files.workload, feed.sent)
         measurement = MeasurementSummary(
             name=self.name,
             started_at=self.passes.clock.started_at,
             settings=self.settings.model_dump(mode="json"),
-            model=", ".join(self.settings.models) or target.model,
+            model=target.model,
             protocol=target.protocol,
             streaming=target.streaming,
             provenance={**self._provenance, "workload": workload_provenance(self._files.workload)},
             levels=self._results,
-            tokens=token_totals(self._records, server_tokens),
+            tokens=token_totals(self._records),
             errors=error_counts(self._records),
             verdict=overall_verdict(
                 self._results,
@@ -377,13 +333,11 @@ class _Run:
                     *(Finding("workload", sentence=note) for note in feed.built.notes),
                     *self._survived,
                     *warnings,
-                    *([doubt] if doubt else []),
                 ],
             ),
             search=self._search,
-            check=self.check,
-            profile=profile_sentence(self._paths, self.server.job),
             energy=self._power.source,
         )
-        write_measurement(self._files.summary, measurement)
+        with _writing(self._paths):
+            write_measurement(self._files.summary, measurement)
         return measurement

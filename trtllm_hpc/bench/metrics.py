@@ -119,24 +119,6 @@ SENT_RATE = Single(
 )
 
 
-def _in_flight(sample: Sample) -> float:
-    window = sample.window
-    spans = (
-        min(record.ended_s, window.end_s) - max(record.sent_s, window.start_s) for record in sample.records
-    )
-    return sample.rate(sum(span for span in spans if span > 0))
-
-
-# Little's law: in flight = rate times latency from send.
-IN_FLIGHT = Single(
-    key="in_flight",
-    label="in flight",
-    unit="requests",
-    meaning="The mean number of requests that were sent and not yet ended.",
-    formula="sum over requests of the time between send and end that lies in the window / its length",
-    compute=_in_flight,
-)
-
 # Throughput -----------------------------------------------------------------------------------------
 #
 # Requests of the warm-up that end in the window count, and measured ones that end after it do not. So the
@@ -331,18 +313,10 @@ def _error_share(sample: Sample) -> float:
 
 
 def _goodput(sample: Sample) -> float:
+    if sample.is_good is None:
+        raise NoValue
     answered = [record for record in sample.records if record.ok]
-    if sample.slo is None or not sample.slo.can_judge(answered):
-        raise NoValue
-    return sample.rate(
-        sum(sample.within(record.ended_s) and sample.slo.met_by(record) for record in answered)
-    )
-
-
-def _good_share(sample: Sample) -> float:
-    if sample.slo is None or not sample.measured or not sample.slo.can_judge(sample.answered):
-        raise NoValue
-    return sum(map(sample.slo.met_by, sample.answered)) / len(sample.measured)
+    return sample.rate(sum(sample.within(it.ended_s) and sample.is_good(it) for it in answered))
 
 
 ERROR_SHARE = Single(
@@ -364,16 +338,6 @@ GOODPUT = Single(
     better="higher",
     compute=_goodput,
 )
-GOODPUT_SHARE = Single(
-    key="goodput_share",
-    label="good requests",
-    unit="share",
-    meaning="The share of requests that were answered and kept every limit of the SLO: 0.99 is 99 %.",
-    formula="measured requests that were answered and kept every limit / measured requests",
-    better="higher",
-    compute=_good_share,
-)
-
 # Lengths --------------------------------------------------------------------------------------------
 
 INPUT_TOKENS = PerRequest(
@@ -423,71 +387,44 @@ CACHED_SHARE = Single(
 # Energy ---------------------------------------------------------------------------------------------
 
 
-def _used(sample: Sample, what: str = "joules", over: float = 1.0) -> float:
-    used: float | None = getattr(sample.energy, what, None)
-    if used is None or over <= 0:
+def _joules(sample: Sample, over: float = 1.0) -> float:
+    if sample.energy is None or over <= 0:
         raise NoValue
-    return used / over
+    return sample.energy.joules / over
 
 
-_energy, _power = partial(Single, unit="J", better="lower"), partial(Single, unit="W")
-ENERGY_PER_TOKEN = _energy(
+ENERGY_PER_TOKEN = Single(
     key="energy_per_output_token_j",
     label="energy per output token",
+    unit="J",
     meaning="What all GPUs of the server used, idle times and prompts included, for each output token.",
     formula="energy of the GPUs in the window / output tokens that came in it",
-    compute=lambda sample: _used(sample, over=_output_tokens_in_window(sample)),
+    better="lower",
+    compute=lambda sample: _joules(sample, over=_output_tokens_in_window(sample)),
 )
-ENERGY_PER_REQUEST = _energy(
+ENERGY_PER_REQUEST = Single(
     key="energy_per_request_j",
     label="energy per request",
+    unit="J",
     meaning="The same for each complete answer.",
     formula="energy of the GPUs in the window / requests answered in it",
-    compute=lambda sample: _used(sample, over=FINISHED_RATE.of(sample) * sample.window.length_s),
+    better="lower",
+    compute=lambda sample: _joules(sample, over=FINISHED_RATE.of(sample) * sample.window.length_s),
 )
-ENERGY_PER_GOOD_REQUEST = _energy(
-    key="energy_per_good_request_j",
-    label="energy per good request",
-    meaning="The same for each answer that kept every limit of the SLO.",
-    formula="energy of the GPUs in the window / requests answered in it that kept every limit",
-    compute=lambda sample: _used(sample, over=_goodput(sample) * sample.window.length_s),
-)
-MEAN_POWER = _power(
+MEAN_POWER = Single(
     key="power_mean_w",
     label="mean power",
+    unit="W",
     meaning="The mean power of all GPUs of the server together.",
     formula="energy of the GPUs in the window / its length",
-    compute=lambda sample: sample.rate(_used(sample)),
-)
-PEAK_POWER = _power(
-    key="power_peak_w",
-    label="peak power",
-    meaning="The highest power of the GPUs; they need not have reached it at the same time.",
-    formula="sum over GPUs of the highest of ten readings a second in the window",
-    compute=partial(_used, what="peak_w"),
-)
-IDLE_POWER = _power(
-    key="power_idle_w",
-    label="idle power",
-    meaning="The power of the GPUs with the model loaded and without requests.",
-    formula="sum over GPUs of the lowest second in the 10 s before the pass, or before an earlier one",
-    compute=partial(_used, what="idle_w"),
-)
-POWER_CAPPED = Single(
-    key="power_capped_share",
-    label="time at the power limit",
-    unit="share",
-    meaning="How long the GPUs' power limit lowered their clocks, which is usual under load.",
-    formula="seconds in which NVML names the software power cap, of all GPUs / their measured seconds",
-    compute=partial(_used, what="capped_share"),
+    compute=lambda sample: sample.rate(_joules(sample)),
 )
 
 METRICS: tuple[Metric, ...] = (
     *(SCHEDULED_RATE, SENT_RATE, FINISHED_RATE, OUTPUT_TOKEN_RATE, TOTAL_TOKEN_RATE),
     *(TTFT, TTFT_FROM_SEND, TTFA, TPOT, ITL, LATENCY, LATENCY_FROM_SEND, CLIENT_LATENESS),
-    *(ERROR_SHARE, GOODPUT, GOODPUT_SHARE, IN_FLIGHT, INPUT_TOKENS, OUTPUT_TOKENS),
-    *(REASONING_TOKENS, CACHED_SHARE, ENERGY_PER_TOKEN, ENERGY_PER_REQUEST, ENERGY_PER_GOOD_REQUEST),
-    *(MEAN_POWER, PEAK_POWER, IDLE_POWER, POWER_CAPPED),
+    *(ERROR_SHARE, GOODPUT, INPUT_TOKENS, OUTPUT_TOKENS, REASONING_TOKENS, CACHED_SHARE),
+    *(ENERGY_PER_TOKEN, ENERGY_PER_REQUEST, MEAN_POWER),
 )
 """In the order of tables."""
 

@@ -10,8 +10,8 @@ from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.arrivals import Schedule, open_schedule, request_counts
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop, levels_of
-from trtllm_hpc.bench.load.loops import ClosedPlan, Count, LoadResult, OpenPlan, Plan
-from trtllm_hpc.bench.load.messages import Reply, Target, parse_reply
+from trtllm_hpc.bench.load.loops import ClosedPlan, LoadPlan, LoadResult, OpenPlan
+from trtllm_hpc.bench.load.messages import Target, parse_reply
 from trtllm_hpc.bench.load.process import real_time_priority
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
@@ -22,7 +22,7 @@ from trtllm_hpc.bench.records import RequestRecord, Sample
 from trtllm_hpc.bench.request_feed import PassRequests, RequestFeed
 from trtllm_hpc.bench.results import Finding, Pass, Window
 from trtllm_hpc.bench.token_counts import to_records
-from trtllm_hpc.bench.workload.request import Tokenizer
+from trtllm_hpc.bench.workload.request import TextEncoder
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import InvalidMeasurement
 
@@ -58,26 +58,21 @@ class Passes:
     feed: RequestFeed
     clock: Clock
     progress: Progress
-    tokenizer: Tokenizer | None = None
+    tokenizer: TextEncoder | None = None
     slo: Slo | None = None
     power: PowerReadings | None = None
 
-    def run(self, level: Level, step: Step, on_end: Count = lambda reply: None) -> PassOutcome:
-        """Run one pass and check its figures; ``on_end`` is called for each request that has ended.
+    def run(self, level: Level, step: Step) -> PassOutcome:
+        """Run one pass and check its figures.
 
         Raises NotReady if there is no connection to the endpoint; ConfigError if the workload makes no
         requests.
         """
-
-        def count(reply: Reply) -> None:
-            self.progress.count(reply.ok, reply.latency_s)
-            on_end(reply)
-
         if self.power is not None:
             self.power.begin()
         plan, batch, schedule = self._plan(level, step)
         with real_time_priority() as real_time:
-            load = run_load(plan, progress=count, processes=self.settings.processes)
+            load = run_load(plan, progress=self.progress.count, processes=self.settings.processes)
         load = replace(load, client=replace(load.client, real_time=real_time))
         # Not the number of replies: with several processes, one may be ahead of the others.
         self.feed.put_back(max([reply.index + 1 for reply in load.replies], default=plan.first_index))
@@ -90,16 +85,16 @@ class Passes:
             repeat=step.repeat,
             window=window,
             tokenizer=self.tokenizer,
-            models=self.settings.models,
         )
         ended_s = max([record.ended_s for record in records], default=load.start_s)
         energy = None
         if self.power is not None:
             try:
-                energy = self.power.energy(load.start_s, window, ended_s)
+                energy = self.power.energy(window)
             except KeyboardInterrupt:  # while it waited: the answers are there
                 load = replace(load, interrupted=True)
-        sample = Sample(records, window, level, self.slo, energy)
+        is_good = None if self.slo is None else self.slo.judge(records)
+        sample = Sample(records, window, level, is_good, energy)
         verdict = check_pass(sample, load.client, self.settings, interrupted=load.interrupted)
         begun = sum(record.turn in (None, 1) for record in records)
         if begun > len(batch.requests):
@@ -119,7 +114,7 @@ class Passes:
         )
         return PassOutcome(result, records, load.interrupted, load.disconnected, load.failures)
 
-    def _plan(self, level: Level, step: Step) -> tuple[Plan, PassRequests, Schedule | None]:
+    def _plan(self, level: Level, step: Step) -> tuple[LoadPlan, PassRequests, Schedule | None]:
         """Take the requests of a pass, and say when they are sent; a closed loop has no schedule."""
         settings, schedule = self.settings, None
         until_s: float | None
@@ -142,7 +137,6 @@ class Passes:
             )
         common: dict[str, Any] = {
             "first_index": batch.first_index,
-            "weights": batch.weights[:count],
             "conversations": batch.conversations[:count],
             "max_failures": settings.max_failures_in_a_row,
             "until_s": until_s if settings.duration_seconds is not None else None,
@@ -229,26 +223,6 @@ def timed_length(level: ClosedLoop, until_s: float, given: int | None) -> int:
 
 
 def step_of(settings: Benchmark, level_index: int, level: Level, repeat: int) -> Step:
-    """Describe one pass for those who follow; for a search, without the levels that come later."""
-    if settings.find_max:
-        return Step(level_index, None, level.label, repeat, settings.repeats)
-    levels = levels_of(settings)
-    lengths = [_length_s(each, settings) for each in levels[level_index:]]
-    later = [
-        *lengths[:1] * (settings.repeats - repeat - 1),
-        *(length for length in lengths[1:] for _ in range(settings.repeats)),
-    ]
-    known = [length for length in later if length is not None]
-    then_s = sum(known) if len(known) == len(later) else None
-    return Step(level_index, len(levels), level.label, repeat, settings.repeats, then_s=then_s)
-
-
-def _length_s(level: Level, settings: Benchmark) -> float | None:
-    """Return for how long a pass sends; ``None`` if the server's answers or a trace decide."""
-    if not isinstance(level, OpenLoop):
-        return closed_length(level, settings)[1]
-    if level.arrival == "trace":
-        return None
-    warmup, measured = request_counts(level, settings)
-    mean_rate = (level.rate_per_s + (level.ramp_to_per_s or level.rate_per_s)) / 2
-    return warmup / level.rate_per_s + measured / mean_rate
+    """Describe one pass for those who follow; the number of levels of a search is not known."""
+    levels = None if settings.find_max else len(levels_of(settings))
+    return Step(level_index, levels, level.label, repeat, settings.repeats)

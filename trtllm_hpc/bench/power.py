@@ -1,8 +1,7 @@
-"""The energy that the server's GPUs use during a pass: by NVML, or else by a counter of the server."""
+"""The energy that the server's GPUs use during a pass, by what each rank reads of NVML."""
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections import Counter, defaultdict
@@ -14,15 +13,12 @@ from typing import Any
 
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.results import Energy, Window
-from trtllm_hpc.bench.server_metrics.sampling import energy_counter
 from trtllm_hpc.logs.snapshot import plan_of
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.gpus import read_seconds
 from trtllm_hpc.runtime.nvml import POWER_CAP
-from trtllm_hpc.runtime.records import Endpoint
 
-_IDLE_S, _TAIL_BYTES = 10.0, 1 << 18
-"""Seconds before a pass in which its GPUs may be idle."""
+_TAIL_BYTES = 1 << 18
 _PATIENCE_S, _DEAD_S, _PAUSE_S = 12.0, 20.0, 0.2
 """Ranks of large servers write up to 10 s late."""
 _LEAST_SHARE = 0.9
@@ -38,39 +34,31 @@ class _Use:
     name: str = ""
     seconds: float = 0.0
     joules: float = 0.0
-    peak_w: float = 0.0
-    idle_w: float = math.inf
     reasons_s: Counter[str] = field(default_factory=Counter)
 
-    def add(self, it: dict[str, Any], end: float) -> None:
+    def add(self, reading: dict[str, Any], end: float) -> None:
         """Add the part of a reading that lies in the window."""
-        gpu = it["uuid"] if it["index"] is None else f"GPU{it['index']}"
-        self.name = f"{gpu} of {it['host']}"
-        inside_s = min(it["time"], end) - max(it["time"] - it["seconds"], self.until)
+        gpu = reading["uuid"] if reading["index"] is None else f"GPU{reading['index']}"
+        self.name = f"{gpu} of {reading['host']}"
+        inside_s = min(reading["time"], end) - max(reading["time"] - reading["seconds"], self.until)
         if inside_s > 0:
-            self.until, self.seconds = it["time"], self.seconds + inside_s
-            self.joules += it["joules"] * inside_s / it["seconds"]
-            self.peak_w = max(self.peak_w, it["peak_w"])
-            self.reasons_s.update(dict.fromkeys(it.get("throttled") or (), inside_s))
+            self.until, self.seconds = reading["time"], self.seconds + inside_s
+            self.joules += reading["joules"] * inside_s / reading["seconds"]
+            self.reasons_s.update(dict.fromkeys(reading.get("throttled") or (), inside_s))
 
 
 class PowerReadings:
     """Follows the readings that the ranks of a run write about their GPUs."""
 
-    def __init__(self, paths: RunPaths, endpoint: Endpoint, clock: Clock) -> None:
+    def __init__(self, paths: RunPaths, clock: Clock) -> None:
         plan = plan_of(paths)
         self._ranks, self._folder = 0 if plan is None else sum(plan.world_sizes), paths.ranks
-        self._endpoint, self._clock = endpoint, clock
+        self._clock = clock
         self._read: dict[int, int] = {}
         """How far each file has been read, by its inode: a file that is full gets another name."""
         self._newest: dict[str, float] = {}
-        self._idle_w: float | None = None
-        self._ended_at = 0.0
-        self._counter: tuple[float, float] | None = None
         has_gpus = plan is None or plan.gpus_per_node
-        self._unknown = (
-            "not known: no rank could read NVML, and the server has no counter" if has_gpus else ""
-        )
+        self._unknown = "not known: no rank could read NVML" if has_gpus else ""
         self._sources: dict[str, None] = {}
 
     @property
@@ -78,66 +66,37 @@ class PowerReadings:
         """How the energy of the passes is known, in words; empty for a server without GPUs."""
         return "; ".join(self._sources) or self._unknown
 
-    def follow(self, endpoint: Endpoint) -> None:
-        """Ask the server at another address from now on."""
-        self._endpoint = endpoint
-
     def begin(self) -> None:
-        """Note how far the readings are at the beginning of a pass, or else the server's own counter."""
-        files = self._files()
-        for file in files:
+        """Note how far the readings are at the beginning of a pass."""
+        for file in self._files():
             with suppress(OSError):  # it may have been full just now
                 stat = file.stat()
                 self._read.setdefault(stat.st_ino, max(0, stat.st_size - _TAIL_BYTES))
-        found = None if files else energy_counter(self._endpoint)
-        self._counter = None if found is None else (self._clock.now(), found[1])
 
-    def energy(self, started_s: float, window: Window, ended_s: float) -> Energy | None:
-        """Return the energy in the window of a pass, once the ranks have written it."""
-        if self._counter is not None:
-            return self._by_counter(*self._counter, window.length_s)
+    def energy(self, window: Window) -> Energy | None:
+        """Return the energy in the window of a pass, once the ranks have written it; ``None``: not known."""
         zero = time.time() - self._clock.now()
-        started, begin, end = (it + zero for it in (started_s, window.start_s, window.end_s))
-        idle_from, self._ended_at = max(self._ended_at, started - _IDLE_S), ended_s + zero
+        begin, end = window.start_s + zero, window.end_s + zero
         uses: dict[str, _Use] = defaultdict(lambda: _Use(begin))
-        for it in self._lines_until(end):
-            use = uses[it["uuid"]]
-            use.add(it, end)
-            if it["seconds"] and idle_from <= it["time"] - it["seconds"] and it["time"] <= started:
-                use.idle_w = min(use.idle_w, it["joules"] / it["seconds"])
-        if uses and math.isfinite(idle_w := sum(it.idle_w for it in uses.values())):
-            self._idle_w = idle_w
-        return self._summed(list(uses.values()), end, window.length_s) if uses and end > begin else None
-
-    def _summed(self, uses: list[_Use], end: float, length_s: float) -> Energy | None:
-        missing = [it.name for it in uses if it.seconds < _LEAST_SHARE * length_s]
-        silent = self._ranks - sum(it >= end for it in self._newest.values())
+        for reading in self._lines_until(end):
+            uses[reading["uuid"]].add(reading, end)
+        if not uses or end <= begin:
+            return None
+        missing = [use.name for use in uses.values() if use.seconds < _LEAST_SHARE * window.length_s]
+        silent = self._ranks - sum(time_s >= end for time_s in self._newest.values())
         if missing or silent > 0:
             what = missing[0] if missing else f"the GPUs of {silent} rank{'s' * (silent > 1)}"
             self._sources[f"not known: the power of {what} was not measured all the time"] = None
             return None
         self._sources[f"by NVML, of {len(uses)} GPU{'s' * (len(uses) > 1)}"] = None
         slowed = [
-            f"{it.name} ({reason}, {seconds:.1f} of {it.seconds:.0f} s)"
-            for it in uses
-            for reason, seconds in it.reasons_s.items()
-            if reason != POWER_CAP
+            f"{use.name} ({reason}, {seconds:.1f} of {use.seconds:.0f} s)"
+            for use in uses.values()
+            for reason, seconds in use.reasons_s.items()
+            if reason != POWER_CAP  # usual under load
         ]
-        return Energy(
-            joules=sum(it.joules / it.seconds for it in uses) * length_s,
-            peak_w=sum(it.peak_w for it in uses),
-            idle_w=self._idle_w,
-            capped_share=sum(it.reasons_s[POWER_CAP] for it in uses) / sum(it.seconds for it in uses),
-            slowed=", ".join(slowed),
-        )
-
-    def _by_counter(self, since_s: float, joules: float, length_s: float) -> Energy | None:
-        """Return the energy of a whole pass, scaled to its window."""
-        found = energy_counter(self._endpoint)
-        if found is None or found[1] <= joules:
-            return None
-        self._sources[f"by {found[0]}, over whole passes"] = None
-        return Energy((found[1] - joules) / (self._clock.now() - since_s) * length_s)
+        joules = sum(use.joules / use.seconds for use in uses.values()) * window.length_s
+        return Energy(joules, ", ".join(slowed))
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("serve*.gpus.*"), reverse=True)  # .old before .jsonl
@@ -147,10 +106,10 @@ class PowerReadings:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             for file in self._files():
-                for it in self._new(file):
-                    self._newest[file.stem] = it["time"]
-                    yield it
-            is_late = any(end - _DEAD_S < it < end for it in self._newest.values())
+                for reading in self._new(file):
+                    self._newest[file.stem] = reading["time"]
+                    yield reading
+            is_late = any(end - _DEAD_S < time_s < end for time_s in self._newest.values())
             if not is_late or time.monotonic() > deadline:
                 return
             time.sleep(_PAUSE_S)

@@ -16,17 +16,12 @@ from trtllm_hpc.paths import read_json, write_json
 from trtllm_hpc.runtime.records import known_fields
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from trtllm_hpc.bench.load.messages import LoadReply
 
 _INTERVAL_S = 0.5
 """Between two reports; drawing takes about 1 ms, during which nothing is sent."""
-_MAX_LATENCIES = 1000
-"""The running p99 covers this many latencies."""
 _RATE_SPAN_S = 3.0
 """The running rate covers this many seconds."""
-_BAR_WIDTH = 20
-_MIN_BAR_WIDTH = 8
-"""A narrower bar is left out; the text shows the same."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +40,13 @@ class Step:
     """Requests of the pass, warm-up included; ``None`` if time ends it."""
     length_s: float | None = None
     """Length of the pass, warm-up included; ``None`` if a number of requests ends it."""
-    then_s: float | None = None
-    """Planned length of all later passes; ``None`` if unknown."""
 
     def __str__(self) -> str:
         """Return e.g. ``level 2 of 4 (8/s), pass 1 of 3``; a count of one is left out."""
-        label = f" ({self.label})" if self.label else ""
-        if self.levels == 1:
-            level = self.label
-        else:
-            level = f"level {self.level + 1}" + (f" of {self.levels}" if self.levels else "") + label
+        level = self.label
+        if self.levels != 1:
+            level = f"level {self.level + 1}" + (f" of {self.levels}" if self.levels else "")
+            level += f" ({self.label})" if self.label else ""
         repeat = f"pass {self.repeat + 1} of {self.repeats}" if self.repeats > 1 else ""
         return ", ".join(filter(None, (level, repeat)))
 
@@ -71,8 +63,6 @@ class Snapshot:
     """Since this pass began."""
     rate_per_s: float | None = None
     """Requests that ended per second, lately; ``None`` before the first."""
-    p99_ms: float | None = None
-    """Latency from schedule over the last 1,000 answers of this pass; nearest rank."""
 
     @property
     def share(self) -> float | None:
@@ -92,32 +82,19 @@ class Snapshot:
 
     @property
     def figures(self) -> str:
-        """What is done, rate, errors, latency and the time left, as far as they are known."""
+        """What is done, rate, errors and the time left of the pass, as far as they are known."""
+        amount = f"{self.done} requests" if self.done else ""
+        if self.step.requests is not None:
+            amount = f"{self.done} of {self.step.requests} requests"
+        elif self.step.length_s is not None:
+            amount = f"{min(self.elapsed_s, self.step.length_s):.0f} of {self.step.length_s:.0f} s"
         parts = (
-            self._amount(),
+            amount,
             f"{self.rate_per_s:.1f}/s" if self.rate_per_s is not None else "",
             f"{self.errors} error{'' if self.errors == 1 else 's'}" if self.errors else "",
-            f"p99 {self.p99_ms:.0f} ms" if self.p99_ms is not None else "",
-            self._time_left(),
+            f"{clock_text(self.left_s)} left of this pass" if self.left_s is not None else "",
         )
         return ", ".join(filter(None, parts))
-
-    def _amount(self) -> str:
-        if self.step.requests is not None:
-            return f"{self.done} of {self.step.requests} requests"
-        if self.step.length_s is not None:
-            return f"{min(self.elapsed_s, self.step.length_s):.0f} of {self.step.length_s:.0f} s"
-        return f"{self.done} requests" if self.done else ""
-
-    def _time_left(self) -> str:
-        if self.left_s is None:
-            return ""
-        step = self.step
-        is_last = (step.level + 1, step.repeat + 1) == (step.levels, step.repeats)
-        then_s = 0.0 if is_last else step.then_s
-        if then_s is None:
-            return f"{clock_text(self.left_s)} left of this pass"
-        return f"{clock_text(self.left_s + then_s)} left"
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (str(self.step), self.figures)))
@@ -143,14 +120,11 @@ class Progress:
         """Begin a pass: the counts start at 0."""
         self._pass = _PassCounts(step)
 
-    def count(self, ok: bool, latency_s: float | None = None) -> None:
-        """Count a request that has ended, ``latency_s`` after it was due."""
+    def count(self, reply: LoadReply) -> None:
+        """Count a request that has ended."""
         counts = self._pass
         counts.done += 1
-        if not ok:
-            counts.errors += 1
-        elif latency_s is not None:
-            counts.latencies_s.append(latency_s)
+        counts.errors += not reply.ok
 
     def snapshot(self) -> Snapshot:
         """Return the progress of the pass; after its last request, as it was when that was first seen."""
@@ -166,7 +140,6 @@ class _PassCounts:
     def __init__(self, step: Step) -> None:
         self.step = step
         self.done = self.errors = 0
-        self.latencies_s: deque[float] = deque(maxlen=_MAX_LATENCIES)
         self.last: Snapshot | None = None
         self._begun = time.monotonic()
         self._history = deque([(self._begun, 0)])
@@ -177,16 +150,8 @@ class _PassCounts:
         while len(self._history) > 2 and now - self._history[1][0] >= _RATE_SPAN_S:
             self._history.popleft()
         since, done_then = self._history[0]
-        # Copying a deque is atomic under the interpreter's lock, so the sender cannot interfere.
-        ordered = sorted(self.latencies_s.copy())
-        return Snapshot(
-            step=self.step,
-            done=done,
-            errors=self.errors,
-            elapsed_s=now - self._begun,
-            rate_per_s=(done - done_then) / (now - since) if done and now > since else None,
-            p99_ms=ordered[math.ceil(0.99 * len(ordered)) - 1] * 1e3 if ordered else None,
-        )
+        rate = (done - done_then) / (now - since) if done and now > since else None
+        return Snapshot(self.step, done, self.errors, now - self._begun, rate)
 
 
 def write_progress(path: Path, snapshot: Snapshot) -> None:
@@ -240,8 +205,8 @@ def reported(progress: Progress, path: Path | None, show: Show | None = None) ->
 
 
 @contextmanager
-def terminal_bar() -> Iterator[Show | None]:
-    """Draw a live bar on standard error; ``None`` if that is no terminal."""
+def terminal_progress() -> Iterator[Show | None]:
+    """Show the progress in one line on standard error; ``None`` if that is not a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True, emoji=False)
@@ -249,31 +214,8 @@ def terminal_bar() -> Iterator[Show | None]:
         yield None
         return
     from rich.live import Live
+    from rich.text import Text
 
     # Drawn by the caller's thread: the library's own would compete with the sender more often.
     with Live(console=console, transient=True, auto_refresh=False) as live:
-        yield lambda snapshot: live.update(bar_lines(snapshot, console.width), refresh=True)
-
-
-def bar_lines(snapshot: Snapshot, width: int) -> Table:
-    """Lay out step, bar and figures for a terminal: on one line if they fit, else the step on its own line.
-
-    The bar takes what room the figures leave, and is left out where that is too little.
-    """
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    step, figures = str(snapshot.step), snapshot.figures
-    lines = Table.grid()
-    if len(step) + _BAR_WIDTH + len(figures) + 2 > width:
-        lines.add_row(Text(step))
-        step = ""
-    bar_width = min(_BAR_WIDTH, width - len(figures) - 1)
-    line: list[Text | ProgressBar] = [Text(step)] if step else []
-    if snapshot.share is not None and bar_width >= _MIN_BAR_WIDTH:
-        line.append(ProgressBar(total=1.0, completed=snapshot.share, width=bar_width))
-    row = Table.grid(padding=(0, 1))
-    row.add_row(*line, Text(figures))
-    lines.add_row(row)
-    return lines
+        yield lambda snapshot: live.update(Text(str(snapshot)), refresh=True)

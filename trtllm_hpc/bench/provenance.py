@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc import __version__
-from trtllm_hpc.backends.profile import ENDINGS
 from trtllm_hpc.config.files import read_cluster
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.logs.loading import load_line
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import installed_versions
-from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
-from trtllm_hpc.runtime.engine_cache.files import sha256_of
+from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, CacheEntry, Manifest
+from trtllm_hpc.runtime.engine_cache.shared_files import sha256_of
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
 
 PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers", "aiohttp")
@@ -33,12 +31,25 @@ def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile | None) -> dict
     Its sections are ``run``, ``server``, ``engine`` and ``client``; of a server without a run only ``server``
     and ``client``. What is unknown is left out or ``None``: the measurement is worth keeping without it.
     """
+    client = {
+        "host": socket.gethostname(),
+        "same_host_as_server": _is_here(endpoint),
+        "cpu": _cpu_model(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "packages": {"trtllm-hpc": __version__, **installed_versions(PACKAGES)},
+    }
     if job is None:
         server = {"host": endpoint.host, "url": endpoint.place, "models": list(endpoint.models)}
-        return {"server": server, "client": _client(endpoint)}
+        return {"server": server, "client": client}
     run = RunSnapshot(paths)
+    stages = run.submission.stages if run.submission else {}
     return {
-        "run": _run(run),
+        "run": {
+            "id": paths.run_id,
+            "folder": str(paths.folder),
+            "jobs": {stage: submitted.job_id for stage, submitted in stages.items()},
+        },
         "server": _server(run, endpoint),
         "engine": {
             "backend": job.engine.backend,
@@ -47,35 +58,24 @@ def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile | None) -> dict
             **_parallelism(job),
             **_built(run),
         },
-        "client": _client(endpoint),
+        "client": client,
     }
 
 
 def workload_provenance(file: Path) -> dict[str, Any]:
     """Return the section ``workload``, of a file of requests."""
-    return {"file": file.name, "sha256": _sha256(file)}
-
-
-def _run(run: RunSnapshot) -> dict[str, Any]:
-    paths, submission = run.paths, run.submission
-    stages = submission.stages if submission else {}
-    return {
-        "id": paths.run_id,
-        "folder": str(paths.folder),
-        "scheduler": submission.scheduler if submission else None,
-        "jobs": {stage: job.job_id for stage, job in stages.items()},
-        "spec_sha256": _sha256(paths.spec),
-        "cluster_sha256": _sha256(paths.cluster),
-    }
+    digest = None
+    with suppress(OSError):
+        digest = sha256_of(file)
+    return {"file": file.name, "sha256": digest}
 
 
 def _server(run: RunSnapshot, endpoint: Endpoint) -> dict[str, Any]:
     world_sizes = () if run.plan is None else run.plan.world_sizes
-    before = [sum(world_sizes[:instance]) for instance in range(len(world_sizes))]
-    preflights = [record for step in run.preflight_steps for record in run.ranks(step)]
+    found = {record.host: record.details for step in run.preflight_steps for record in run.ranks(step)}
     ranks = [
-        _rank(run.paths, step, rank, [*preflights[first + rank : first + rank + 1], *preflights])
-        for step, first, world_size in zip(run.serve_steps, before, world_sizes, strict=False)
+        _rank(run.paths, step, rank, found)
+        for step, world_size in zip(run.serve_steps, world_sizes, strict=False)
         for rank in range(world_size)
     ]
     known = [rank for rank in ranks if rank]
@@ -90,25 +90,17 @@ def _server(run: RunSnapshot, endpoint: Endpoint) -> dict[str, Any]:
         **({"instances": endpoint.instances} if endpoint.instances > 1 else {}),
         "ranks": known,
         **_container(run.paths),
-        "start_phases_s": dict(endpoint.phases_s),
-        "load": load_line(run),
     }
 
 
-def _rank(paths: RunPaths, step: str, rank: int, preflights: list[RankRecord]) -> dict[str, Any]:
-    """Return where a rank runs, from its own record, and what the preflight found there.
-
-    ``preflights`` begins with the record of the task for this rank. Servers that start alone, on nodes of two
-    components, are not always where its tasks of the same number were.
-    """
-    serving = RankRecord.read(paths.rank_record(step, rank))
-    preflight = next((one for one in preflights if serving is None or one.host == serving.host), None)
-    record = serving or preflight
+def _rank(paths: RunPaths, step: str, rank: int, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return where a rank runs, from its own record, and what the preflight found on its node."""
+    record = RankRecord.read(paths.rank_record(step, rank))
     if record is None:
         return {}
-    seen = preflight.details if preflight else {}
-    found = {name: seen[name] for name in ("gpus", "gpu_models", "mpi_library") if seen.get(name)}
-    return {"rank": rank, "host": record.host, **found}
+    seen = found.get(record.host, {})
+    known = {name: seen[name] for name in ("gpus", "gpu_models", "mpi_library") if seen.get(name)}
+    return {"rank": rank, "host": record.host, **known}
 
 
 def _parallelism(job: JobFile) -> dict[str, int]:
@@ -133,36 +125,18 @@ def _built(run: RunSnapshot) -> dict[str, Any]:
         # The run folder's link, or the finished engine that the plan names, leads to an entry's output.
         engine = run.paths.engine if run.plan is None else Path(run.plan.engine_folder)
         output = engine.resolve(strict=True)
-        entry, made = Entry(output.parent), Manifest.read(output / MANIFEST)
+        entry, made = CacheEntry(output.parent), Manifest.read(output / MANIFEST)
         record = entry.key() or {}
         if made is None:
             return {"folder": str(output)}
         return {
             "folder": str(output),
-            "entry": entry.name,
             "key": record.get("key"),
             "layout": (record.get("about") or {}).get("layout"),
-            "bytes": made.size,
             "built_at": made.built_at,
-            "built_on": made.host,
-            "build_s": made.seconds,
             "versions": dict(made.versions),
         }
     return {}
-
-
-def _client(endpoint: Endpoint) -> dict[str, Any]:
-    return {
-        "host": socket.gethostname(),
-        "same_host_as_server": _is_here(endpoint),
-        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
-        "cpu": _cpu_model(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "cpus_of_host": os.cpu_count(),
-        "kernel": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "packages": {"trtllm-hpc": __version__, **installed_versions(PACKAGES)},
-    }
 
 
 def _is_here(endpoint: Endpoint) -> bool:
@@ -182,22 +156,3 @@ def _cpu_model() -> str | None:
             if name.strip() == "model name":
                 return value.strip()
     return platform.machine() or None
-
-
-def _sha256(path: Path) -> str | None:
-    with suppress(OSError):
-        return sha256_of(path)
-    return None
-
-
-def profile_sentence(paths: RunPaths, job: JobFile | None) -> str | None:
-    """Return how the run's server is profiled, and what opens the files that are there."""
-    if job is None or job.serve.profile is None:
-        return None
-    profile = job.serve.profile
-    files = sorted(paths.profiles.glob(f"*.{ENDINGS[profile.tool]}"))
-    opens = "nsys-ui" if profile.tool == "nsys" else "https://ui.perfetto.dev:"
-    where = ", ".join(f"{opens} {file}" for file in files) or f"nothing yet in {paths.profiles}"
-    ranks = ", ".join(map(str, profile.ranks))
-    steps = f"steps {profile.iterations} of ranks {ranks}"
-    return f"made by {profile.tool} ({steps}), so the figures are never compared; {where}"

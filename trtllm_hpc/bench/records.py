@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.results import Energy, Window
-from trtllm_hpc.paths import write_aside
 from trtllm_hpc.runtime.records import known_fields
 
 OK = "ok"
 WARMUP = "warm-up"
 MEASURED = "measured"
 DRAIN = "drain"
-UNFINISHED = "unfinished"
 NO_CONNECTION = ("no connection to ", "Cannot connect to host ")
 """How errors begin if nothing listens there; an overloaded server may answer UNAVAILABLE, too."""
 
@@ -42,9 +39,7 @@ class RequestRecord:
     """Index of the pass over that level, from 0."""
     phase: str
     """``warm-up``, ``measured`` or ``drain``, by when it was due. Only a closed loop with several processes
-    sends in the drain, which begins when the first process has no more requests. ``unfinished``: its pass
-    was killed, or the server was away meanwhile and the pass was measured again. Of one that was killed, what
-    needs the whole pass (phase, tokens, chunks) is not known."""
+    sends in the drain, which begins when the first process has no more requests."""
     scheduled_s: float
     """When it was due; in a closed loop, when its slot became free."""
     sent_s: float
@@ -64,10 +59,6 @@ class RequestRecord:
     output_tokens: int | None = None
     output_by: str | None = None
     """Who counted the output tokens, see :mod:`trtllm_hpc.bench.token_counts`; ``None`` if nobody did."""
-    instance: str | None = None
-    """The server that answered, if known."""
-    lora_task_id: int | None = None
-    """Number of its LoRA adapter; ``None`` if it had none."""
     session: str | None = None
     """The conversation that it is a turn of; ``None``: it stands alone."""
     turn: int | None = None
@@ -78,9 +69,6 @@ class RequestRecord:
     """Output tokens that the model thought before it answered; ``None`` if no answer of the pass has any."""
     first_answer_s: float | None = None
     """When the first token after that came; ``None`` without streaming, or where there is no reasoning."""
-    resent: bool = False
-    """Whether it was sent again with the adapter's weights, which the server did not have, or not any more.
-    The times are from the first send to the last answer."""
 
     @property
     def ok(self) -> bool:
@@ -102,16 +90,6 @@ class NoValue(Exception):
     """The records lack what the metric needs."""
 
 
-class Limits(Protocol):
-    """The limits that a good request keeps; see :class:`trtllm_hpc.bench.analysis.slo.Slo`."""
-
-    def met_by(self, record: RequestRecord) -> bool:
-        """Whether an answered request keeps every limit on single requests."""
-
-    def can_judge(self, records: Sequence[RequestRecord]) -> bool:
-        """Whether the records hold the values that the limits apply to."""
-
-
 @dataclass(frozen=True)
 class Sample:
     """The requests of one pass over one level of load."""
@@ -120,8 +98,9 @@ class Sample:
     """All requests of the pass: those of the warm-up keep the server busy in the window, too."""
     window: Window
     level: Level
-    slo: Limits | None = None
-    """Needed for goodput."""
+    is_good: Callable[[RequestRecord], bool] | None = None
+    """Whether an answered request keeps every limit of the SLO; ``None`` where that is not known, see
+    :meth:`trtllm_hpc.bench.analysis.slo.Slo.judge`. Needed for goodput."""
     energy: Energy | None = None
     """Of the GPUs in the window, if known."""
 
@@ -150,25 +129,14 @@ class Sample:
         return self.window.start_s < moment_s <= self.window.end_s
 
 
-def append_records(path: Path, records: Iterable[RequestRecord], *, sync: bool = True) -> None:
-    """Append records as JSON lines with ``first_token_s``; with ``sync`` a machine may fail, too."""
-    # Not asdict, which copies deeply: while a pass runs, the sender waits for who writes.
+def append_records(path: Path, records: Iterable[RequestRecord]) -> None:
+    """Append records as JSON lines with ``first_token_s``, and wait until they are on the disk."""
     plain = ({**vars(record), "first_token_s": record.first_token_s} for record in records)
     mode = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with os.fdopen(os.open(path, mode, 0o600), "a", encoding="utf-8") as file:
         file.writelines(f"{json.dumps(line, ensure_ascii=False)}\n" for line in plain)
         file.flush()
-        if sync:
-            os.fsync(file.fileno())
-
-
-def replace_end(path: Path, begin: int, records: Iterable[RequestRecord]) -> None:
-    """Put records in the place of a file's bytes from ``begin`` on; a kill leaves the old or the new."""
-    with write_aside(path) as new:
-        if begin:
-            shutil.copyfile(path, new)
-            os.truncate(new, begin)
-        append_records(new, records)
+        os.fsync(file.fileno())
 
 
 def read_records(path: Path) -> list[RequestRecord]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from trtllm_hpc.bench.load.messages import Target, encode_request
 from trtllm_hpc.bench.load.turns import Conversation
 from trtllm_hpc.bench.workload.build import make_workload
-from trtllm_hpc.bench.workload.request import Request, WorkloadSpec
+from trtllm_hpc.bench.workload.request import WorkloadRequest, WorkloadSpec
 
 
 @dataclass(frozen=True)
@@ -19,12 +18,10 @@ class PassRequests:
 
     first_index: int
     """Index of the first one in the workload."""
-    requests: list[Request]
+    requests: list[WorkloadRequest]
     """Of conversations the first turns."""
     payloads: list[bytes]
     """The same, serialised."""
-    weights: list[bytes | None] = field(default_factory=list)
-    """What to append to each, if the server does not know its LoRA adapter; empty if it cannot be sent."""
     conversations: list[Conversation] = field(default_factory=list)
     """Those that the requests begin."""
 
@@ -33,23 +30,17 @@ class RequestFeed:
     """Requests that no earlier pass has sent, so that a server's cache of prompts does not have them.
 
     Given prompts are repeated once all were sent, and each pass sends a trace from its beginning. Of
-    conversations, which only the load counts, their turns are the requests of the workload. ``targets``
-    are the models that take turns; ``weights`` those of LoRA adapters, serialised, by task id.
+    conversations, which only the load counts, their turns are the requests of the workload.
     """
 
-    def __init__(
-        self, spec: WorkloadSpec, targets: Sequence[Target], weights: Mapping[int, bytes] | None = None
-    ) -> None:
-        self._spec = spec
-        self._targets = targets
-        # Over HTTP they cannot be sent: Triton takes no FP16 in JSON.
-        self._weights = (weights or {}) if targets[0].protocol == "grpc" else {}
+    def __init__(self, spec: WorkloadSpec, target: Target) -> None:
+        self._spec, self._target = spec, target
         self.built = make_workload(spec)
         """The workload so far."""
         self._sent = self._sent_before = 0
 
     @property
-    def sent(self) -> list[Request]:
+    def sent(self) -> list[WorkloadRequest]:
         """All requests of the passes so far, by their index."""
         return self.built.requests[: self._sent]
 
@@ -70,13 +61,11 @@ class RequestFeed:
         requests = [talk.turns[0] for talk in talks]
         self._sent_before, self._sent = self._sent, max(self._sent, bounds[-1])
         payloads = [
-            encode_request(request, self._targets[index % len(self._targets)], str(index))
+            encode_request(request, self._target, str(index))
             for index, request in zip(bounds, requests, strict=False)
         ]
-        tasks = [request.lora_task_id for request in requests] if self._weights else []
-        weights = [None if task_id is None else self._weights[task_id] for task_id in tasks]
         is_talk = self._spec.workload.kind == "conversations"
-        return PassRequests(bounds[0], requests, payloads, weights, talks if is_talk else [])
+        return PassRequests(bounds[0], requests, payloads, talks if is_talk else [])
 
     def _begins(self) -> list[int]:
         return [index for index, request in enumerate(self.built.requests) if request.turn in (None, 1)]

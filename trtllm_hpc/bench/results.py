@@ -18,9 +18,6 @@ from trtllm_hpc.paths import RunPaths, call_name, read_json, write_json
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-FORMAT = 1
-"""Version of the file format; others are refused."""
-
 
 @dataclass(frozen=True)
 class Distribution:
@@ -67,14 +64,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy and power of all GPUs of the server in a window, added up; ``None``: unknown."""
+    """Energy of all GPUs of the server in a window, added up."""
 
     joules: float
-    peak_w: float | None = None
-    idle_w: float | None = None
-    """The lowest power of each in a second before the load."""
-    capped_share: float | None = None
-    """Share of the time in which the power limit lowered the clocks."""
     slowed: str = ""
     """The GPUs that heat or a lack of power slowed down."""
 
@@ -169,8 +161,7 @@ class TurnFigures:
     """The measured requests that were the same turn of their conversations."""
 
     turn: str
-    """``1``; late ones are put together: ``9 to 16``. ``slowest``: that turn of each conversation whose first
-    token took longest."""
+    """``1`` to ``8``, or ``9 and later``."""
     requests: int
     failed: int
     metrics: dict[str, Figure]
@@ -229,22 +220,6 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
-class QuickCheck:
-    """Whether answers under load are as sane as lone ones: see :mod:`trtllm_hpc.bench.quick_check`."""
-
-    sentence: str
-    """What was found, or why the check was not made."""
-    answered: int = 0
-    """Of 64 requests at once."""
-    equal: int = 0
-    """Answers that are equal to the lone ones; others may differ by rounding."""
-    garbled: dict[str, int] = field(default_factory=dict)
-    """Answers that rounding does not explain, by kind, such as ``empty``."""
-    finding: str | None = None
-    """Why nothing was measured, with an example; ``None``: none is garbled, or by accident only."""
-
-
-@dataclass(frozen=True)
 class MeasurementSummary:
     """One measurement. Its records, samples and workload have files of their own."""
 
@@ -266,14 +241,8 @@ class MeasurementSummary:
     verdict: Verdict
     search: SearchResult | None = None
     """With ``find_max``: the highest rate at which the limits hold."""
-    check: QuickCheck | None = None
-    """The answers under load, before the first level; ``None`` if they were not checked."""
-    profile: str | None = None
-    """How the server was profiled meanwhile, and what opens the profiles; the figures are not compared."""
     energy: str = ""
     """The source of the GPUs' energy, or why it is unknown; empty for a server without GPUs."""
-    format: int = FORMAT
-    """Version of the file format."""
 
     PRINTED: ClassVar[tuple[str, ...]] = ("valid",)
     """Properties that the file has too."""
@@ -303,8 +272,6 @@ def read_measurement(path: Path) -> MeasurementSummary:
     Raises RunNotFound if the file is missing, or of another version.
     """
     with suppress(ValueError):  # pydantic's ValidationError is one
-        plain = read_json(path)
-        if isinstance(plain, dict) and plain.get("format", FORMAT) == FORMAT:
-            return _json_form().validate_python(plain)
+        return _json_form().validate_python(read_json(path))
     hint = f"trtllm-hpc bench {call_name(RunPaths(path.parent.parent))}"
     raise RunNotFound(f"{path} is not a measurement that this version can read.", hint=hint)

@@ -20,7 +20,7 @@ MAX_TRIED = 40
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RateOutcome:
     """What the passes at one rate showed."""
 
     passes_held: int
@@ -36,7 +36,7 @@ class Outcome:
         return 2 * self.passes_held > self.passes
 
 
-def outcome_of(passes: Sequence[Pass], slo: Slo, max_error_share: float) -> Outcome:
+def outcome_of(passes: Sequence[Pass], slo: Slo, max_error_share: float) -> RateOutcome:
     """Judge the passes at one rate.
 
     A pass holds if its figures keep the limits, the server kept up with the load, and no
@@ -46,7 +46,7 @@ def outcome_of(passes: Sequence[Pass], slo: Slo, max_error_share: float) -> Outc
     """
     if not any(one.measured > one.failed for one in passes):
         why = "No request was answered. Check the server; if it was only overloaded, start at a lower rate."
-        return Outcome(0, len(passes), [], unusable=why)
+        return RateOutcome(0, len(passes), [], unusable=why)
     held, judged, broken = 0, 0, list[str]()
     for one in passes:
         violations = _violations(one, slo, max_error_share)
@@ -60,8 +60,8 @@ def outcome_of(passes: Sequence[Pass], slo: Slo, max_error_share: float) -> Outc
         client = "The client, not the server, is the limit"
         reason = client if verdict.client_limited else "The figures are invalid"
         why = " ".join(map(sentence_of, verdict.findings))
-        return Outcome(0, len(passes), [], unusable=f"{reason}: {why}")
-    return Outcome(held, judged, broken)
+        return RateOutcome(0, len(passes), [], unusable=f"{reason}: {why}")
+    return RateOutcome(held, judged, broken)
 
 
 def _violations(one: Pass, slo: Slo, max_error_share: float) -> list[str]:
@@ -74,7 +74,7 @@ def _violations(one: Pass, slo: Slo, max_error_share: float) -> list[str]:
 
 
 def find_max(
-    measure: Callable[[float], Outcome], start_per_s: float, slo: str, *, precision: float = PRECISION
+    measure: Callable[[float], RateOutcome], start_per_s: float, slo: str, *, precision: float = PRECISION
 ) -> SearchResult:
     """Find the highest rate at which the limits hold.
 

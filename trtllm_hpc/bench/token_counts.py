@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trtllm_hpc.bench.load.messages import ParsedReply, Reply
+from trtllm_hpc.bench.load.messages import LoadReply, ParsedReply
 from trtllm_hpc.bench.records import DRAIN, MEASURED, WARMUP, RequestRecord
 from trtllm_hpc.bench.results import Window
-from trtllm_hpc.bench.workload.request import BY_SERVER, BY_TOKENIZER, Request, Tokenizer
+from trtllm_hpc.bench.workload.request import BY_SERVER, BY_TOKENIZER, TextEncoder, WorkloadRequest
 from trtllm_hpc.wire.response import Usage
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -22,15 +22,14 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def to_records(
-    replies: Sequence[Reply],
+    replies: Sequence[LoadReply],
     parsed: Sequence[ParsedReply],
-    requests: Sequence[Request],
+    requests: Sequence[WorkloadRequest],
     *,
     level: int,
     repeat: int,
     window: Window,
-    tokenizer: Tokenizer | None = None,
-    models: Sequence[str] = (),
+    tokenizer: TextEncoder | None = None,
 ) -> list[RequestRecord]:
     """Return the records of one pass, in the order of the replies.
 
@@ -41,7 +40,6 @@ def to_records(
         requests: the workload, which the replies' ``index`` refers to.
         window: the measured part; what was due before it is warm-up, and after it drain.
         tokenizer: counts answers that the server does not count.
-        models: that take turns, recorded as the instance of each request; none if there is only one.
     """
     sent = [requests[reply.index] for reply in replies]
     counts = _output_tokens(parsed, sent, tokenizer)
@@ -71,13 +69,10 @@ def to_records(
             input_by=BY_SERVER if by_server else request.input_by,
             output_tokens=tokens if reply.ok else None,
             output_by=by if reply.ok else None,
-            instance=models[reply.index % len(models)] if models else None,
-            lora_task_id=request.lora_task_id,
             session=reply.session,
             turn=request.turn,
             cached_tokens=usage.cached_tokens,
             **(_reasoning(answer, usage) if reply.ok and has_reasoning else {}),
-            resent=reply.resent,
         )
         records.append(record)
     return records
@@ -90,7 +85,7 @@ def _phase(due_s: float, window: Window) -> str:
 
 
 def _output_tokens(
-    parsed: Sequence[ParsedReply], requests: Sequence[Request], tokenizer: Tokenizer | None
+    parsed: Sequence[ParsedReply], requests: Sequence[WorkloadRequest], tokenizer: TextEncoder | None
 ) -> list[tuple[int | None, str | None]]:
     """Return the tokens of each answer, and who counted them."""
     counts = [_by_server(answer, request) for answer, request in zip(parsed, requests, strict=True)]
@@ -112,7 +107,7 @@ def _output_tokens(
     return found
 
 
-def _by_server(answer: ParsedReply, request: Request) -> int | None:
+def _by_server(answer: ParsedReply, request: WorkloadRequest) -> int | None:
     """Return the server's own count, without a prompt that the model repeats; ``None`` if there is none."""
     if answer.usage is not None and answer.usage.output_tokens is not None:
         return answer.usage.output_tokens

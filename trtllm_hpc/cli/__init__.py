@@ -42,7 +42,6 @@ COMMANDS: dict[str, str] = {
     "cancel": "Cancel every job of a run.",
     "resume": "Submit again the stages of a run that have not ended well.",
     "engines": "List, verify and prune the cache of built engines.",
-    "templates": "Fetch an image's model templates; show a finished config.pbtxt.",
     "versions": "List TensorRT-LLM releases and the options of their programs.",
     "schema": "Print the JSON Schemas of job files, profiles and --json output.",
     "sandbox": "Run a real Slurm cluster on this machine.",
@@ -69,8 +68,9 @@ _MEANT = {
     **dict.fromkeys(("list", "ls", "ps"), "runs"),
     **dict.fromkeys(("stop", "kill"), "cancel"),
     "chat": "client --chat",
+    "--dry-run": "render",
 }
-"""Commands of other programs, and what they are here."""
+"""Words of other programs, and what they are here."""
 
 
 class LazyGroup(click.Group):
@@ -108,29 +108,43 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(module, attribute)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for a wrong name suggest what it means elsewhere, or the nearest right one."""
-        if args and args[0] not in (*self.lines, *self.unlisted) and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
-            near = _MEANT.get(args[0]) or next(iter(get_close_matches(args[0], self.lines, n=1)), None)
-            guess = f" Did you mean {near!r}?" if near else ""
-            ctx.fail(f"No such command {args[0]!r}.{guess}")
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(self.lines.items()))
 
 
+class MainGroup(LazyGroup):
+    """The group of all commands."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an option of other programs leads to the command that does it here."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            if (meant := _MEANT.get(error.option_name)) is None:
+                raise
+            message = f"No such option {error.option_name!r}. Did you mean the command {meant!r}?"
+            raise click.UsageError(message, error.ctx) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; for a wrong name suggest what it means elsewhere, or the nearest right one."""
+        if args and args[0] not in (*COMMANDS, *UNLISTED) and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = _MEANT.get(args[0]) or next(iter(get_close_matches(args[0], COMMANDS, n=1)), None)
+            guess = f" Did you mean {near!r}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{guess}")
+        return super().resolve_command(ctx, args)
+
+
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=MainGroup,
     module="trtllm_hpc.cli.",
     lines=COMMANDS,
     unlisted=UNLISTED,

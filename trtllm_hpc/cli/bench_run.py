@@ -21,7 +21,6 @@ from trtllm_hpc.cli.options import (
     section_settings,
     terminating_as_interrupt,
     url_options,
-    valid_text,
 )
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths
@@ -80,17 +79,9 @@ _SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
     ("workload.input_tokens", "--input-tokens", INT, "N", "Mean length of a prompt, or of a turn."),
     ("workload.output_tokens", "--output-tokens", INT, "N", "Mean length of an answer."),
     ("workload.tokenizer", "--tokenizer", _FOLDER, "FOLDER", "Folder with tokenizer.json."),
-    (
-        *("workload.lora", "--lora", STRING, "FOLDER[=SHARE]"),
-        "A LoRA adapter of the requests, and its share. Adapters without a share, and the requests without an"
-        " adapter, get equal parts.  [repeatable]",
-    ),
     ("max_tokens", "--max-tokens", INT, "N", "Maximum output tokens of a request."),
     ("exact_output", "--exact-output", BOOL, "", "Answers must have exactly that many tokens."),
-    (
-        *("model", "--model", _Listed(STRING), "NAME[,...]"),
-        "E.g. ensemble, tensorrt_llm; copies of one model are used in turn.",
-    ),
+    ("model", "--model", STRING, "NAME", "E.g. ensemble, tensorrt_llm, or what an OpenAI server serves."),
     (
         *("protocol", "--protocol", Choice(["grpc", "http", "openai", "openai-chat"]), ""),
         "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server is Triton, "
@@ -107,19 +98,15 @@ _SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
 _OPTION_OF = {field: option.partition("/")[0] for field, option, *_ in _SETTINGS} | {
     "rates_per_second": "--rate",
     "concurrencies": "--concurrency",
-    "models": "--model",
 }
 
 
 def _parameter(field: str, option: str, kind: Any, metavar: str, help: str) -> click.Option:
-    is_repeated = field == "workload.lora"
     return click.Option(
         [option, field.replace(".", "__")],
         type=kind,
         is_flag=kind is BOOL,
         metavar=metavar or None,
-        multiple=is_repeated,
-        callback=valid_text if is_repeated else None,
         default=None,
         help=help,
     )
@@ -128,13 +115,13 @@ def _parameter(field: str, option: str, kind: Any, metavar: str, help: str) -> c
 def given_settings(options: Mapping[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
     """Return the settings given as options and as ``--set``, by their dotted fields."""
     given = section_settings(settings)
-    for several in ("rate_per_second", "concurrency", "model"):
+    for several in ("rate_per_second", "concurrency"):
         if several in given and not isinstance(given[several], list):
             given[several] = [given[several]]
     for field, *_ in _SETTINGS:
         value = options.get(field.replace(".", "__"))
-        if value not in (None, ()):
-            given[field] = list(value) if isinstance(value, tuple) else value
+        if value is not None:
+            given[field] = value
     return given
 
 
@@ -209,8 +196,8 @@ def command(
     """
     from trtllm_hpc.api.measurement import Measurement, NameRefused, bench, bench_url
     from trtllm_hpc.api.run import Run
-    from trtllm_hpc.bench.measure import Interrupted
-    from trtllm_hpc.bench.progress import terminal_bar
+    from trtllm_hpc.bench.measure import MeasurementInterrupted
+    from trtllm_hpc.bench.progress import terminal_progress
 
     if address is not None and run is not None:
         raise click.UsageError(f"Measure the run {run.run_id} or --url, not both.")
@@ -220,7 +207,7 @@ def command(
     base = settings_for(None if found is None else found.job, given_settings(options, settings))
     interrupted = False
     try:
-        with terminating_as_interrupt(), terminal_bar() as show:
+        with terminating_as_interrupt(), terminal_progress() as show:
             common: dict[str, Any] = {"name": name, "base": base, "on_progress": show}
             if found is not None:
                 measurement = bench(found, **common)
@@ -228,7 +215,7 @@ def command(
                 assert address is not None and output is not None
                 common |= {"key_file": address.key_file, "certificate": address.certificate_file}
                 measurement = bench_url(address.url, output, **common)
-    except Interrupted as early:
+    except MeasurementInterrupted as early:
         paths = found.paths if found is not None else RunPaths(output or Path())
         measurement, interrupted = Measurement(paths, early.measurement.name), True
     except NameRefused as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from trtllm_hpc.report.formatting import NONE, format_time
 from trtllm_hpc.runs.find import find_run, list_runs
 
 if TYPE_CHECKING:
-    from trtllm_hpc.bench.results import MeasurementSummary
+    pass
 
 
 def _folder(ctx: click.Context, param: click.Parameter, value: str) -> RunPaths:
@@ -53,34 +54,56 @@ _found_argument = click.argument(
 )
 
 
+@dataclass(frozen=True)
+class MeasurementRow:
+    """One measurement of a run."""
+
+    name: str
+    """Its name for ``bench show RUN:NAME``."""
+    levels: tuple[str, ...] = ()
+    """Levels of load, e.g. ``8/s`` or ``32 at once``; empty for one that has not finished."""
+    valid: bool | None = None
+    """Whether the figures may be used; ``None``: it has not finished."""
+    requests: int | None = None
+    """Measured requests of all levels and passes."""
+    started_at: float | None = None
+    """Seconds since the epoch."""
+
+
 @click.command("list")
 @runs_option
 @click.argument("run", default="latest", metavar="[RUN]", callback=_folder, shell_complete=complete_run)
-def list_command(run: RunPaths, runs: Any) -> None:
+@json_option
+def list_command(run: RunPaths, runs: Any, as_json: bool) -> None:
     """List the measurements of RUN, or of the folder of 'bench --url', the newest first.
 
     \b
     Example:
       trtllm-hpc bench list latest
     """
-    rows: list[tuple[str, MeasurementSummary | None]] = []
-    for found in Measurement.list(Run(run)):
-        try:
-            rows.append((found.name, found.summary))
-        except RunNotFound:
-            rows.append((found.name, None))  # it has not finished
     print_listing(
-        rows,
+        [_row(found) for found in Measurement.list(Run(run))],
         {
-            "name": lambda row: row[0],
-            "started": lambda row: format_time(row[1].started_at if row[1] else None),
-            "load": lambda row: ", ".join(it.level.label for it in row[1].levels) if row[1] else NONE,
-            "requests": lambda row: str(sum(it.measured for it in row[1].levels)) if row[1] else NONE,
-            "valid": lambda row: "not finished" if row[1] is None else "yes" if row[1].valid else "no",
+            "name": lambda row: row.name,
+            "started": lambda row: format_time(row.started_at),
+            "load": lambda row: ", ".join(row.levels) or NONE,
+            "requests": lambda row: NONE if row.requests is None else str(row.requests),
+            "valid": lambda row: {True: "yes", False: "no", None: "not finished"}[row.valid],
         },
+        as_json=as_json,
         empty=f"Run {run.run_id} has no measurement yet.\n  next: trtllm-hpc bench {call_name(run)}",
         right=("requests",),
     )
+
+
+def _row(found: Measurement) -> MeasurementRow:
+    try:
+        summary = found.summary
+    except RunNotFound:
+        return MeasurementRow(found.name)
+    labels = tuple(it.level.label for it in summary.levels)
+    requests = sum(it.measured for it in summary.levels)
+    return MeasurementRow(found.name, labels, summary.valid, requests, summary.started_at)
 
 
 @click.command("show")
@@ -109,7 +132,7 @@ def show_measurement(found: Measurement, *, as_json: bool) -> None:
     else:
         from trtllm_hpc.report.measurement_table import print_measurement
 
-        print_measurement(found.summary, found.records)
+        print_measurement(found.summary)
 
 
 @click.command("compare")
@@ -117,7 +140,7 @@ def show_measurement(found: Measurement, *, as_json: bool) -> None:
 @click.argument("a", metavar="A", callback=_found, shell_complete=_complete_names)
 @click.argument("b", metavar="B", callback=_found, shell_complete=_complete_names)
 @click.option(
-    "--relative-tolerance",
+    "--tolerance",
     type=click.FloatRange(min=0),
     default=0.05,
     show_default=True,
@@ -134,7 +157,7 @@ def compare_command(
     a: Measurement,
     b: Measurement,
     runs: Any,
-    relative_tolerance: float,
+    tolerance: float,
     allow_different_workload: bool,
     as_json: bool,
 ) -> None:
@@ -149,11 +172,10 @@ def compare_command(
     \b
     Examples:
       trtllm-hpc bench compare latest:before latest:after
-      trtllm-hpc bench compare yesterday/results/sweep.json latest:sweep --relative-tolerance 0.1
+      trtllm-hpc bench compare yesterday/results/sweep.json latest:sweep --tolerance 0.1
     """
-    from trtllm_hpc.bench.analysis.compare import Side, Tolerance, compare, raise_if_worse
+    from trtllm_hpc.bench.analysis.compare import Side, compare, raise_if_worse
 
-    tolerance = Tolerance(relative_tolerance)
     first, second = (Side(found.call_name, found.summary) for found in (a, b))
     comparison = compare(first, second, tolerance, allow_different_workload=allow_different_workload)
     if as_json:

@@ -29,7 +29,7 @@ from trtllm_hpc.runs.find import find_run
 if TYPE_CHECKING:
     from trtllm_hpc.client.connect import Address
 
-TYPED = (
+_TYPED = (
     *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "beam_width"),
     *("stop_words", "bad_words", "end_id", "exclude_input", "log_probs", "lora_task_id"),
@@ -80,11 +80,12 @@ def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 
 
 def _request_options(command: Command) -> Command:
-    """An option for each of ``TYPED``; the command gets them as keyword arguments."""
-    for option in (BY_NAME[name] for name in reversed(TYPED)):
+    """An option for each of ``_TYPED``; the command gets them as keyword arguments."""
+    for option in (BY_NAME[name] for name in reversed(_TYPED)):
         several = option.kind == "texts"
-        default = f"  [default: {MAX_TOKENS}; of a --chat, what the server allows]"
-        shown = "  [repeatable]" * several or default * (option.name == "max_tokens")
+        shown = f"  [default: {MAX_TOKENS}; of a --chat, what the server allows]" * (
+            option.name == "max_tokens"
+        )
         command = click.option(
             option.flag,
             option.name,
@@ -92,7 +93,7 @@ def _request_options(command: Command) -> Command:
             type=_CLICK_TYPES[option.kind],
             multiple=several,
             default=None,
-            help=option.help + shown,
+            help=option.help + ("  [repeatable]" if several else shown),
             callback=valid_text if several else None,
         )(command)
     return command
@@ -119,12 +120,12 @@ def _request_options(command: Command) -> Command:
 )
 @click.option("--model", metavar="NAME", help="[default: ensemble, or the first that takes text]")
 @url_options(
-    "Ask a server that was not started by this program instead of a run: http:// or https:// for Triton or"
-    " OpenAI's protocol, grpc:// or grpcs:// for Triton's gRPC port."
+    "Ask a server that was not started by this program instead of a run: http:// or https:// for OpenAI's"
+    " protocol, grpc:// or grpcs:// for Triton's gRPC port."
 )
 @click.option(
     "--protocol",
-    type=click.Choice(["grpc", "http", "openai"]),
+    type=click.Choice(["grpc", "openai"]),
     help="How to ask a run.  [default: grpc, or openai where trtllm-serve serves]",
 )
 @click.option(
@@ -158,16 +159,9 @@ def _request_options(command: Command) -> Command:
     help="Any other input of the served model by its own name, e.g. min_p=0.1.  [repeatable]",
 )
 @click.option(
-    "--context-logits",
-    is_flag=True,
-    help="Request the logits of the prompt too (over gRPC; the engine must gather them).",
-)
-@click.option("--generation-logits", is_flag=True, help="Request the logits of the answer too.")
-@click.option(
     "--save",
     is_flag=True,
-    help="Write the answer into the run folder as results/request.json, and logits beside it as .npy;"
-    " this replaces the companion's answer.",
+    help="Write the answer into the run folder as results/request.json, in place of the companion's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt, a line each.")
 @_request_options
@@ -196,7 +190,7 @@ def command(
       trtllm-hpc client latest --prompt - < question.txt
       trtllm-hpc client latest --file prompts.txt --json
       trtllm-hpc client latest --chat --system "Answer in one sentence." "What is machine learning?"
-      trtllm-hpc client --url http://node7:8000 "What is machine learning?"
+      trtllm-hpc client --url http://node7:8000/v1 "What is machine learning?"
     """
     from trtllm_hpc.cli.client_run import Asking, Settings
     from trtllm_hpc.runs.endpoint import endpoint_of
@@ -209,7 +203,7 @@ def command(
         run, prompts = _run_and_prompts(words, prompts, ctx)
     if not prompts:
         raise click.UsageError("A prompt is missing: trtllm-hpc client [RUN] PROMPT.")
-    options = {name: given.pop(name) for name in TYPED}
+    options = {name: given.pop(name) for name in _TYPED}
     if options["max_tokens"] is None and not given["chat"]:
         options["max_tokens"] = MAX_TOKENS
     given["options"] = {
@@ -217,7 +211,6 @@ def command(
         for name, value in options.items()
         if value is not None and value is not False and value != ()
     }
-    given["logits"] = [name for name in ("context_logits", "generation_logits") if given.pop(name)]
     settings = Settings(prompts=tuple(prompts), **given)
     settings.refuse_contradictions(is_run=run is not None)
     target = address or endpoint_of(cast(RunPaths, run), wait_seconds)

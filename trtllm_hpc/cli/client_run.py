@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from trtllm_hpc.cli.options import print_json
 from trtllm_hpc.client.async_client import AsyncClient, chat_request
 from trtllm_hpc.client.connect import Address, Protocol, Target
 from trtllm_hpc.client.lora import read_adapter
-from trtllm_hpc.client.request import Answer, AnswerRecord, Prompt, Request
+from trtllm_hpc.client.request import Answer, Prompt, Request
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.logs.reading import for_output
-from trtllm_hpc.paths import RunPaths, write_aside, write_json
+from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runs.endpoint import follower_of
 
 _AT_ONCE = 8
@@ -34,7 +33,6 @@ class Settings:
     prompts: tuple[Prompt, ...]
     options: dict[str, Any]
     inputs: dict[str, Any]
-    logits: Sequence[str]
     lora_dirs: tuple[str, ...]
     model: str | None
     protocol: Protocol | None
@@ -79,7 +77,7 @@ class PromptRecord:
     """The served model that was asked."""
     host: str
     """Node of the run's server, or the URL."""
-    answers: tuple[AnswerRecord, ...]
+    answers: tuple[Answer, ...]
     """The answer; empty if there is none."""
     error: str | None
     """Why there is no answer."""
@@ -130,8 +128,8 @@ class Asking:
         settings = self._settings
         stream = settings.stream
         if stream is None:
-            # The texts of several beams, and logits, come as a whole.
-            is_one_text = settings.options.get("beam_width", 1) == 1 and not settings.logits
+            # The texts of several beams come as a whole.
+            is_one_text = settings.options.get("beam_width", 1) == 1
             is_alone = len(settings.prompts) == 1 and not settings.as_json
             stream = is_alone and is_one_text and client.can_stream
         number = settings.options.get("lora_task_id")
@@ -142,10 +140,9 @@ class Asking:
             adapters *= len(settings.prompts)
         requests = [
             Request(
-                (prompt,),
+                prompt,
                 settings.options,
                 inputs=settings.inputs,
-                logits=settings.logits,
                 adapter=adapter,
                 stream=stream,
                 timeout_s=settings.timeout_seconds,
@@ -156,8 +153,7 @@ class Asking:
             return requests
         system = [] if settings.system is None else [{"role": "system", "content": settings.system}]
         return [
-            chat_request([*system, {"role": "user", "content": str(each.prompts[0])}], each)
-            for each in requests
+            chat_request([*system, {"role": "user", "content": str(each.prompt)}], each) for each in requests
         ]
 
     async def _ask_all(self, client: AsyncClient, requests: Sequence[Request]) -> None:
@@ -169,9 +165,7 @@ class Asking:
             async with slots:
                 if self._ended.is_set():
                     return None
-                answers = await client.ask(request, self._show_part if is_live else None, self._ended)
-                [answer] = await client.count_tokens(request, answers)
-                return answer
+                return await client.ask(request, self._show_part if is_live else None, self._ended)
 
         asking = [asyncio.ensure_future(ask(request)) for request in requests]
         try:
@@ -214,12 +208,12 @@ class Asking:
         is_shown: bool,
     ) -> None:
         """Print, and keep, the answer to a prompt, or why there is none."""
-        [prompt] = request.prompts
         host = self._target.url if isinstance(self._target, Address) else self._target.host
-        answers = () if answer is None else (answer.record(),)
-        record = PromptRecord(prompt, dict(request.options), model, host, answers, why)
+        answers = () if answer is None else (answer,)
+        record = PromptRecord(request.prompt, dict(request.options), model, host, answers, why)
         if self._settings.save and self._run is not None and answer is not None:
-            _save(self._run, record, answer)
+            self._run.results.mkdir(exist_ok=True)
+            write_json(self._run.answer, asdict(record))
         if self._settings.as_json:
             print_json(record, indent=None)
         elif answer is not None:
@@ -236,9 +230,6 @@ class Asking:
             click.echo(", ".join(_notes(answer)), err=True)
         if answer.log_probs is not None:
             click.echo("log-probs: " + " ".join(f"{value:.3f}" for value in answer.log_probs))
-        for name, array in answer.logits.items():
-            where = f" in {self._run.logits(name)}" if self._settings.save and self._run is not None else ""
-            click.echo(f"{name}: {' x '.join(map(str, array.shape))}{where}")
 
 
 def _notes(answer: Answer) -> list[str]:
@@ -252,11 +243,3 @@ def _notes(answer: Answer) -> list[str]:
     if answer.is_stopped:
         notes.append("stopped early")
     return notes
-
-
-def _save(run: RunPaths, record: PromptRecord, answer: Answer) -> None:
-    run.results.mkdir(exist_ok=True)
-    for name, array in answer.logits.items():
-        with write_aside(run.logits(name)) as aside, aside.open("wb") as file:
-            np.save(file, array)
-    write_json(run.answer, asdict(record))

@@ -218,11 +218,11 @@ def _ask(run: Run) -> None:
 
 def _measure(run: Run, repeats: int) -> Measurement:
     from trtllm_hpc.api.measurement import bench
-    from trtllm_hpc.bench.progress import terminal_bar
+    from trtllm_hpc.bench.progress import terminal_progress
 
     _title(f"Measuring it: {_REQUESTS} requests, {_AT_ONCE} at once{f', {repeats} times' * (repeats > 1)}")
     load: dict[str, Any] = {"concurrency": _AT_ONCE, "requests": _REQUESTS, "repeats": repeats}
-    with terminal_bar() as show:
+    with terminal_progress() as show:
         return bench(run, name="demo", on_progress=show, request_timeout_seconds=300, **load)
 
 

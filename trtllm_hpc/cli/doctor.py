@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.options import OUTPUT_FILE, job_options, json_option, print_json, terminating_as_interrupt
+from trtllm_hpc.cli.options import (
+    OUTPUT_FILE,
+    ignore_option,
+    job_options,
+    json_option,
+    print_json,
+    terminating_as_interrupt,
+)
 from trtllm_hpc.errors import ExitCode, State
 
 if TYPE_CHECKING:
@@ -26,6 +33,7 @@ _OUTCOMES: dict[State, str] = {
 
 @click.command("doctor")
 @partial(job_options, required=False)
+@ignore_option
 @click.option(
     "--on-nodes",
     is_flag=True,
@@ -34,7 +42,7 @@ _OUTCOMES: dict[State, str] = {
 @click.option(
     "--nodes",
     type=click.IntRange(1, 2),
-    help="With --on-nodes: 2 also measures the network between two nodes.  [default: 1]",
+    help="With --on-nodes: 2 also tries the network between two nodes.  [default: 1]",
 )
 @click.option(
     "--bundle",
@@ -49,6 +57,7 @@ def command(
     cluster: str,
     settings: tuple[str, ...],
     runs: Path | None,
+    ignore: tuple[str, ...],
     on_nodes: bool,
     nodes: int | None,
     bundle: Path | None,
@@ -77,7 +86,7 @@ def command(
         raise click.UsageError("--nodes, --bundle and --keep go with --on-nodes.")
     from trtllm_hpc.api.jobs import doctor
 
-    report = doctor(job_file, cluster, settings, runs)
+    report = doctor(job_file, cluster, settings, runs, ignored_checks=ignore)
     if on_nodes:
         from trtllm_hpc.paths import write_text
         from trtllm_hpc.report.doctor import bundle_text

@@ -207,14 +207,9 @@ def _body(model: str, chats: bool) -> dict[str, object]:
 
 
 def _curl(endpoint: Endpoint, url: str, model: str, chats: bool, length: str) -> str:
-    address = urlsplit(url)
     words = ["curl", "-sS"]
     if endpoint.certificate_file is not None:
         words += ["--cacert", shlex.quote(endpoint.certificate_file)]
-    if endpoint.certificate_name is not None:
-        # The certificate is for a name, which need not resolve here.
-        url = url.replace(address.netloc, f"{endpoint.certificate_name}:{address.port}", 1)
-        words += ["--resolve", f"{endpoint.certificate_name}:{address.port}:{address.hostname}"]
     if endpoint.openai_url is not None:
         path, body = "chat/completions" if chats else "completions", _body(model, chats)
     else:
@@ -236,8 +231,6 @@ def _python(endpoint: Endpoint, model: str, chats: bool) -> str:
     if endpoint.certificate_file is not None:
         lines = ["import ssl", *lines[:-1], "import httpx", lines[-1], ""]
         lines.append(f"trusted = ssl.create_default_context(cafile={endpoint.certificate_file!r})")
-        if endpoint.certificate_name is not None:
-            lines.append("trusted.check_hostname = False  # it is for another name")
         made += ", http_client=httpx.Client(verify=trusted)"
     calls = "chat.completions" if chats else "completions"
     asked = ", ".join(f"{name}={value!r}" for name, value in _body(model, chats).items())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import click
 
 from trtllm_hpc.cli.listing import print_listing, pruning
-from trtllm_hpc.cli.options import cluster_option, json_option
-from trtllm_hpc.engine_cache.listing import EngineRow, list_entries
-from trtllm_hpc.engine_cache.listing import verify as verify_entry
+from trtllm_hpc.cli.options import cluster_option, json_option, print_json
+from trtllm_hpc.engine_cache.contents import EngineRow, list_entries
+from trtllm_hpc.engine_cache.contents import verify as verify_entry
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode
 from trtllm_hpc.paths import engines_folder
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_time
@@ -117,10 +117,30 @@ def list_engines(cluster: str, as_json: bool) -> None:
     )
 
 
+@dataclass(frozen=True)
+class Fault:
+    """Something that is wrong with an engine."""
+
+    entry: str
+    """The engine's name."""
+    sentence: str
+
+
+@dataclass(frozen=True)
+class VerifiedEngines:
+    """Whether engines are what was built."""
+
+    entries: int
+    """How many engines were read."""
+    faults: tuple[Fault, ...]
+    """Empty: all are what was built."""
+
+
 @command.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @cluster_option
-def verify(names: tuple[str, ...], cluster: str) -> int:
+@json_option
+def verify(names: tuple[str, ...], cluster: str, as_json: bool) -> int:
     """Read every file of every engine (or of NAMEs) and compare it with what was built.
 
     \b
@@ -128,22 +148,26 @@ def verify(names: tuple[str, ...], cluster: str) -> int:
     """
     cache = _cache(cluster)
     items = [_find_one(cache, name) for name in names] if names else list_entries(cache)
-    if not items:
-        click.echo(_no_engines(cache))
-    broken = []
+    faults = []
     for item in items:
-        faults = verify_entry(item.entry)
-        for fault in faults:
-            click.echo(f"error: {item.name}: {fault}", err=True)
-        if faults:
-            broken.append(item.name)
-        else:
+        found = verify_entry(item.entry)
+        faults += [Fault(item.name, sentence) for sentence in found]
+        if not as_json and not found:
             made = item.entry.manifest()
             click.echo(f"{item.name}: {f'whole ({len(made.files)} files)' if made else _state(item)}")
-    if broken:
+    code = ExitCode.BUILD if faults else ExitCode.OK
+    if as_json:
+        print_json(VerifiedEngines(len(items), tuple(faults)))
+        return code
+    if not items:
+        click.echo(_no_engines(cache))
+    for fault in faults:
+        click.echo(f"error: {fault.entry}: {fault.sentence}", err=True)
+    if faults:
+        broken = " ".join(dict.fromkeys(fault.entry for fault in faults))
         advice = "submit the job again, which builds it again, or remove it"
-        click.echo(f"  next: {advice}: trtllm-hpc engines prune {' '.join(broken)} --yes", err=True)
-    return ExitCode.BUILD if broken else ExitCode.OK
+        click.echo(f"  next: {advice}: trtllm-hpc engines prune {broken} --yes", err=True)
+    return code
 
 
 @command.command()
@@ -153,14 +177,13 @@ def verify(names: tuple[str, ...], cluster: str) -> int:
 def prune(cluster: str, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
     """Remove engines from the cache; without --yes, only list them.
 
-    With NAMEs these go. Else those go that all options let go, and what killed
-    builds have left, and broken engines; without options only the latter. An engine
-    that is being built, or used by an active run, always stays.
+    With NAMEs these go. Else what killed builds have left and broken engines go, and
+    with --older-than unused engines. An engine that is being built, or used by an
+    active run, always stays.
 
     \b
     Examples:
-      trtllm-hpc engines prune --older-than 30d
-      trtllm-hpc engines prune --keep-bytes 2T --yes
+      trtllm-hpc engines prune --older-than 30d --yes
       trtllm-hpc engines prune build-7a8d --yes
     """
     cache = _cache(cluster)

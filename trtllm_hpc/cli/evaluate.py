@@ -52,7 +52,7 @@ def command(
     """
     from trtllm_hpc.client.async_client import AsyncClient
     from trtllm_hpc.evaluation import tasks
-    from trtllm_hpc.evaluation.evaluate import evaluate
+    from trtllm_hpc.evaluation.evaluate import TIMEOUT_S, evaluate
     from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
 
     if prepare:
@@ -68,8 +68,8 @@ def command(
     chosen, name = _with_base(_settings(run, settings, given), run, runs), _checked(name)
     endpoint, follow = endpoint_of(run, 0.0), follower_of(run, restarts=True)
 
-    def client(timeout_s: float) -> AsyncClient:
-        return AsyncClient(endpoint, protocol="openai", timeout_s=timeout_s, follow=follow)
+    def client() -> AsyncClient:
+        return AsyncClient(endpoint, protocol="openai", timeout_s=TIMEOUT_S, follow=follow)
 
     click.echo(f"answers are kept as they come; to go on after a break: --save-as {name}", err=True)
     file = run.evaluation(name)

@@ -28,8 +28,7 @@ from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.runs.causes import UNKNOWN
 from trtllm_hpc.runs.find import find_run, is_run
-from trtllm_hpc.runs.stages import job_ids
-from trtllm_hpc.runs.status import RunState, RunStatus, status_or_files, unanswered_status
+from trtllm_hpc.runs.status import RunState, RunStatus, job_ids, status_or_files, unanswered_status
 
 _EXIT_CODES = {Degree.KNOWN: 1, Degree.LIKELY: 3, Degree.FIRST_ERROR: 4}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,19 +44,19 @@ def command(
       trtllm-hpc gateway --url grpc://node7:8001 --tokenizer /models/llama --name llama --port 8080
     """
     from trtllm_hpc.errors import NotReady
-    from trtllm_hpc.gateway.server import facts_of, inherited, listen, serve
+    from trtllm_hpc.gateway.server import facts_of, listen, serve
     from trtllm_hpc.gateway.service import Facts
     from trtllm_hpc.paths import RunPaths
     from trtllm_hpc.runtime.records import Endpoint
 
     if run is None and (address is None or tokenizer is None or name is None):
         raise click.UsageError("Without --run, the gateway needs --url, --tokenizer and --name.")
-    facts = Facts("") if run is None else facts_of(RunPaths(run))
+    facts = Facts("", Path()) if run is None else facts_of(RunPaths(run))
     facts = replace(facts, name=name or facts.name, tokenizer=tokenizer or facts.tokenizer)
     target = address or Endpoint.read(RunPaths(run or Path()).endpoint)
     if target is None:
         raise NotReady(f"{run} has no endpoint yet.", hint="name Triton's address: --url grpc://HOST:PORT")
-    sockets = [] if fd is None else [inherited(fd)]
+    sockets = [] if fd is None else [socket.socket(fileno=fd)]
     if port is not None:
         sockets.append(listen(port))
     if not sockets:

@@ -13,7 +13,7 @@ import click
 
 from trtllm_hpc.cli.listing import print_listing
 from trtllm_hpc.cli.options import complete_with, job_names, json_option, refuse_existing, save_new
-from trtllm_hpc.config.schemas import schema, schema_file, schema_names
+from trtllm_hpc.config.schemas import NAMES, schema, schema_file
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.fitting_job import Goal
@@ -246,7 +246,6 @@ def list_(as_json: bool) -> None:
         as_json=as_json,
         right=("ranks", "nodes"),
         one_line=first,
-        least={"GPUs": 14, "what it shows": 22},
         optional=("backend", "nodes", "GPUs", "what it shows", "release", "ranks"),
     )
 
@@ -275,24 +274,17 @@ def _shipped(name: str, parameter: str) -> Path:
 
 
 @click.command("schema")
-@click.argument("words", nargs=-1, metavar="[NAME]...")
-def schema_command(words: tuple[str, ...]) -> None:
-    """Print the JSON Schema NAME; without NAME, list them.
+@click.argument("name", type=click.Choice(NAMES))
+def schema_command(name: str) -> None:
+    """Print the JSON Schema NAME.
 
     'job' and 'cluster' are those of job files and cluster profiles, for editors.
     An editor with a YAML language server uses a copy beside a file that begins with
-    '# yaml-language-server: $schema=job.schema.json'. The others are those of what
-    commands print with --json; NAME is then the command.
+    '# yaml-language-server: $schema=job.schema.json'. 'lock' is that of lock.json,
+    and 'output' has what each command prints with --json, under 'commands'.
 
     \b
     Examples:
       trtllm-hpc schema job > job.schema.json
-      trtllm-hpc schema bench compare
     """
-    known, name = schema_names(), "-".join(words)
-    if not words:
-        click.echo("\n".join(known))
-        return
-    if name not in known:
-        raise click.BadParameter(f"there is no {name!r}, only {', '.join(known)}.", param_hint="NAME")
     click.echo(json.dumps(schema(name), indent=1, ensure_ascii=False))

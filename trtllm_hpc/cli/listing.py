@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,7 +26,6 @@ def print_listing(
     below: str = "",
     right: Collection[str] = (),
     one_line: Collection[str] = (),
-    least: Mapping[str, int] | None = None,
     optional: Sequence[str] = (),
 ) -> None:
     """Print rows as a table, or as JSON.
@@ -35,7 +33,7 @@ def print_listing(
     Args:
         columns: for each header what makes its cell of a row.
         empty: printed if there are no rows; ``below``: printed below the table.
-        right, one_line, least, optional: as for :class:`trtllm_hpc.report.tables.Table`.
+        right, one_line, optional: as for :class:`trtllm_hpc.report.tables.Table`.
     """
     if as_json:
         print_json(rows)
@@ -46,21 +44,9 @@ def print_listing(
     from trtllm_hpc.report.tables import Table, print_table
 
     cells = [[cell(row) for cell in columns.values()] for row in rows]
-    print_table(Table(*columns, right=right, one_line=one_line, least=least, optional=optional, rows=cells))
+    print_table(Table(*columns, right=right, one_line=one_line, optional=optional, rows=cells))
     if below:
         click.echo(below)
-
-
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a size; write it like 500G or 1.5T.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Sequence[Pruned]]], Any]:
@@ -74,7 +60,6 @@ def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Se
         def prune(
             *,
             older_than: float | None,
-            keep_bytes: int | None = None,
             names: tuple[str, ...] = (),
             yes: bool,
             **others: Any,
@@ -82,9 +67,9 @@ def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Se
             from trtllm_hpc.report.formatting import format_bytes
             from trtllm_hpc.runs.prune import Selection
 
-            if names and (older_than, keep_bytes) != (None, None):
-                raise click.UsageError("Give either names or options that choose.")
-            selection = Selection(names, older_than, keep_bytes)
+            if names and older_than is not None:
+                raise click.UsageError("Give either names or --older-than.")
+            selection = Selection(names, older_than)
             chosen = choose(selection=selection, remove_them=yes, **others)
             done = "removed" if yes else "would be removed"
             for it in chosen:
@@ -98,9 +83,6 @@ def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Se
                 click.echo("  next: the same command with --yes")
 
         click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")(prune)
-        if with_sizes:
-            keeps = f"Not those {last} last, as many as fit into SIZE: 500G, 1.5T."
-            click.option("--keep-bytes", callback=_size, metavar="SIZE", help=keeps)(prune)
         ago = f"Those {last} longer ago: 12h, 30d, 8w."
         click.option("--older-than", type=Span(), metavar="SPAN", help=ago)(prune)
         return prune

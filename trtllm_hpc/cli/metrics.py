@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from trtllm_hpc.runtime.records import Endpoint
 
 _INTERVAL_S = 1.0
 """Between two samples of ``--watch``."""
-_SCRAPING_S = 15.0
-"""Between two looks at all runs, for which Slurm is queried."""
 
 
 @click.command("metrics")
@@ -32,14 +29,6 @@ _SCRAPING_S = 15.0
 @click.option(
     "--watch", is_flag=True, help="Sample every second until Ctrl-C, and show the rates in between."
 )
-@click.option(
-    "--prometheus",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Instead, write FOLDER/trtllm-hpc.yml, with which Prometheus scrapes all servers that run. "
-    "With --watch the file is kept up to date.",
-)
 @json_option
 @click.pass_context
 def command(
@@ -47,7 +36,6 @@ def command(
     run: RunPaths | None,
     runs: Path | None,
     watch: bool,
-    folder: Path | None,
     as_json: bool,
 ) -> None:
     """Show the metrics of RUN's server: its engine, its queue and its memory.
@@ -61,14 +49,7 @@ def command(
       trtllm-hpc metrics
       trtllm-hpc metrics tiny-llama --watch
       trtllm-hpc metrics tiny-llama --json | jq .values.kv_used_share
-      trtllm-hpc metrics --prometheus monitoring --watch
     """
-    if folder is not None:
-        if run is not None or as_json:
-            raise click.UsageError("--prometheus is for all runs: give it neither RUN nor --json.")
-        with suppress(*[KeyboardInterrupt] * watch):
-            _keep_scraping(folder, runs_folder(ctx), watch=watch)
-        return
     run = run or find_run("latest", runs_folder(ctx))
     from trtllm_hpc.bench.server_metrics.sampling import fetch_page
     from trtllm_hpc.bench.server_metrics.series import since_start
@@ -93,20 +74,6 @@ def command(
     except KeyboardInterrupt:
         if not watch:
             raise
-
-
-def _keep_scraping(folder: Path, runs: Path, *, watch: bool) -> None:
-    """Write the configuration, once or until Ctrl-C, and print a line whenever it changes."""
-    from trtllm_hpc.runs.scraping import FILE, write_scraping
-
-    while True:
-        count = write_scraping(folder, runs)
-        what = "no change" if count is None else f"{count} run{'s' * (count != 1)}; have Prometheus reload it"
-        if count is not None or not watch:
-            click.echo(f"{folder / FILE}: {what}")
-        if not watch:
-            return
-        time.sleep(_SCRAPING_S)
 
 
 @dataclass(frozen=True)

@@ -103,13 +103,11 @@ def fetch(name: str, revision: str | None, token_file: str | None, cluster: str)
 def prune(cluster: str, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
     """Remove models of hubs; without --yes, only list them.
 
-    With several options a model goes that all of them let go; with none, only what
-    an interrupted removal has left. A model that the job file of a run names always
-    stays, and one that is being downloaded.
+    Without --older-than only what an interrupted removal has left goes. A model that
+    the job file of a run names always stays, and one that is being downloaded.
 
     \b
     Examples:
-      trtllm-hpc models prune --older-than 30d
-      trtllm-hpc models prune --keep-bytes 2T --yes
+      trtllm-hpc models prune --older-than 30d --yes
     """
     return prune_models(_folder(cluster), selection, remove_them=remove_them)

@@ -318,7 +318,7 @@ def job_options(command: Command, *, required: bool = True) -> Command:
 
     @wraps(command)
     def checked(*arguments: Any, job_file: Path | None, **options: Any) -> Any:
-        from trtllm_hpc.validation.lock import read_lock
+        from trtllm_hpc.validation.load import read_lock
 
         source = click.get_current_context().get_parameter_source("cluster")
         if source is click.core.ParameterSource.COMMANDLINE and job_file and read_lock(job_file):

@@ -42,8 +42,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     If Slurm does not answer within 10 s, you see what the run's own files show,
     and the exit code is 5.
 
-    For a queued job: why it waits and any limit that holds it. For the run:
-    GPU-hours by stage and waiting time.
+    For a queued job: why it waits. For the run: GPU-hours by stage.
 
     \b
     Examples:
@@ -85,9 +84,6 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
     if status.failed_jobs:
         yield f"next: trtllm-hpc explain {call_name(run)}"
     yield end_line(status)
-    yield from (f"warning: {line}" for line in status.unlike)
-    if status.load:
-        yield f"load: {status.load}"
     yield from cause_lines(status.causes)
     if used := use_sentence(status):
         yield f"used: {used}"

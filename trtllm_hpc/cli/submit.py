@@ -21,11 +21,12 @@ from trtllm_hpc.cli.options import (
     print_warning,
     run_argument,
 )
+from trtllm_hpc.engine_cache.lookup import CachedEngine
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_json
-from trtllm_hpc.report.engines import CachedEngine, engine_lines, engine_record
+from trtllm_hpc.report.engines import engine_lines
 from trtllm_hpc.report.status import end_line
 from trtllm_hpc.runs.endpoint import was_submitted
 from trtllm_hpc.runs.status import RunState, RunStatus
@@ -75,7 +76,7 @@ def render_command(
     run = render(job_file, cluster, settings, runs, on_warning=print_warning)
     if as_json:
         files = tuple(str(file) for file in run.scripts)
-        print_json(RenderedRun(run.id, str(run.folder), files, engine_record(run.engine)))
+        print_json(RenderedRun(run.id, str(run.folder), files, run.engine))
         return
     click.echo(f"rendered {run.folder}")
     for script in run.scripts:
@@ -107,13 +108,6 @@ def by_hand(paths: RunPaths) -> str:
 @job_options
 @watch_option
 @ignore_option
-@click.option(
-    "--notify",
-    metavar="URL",
-    envvar="TRTLLM_HPC_NOTIFY",
-    help="Call this webhook when the server is ready or idle, when a stage fails, and at the end; by default "
-    "$TRTLLM_HPC_NOTIFY, which other users do not see.",
-)
 @json_option
 def command(
     job_file: Path,
@@ -122,7 +116,6 @@ def command(
     runs: Path | None,
     wait: bool,
     ignore: tuple[str, ...],
-    notify: str | None,
     as_json: bool,
 ) -> int:
     """Render JOB and submit its jobs: build (if anything is), serve, companion.
@@ -142,7 +135,6 @@ def command(
       trtllm-hpc submit job.yaml --cluster mysite.yaml --set serve.keep_running=true
       trtllm-hpc submit tiny-llama --cluster sandbox --wait
       trtllm-hpc submit runs/tiny-llama-20260101-120000-1a2b/lock.json --wait
-      trtllm-hpc submit job.yaml --notify https://hooks.example.org/T0/B0
 
     \b
     Exit codes: 3 job file or profile, 4 rendering, 5 submission, 6 build,
@@ -151,9 +143,7 @@ def command(
     """
     from trtllm_hpc.api.jobs import submit
 
-    run = submit(
-        job_file, cluster, settings, runs, ignored_checks=ignore, notify=notify, on_warning=print_warning
-    )
+    run = submit(job_file, cluster, settings, runs, ignored_checks=ignore, on_warning=print_warning)
     if not (as_json and wait):
         _print_submitted(run, run.jobs, engine_lines(run.engine), as_json=as_json, watched=wait)
     return _watch(run, as_json=as_json) if wait else 0
@@ -227,7 +217,7 @@ def _print_submitted(
 ) -> None:
     """Print which jobs were submitted, ``lines`` about the run and, unless ``watched``, what to type."""
     if as_json:
-        print_json(SubmittedRun(run.id, str(run.folder), dict(jobs), engine_record(run.engine)))
+        print_json(SubmittedRun(run.id, str(run.folder), dict(jobs), run.engine))
         return
     click.echo(f"run {run.id}\n  folder {run.folder}")
     unit = "process" if RunSnapshot(run.paths).is_local else "job"
@@ -259,8 +249,6 @@ def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
         print_json(status)
         return
     print_results(run.paths)
-    for line in status.unlike:
-        print_warning(f"warning: {line}")
     name = call_name(run.paths)
     stream = sys.stderr if status.exit_code else sys.stdout
     click.echo(end_line(status), file=stream)
@@ -295,4 +283,4 @@ def print_results(paths: RunPaths) -> None:
                 click.echo(f"answer ({item['protocol']}): {item['text']!r}")
     measured = Measurement(paths, COMPANION_MEASUREMENT)
     with suppress(RunNotFound):  # the companion ended before it measured
-        print_measurement(measured.summary, measured.records)
+        print_measurement(measured.summary)

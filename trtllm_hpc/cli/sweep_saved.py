@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from trtllm_hpc.config.dump import flow
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.report.formatting import format_time
 from trtllm_hpc.report.tables import Table, print_table
-from trtllm_hpc.sweeps.record import SweepRecord, find_sweep, list_sweeps
+from trtllm_hpc.sweeps.record import find_sweep, list_sweeps
 from trtllm_hpc.sweeps.status import SweepStatus
 
 _LINE_PAUSE_S = 30.0
@@ -49,29 +50,49 @@ sweep_argument = click.argument(
 _variants_argument = click.argument("variants", nargs=-1, metavar="[VARIANT]...")
 
 
+@dataclass(frozen=True)
+class SweepRow:
+    """One sweep."""
+
+    sweep_id: str
+    folder: str
+    name: str
+    """The job's."""
+    keys: Sequence[str]
+    """The keys that differ between the variants."""
+    variants: int
+    created_at: float
+    """Seconds since the epoch."""
+
+
 @click.command("list")
 @runs_option
-def list_command(runs: Path | None) -> None:
+@json_option
+def list_command(runs: Path | None, as_json: bool) -> None:
     """List the sweeps, the newest first.
 
     \b
     Example:
       trtllm-hpc sweep list
     """
-    rows: list[tuple[str, SweepRecord]] = []
+    rows = []
     for sweep in Sweep.list(runs):
         try:
-            rows.append((sweep.id, sweep.record))
+            record = sweep.record
         except RunNotFound as error:
             print_warning(error.message)
+            continue
+        folder, count = str(sweep.paths.folder), len(record.variants)
+        rows.append(SweepRow(sweep.id, folder, record.name, record.keys, count, record.created_at))
     print_listing(
         rows,
         {
-            "sweep": lambda row: row[0],
-            "variants": lambda row: str(len(row[1].variants)),
-            "of": lambda row: ", ".join(row[1].keys),
-            "begun": lambda row: format_time(row[1].created_at),
+            "sweep": lambda row: row.sweep_id,
+            "variants": lambda row: str(row.variants),
+            "of": lambda row: ", ".join(row.keys),
+            "begun": lambda row: format_time(row.created_at),
         },
+        as_json=as_json,
         empty=f"no sweeps in {runs_folder(click.get_current_context())}; see trtllm-hpc sweep --help",
         right=("variants",),
         one_line=("sweep", "begun"),
@@ -150,12 +171,9 @@ def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -
 @click.command("report")
 @sweep_argument
 @click.option("--slo", metavar="LIMITS", help="Rank under these limits.  [default: those of the job file]")
-@click.option("--gpu-price", type=click.FloatRange(min=0), metavar="PRICE", help="Price of a GPU-hour.")
 @runs_option
 @json_option
-def report_command(
-    sweep: Sweep, slo: str | None, gpu_price: float | None, runs: Path | None, as_json: bool
-) -> None:
+def report_command(sweep: Sweep, slo: str | None, runs: Path | None, as_json: bool) -> None:
     """Write the report of SWEEP, one HTML file, and name its best variant.
 
     It shows what has been measured so far. The best variant has the most output
@@ -164,12 +182,12 @@ def report_command(
 
     \b
     Examples:
-      trtllm-hpc sweep report latest --slo 'ttft.p99<500ms,tpot.p99<50ms' --gpu-price 2.5
+      trtllm-hpc sweep report latest --slo 'ttft.p99<500ms,tpot.p99<50ms'
       trtllm-hpc sweep report latest --json
     """
     from trtllm_hpc.sweeps.page import write_report
 
-    results = sweep.results(slo=slo, gpu_price=gpu_price)
+    results = sweep.results(slo=slo)
     if as_json:
         print_json(results)
         return

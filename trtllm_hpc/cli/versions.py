@@ -5,15 +5,15 @@ from __future__ import annotations
 import click
 
 from trtllm_hpc.cli.listing import print_listing
+from trtllm_hpc.cli.options import json_option, print_json
 from trtllm_hpc.report.formatting import NONE
-from trtllm_hpc.report.versions import print_command, print_release
-from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS, Command
+from trtllm_hpc.report.versions import print_program, print_release
+from trtllm_hpc.tensorrt_llm.releases.programs import PROGRAM_FILES, Program, releases_with
 from trtllm_hpc.tensorrt_llm.releases.release import (
     Release,
     UnknownRelease,
     find_release,
     image_of_tag,
-    no_program,
     release_of_version,
     releases,
     tag_of_image,
@@ -21,8 +21,9 @@ from trtllm_hpc.tensorrt_llm.releases.release import (
 
 
 @click.group(invoke_without_command=True)
+@json_option
 @click.pass_context
-def command(context: click.Context) -> None:
+def command(context: click.Context, as_json: bool) -> None:
     """Show what the releases of TensorRT-LLM have.
 
     Without a sub-command it lists the releases and the containers that carry
@@ -35,6 +36,8 @@ def command(context: click.Context) -> None:
       trtllm-hpc versions show 0.16 trtllm-build
     """
     if context.invoked_subcommand is not None:
+        if as_json:
+            raise click.UsageError(f"Write --json after {context.invoked_subcommand!r}.")
         return
     print_listing(
         releases(),
@@ -47,6 +50,7 @@ def command(context: click.Context) -> None:
             "builds with": lambda row: " + ".join(row.builds_with),
             "backends": lambda row: ", ".join(row.backends),
         },
+        as_json=as_json,
         optional=("builds with", "CUDA", "TensorRT", "Python"),
     )
 
@@ -61,11 +65,11 @@ def command(context: click.Context) -> None:
     show_default=True,
     help="Family of models, for build.py and convert_checkpoint.py.",
 )
-def show(release: str, program: str | None, family: str) -> None:
+@json_option
+def show(release: str, program: str | None, family: str, as_json: bool) -> None:
     """Show what RELEASE has: its programs, or the options of one PROGRAM.
 
-    With a PROGRAM it lists each option with its default, defaults that differ
-    between releases, and the options that only other releases have.
+    With a PROGRAM it lists each option with its default.
 
     \b
     Examples:
@@ -74,20 +78,25 @@ def show(release: str, program: str | None, family: str) -> None:
       trtllm-hpc versions show 0.16 convert_checkpoint.py --family gpt
     """
     chosen = _release(release)
-    if program is None:
-        print_release(chosen)
+    found = chosen if program is None else _program(chosen, program, family)
+    if as_json:
+        print_json(found)
+    elif isinstance(found, Program):
+        print_program(found)
     else:
-        print_command(_program(chosen, program, family))
+        print_release(found)
 
 
-def _program(release: Release, name: str, family: str) -> Command:
+def _program(release: Release, name: str, family: str) -> Program:
     """Return one of upstream's programs. Raises click.UsageError if the release does not have it."""
-    if name not in COMMANDS:
-        known = ", ".join(COMMANDS)
+    if name not in PROGRAM_FILES:
+        known = ", ".join(PROGRAM_FILES)
         raise click.UsageError(f"no program of upstream's is called {name!r}, only {known}.")
-    program = release.command(name, family)
+    program = release.program(name, family)
     if program is None:
-        raise click.UsageError("; ".join(filter(None, no_program(release, name, family))))
+        having = releases_with(name, family)
+        there = f": it is there in {having[0]} to {having[-1]}" if having else ""
+        raise click.UsageError(f"TensorRT-LLM {release.version} has no {name} for {family}{there}.")
     return program
 
 

@@ -6,15 +6,12 @@ import asyncio
 import ssl
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote, urlsplit
 
-from trtllm_hpc.client.model import Model
-from trtllm_hpc.client.over_grpc import GrpcServer
-from trtllm_hpc.client.over_http import HttpServer
-from trtllm_hpc.client.over_openai import OpenAIModel
-from trtllm_hpc.client.single_calls import call_json, grpc_calls, openai_models
-from trtllm_hpc.client.triton_model import POSTPROCESSING, PREPROCESSING, Tokenizer, TritonModel
+from trtllm_hpc.client.over_grpc import GrpcConnection
+from trtllm_hpc.client.over_openai import OpenAIConnection
+from trtllm_hpc.client.single_calls import call_grpc, call_json, openai_models
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire.served_model import (
@@ -25,7 +22,8 @@ from trtllm_hpc.wire.served_model import (
     ready_models,
 )
 
-Protocol = Literal["grpc", "http", "openai"]
+Protocol = Literal["grpc", "openai"]
+"""How the client asks: Triton over gRPC, or OpenAI's protocol."""
 
 _LOOK_TIMEOUT_S = 30.0
 """For questions that the server answers without its model."""
@@ -47,6 +45,7 @@ class Address:
 
 
 Target = Endpoint | Address
+Connection = GrpcConnection | OpenAIConnection
 
 
 def usual_protocol(endpoint: Endpoint) -> Protocol:
@@ -67,7 +66,7 @@ def refuse_protocol(endpoint: Endpoint, *, is_openai: bool) -> None:
         )
 
 
-def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
+def parse_url(address: Address) -> tuple[str, Endpoint]:
     """Return a URL as the endpoint of a Triton server with one protocol.
 
     Raises InvalidRequest if it is not a URL of these protocols.
@@ -101,43 +100,48 @@ def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
     )
 
 
-async def connect(target: Target, model: str | None, protocol: Protocol | None, timeout_s: float) -> Model:
-    """Return the model of a server, by default the usual one.
+async def connect(
+    target: Target, model: str | None, protocol: Protocol | None, timeout_s: float
+) -> Connection:
+    """Return a connection to a model of a server, by default to the usual model.
 
     The scheme of a URL names its protocol. Raises RequestFailed if the server does not answer, has no such
     model, or no model can be chosen.
     """
     timeout_s = min(timeout_s, _LOOK_TIMEOUT_S)
     if isinstance(target, Endpoint):
-        endpoint, chosen = target, protocol or usual_protocol(target)
+        endpoint, chosen = target, str(protocol or usual_protocol(target))
         refuse_protocol(endpoint, is_openai=chosen == "openai")
     else:
         chosen, endpoint = await asyncio.to_thread(look_at, target, timeout_s)
     if chosen == "openai":
         if model is None:
             model = await asyncio.to_thread(usual_openai_model, endpoint, timeout_s)
-        return OpenAIModel(endpoint, model)
+        return OpenAIConnection(endpoint, model)
+    if chosen == "http":
+        raise InvalidRequest(
+            f"{endpoint.http} is Triton's HTTP port, and the client asks Triton over gRPC.",
+            hint=f"--url grpc://{endpoint.address}:8001, or Triton's gRPC port there",
+        )
 
-    def described() -> tuple[ServedModel, bool, Tokenizer | None]:
-        served = describe(endpoint, model or usual_model(endpoint), timeout_s, chosen)
-        streams = served.decoupled and served.takes_text
+    def described() -> tuple[ServedModel, bool]:
+        served = describe(endpoint, model or usual_model(endpoint), timeout_s)
         if served.ensemble and CORE_MODEL in endpoint.models:
-            streams = describe(endpoint, CORE_MODEL, timeout_s, chosen).decoupled
-        if not {PREPROCESSING, POSTPROCESSING} <= set(endpoint.models):
-            return served, streams, None
-        parts = [describe(endpoint, name, timeout_s, chosen) for name in (PREPROCESSING, POSTPROCESSING)]
-        return served, streams, Tokenizer(*parts)
+            return served, describe(endpoint, CORE_MODEL, timeout_s).decoupled
+        return served, served.decoupled and served.takes_text
 
-    served, streams, tokenizer = await asyncio.to_thread(described)
-    server = GrpcServer(endpoint) if chosen == "grpc" else HttpServer(endpoint)
-    return TritonModel(server, served, tokenizer, can_stream=streams)
+    served, streams = await asyncio.to_thread(described)
+    return GrpcConnection(endpoint, served, can_stream=streams)
 
 
-def look_at(address: Address, timeout_s: float) -> tuple[Protocol, Endpoint]:
-    """Ask a server what it is; return its protocol and where its models are. Raises RequestFailed."""
+def look_at(address: Address, timeout_s: float) -> tuple[str, Endpoint]:
+    """Ask a server what it is; return its protocol and where its models are. Raises RequestFailed.
+
+    The protocol is ``grpc`` or ``http`` of Triton, or ``openai``.
+    """
     protocol, endpoint = parse_url(address)
     if protocol == "grpc":
-        index = _call_grpc(endpoint, "RepositoryIndex", "RepositoryIndexRequest", timeout_s).get("models", [])
+        index = call_grpc(endpoint, "RepositoryIndex", "RepositoryIndexRequest", timeout_s).get("models", [])
         return protocol, replace(endpoint, models=ready_models(index))
     base = address.url.rstrip("/")
     openai = replace(endpoint, http_port=0, grpc_port=0, openai_url=base)
@@ -159,21 +163,17 @@ def look_at(address: Address, timeout_s: float) -> tuple[Protocol, Endpoint]:
 def usual_openai_model(endpoint: Endpoint, timeout_s: float) -> str:
     """Return the model that is asked over OpenAI's protocol unless another one is named.
 
-    Raises InvalidRequest if the server lists no model, or several and none has a name that Triton
-    deployments usually use; RequestFailed if it does not list its models.
+    Raises InvalidRequest unless the server lists exactly one; RequestFailed if it does not list its models.
     """
     # The front of a disaggregated run lists none, but its run knows them.
     known = [] if endpoint.is_triton else endpoint.models
     models = known or openai_models(endpoint, timeout_s)
-    if len(models) == 1:
-        return models[0]
-    for name in TEXT_MODELS:
-        if name in models:
-            return name
-    raise InvalidRequest(
-        f"{endpoint.openai_url} serves {len(models)} models.",
-        hint=f"--model NAME, one of: {', '.join(models)}",
-    )
+    if len(models) != 1:
+        raise InvalidRequest(
+            f"{endpoint.openai_url} serves {len(models)} models.",
+            hint=f"--model NAME, one of: {', '.join(models)}",
+        )
+    return models[0]
 
 
 def usual_model(endpoint: Endpoint) -> str:
@@ -189,19 +189,6 @@ def describe(endpoint: Endpoint, model: str, timeout_s: float, protocol: str = "
     if endpoint.http_port != endpoint.grpc_port or protocol == "http":
         config = call_json(endpoint, f"v2/models/{quote(model, safe='')}/config", timeout_s)
     else:
-        answer = _call_grpc(endpoint, "ModelConfig", "ModelConfigRequest", timeout_s, name=model)
+        answer = call_grpc(endpoint, "ModelConfig", "ModelConfigRequest", timeout_s, name=model)
         config = answer.get("config", {})
     return parse_model_config(model, config)
-
-
-def _call_grpc(
-    endpoint: Endpoint, method: str, message: str, timeout_s: float, **fields: Any
-) -> dict[str, Any]:
-    """Call a method of Triton's gRPC service, and return its answer as plain JSON types."""
-    from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
-    from tritonclient.grpc import service_pb2
-
-    with grpc_calls(endpoint, timeout_s) as call:
-        answer = call(method, getattr(service_pb2, message)(**fields))
-    plain: dict[str, Any] = MessageToDict(answer, preserving_proto_field_name=True)
-    return plain

@@ -1,59 +1,67 @@
-"""Requests to a server with OpenAI's completions, such as ``trtllm-serve`` or vLLM."""
+"""Requests to a server with OpenAI's completions and chats, such as ``trtllm-serve``, vLLM or the gateway."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
-from trtllm_hpc.client.model import Ending, Model, until_ended
 from trtllm_hpc.client.options import BY_NAME
-from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.request import Request
-from trtllm_hpc.errors import InvalidRequest, RequestFailed
+from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire import openai
-from trtllm_hpc.wire.events import Event
-from trtllm_hpc.wire.response import Part, Response, WrongResponse
+from trtllm_hpc.wire.events import Event, EventReader
+from trtllm_hpc.wire.response import Response, WrongResponse, error_message
 from trtllm_hpc.wire.served_model import ServedModel
 
+_LOST = (502, 503)
+"""What the proxy answers for a server that was lost, and for one that is not ready."""
 
-class OpenAIModel(Model):
-    """One model of a server with OpenAI's protocol, for any number of requests at once."""
+
+class OpenAIConnection:
+    """Connections to a server with OpenAI's protocol; leaving an answer closes its connection."""
 
     protocol = "openai"
 
     def __init__(self, endpoint: Endpoint, model: str) -> None:
-        super().__init__(ServedModel(model, {"text_input": ""}, decoupled=True), can_stream=True)
+        import aiohttp
+
+        self.model, self.can_stream = ServedModel(model, {"text_input": ""}, decoupled=True), True
         self._url = endpoint.openai_url
-        self._server = HttpServer(endpoint, trust_env=not endpoint.job_id)
+        self._session = aiohttp.ClientSession(
+            # Without limit: how many are open at once is the caller's choice.
+            connector=aiohttp.TCPConnector(limit=0, ssl=endpoint.tls() or True),
+            headers={"Content-Type": "application/json", **endpoint.authorization},
+            # The environment's proxy is for the outside world, and cannot reach compute nodes.
+            trust_env=not endpoint.job_id,
+        )
 
     async def close(self) -> None:
-        """End the connections."""
-        await self._server.close()
+        """End the connections, and with them all open calls."""
+        await self._session.close()
 
-    async def responses(self, request: Request, ending: Ending | None) -> AsyncGenerator[Response]:
-        """Yield each response; see :meth:`Model.responses`."""
+    async def responses(self, request: Request, ended: asyncio.Event) -> AsyncGenerator[Response]:
+        """Yield each response; see :meth:`GrpcConnection.responses`."""
         url = f"{self._url}/{openai.CHAT_PATH if request.messages else openai.COMPLETIONS_PATH}"
-        body, headers = self._body(request), {"X-Request-Id": request.request_id}
-        events = self._server.events(url, body, request, stream=request.stream, headers=headers)
         is_complete = not request.stream
-        async with aclosing(until_ended(events, ending)) as bounded:
+        events = self._events(url, self._body(request), request)
+        async with aclosing(_until_ended(events, ended)) as bounded:
             async for event in bounded:
                 if event.data == openai.DONE:
                     is_complete = True
                     continue
                 response = _parsed(url, event)
                 is_complete = is_complete or response.is_last
-                yield replace(response, parts=[_placed(part, request) for part in response.parts])
-        if not (is_complete or (ending is not None and ending.has_come)):
+                yield response
+        if not (is_complete or ended.is_set()):
             raise RequestFailed(f"{url}: {openai.INCOMPLETE}.")
 
     def _body(self, request: Request) -> bytes:
         """Return the request's body. Raises InvalidRequest if the protocol has no key for an option."""
-        if request.logits or request.adapter is not None:
-            raise InvalidRequest("OpenAI's protocol has neither logits nor LoRA adapters by their weights.")
+        if request.adapter is not None:
+            raise InvalidRequest("OpenAI's protocol has no LoRA adapters by their weights.")
         if request.messages and request.options.get("log_probs"):
             raise InvalidRequest("A chat has no --log-probs here.", hint="ask without --chat")
         options: dict[str, Any] = dict(request.inputs)
@@ -65,20 +73,65 @@ class OpenAIModel(Model):
                 message = f"OpenAI's protocol has no key for {BY_NAME[name].flag}."
                 raise InvalidRequest(message, hint="leave it out")
             options[key] = int(value) if key == "logprobs" else value
-        prompts = [prompt if isinstance(prompt, str) else list(prompt) for prompt in request.prompts]
+        prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
         return openai.encode_request(
-            self.model.name,
-            prompts[0] if len(prompts) == 1 else prompts,
-            messages=request.messages,
-            stream=request.stream,
-            options=options,
+            self.model.name, prompt, messages=request.messages, stream=request.stream, options=options
         )
 
+    async def _events(self, url: str, body: bytes, request: Request) -> AsyncGenerator[Event]:
+        """Yield the events of an answer; an answer as a whole is one event.
 
-def _placed(part: Part, request: Request) -> Part:
-    """Return a choice with the indices of its prompt, and of its sequence among the prompt's."""
-    prompt, sequence = divmod(part.sequence_index, request.options.get("return_sequences", 1))
-    return part._replace(prompt_index=prompt, sequence_index=sequence)
+        Raises RequestFailed with the server's error message.
+        """
+        import aiohttp
+
+        timeout, count = aiohttp.ClientTimeout(total=request.timeout_s), 0
+        headers = {"X-Request-Id": request.request_id, **request.headers}
+        try:
+            async with self._session.post(url, data=body, headers=headers, timeout=timeout) as reply:
+                if reply.status != 200:
+                    kind = ServerUnreachable if reply.status in _LOST else RequestFailed
+                    raise kind(f"{url} answered {reply.status}: {error_message(await reply.read())}")
+                if not request.stream:
+                    yield Event(await reply.read())
+                    return
+                reader = EventReader()
+                async for piece in reply.content.iter_any():
+                    for event in reader.add(piece):
+                        yield event
+                        count += 1
+                for event in reader.end():
+                    yield event
+        except asyncio.TimeoutError:
+            raise AnswerTimedOut(
+                f"{url} did not answer within {request.timeout_s:g} s.",
+                hint="give it longer: --timeout-seconds",
+            ) from None
+        except aiohttp.ClientError as error:
+            if count:
+                raise RequestFailed(f"{url} was lost after {count} responses: {error}") from error
+            raise ServerUnreachable(f"{url} cannot be reached: {error}") from error
+
+
+async def _until_ended(events: AsyncGenerator[Event], ended: asyncio.Event) -> AsyncGenerator[Event]:
+    """Yield events until the last, or until the answer is to be ended; close their generator then."""
+    ending = asyncio.ensure_future(ended.wait())
+    following: asyncio.Future[Event | None] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(events, None))
+            await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                return
+            if (event := following.result()) is None:
+                return
+            yield event
+    finally:
+        tasks = {task for task in (following, ending) if task is not None}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await events.aclose()
 
 
 def _parsed(url: str, event: Event) -> Response:

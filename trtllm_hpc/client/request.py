@@ -5,14 +5,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from trtllm_hpc.client.lora import Adapter
 from trtllm_hpc.client.options import Values
-from trtllm_hpc.runtime.records import SESSION_HEADER
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 TIMEOUT_S = 120.0
 RETRIES = 2
@@ -28,7 +24,7 @@ Message = Mapping[str, Any]
 OnText = Callable[[str], object]
 """Called with each part of a text as it comes."""
 
-Counted = Literal["server", "tokenizer", "responses"]
+Counted = Literal["server", "responses"]
 """Who counted an answer's tokens; ``responses``: nobody, of a stream. Only the server is exact."""
 
 
@@ -36,20 +32,15 @@ Counted = Literal["server", "tokenizer", "responses"]
 class Request:
     """What to ask."""
 
-    prompts: tuple[Prompt, ...]
-    """Several are sent as one batch."""
+    prompt: Prompt
     options: Values = field(default_factory=dict)
     """By the names of :mod:`trtllm_hpc.client.options`."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    """Further inputs by the served model's own names."""
-    logits: Sequence[str] = ()
-    """``context_logits`` and ``generation_logits``, over gRPC only."""
+    """Further inputs by the served model's own names, or further keys of OpenAI's protocol."""
     adapter: Adapter | None = None
     """LoRA adapter whose weights are sent if the server does not have them."""
     stream: bool = False
     """Whether to have the text as it is generated."""
-    stop_after_s: float | None = None
-    """When to end the answer early; ``None``: never."""
     timeout_s: float = TIMEOUT_S
     """For the whole answer."""
     retries: int = RETRIES
@@ -57,29 +48,21 @@ class Request:
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """By which the server knows it, so that it can be ended."""
     messages: tuple[Message, ...] = ()
-    """Of a chat, the last of which ``prompts`` repeats; over OpenAI's protocol only. Empty: it is no chat."""
-    session: str | None = None
-    """Name of the conversation, which the proxy keeps at one instance (``serve.routing``)."""
-
-    further_headers: Mapping[str, str] = field(default_factory=dict)
-    """Such as ``traceparent``."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers over HTTP, or metadata over gRPC, of this request alone."""
-        return {**self.further_headers, **({} if self.session is None else {SESSION_HEADER: self.session})}
+    """Of a chat, the last of which ``prompt`` repeats; over OpenAI's protocol only. Empty: it is no chat."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Over HTTP, or metadata over gRPC, of this request alone, such as ``traceparent``."""
 
 
 @dataclass(frozen=True)
-class _Answered:
-    """What :class:`Answer` and its record for JSON both have."""
+class Answer:
+    """The model's answer to one prompt, and how long it took."""
 
     protocol: str
-    """``grpc``, ``http`` or ``openai``."""
+    """``grpc`` or ``openai``."""
     text: str
-    """The first one, if there are several; empty if the model answers with ids that nothing here decodes."""
+    """The first one, if there are several; empty if the model answers with token ids."""
     latency_s: float
-    """From the call to the whole answer; of a batch, to the answers to all prompts."""
+    """From the call to the whole answer."""
     output_tokens: int | None = None
     """Tokens of the first text, with the prompt's if the answer repeats it; ``None``: unknown."""
     counted_by: Counted | None = None
@@ -97,25 +80,3 @@ class _Answered:
     """How many the server sent; in a stream usually one for each token."""
     request_id: str = ""
     """By which the server knew the request."""
-
-
-@dataclass(frozen=True)
-class Answer(_Answered):
-    """The model's answer to one prompt, and how long it took."""
-
-    logits: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """The requested ones, by output: ``context_logits`` of shape [1, prompt, vocabulary],
-    ``generation_logits`` of shape [1, beams, answer, vocabulary]."""
-
-    def record(self) -> AnswerRecord:
-        """Return the answer for JSON."""
-        shapes = {name: array.shape for name, array in self.logits.items()}
-        return AnswerRecord(**{**vars(self), "logits": shapes})
-
-
-@dataclass(frozen=True)
-class AnswerRecord(_Answered):
-    """The model's answer to one prompt, and how long it took; of logits the shapes."""
-
-    logits: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes of the requested ones, by output."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
@@ -95,12 +93,10 @@ def channel(endpoint: Endpoint, library: Any) -> Any:
     options: list[tuple[str, int | str]] = [
         # A proxy for the outside world cannot reach compute nodes, see above.
         ("grpc.enable_http_proxy", 0),
-        # gRPC's own limit is 4 MiB: logits and long texts are larger.
+        # gRPC's own limit is 4 MiB: LoRA weights and long texts are larger.
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
     ]
-    if endpoint.certificate_name is not None:
-        options.append(("grpc.ssl_target_name_override", endpoint.certificate_name))
     if endpoint.certificate_file is None:
         return library.insecure_channel(endpoint.grpc, options=options)
     try:
@@ -112,26 +108,26 @@ def channel(endpoint: Endpoint, library: Any) -> Any:
     return library.secure_channel(endpoint.grpc, credentials, options=options)
 
 
-@contextmanager
-def grpc_calls(endpoint: Endpoint, timeout_s: float) -> Iterator[Callable[[str, Any], Any]]:
-    """Yield a function that calls a method of Triton's service with a message, and returns the answer.
+def call_grpc(
+    endpoint: Endpoint, method: str, message: str, timeout_s: float, **fields: Any
+) -> dict[str, Any]:
+    """Call a method of Triton's gRPC service with a message, and return the answer as plain JSON types.
 
-    It raises ServerUnreachable, AnswerTimedOut, or RequestFailed with the server's message.
+    Raises ServerUnreachable, AnswerTimedOut, or RequestFailed with the server's message.
     """
     import grpc
-    from tritonclient.grpc import service_pb2_grpc
+    from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+    metadata = tuple(endpoint.authorization.items())
     with channel(endpoint, grpc) as opened:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(opened)
-
-        def call(method: str, message: Any) -> Any:
-            metadata = tuple(endpoint.authorization.items())
-            try:
-                return getattr(stub, method)(message, timeout=timeout_s, metadata=metadata)
-            except grpc.RpcError as error:
-                raise call_failure(error, endpoint, timeout_s) from error
-
-        yield call
+        call = getattr(service_pb2_grpc.GRPCInferenceServiceStub(opened), method)
+        try:
+            answer = call(getattr(service_pb2, message)(**fields), timeout=timeout_s, metadata=metadata)
+        except grpc.RpcError as error:
+            raise call_failure(error, endpoint, timeout_s) from error
+    plain: dict[str, Any] = MessageToDict(answer, preserving_proto_field_name=True)
+    return plain
 
 
 def call_failure(

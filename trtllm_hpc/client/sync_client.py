@@ -37,13 +37,13 @@ class Client:
         retries: int = RETRIES,
         follow: Callable[[], Target] | None = None,
     ) -> None:
-        self._loop = _Loop()
+        self._loop = _LoopThread()
         self._client = AsyncClient(
             target, model, protocol=protocol, timeout_s=timeout_s, retries=retries, follow=follow
         )
         try:
             self._loop.run(self._client.__aenter__())
-        except BaseException:
+        except BaseException:  # Ctrl-C while it connects must not leave the thread either
             self._loop.end()
             raise
         _open_clients.add(self)
@@ -94,19 +94,12 @@ class Client:
         """
         return self._loop.run(self._client.chat(messages, on_text=on_text, **options))
 
-    def batch(
-        self, prompts: Sequence[Prompt], *, concurrency: int = 8, together: bool = False, **options: Any
-    ) -> list[Answer]:
+    def batch(self, prompts: Sequence[Prompt], *, concurrency: int = 8, **options: Any) -> list[Answer]:
         """Return the answers to several prompts, in their order; see :meth:`AsyncClient.batch`."""
-        answers = self._client.batch(prompts, concurrency=concurrency, together=together, **options)
-        return self._loop.run(answers)
-
-    def cancel(self, request_id: str) -> None:
-        """End the request with this id on the server, from another thread or of another client."""
-        self._loop.run(self._client.cancel(request_id))
+        return self._loop.run(self._client.batch(prompts, concurrency=concurrency, **options))
 
 
-class _Loop:
+class _LoopThread:
     """An event loop in a thread of its own."""
 
     def __init__(self) -> None:
@@ -127,7 +120,7 @@ class _Loop:
         task = asyncio.run_coroutine_threadsafe(watched(), self._loop)
         try:
             return task.result()
-        except BaseException:
+        except BaseException:  # Ctrl-C ends the request on the server, too
             if not task.done():
                 task.cancel()
                 ended.wait(_CLOSE_TIMEOUT_S)

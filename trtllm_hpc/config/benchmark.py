@@ -1,5 +1,4 @@
-"""``companion.benchmark`` of a job file: the requests and their LoRA adapters, their rate, and when the
-figures are valid.
+"""``companion.benchmark`` of a job file: the requests, their rate, and when the figures are valid.
 
 ``trtllm-hpc bench`` takes the same settings as options, and starts from those of the run's job file.
 """
@@ -17,7 +16,6 @@ Rate = Annotated[float, Field(gt=0, le=100_000)]
 Protocol = Literal["grpc", "http", "openai", "openai-chat"]
 """``grpc`` and ``http`` are Triton's, ``openai`` is ``/v1/completions``, ``openai-chat``
 ``/v1/chat/completions``."""
-SessionName = Literal["header", "user", "none"]
 OPENAI_PROTOCOLS = ("openai", "openai-chat")
 Deviation = Annotated[float, Field(ge=0, le=1_000_000)]
 
@@ -26,29 +24,17 @@ SEARCH_WINDOW_S = 5.0
 """Shortest window of a search, in seconds. A search raises its rate, so a fixed number of requests that fills
 the window at the first rate would be over at once at the last."""
 
-_OPEN, _CLOSED = "rates_per_second ramp_to_per_second", "concurrency concurrencies"
+_OPEN, _CLOSED = "rates_per_second", "concurrency concurrencies"
 _LOOP = "a rate is for an open loop, a concurrency for a closed loop"
 _SEARCH = "the search chooses the rates itself, starting at rate_per_second"
 _SEARCH_RATE = "a trace has its own times, and the search chooses the rate"
-_RAMP = "a ramp changes one rate, and the sweep has several"
-_HTTP = "several models cannot take turns over Triton's HTTP"
-_TALK = "all turns of a conversation go to the same model"
-_LORA = "OpenAI's protocol has no field for the weights of LoRA adapters"
-_NAMED = "set protocol to grpc; adapters that the server knows by name are measured as models"
-_USER = "only OpenAI's protocol has the field user"
 _ONE = "leave one out"
 _ENDS = "ends after a number of requests or of seconds, not both"
 EXCLUSIVE = tuple(
     (first, second, why, remedy)
     for firsts, seconds, why, remedy in (
-        ("models", "model", "model has no effect beside models", _ONE),
-        ("models", "workload.kind=conversations", _TALK, "set model"),
-        ("protocol=http", "models", _HTTP, "set it to grpc"),
-        ("protocol=openai protocol=openai-chat", "workload.lora", _LORA, _NAMED),
-        ("workload.session=user", "protocol=grpc protocol=http", _USER, "set it to header"),
         ("concurrencies", "concurrency", "concurrency has no effect beside concurrencies", _ONE),
         (_OPEN, _CLOSED, _LOOP, "remove it, or the concurrency"),
-        ("ramp_to_per_second", "rates_per_second", _RAMP, _ONE),
         (_OPEN, "arrival=trace", "a trace has its own times", "remove it, or set arrival to poisson"),
         ("duration_seconds", "requests", f"the window {_ENDS}", _ONE),
         ("warmup_seconds", "warmup_requests", f"the warm-up {_ENDS}", _ONE),
@@ -91,13 +77,6 @@ class LoraAdapter(Section):
         return place if self.task_id is None else self.task_id
 
 
-class LoraShare(LoraAdapter):
-    """An adapter of a benchmark's requests."""
-
-    share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of the requests. ``None``: an equal part of what is left, as the requests without adapter get."""
-
-
 class Workload(Section):
     """Where prompts and lengths of answers come from. Each key names the kinds that read it."""
 
@@ -132,34 +111,13 @@ class Workload(Section):
     """conversations: mean time from the end of an answer to the next turn, where a file does not say it."""
     think_seconds_stdev: Annotated[Deviation, Time(1)] = 0.0
     """conversations: standard deviation of that time."""
-    session: SessionName = "header"
-    """conversations: how a turn names its conversation: by the header ``x-session-id`` (``header``), by
-    OpenAI's ``user``, or not at all (``none``)."""
-    tokens_per_word: Annotated[float, Field(gt=0, le=100)] = 1.3
-    """dataset, conversations: tokens for each word of a recorded answer (upstream's
-    ``--op-tokens-per-word``)."""
     speed: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     """trace, conversations: factor by which the recorded times are shortened."""
     max_input_tokens: TokenCount | None = None
     """Longer prompts of a dataset or trace are left out (upstream's ``--max-input-len``), and longer drawn
     lengths are cut; ``None``: the engine's limit."""
     tokenizer: AbsolutePath | None = None
-    """Folder with ``tokenizer.json``; ``None``: the model's folder, then the server."""
-    lora: list[LoraShare] = Field(default=[])
-    """LoRA adapters of the requests, each with its share; the rest of the requests have none."""
-
-    @property
-    def lora_task_ids(self) -> list[int]:
-        """The number of each adapter."""
-        return [one.number(place) for place, one in enumerate(self.lora, 1)]
-
-    @property
-    def lora_shares(self) -> list[float]:
-        """The share of each adapter; what is left to 1 is the share of the requests without one."""
-        given = [one.share for one in self.lora]
-        left = max(0.0, 1.0 - sum(share for share in given if share is not None))
-        part = left / (given.count(None) + 1)
-        return [part if share is None else share for share in given]
+    """Folder with ``tokenizer.json``; ``None``: the model's folder."""
 
 
 class Benchmark(Section):
@@ -195,8 +153,6 @@ class Benchmark(Section):
     # The target --------------------------------------------------------------------------------
     model: OneLine | None = None
     """``ensemble``, ``tensorrt_llm_bls``, ``tensorrt_llm``...; ``None``: the run's text model."""
-    models: list[OneLine] = Field(default=[])
-    """Several models of one kind that take turns, such as copies of ``tensorrt_llm``; not over ``http``."""
     protocol: Protocol | None = None
     """``grpc`` and ``http`` for Triton, ``openai`` for ``/v1/completions``, ``openai-chat`` for
     ``/v1/chat/completions``; ``None``: ``grpc`` where the server is Triton, else ``openai``."""
@@ -220,8 +176,6 @@ class Benchmark(Section):
     """Gaps between requests: equal (``constant``), random, or those of a trace."""
     burstiness: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Shape of ``gamma`` arrivals: 1 is Poisson, less is bursty, much more is nearly constant."""
-    ramp_to_per_second: Rate | None = None
-    """Open loop: the rate changes linearly from ``rate_per_second`` to this during the window."""
     requests: Count | None = 20
     """Measured requests at each level; ``None`` needs ``duration_seconds``."""
     duration_seconds: Annotated[float, Field(gt=0, le=31_536_000), Time(1)] | None = None
@@ -237,9 +191,6 @@ class Benchmark(Section):
     """Client processes that share the load, at most a core each; a warning says when there are too few."""
 
     # Validity ----------------------------------------------------------------------------------
-    check: bool = True
-    """Whether a few short requests, alone and 64 at once, show first that answers are not garbled under load;
-    if they are, nothing is measured."""
     slo: OneLine | None = None
     """Limits such as ``ttft.p99<500ms,tpot.p99<50ms``: for goodput, and for ``find_max``."""
     find_max: bool = False

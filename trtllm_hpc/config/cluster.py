@@ -16,7 +16,6 @@ from pydantic import Field
 from trtllm_hpc.config.types import (
     AbsolutePath,
     AnyText,
-    Count,
     JobName,
     Minutes,
     OneLine,
@@ -76,9 +75,6 @@ class Container(Section):
     """Folder of upstream's model templates inside the image, instead of the release's own place."""
     examples: AbsolutePath | None = None
     """Folder of upstream's examples (``convert_checkpoint.py``...), instead of the release's own place."""
-    overlay: Annotated[OneLine, Field(pattern=r'^/[^,:"]*$')] | None = None
-    """What apptainer lays over the image: a folder, or a file with a file system. All ranks share it, so it
-    is read only."""
     cache_folder: AbsolutePath | None = None
     """Where the image's programs keep what they compile and download for later jobs, each user's in a folder
     ``.trtllm-hpc-UID``; all nodes must see it. ``None``, or a folder that each node has for itself: the runs'
@@ -101,14 +97,6 @@ class PhaseNodes(Section):
 
     partition: OneLine | None = None
     """Slurm's partition."""
-    account: OneLine | None = None
-    """Whom Slurm charges."""
-    qos: OneLine | None = None
-    """Slurm's quality of service."""
-    reservation: OneLine | None = None
-    """A reservation of nodes."""
-    constraint: OneLine | None = None
-    """Features that the nodes must have."""
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
     """GPUs of one node."""
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
@@ -124,7 +112,7 @@ class Phases(Section):
     """Where answers are computed."""
 
 
-class Limits(Section):
+class SiteLimits(Section):
     """What a site allows one run; beyond it a job is refused before it is in the queue."""
 
     time_minutes: Minutes | None = None
@@ -197,8 +185,6 @@ class ClusterProfile(Section):
     download_partition: OneLine | None = None
     """Partition without GPUs whose nodes reach the hub: ``submit`` then downloads a model of a hub in a job
     there, before all others. ``None``: the machine on which you submit downloads it."""
-    download_minutes: Minutes = 480
-    """Time limit of that job; ``resume`` goes on where it was."""
     phases: Phases | None = None
     """Nodes for each phase of disaggregated ``trtllm-serve``: the serve job is then heterogeneous, with a
     component for each. ``None``: both phases share nodes that are alike."""
@@ -213,9 +199,6 @@ class ClusterProfile(Section):
     ``$TRTLLM_HPC_MODELS``, else ``models`` beside the folder of runs."""
     node_models_folder: AbsolutePath | None = None
     """Folder on a disk that each node has for itself, for ``model.stage: node`` in job files."""
-    node_models_days: Count = 14
-    """Days after which a node's copy of a model is removed if no run has begun to use it; the next run on the
-    node removes it. More than the longest run takes."""
     causes_folder: AbsolutePath | None = None
     """Folder of the site's own tables of causes (``*.toml``), beside those that ``status`` and ``explain``
     know. ``explain`` prints what is wrong in them."""
@@ -226,7 +209,7 @@ class ClusterProfile(Section):
     cluster whose only node is this machine; a sandbox has ``/dev/shm`` only."""
     job_defaults: dict[str, Any] = Field(default={})
     """Defaults for job files on this cluster: over the built-in defaults, below the job file."""
-    limits: Limits = Field(default_factory=Limits)
+    limits: SiteLimits = Field(default_factory=SiteLimits)
     """What a job file may ask for. Slurm's own limits bind also whoever does not use this toolkit."""
 
     @property

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from string import Formatter
@@ -56,6 +58,13 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known word that ``word`` most likely means."""
     near = get_close_matches(word[:100], list(known), n=1, cutoff=cutoff)
     return near[0] if near else None
+
+
+def path_refused(error: OSError) -> Diagnostic:
+    """Return the diagnostic about a path that the system refuses. It must be in the error."""
+    path = os.fsdecode(error.filename)
+    hint = f"check its permissions: namei -l {shlex.quote(path)}"
+    return Diagnostic("unreadable", f"{path}: {error.strerror or error}", hint=hint)
 
 
 def placeholder_problems(

@@ -51,44 +51,22 @@ class Quantization(Section):
             "int8_sq",
             "int4_awq",
             "w4a8_awq",
-            "w4a8_qserve_per_group",
-            "w4a8_qserve_per_channel",
             "int4_gptq",
             "int8_wo",
             "int4_wo",
-            "full_prec",
-            "auto",
         ]
         | None
     ) = None
-    """Names of ``quantize.py``'s ``--qformat``; ``auto`` searches per layer (``--autoq_format``).
-
-    Those of QServe are upstream's names of the algorithms (``--use_qserve``).
-    """
+    """``fp8_rowwise``, ``int4_gptq`` and those of weights alone (``int8_wo``, ``int4_wo``) are done by
+    ``convert_checkpoint.py``, the others by ``quantize.py``, whose ``--qformat`` has these names."""
     kv_cache: Literal["int8", "fp8"] | None = None
     """Type of the keys and values in the cache."""
-    tool: Literal["convert", "quantize"] | None = None
-    """The upstream program that quantizes; ``None``: ``convert_checkpoint.py`` for weights only, else
-    ``quantize.py``."""
     calibration_dataset: AbsolutePath | None = None
     """A local folder. Upstream's default is a download, which compute nodes often cannot make."""
     calibration_size: Count | None = None
     """Number of calibration samples."""
-    batch_size: Count | None = None
-    """Calibration samples in one batch."""
-    awq_block_size: Count | None = None
-    group_size: Count | None = None
-    smoothquant: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Smoothing of ``int8_sq`` by ``convert_checkpoint.py``, e.g. 0.5."""
-    per_token: bool = False
-    per_channel: bool = False
-    auto_formats: list[OneLine] = Field(default=[])
-    """Formats that ``auto`` chooses from, e.g. ``[fp8, int4_awq]``."""
-    auto_bits: Annotated[float, Field(gt=0, le=16)] | None = None
-    """Average bits per weight that ``auto`` aims at."""
     checkpoint: AbsolutePath | None = None
-    """Weights that another tool has quantized already (GPTQ, DeepCompressor's for QServe, or ModelOpt's for
-    ``build.py``)."""
+    """Weights that GPTQ has quantized already."""
 
 
 class Lora(Section):
@@ -100,19 +78,6 @@ class Lora(Section):
     """Hugging Face adapters to convert for clients (``hf_lora_convert.py``)."""
     storage_type: Literal["float16", "bfloat16", "float32"] = "float16"
     """Type of the converted adapters (``hf_lora_convert.py --storage-type``)."""
-    directories: list[AbsolutePath] = Field(default=[])
-    """Adapters whose modules and tokens the build itself reads (``--lora_dir``)."""
-    checkpoint_source: Literal["hf", "nemo"] | None = None
-
-
-class Speculative(Section):
-    """Speculative decoding."""
-
-    mode: Literal["draft_tokens_external", "lookahead"]
-    """Method that drafts tokens (``trtllm-build --speculative_decoding_mode``). Heads (Medusa, EAGLE,
-    ReDrafter) have programs of their own, which ``build.commands`` can run."""
-    max_draft_len: Count | None = None
-    """Draft tokens per step."""
 
 
 class RawOptions(Section):
@@ -126,8 +91,6 @@ class RawOptions(Section):
     """Arguments of ``quantize.py``."""
     build: list[OneLine] = Field(default=[])
     """Arguments of ``trtllm-build``."""
-    lora: list[OneLine] = Field(default=[])
-    """Arguments of ``hf_lora_convert.py``."""
 
 
 class Engine(Section):
@@ -194,26 +157,12 @@ class Engine(Section):
     context_fmha_fp32_acc: bool | None = None
     paged_context_fmha: bool | None = None
     """Attention over a paged KV cache for prompts too; KV cache reuse and chunked context need it."""
-    fp8_context_fmha: bool | None = None
     multi_block_mode: bool | None = None
-    custom_all_reduce: bool | None = None
-    fused_mlp: bool | None = None
-    reduce_fusion: bool | None = None
-    multiple_profiles: bool | None = None
-    weight_streaming: bool | None = None
-    weight_sparsity: bool | None = None
-    strongly_typed: bool | None = None
-    embedding_sharing: bool | None = None
-    parallel_embedding: bool | None = None
     plugins: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*\z")], Plugin] = Field(default={})
     """TensorRT plugins by their names without ``_plugin``: ``{gpt_attention: float16, gemm: auto}``."""
     hidden_act: OneLine | None = None
     """Activation function, which GPT's ``build.py`` needs."""
     quantization: Quantization = Field(default_factory=Quantization)
-    speculative: Speculative | None = None
-    encoder_decoder: bool = False
-    """Two engines, of an encoder and a decoder (T5, BART), in ``encoder`` and ``decoder`` of
-    ``directory`` or of the output of ``build.commands``."""
     workers: Count | None = None
     """Ranks that are built in parallel."""
     options: RawOptions = Field(default_factory=RawOptions)

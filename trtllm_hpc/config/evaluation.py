@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.types import AbsolutePath, Count, OneLine, Section, Time, TokenCount
+from trtllm_hpc.config.types import AbsolutePath, Count, OneLine, Section, TokenCount
 
 Score = Annotated[float, Field(ge=0, le=1)]
 
@@ -36,11 +36,5 @@ class Evaluation(Section):
     """Most tokens of an answer."""
     temperature: Annotated[float, Field(ge=0, le=10)] | None = None
     """Randomness of the answers, for models that must not be asked at 0."""
-    concurrency: Count = 32
-    """Questions asked at once."""
-    request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000), Time(1)] = 600.0
-    """How long an answer may take."""
     data: AbsolutePath | None = None
     """Folder of ``evaluate --prepare``'s data sets; ``None``: ``~/.cache/trtllm-hpc/evaluation``."""
-    allow_code_execution: list[OneLine] = Field(default=[])
-    """Tasks that may run code which the model wrote, on the companion's node and with your rights."""

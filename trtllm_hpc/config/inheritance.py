@@ -1,10 +1,9 @@
-"""Job files that build on others: ``extends`` names the bases, whose values lie below those of the file."""
+"""Job files that build on others: ``extends`` names the base, whose values lie below those of the file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import reduce
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -20,7 +19,7 @@ from trtllm_hpc.errors import ConfigError, Diagnostic
 
 
 def read_job(path: Path) -> JobFile:
-    """Read a job file with its bases, without a profile; raises ConfigError with everything that is wrong."""
+    """Read a job file with its base, without a profile; raises ConfigError with everything that is wrong."""
     tree, wrong = read_job_tree(path)
     job = None
     if tree is not None:
@@ -54,26 +53,17 @@ def _removed(base: Any, over: Any, path: diagnostics.Path) -> Iterator[diagnosti
 
 
 def read_job_tree(path: Path, chain: tuple[Path, ...] = ()) -> tuple[Tree | None, list[Diagnostic]]:
-    """Read a job file with its bases below it, as ``files.read_tree``; ``extends`` itself is taken out.
+    """Read a job file with its base below it, as ``files.read_tree``; ``extends`` itself is taken out.
 
-    There is no tree if a base cannot be used, so that nothing is reported that only the base would have.
+    There is no tree if the base cannot be used, so that nothing is reported that only the base would have.
     ``chain`` has the files that lead to this one.
     """
     tree, wrong = read_tree(path, "job file")
     if tree is None or "extends" not in tree.data:
         return tree, wrong
-    named = tree.section("extends")
-    is_list = isinstance(named.data, list)
-    names = [named.section(place) for place in range(len(named.data))] if is_list else [named]
-    layers: list[Tree | None] = []
-    for name in names:
-        base, found = _base(name.data, name.places[()], (*chain, path))
-        layers.append(base)
-        wrong += found
-    usable = [base for base in layers if base is not None]
-    if len(usable) < len(names):
-        return None, wrong
-    return reduce(override, (*usable, tree.without(("extends",)))), wrong
+    base, found = _base(tree.at("extends"), tree.places[("extends",)], (*chain, path))
+    wrong += found
+    return None if base is None else override(base, tree.without(("extends",))), wrong
 
 
 def _base(name: Any, place: Place, chain: tuple[Path, ...]) -> tuple[Tree | None, list[Diagnostic]]:
@@ -84,7 +74,7 @@ def _base(name: Any, place: Place, chain: tuple[Path, ...]) -> tuple[Tree | None
         return None, [found]
 
     if not isinstance(name, str) or not name or "\0" in name:
-        message = f"must name a job file, or a list of job files, not {shown(name)}"
+        message = f"must name a job file, not {shown(name)}"
         return refused("wrong-type", message, "write extends: qwen3-8b, or extends: ./base.yaml")
     is_shipped = "/" not in name and not name.endswith((".yaml", ".yml"))
     # As the file that names it is shown: relative for a relative one. pathlib fails for an unknown ~user.

@@ -10,7 +10,7 @@ from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.engine import FRONTENDS, Engine, Parallelism
 from trtllm_hpc.config.evaluation import Evaluation
 from trtllm_hpc.config.repository import KvCache, Repository
-from trtllm_hpc.config.sweep import Sweep
+from trtllm_hpc.config.sweep import SweepSection
 from trtllm_hpc.config.types import (
     AbsolutePath,
     AnyText,
@@ -23,10 +23,8 @@ from trtllm_hpc.config.types import (
     Section,
     Time,
     TokenCount,
+    VariableName,
 )
-
-KV_CACHE_FRACTION = 0.9
-"""The default of TensorRT-LLM from 0.8 on, and of the reference backend."""
 
 
 class Model(Section):
@@ -49,8 +47,6 @@ class Model(Section):
     synthetic: Literal["tiny-llama", "stand-in"] | None = None
     """A random model instead of ``path``, ``tiny-llama`` where neither is named; nothing is downloaded.
     ``stand-in`` computes nothing and needs no PyTorch: for trying how a server starts, fails and ends."""
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    """Seed of the synthetic model's weights."""
     tokenizer: AbsolutePath | None = None
     """Folder of the tokenizer; ``None``: the model's folder."""
     family: OneLine | None = None
@@ -63,7 +59,7 @@ class Model(Section):
         return plain if {"path", "hub", "synthetic"} & plain.keys() else {**plain, "synthetic": "tiny-llama"}
 
 
-class Build(Section):
+class BuildStage(Section):
     """The build stage: its resources, and commands for models that the toolkit cannot build."""
 
     time_limit_minutes: Minutes = 60
@@ -96,18 +92,14 @@ class Phase(Section):
     two ranks."""
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
     """With ``trtllm-serve``, how many servers."""
-    minimum_servers: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """With ``trtllm-serve``, fewest servers of the phase that must serve, start or be restarted for the run
-    to live; ``None``: all."""
     tensor_parallel: Parallelism | None = None
-    """Instead of ``engine.tensor_parallel``. With Triton, only in the generation phase: the context phase
-    uses the job's engine."""
+    """With ``trtllm-serve``, instead of ``engine.tensor_parallel``."""
     pipeline_parallel: Parallelism | None = None
-    """Instead of ``engine.pipeline_parallel``, as above."""
+    """With ``trtllm-serve``, instead of ``engine.pipeline_parallel``."""
     max_batch_size: Count | None = None
-    """Instead of ``engine.max_batch_size``, as above."""
+    """With ``trtllm-serve``, instead of ``engine.max_batch_size``."""
     max_num_tokens: TokenCount | None = None
-    """Instead of ``engine.max_num_tokens``, as above."""
+    """With ``trtllm-serve``, instead of ``engine.max_num_tokens``."""
     moe_expert_parallel: Parallelism | None = None
     """With ``trtllm-serve``, instead of ``engine.moe_expert_parallel``."""
     max_seq_len: TokenCount | None = None
@@ -138,7 +130,7 @@ class Disaggregated(Section):
     """Servers or copies that compute prompts."""
     generation: Phase = Field(default_factory=Phase)
     """Servers or copies that compute answers."""
-    kv_transfer: Literal["DEFAULT", "UCX", "NIXL", "MOONCAKE", "MPI"] = "DEFAULT"
+    kv_transfer: Literal["DEFAULT", "UCX", "NIXL", "MOONCAKE"] = "DEFAULT"
     """How ``trtllm-serve`` sends the KV cache (``cache_transceiver_config.backend``)."""
     kv_transfer_tokens: TokenCount | None = None
     """Size of the buffer in which the KV cache is sent; upstream advises the longest prompt or more."""
@@ -159,26 +151,6 @@ class Disaggregated(Section):
         return ("context", self.context), ("generation", self.generation)
 
 
-class Profile(Section):
-    """Where the time of the engine's steps goes. The figures of such a server are never compared."""
-
-    tool: Literal["nsys", "torch"] = "nsys"
-    """``nsys``: Nsight Systems, which the image must have. ``torch``: PyTorch's profiler, for
-    ``engine.backend: pytorch``."""
-    ranks: list[Annotated[int, Field(ge=0, le=65_535)]] = Field(default=[0], min_length=1)
-    """The ranks of each instance that are profiled."""
-    iterations: Annotated[OneLine, Field(pattern=r"^[0-9]{1,9}-[0-9]{1,9}\z")] = "100-150"
-    """First and last step of the engine, counted from its first request."""
-
-
-class Tracing(Section):
-    """Spans of each request, for OpenTelemetry."""
-
-    endpoint: Annotated[OneLine, Field(pattern=r"^https?://[^\s]+\z")]
-    """URL of the collector, over OTLP: ``http://HOST:4317`` for ``trtllm-serve``, which speaks gRPC unless
-    ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` says otherwise; ``http://HOST:4318/v1/traces`` for Triton."""
-
-
 class Serve(Section):
     """The serve stage."""
 
@@ -193,15 +165,9 @@ class Serve(Section):
     """Servers with the same model, each of as many ranks as the engine has. Several need a proxy."""
     placement: Literal["pack", "spread"] = "pack"
     """``pack``: as many instances on a node as it has GPUs for. ``spread``: one on each node."""
-    instances_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
-    """Instances that share their GPUs, and the fraction of GPU memory for the KV cache."""
     routing: Literal["least", "session"] = "least"
     """How the proxy chooses an instance. ``least``: the one with the fewest open requests. ``session``: the
     same one for the same header ``X-Session-ID``, or OpenAI's ``user``."""
-    routing_imbalance: Annotated[float, Field(ge=1.05, le=100)] = 1.75
-    """With ``session``: an instance that has so many times its share of the open requests is passed over."""
-    minimum_instances: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Fewest instances that must serve, start or be restarted for the run to live; ``None``: all."""
     restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
     """How often an instance, or a server of a phase, that has served before is started again after it died.
     ``None``: 3 times if there are several, never if there is one."""
@@ -228,39 +194,18 @@ class Serve(Section):
     ``{gpus_per_node}``, ``{leader_address}`` and ``{leader_port}``."""
     worker_command: list[AnyText] | None = None
     """``command`` for every node of an instance but the first; ``None``: the same command."""
-    health_path: Annotated[OneLine, Field(pattern=r"^/")] = "/health"
-    """Path at which the server of ``command`` answers with status 200 once it listens. The server is ready
-    when it has also generated a token."""
     image: OneLine | None = None
     """Container image of this job, where the profile has a container runtime; ``None``: the profile's."""
-    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\z")], AnyText] = Field(
-        default={}
-    )
+    environment: dict[VariableName, AnyText] = Field(default={})
     """Variables of every rank's server."""
-    profile: Profile | None = None
-    """A profile of some ranks, in ``results/profiles/``; ``None``: none is made."""
-    tracing: Tracing | None = None
-    """Where ``trtllm-serve`` (from 1.2.0 on) or Triton sends its traces. The proxy and the gateway pass the
-    header ``traceparent`` on."""
-    openai: Literal["gateway", "none"] = "gateway"
-    """``gateway``: behind the proxy, Triton also speaks OpenAI's protocol, through a gateway that the first
-    request starts."""
     proxy: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: clients reach the servers through HAProxy, which asks for the run's key; the servers
     listen on Unix sockets that other users cannot reach. ``none``: everybody who reaches the node may call
     the server."""
-    key: bool = True
-    """Whether the proxy asks for a key. Without a key everybody who reaches the node may call the server."""
     max_request_mib: Annotated[int, Field(ge=1, le=4096)] = 64
     """Largest request that the proxy lets through: a body over HTTP, a message over gRPC outside streams."""
-    cors: list[Annotated[OneLine, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)\z")]] = Field(default=[])
-    """Origins of web pages that may call the proxy over HTTP and OpenAI's protocol, for example
-    ``https://chat.example.org``; ``*``: every page. A page needs the key as well."""
     tls: bool = False
     """Whether the proxy encrypts; the fingerprint of its certificate is in the endpoint."""
-    certificate: AbsolutePath | None = None
-    """PEM file with the certificate of the proxy, the certificates that signed it, and its private key.
-    ``None``: a certificate made for the run."""
     idle_minutes: Annotated[float, Field(gt=0, le=525_600), Time(60)] | None = None
     """A server that nobody has asked for so long ends itself, unless its companion stops it anyway. ``None``:
     it waits until its time limit. Requests that generate or infer count, and open ones; health checks,
@@ -277,27 +222,18 @@ class Serve(Section):
 class Preflight(Section):
     """What is checked on the nodes before the server starts."""
 
-    network: Literal["sockets", "nccl", "none"] = "sockets"
-    """``sockets``: nodes that will talk measure round trip and rate by TCP, in a few seconds; a pair that
-    cannot talk ends the job. Nothing is measured on a single node. ``nccl``: then also the ranks of each
-    server, by an all-reduce and in pairs; this imports PyTorch on each rank."""
-    minimum_gb_per_s: Annotated[float, Field(ge=0, le=10_000)] = 0
-    """The job ends when a pair of nodes is slower in either direction; 0: a slow pair is a warning."""
+    network: Literal["sockets", "none"] = "sockets"
+    """``sockets``: the nodes of a job exchange packets by TCP, in a second; a pair that cannot talk ends the
+    job."""
 
 
-class Request(Section):
+class CompanionRequest(Section):
     """The companion's first question."""
 
     prompt: AnyText = "What is machine learning?"
     """The question."""
     max_tokens: TokenCount = 16
     """Most tokens of the answer."""
-    context_logits: bool = False
-    """Whether to ask for the logits of the prompt, and keep them in ``results/``; needs
-    ``engine.gather_context_logits``."""
-    generation_logits: bool = False
-    """Whether to ask for the logits of the answer, and keep them in ``results/``; needs
-    ``engine.gather_generation_logits``."""
     lora: LoraAdapter | None = None
     """LoRA adapter of the answer; needs ``engine.max_lora_rank``. The request is sent over gRPC only."""
 
@@ -312,12 +248,10 @@ class Companion(Section):
     memory_gib: Count | None = None
     """Memory of the companion; ``None`` leaves it to the partition."""
     time_limit_minutes: Minutes = 45
-    """Time limit of the companion."""
-    endpoint_timeout_seconds: Seconds = 1200
-    """Bound on the wait for the endpoint; longer than ``serve.ready_timeout_seconds``."""
+    """Time limit of the companion; it waits for the endpoint until a minute before."""
     start_timeout_seconds: Seconds = 3600
     """Bound on a ready server's wait for the companion's start; then it stops by itself."""
-    request: Request = Field(default_factory=Request)
+    request: CompanionRequest = Field(default_factory=CompanionRequest)
     benchmark: Benchmark | None = Field(default_factory=Benchmark)
     """The measurement; ``None``: the companion sends its request only."""
     evaluate: Evaluation | None = None
@@ -331,18 +265,12 @@ class JobFile(Section):
     """Names the run folder and the Slurm jobs."""
     model: Model = Field(default_factory=Model)
     engine: Engine = Field(default_factory=Engine)
-    build: Build = Field(default_factory=Build)
+    build: BuildStage = Field(default_factory=BuildStage)
     kv_cache: KvCache = Field(default_factory=KvCache)
     repository: Repository = Field(default_factory=Repository)
     preflight: Preflight = Field(default_factory=Preflight)
     serve: Serve = Field(default_factory=Serve)
     companion: Companion = Field(default_factory=Companion)
-
-    @property
-    def kv_cache_fraction(self) -> float | None:
-        """Share of the free GPU memory for one instance's KV cache; ``None``: the backend's default."""
-        asked, sharing = self.kv_cache.free_gpu_memory_fraction, self.serve.instances_per_gpu
-        return asked if sharing == 1 else (asked or KV_CACHE_FRACTION) / sharing
 
     @property
     def frontend(self) -> Literal["openai", "triton"]:
@@ -355,6 +283,11 @@ class JobFile(Section):
         return self.model_copy(
             update={"engine": self.engine.model_copy(update={**phase.differs, "llm_api": llm_api})}
         )
+
+    @property
+    def endpoint_wait_s(self) -> int:
+        """Bound on the companion's wait for the endpoint, in seconds."""
+        return self.companion.time_limit_minutes * 60 - 60
 
     @property
     def stops_server(self) -> bool:
@@ -374,24 +307,16 @@ class JobFile(Section):
 
     @property
     def named_adapters(self) -> list[tuple[str, LoraAdapter]]:
-        """The companion's LoRA adapters with their fields; a benchmark's have the field of their list."""
-        companion, adapters = self.companion, list[tuple[str, LoraAdapter]]()
-        if not companion.enabled:
-            return adapters
-        if companion.request.lora is not None:
-            adapters.append(("companion.request.lora", companion.request.lora))
-        if companion.benchmark is not None:
-            field = "companion.benchmark.workload.lora"
-            adapters += [(field, adapter) for adapter in companion.benchmark.workload.lora]
-        return adapters
+        """The LoRA adapter of the companion's request with its field, if it names one."""
+        adapter = self.companion.request.lora
+        return [] if adapter is None or not self.companion.enabled else [("companion.request.lora", adapter)]
 
 
 class JobDocument(JobFile):
     """A job file as it is written: a job, and keys that say what it is made from."""
 
-    extends: OneLine | list[OneLine] = Field(default=[])
-    """Job file that this one builds on, or a list of them: the name of a shipped one, or a path that starts
-    at this file's folder. Later files lie over earlier ones, and this file over all: sections are merged,
-    lists replaced, and ``null`` removes what a base has."""
-    sweep: Sweep | None = None
+    extends: OneLine | None = None
+    """Job file that this one builds on: the name of a shipped one, or a path that starts at this file's
+    folder. Sections are merged, lists replaced, and ``null`` removes what the base has."""
+    sweep: SweepSection | None = None
     """Variants of the job, for ``trtllm-hpc sweep``."""

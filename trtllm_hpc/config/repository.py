@@ -34,8 +34,6 @@ class KvCache(Section):
     """Attention window in tokens: one number for all layers, or one for each."""
     sink_token_length: Annotated[int, Field(ge=0)] | None = None
     """Tokens at the beginning that every window keeps."""
-    cross_kv_cache_fraction: Fraction | None = None
-    """Share of the KV cache for the encoder's output."""
 
 
 class ModelCopy(Section):
@@ -70,8 +68,6 @@ class Repository(Section):
     """
     models: list[ModelCopy] = Field(default=[])
     """Copies of ``tensorrt_llm`` for ``serve.mode: orchestrator``."""
-    tokenizer_type: Literal["auto", "t5", "llama", "sp"] | None = None
-    """The tokenizer's class; only for releases before 0.9."""
     add_special_tokens: bool | None = None
     """Whether the tokenizer's special tokens are added to the prompt."""
     skip_special_tokens: bool | None = None
@@ -88,20 +84,13 @@ class Repository(Section):
     enable_trt_overlap: bool | None = None
     """Overlap two half batches; only for releases before 0.10."""
 
-    gpu_weights_percent: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of the weights that stays on the GPU; needs ``engine.weight_streaming``."""
     gpu_device_ids: GpuIds | None = None
     """GPUs of ``tensorrt_llm``; ``None``: all that a rank sees."""
 
     decoding_mode: DecodingMode | None = None
-    medusa_choices: AnyText | None = None
-    eagle_choices: AnyText | None = None
     exclude_input_in_output: bool | None = None
     """Whether answers come without their prompt."""
-    normalize_log_probs: bool | None = None
-    guided_decoding_backend: Literal["xgrammar"] | None = None
     logits_datatype: TensorType = "TYPE_FP32"
-    encoder_input_features_data_type: TensorType = "TYPE_FP16"
     prompt_embedding_table_data_type: TensorType = "TYPE_FP16"
     parameters: dict[OneLine, dict[OneLine, bool | int | float | AnyText | None]] = Field(default={})
     """Further placeholders, by model: ``{tensorrt_llm: {lora_cache_max_adapter_size: 64}}``; checked against

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
@@ -36,22 +36,18 @@ _SHORT = {
 }
 """How the names of variants shorten keys, or the last two parts of a key."""
 
-_CONDITION = re.compile(r"(<=|>=|<|>|!=)\s*(.+)")
 
-
-class Sweep(Section):
-    """Variants of the job. Those of ``grid``, ``zip`` and ``variants`` are combined with each other."""
+class SweepSection(Section):
+    """Variants of the job. Those of ``grid`` and ``variants`` are combined with each other."""
 
     grid: dict[OneLine, Values] = Field(default={})
     """Every combination of these values, by dotted key:
     ``{engine.tensor_parallel: [2, 4], engine.max_batch_size: [64, 256]}`` is four variants."""
-    zip: dict[OneLine, Values] = Field(default={})
-    """The first value of each key together, then the second of each, and so on; all lists have one length."""
     variants: dict[JobName, dict[OneLine, Any]] = Field(default={})
     """Variants by name: what each changes in the job file, as a file that ``extends`` it would."""
     exclude: list[dict[OneLine, Any]] = Field(default=[])
-    """Variants to leave out: in each item, every dotted key has the value, or one of the list of values, or
-    keeps a condition such as ``'>= 256'``. A key that nobody has written has the value ``null``."""
+    """Variants to leave out: in each item, every dotted key has the value. A key that nobody has written has
+    the value ``null``."""
     allocation: Literal["each", "one"] = "each"
     """``each``: every variant has Slurm jobs of its own. ``one``: a single job holds the nodes, serves and
     measures one variant after another."""
@@ -89,12 +85,12 @@ def read_sweep_options(options: Sequence[str]) -> tuple[Tree | None, list[Diagno
     return section if section.data else None, wrong
 
 
-def expand(sweep: Sweep, tree: Tree, job: Tree) -> tuple[list[Override], list[Diagnostic]]:
+def expand(sweep: SweepSection, tree: Tree, job: Tree) -> tuple[list[Override], list[Diagnostic]]:
     """Return the variants of a sweep in order, without those that are excluded; or what is wrong.
 
     Args:
         tree: the section that the sweep was made of, in which every value has its place.
-        job: the job file, whose values the conditions of ``exclude`` see where a variant sets none.
+        job: the job file, whose values ``exclude`` sees where a variant sets none.
     """
     wrong = list(_problems(sweep, tree))
     if wrong:
@@ -111,42 +107,31 @@ def expand(sweep: Sweep, tree: Tree, job: Tree) -> tuple[list[Override], list[Di
     return kept, []
 
 
-def _problems(sweep: Sweep, tree: Tree) -> Iterator[Diagnostic]:
-    if not (sweep.grid or sweep.zip or sweep.variants):
+def _problems(sweep: SweepSection, tree: Tree) -> Iterator[Diagnostic]:
+    if not (sweep.grid or sweep.variants):
         hint = "name keys and their values: grid: {engine.max_batch_size: [64, 256]}"
-        yield tree.diagnostic("no-variants", (), "has no grid, zip or variants", hint=hint)
-    for kind in ("grid", "zip"):
-        for key in getattr(sweep, kind):
-            if not all(key.split(".")):
-                yield tree.diagnostic("bad-value", (kind, key), "is not a dotted key of the job file")
-    for key in sweep.grid.keys() & sweep.zip.keys():
-        yield tree.diagnostic("duplicate-key", ("zip", key), "is in grid too", hint="keep one of the two")
-    lengths = {key: len(values) for key, values in sweep.zip.items()}
-    if len(set(lengths.values())) > 1:
-        counts = ", ".join(f"{key} has {count}" for key, count in lengths.items())
-        hint = "give all lists the same length, or write grid for every combination"
-        yield tree.diagnostic("bad-value", ("zip",), f"needs lists of one length: {counts}", hint=hint)
+        yield tree.diagnostic("no-variants", (), "has no grid or variants", hint=hint)
+    for key in sweep.grid:
+        if not all(key.split(".")):
+            yield tree.diagnostic("bad-value", ("grid", key), "is not a dotted key of the job file")
 
 
-def _axes(sweep: Sweep, tree: Tree) -> Iterator[list[Override]]:
-    words = _words([*sweep.grid, *sweep.zip])
-
-    def choice(kind: str, keys: Iterable[str], place: int) -> Override:
-        parts = {key: tree.section(kind, key, place) for key in keys}
-        name = "-".join(_label(words[key], part.data, place) for key, part in parts.items())
-        return Override(name, {key: part.data for key, part in parts.items()}, _undotted(parts))
-
+def _axes(sweep: SweepSection, tree: Tree) -> Iterator[list[Override]]:
+    """Yield the choices along each axis: the variants with names, then the values of each key."""
     if sweep.variants:
-        named = {name: tree.section("variants", name) for name in sweep.variants}
-        whole = {
-            name: _undotted({key: variant.section(key) for key in variant.data})
-            for name, variant in named.items()
-        }
-        yield [Override(name, dict(_leaves(variant.data)), variant) for name, variant in whole.items()]
-    if sweep.zip:
-        yield [choice("zip", sweep.zip, row) for row in range(len(next(iter(sweep.zip.values()))))]
+        yield [
+            Override(name, dict(_leaves(whole.data)), whole)
+            for name in sweep.variants
+            for variant in [tree.section("variants", name)]
+            for whole in [_undotted({key: variant.section(key) for key in variant.data})]
+        ]
+    words = _words([*sweep.grid])
     for key, values in sweep.grid.items():
-        yield [choice("grid", [key], place) for place in range(len(values))]
+        yield [
+            Override(_label(words[key], value, place), {key: value}, _undotted({key: part}))
+            for place, value in enumerate(values)
+            for part in [tree.section("grid", key, place)]
+        ]
 
 
 def _undotted(parts: Mapping[str, Tree]) -> Tree:
@@ -195,23 +180,5 @@ def _label(word: str, value: Any, place: int) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", text)
 
 
-def _excluded(sweep: Sweep, job: Tree) -> bool:
-    return any(
-        all(_holds(condition, job.at(*key.split("."))) for key, condition in item.items())
-        for item in sweep.exclude
-    )
-
-
-def _holds(condition: Any, value: Any) -> bool:
-    if isinstance(condition, list):
-        return any(_holds(choice, value) for choice in condition)
-    comparison = _CONDITION.fullmatch(condition) if isinstance(condition, str) else None
-    if comparison is None:
-        return bool(condition == value)
-    sign, bound = comparison[1], parse(comparison[2], Place(""))[0]
-    limit = None if bound is None else bound.data
-    if sign == "!=":
-        return bool(limit != value)
-    if not isinstance(limit, (int, float)) or not isinstance(value, (int, float)):
-        return False
-    return {"<": value < limit, "<=": value <= limit, ">": value > limit, ">=": value >= limit}[sign]
+def _excluded(sweep: SweepSection, job: Tree) -> bool:
+    return any(all(job.at(*key.split(".")) == value for key, value in item.items()) for item in sweep.exclude)

@@ -38,21 +38,13 @@ def _no_control_characters(text: str) -> str:
     bad = sorted({character for character in text if ord(character) < 32 or ord(character) == 127})
     if bad:
         raise ValueError(f"must be one line without control characters; found {', '.join(map(repr, bad))}")
-    return _encodable(text)
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError("contains a lone surrogate, which UTF-8 cannot encode") from None
     return text
 
 
 def _no_nul(text: str) -> str:
     if "\0" in text:
         raise ValueError("contains a NUL byte, which no command line can carry")
-    return _encodable(text)
+    return text
 
 
 def _variable_name(text: str) -> str:

@@ -1,21 +1,17 @@
-"""Build a model from a file's tree, with every pydantic error as a diagnostic: place, choices, what to write.
-
-A model with wrong fields is built in part: rules that do not read those fields are judged too, so that all
-diagnostics come at once.
-"""
+"""Build a model from a file's tree, with every pydantic error as a diagnostic with place, choices and fix."""
 
 from __future__ import annotations
 
 import re
 import types
-from collections.abc import Collection, Iterable, Iterator
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
 from trtllm_hpc.config.diagnostics import Path, nearest, shown
 from trtllm_hpc.config.tree import Tree
-from trtllm_hpc.config.types import PATTERNS, Section, Time
+from trtllm_hpc.config.types import PATTERNS, Section
 from trtllm_hpc.errors import Diagnostic
 
 Model = TypeVar("Model", bound=Section)
@@ -54,12 +50,7 @@ _VALUE_HINTS = {"llmapi": "write pytorch, and serve.frontend: triton to serve it
 
 
 def validate(model: type[Model], tree: Tree) -> tuple[Model | None, list[Diagnostic]]:
-    """Build ``model`` from a tree, with everything that is wrong in it.
-
-    Returns:
-        The model and the diagnostics. With diagnostics the model is a partial one, for rules only: reading
-        a wrong field raises UnknownValueError. Without a mapping at the root there is no model.
-    """
+    """Build ``model`` from a tree; return it, or ``None`` with everything that is wrong."""
     try:
         return model.model_validate(tree.data), []
     except ValidationError as error:
@@ -70,10 +61,7 @@ def validate(model: type[Model], tree: Tree) -> tuple[Model | None, list[Diagnos
         return model.model_validate(tree.data), []
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
-        wrong = [_diagnose(model, tree, dict(detail)) for detail in details]
-        if not isinstance(tree.data, dict):
-            return None, wrong
-        return _partial(model, tree.data, [detail["loc"] for detail in details]), wrong
+        return None, [_diagnose(model, tree, dict(detail)) for detail in details]
 
 
 def _diagnose(model: type[Section], tree: Tree, detail: dict[str, Any]) -> Diagnostic:
@@ -205,50 +193,3 @@ def _retyped(kind: str, value: Any) -> str | None:
     if kind == "list_type" and "\n" not in value:
         return f"write it as a list of one: [{shown(value)}]"
     return None
-
-
-class UnknownValueError(Exception):
-    """A rule has read a field that is wrong itself."""
-
-
-class _Unknown:
-    """Stands in for a wrong value: any use of it raises."""
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise UnknownValueError
-
-    __getattr__ = __bool__ = __len__ = __iter__ = __contains__ = __hash__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
-    __str__ = __repr__ = __format__ = __int__ = __float__ = __index__ = _refuse
-
-
-def _partial(model: type[Model], data: dict[str, Any], wrong: Collection[Path]) -> Model:
-    """Build the model of the values as written, with a stand-in for each at one of the ``wrong`` places."""
-    data, values = model.with_defaults(data), dict[str, Any]()
-    for name, field in model.model_fields.items():
-        inside = [path[1:] for path in wrong if path[:1] == (name,)]
-        if name in data:
-            values[name] = _value([*field.metadata, *_parts(field.annotation)], data[name], inside)
-        elif () in inside:
-            values[name] = _Unknown()
-    return model.model_construct(**values)
-
-
-def _value(annotations: Iterable[Any], value: Any, wrong: Collection[Path]) -> Any:
-    if () in wrong:
-        return _Unknown()
-    for annotation in annotations:
-        if isinstance(value, str) and isinstance(annotation, Time):
-            return annotation.number(value)
-        if isinstance(value, dict) and isinstance(annotation, type) and issubclass(annotation, Section):
-            return _partial(annotation, value, wrong)
-        if isinstance(value, list) and get_origin(annotation) is list:
-            [inner] = get_args(annotation)
-            if any(_sections(inner)):
-                return [
-                    _value(_parts(inner), item, [path[1:] for path in wrong if path[:1] == (index,)])
-                    for index, item in enumerate(value)
-                ]
-    return _Unknown() if wrong else value

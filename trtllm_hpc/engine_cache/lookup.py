@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Manifest
+from trtllm_hpc.runtime.engine_cache.build_recipe import BuildRecipe
+from trtllm_hpc.runtime.engine_cache.cache import Cache, CacheEntry
 from trtllm_hpc.runtime.engine_cache.keys import (
     CapabilityUnknown,
     ModelUnreadable,
@@ -16,87 +17,77 @@ from trtllm_hpc.runtime.engine_cache.keys import (
     digest_of,
     step_keys,
 )
-from trtllm_hpc.runtime.engine_cache.recipe import Recipe
 
 Chain = Mapping[str, Mapping[str, Any]]
 """The key documents of all steps of a build, by step."""
 
 
 @dataclass(frozen=True)
-class Hit:
-    """The engine is there."""
+class CachedEngine:
+    """What the cache has for a run."""
 
-    entry: Entry
-    manifest: Manifest
-    others: Mapping[str, Entry]
-    """Further outputs for the run, by step: adapters for clients, for instance."""
+    state: Literal["found", "missed", "unknown"]
+    """``found``: there is nothing to build. ``missed``: the job builds the engine first. ``unknown``: this
+    machine cannot tell, and the job looks in the cache itself."""
+    name: str | None = None
+    """The name that it has, or will have, in ``engines list``."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """If it was found: the folder of each output that the run uses, by step; the engine is the last."""
+    nearest: str | None = None
+    """If it was missed: the engine in the cache that differs least."""
+    differences: tuple[str, ...] = ()
+    """How ``nearest`` differs, a line for each part."""
+    steps_found: tuple[str, ...] = ()
+    """Steps of the build whose output is in the cache."""
+    broken: tuple[str, ...] = ()
+    """What is wrong with the engine of that name, which is therefore built again."""
+    reason: str | None = None
+    """Why the state is unknown."""
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
-        """All entries that the run will use."""
-        return (self.entry, *self.others.values())
+    def entries(self) -> tuple[CacheEntry, ...]:
+        """The entries of ``outputs``."""
+        return tuple(CacheEntry(Path(folder).parent) for folder in self.outputs.values())
 
 
-@dataclass(frozen=True)
-class Miss:
-    """The engine is missing or incomplete."""
-
-    key: StepKey
-    nearest: Entry | None
-    """The finished output of the same step that differs least; ``None`` if there is none."""
-    differences: tuple[str, ...]
-    """How the wanted engine differs from ``nearest``, one line for each part."""
-    found: tuple[str, ...]
-    """Steps whose output is there: only the rest is built."""
-    broken: tuple[str, ...]
-    """What is wrong with the engine's output, if there is one."""
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """This machine cannot tell; the job will look."""
-
-    reason: str
-
-
-def lookup(recipe: Recipe) -> Hit | Miss | Unknown:
+def lookup(recipe: BuildRecipe) -> CachedEngine:
     """Look for a recipe's engine, without changing anything."""
     try:
         keys = step_keys(recipe, compute_capability=recipe.compute_capability)
         return _look(recipe, keys)
     except ModelUnreadable as error:
-        return Unknown(error.message.removesuffix("."))
+        return CachedEngine("unknown", reason=error.message.removesuffix("."))
     except CapabilityUnknown:
-        return Unknown("the cluster profile names no compute_capability")
+        return CachedEngine("unknown", reason="the cluster profile names no compute_capability")
     except OSError as error:
-        return Unknown(f"{os.fsdecode(error.filename or recipe.engines_folder)}: {error.strerror}")
+        place = os.fsdecode(error.filename or recipe.engines_folder)
+        return CachedEngine("unknown", reason=f"{place}: {error.strerror}")
 
 
-def _look(recipe: Recipe, keys: tuple[StepKey, ...]) -> Hit | Miss:
+def _look(recipe: BuildRecipe, keys: tuple[StepKey, ...]) -> CachedEngine:
     cache = Cache(Path(recipe.engines_folder))
     entries = {key.step: cache.entry(key) for key in keys}
     found = tuple(step for step, entry in entries.items() if entry.is_complete())
-    entry = entries[keys[-1].step]
-    manifest = entry.manifest()
-    if manifest is not None and set(recipe.results) <= set(found):
-        others = {step: entries[step] for step in recipe.results if step != keys[-1].step}
-        return Hit(entry, manifest, others)
-    faults = entry.faults()
-    nearest, parts = _nearest(cache, {key.step: key.document for key in keys}, keys[-1].step)
-    return Miss(keys[-1], nearest, parts, found, tuple(faults or ()))
+    engine = keys[-1]
+    if set(recipe.results) <= set(found):
+        outputs = {step: str(entries[step].output) for step in recipe.results}
+        return CachedEngine("found", engine.name, outputs)
+    faults = entries[engine.step].faults() or ()
+    nearest, parts = _nearest(cache, {key.step: key.document for key in keys}, engine.step)
+    return CachedEngine("missed", engine.name, {}, nearest, parts, found, tuple(faults))
 
 
-def _nearest(cache: Cache, wanted: Chain, step: str) -> tuple[Entry | None, tuple[str, ...]]:
+def _nearest(cache: Cache, wanted: Chain, step: str) -> tuple[str | None, tuple[str, ...]]:
     """Return the entry that differs least, and its differences; another model is further than any option."""
-    found: list[tuple[Entry | None, tuple[str, ...]]] = []
-    for entry in cache.entries():
-        record = entry.key()
-        if record is not None and record["document"].get("step") == step and entry.is_complete():
-            lines = differences(wanted, record.get("chain") or {step: record["document"]})
-            found.append((entry, tuple(lines)))
-    return min(found, key=lambda pair: (pair[1][0] != _SAME_MODEL, len(pair[1])), default=(None, ()))
+    found = [
+        (entry.name, tuple(_differences(wanted, chain_of(record))))
+        for entry in cache.entries()
+        if (record := entry.key()) and record["document"].get("step") == step and entry.is_complete()
+    ]
+    return min(found, key=lambda pair: (pair[1][:1] == (_OTHER_MODEL,), len(pair[1])), default=(None, ()))
 
 
+_OTHER_MODEL = "model: another, or other files"
 _LABELS = {
     "compute_capability": "GPU's compute capability",
     "directory": "working directory",
@@ -104,78 +95,60 @@ _LABELS = {
     "tensorrt_llm": "TensorRT-LLM",
     "tensorrt": "TensorRT",
 }
-_MOST_FILES = 3
-_SAME_MODEL = "model: the same"
 
 
-def differences(wanted: Chain, other: Chain) -> list[str]:
-    """Return one line for each part in which ``wanted`` differs from ``other``; the model always first."""
-    lines = [_model_difference(wanted, other)]
-    before, after = dict(_parts(other)), dict(_parts(wanted))
+def chain_of(record: Mapping[str, Any]) -> Chain:
+    """Return the key documents in an entry's ``key.json``."""
+    document = record["document"]
+    chain: Chain = record.get("chain") or {document.get("step", ""): document}
+    return chain
+
+
+def parts_of(chain: Chain) -> dict[str, str]:
+    """Return everything that a key depends on, by label. Steps may repeat a part."""
+    return dict(part for step, document in chain.items() for part in _parts(step, document))
+
+
+def _differences(wanted: Chain, other: Chain) -> Iterator[str]:
+    """Yield one line for each part in which ``wanted`` differs from ``other``; the model first."""
+    before, after = parts_of(other), parts_of(wanted)
+    if before.pop("model", None) != after.pop("model", None):
+        yield _OTHER_MODEL
     for part in {**after, **before}:
         old, new = before.get(part, "not given"), after.get(part, "not given")
         if old != new:
-            lines.append(f"{part}: {old} -> {new}")
-    return lines
+            yield f"{part}: {old} -> {new}"
 
 
-def _model_difference(wanted: Chain, other: Chain) -> str:
-    new, old = _model(wanted), _model(other)
-    if new == old:
-        return _SAME_MODEL
-    if not new or not old:
-        return "model: another"
-    changed = sorted(name for name in {*new, *old} if new.get(name) != old.get(name))
-    shown = ", ".join(changed[:_MOST_FILES]) + (", ..." if len(changed) > _MOST_FILES else "")
-    return f"model: {len(changed)} of {len(new)} files differ ({shown})"
-
-
-def _model(chain: Chain) -> Mapping[str, Any]:
-    return next((document["model"] for document in chain.values() if document.get("model")), {})
-
-
-def _parts(chain: Chain) -> Iterator[tuple[str, str]]:
-    """Yield label and value of each part of a build but the model. Steps may repeat a part."""
-    for step, document in chain.items():
-        yield from _options(step, document.get("commands", []))
-        for name, value in document.get("identity", {}).items():
-            yield _LABELS.get(name, name), _text(value)
-        for name in ("directory", "compute_capability", "edited_script"):
-            if document.get(name) is not None:
-                label = _LABELS[name] if name != "directory" else f"{_LABELS[name]} ({step})"
-                yield label, _text(document[name])
-        for number, revision in enumerate(document.get("folders", []), start=1):
-            yield f"files of input {number} ({step})", _summary(revision)
+def _parts(step: str, document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if document.get("model"):
+        yield "model", _summary(document["model"])
+    for number, command in enumerate(document.get("commands", []), start=1):
+        where = step if len(document["commands"]) == 1 else f"{step}, command {number}"
+        option, values = "command", list[str]()
+        for word in (*map(_word, command), "--"):
+            if word.startswith("--"):
+                yield f"{option} ({where})", " ".join(values) or "on"
+                option, values = word, []
+            else:
+                values.append(word)
+    for name, value in document.get("identity", {}).items():
+        text = " ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else value
+        yield _LABELS.get(name, name), str(text)
+    for name in ("directory", "compute_capability", "edited_script"):
+        if document.get(name) is not None:
+            yield _LABELS[name], str(document[name])
+    for number, revision in enumerate(document.get("folders", []), start=1):
+        yield f"files of input {number} ({step})", _summary(revision)
 
 
 def _summary(revision: Any) -> str:
     return f"{len(revision)} files, {digest_of(revision)[:8]}"
 
 
-def _options(step: str, commands: list[list[Any]]) -> Iterator[tuple[str, str]]:
-    """Yield each option of each command with its values, and the arguments before the first option."""
-    for number, command in enumerate(commands, start=1):
-        where = step if len(commands) == 1 else f"{step}, command {number}"
-        name, values = "command", []
-        for argument in map(_argument, command):
-            if not argument.startswith("--"):
-                values.append(argument)
-                continue
-            yield f"{name} ({where})", " ".join(values) or "on"
-            name, separator, value = argument.partition("=")
-            values = [value] if separator else []
-        yield f"{name} ({where})", " ".join(values) or "on"
-
-
-def _argument(record: Any) -> str:
+def _word(record: Any) -> str:
     if isinstance(record, str):
         return record
-    return (
-        f"<{record['place']}>{record['suffix']}" if "place" in record else f"<input {record['folder'] + 1}>"
-    )
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{name} {_text(item)}" for name, item in value.items())
-    return str(value)
+    if "place" in record:
+        return f"<{record['place']}>{record['suffix']}"
+    return f"<input {record['folder'] + 1}>"

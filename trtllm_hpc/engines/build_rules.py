@@ -1,11 +1,7 @@
-"""Rules of building an engine: its programs, its keys among each other, LoRA, drafts and quantization."""
+"""Rules of building an engine: its programs, its keys among each other, LoRA and quantization."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import PurePosixPath
 
 from trtllm_hpc.config.diagnostics import (
@@ -16,23 +12,12 @@ from trtllm_hpc.config.diagnostics import (
     placeholder_problems,
 )
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.validate import UnknownValueError
 from trtllm_hpc.engines.build_steps import OWN_FOLDERS, OWN_NUMBERS
-from trtllm_hpc.engines.command_lines import NOWHERE, program_problems, raw_problems
 from trtllm_hpc.engines.facts import EngineFacts
-from trtllm_hpc.engines.options import EXTERNAL, needs_checkpoint, quantization_tool
+from trtllm_hpc.engines.options import CONVERTED
 from trtllm_hpc.engines.toolchain import LORA_PROGRAM, Toolchain
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.releases.families import families
-from trtllm_hpc.tensorrt_llm.releases.placeholders import placeholders_of
-from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
-
-_TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
-_LORA_INPUTS, _LORA_INPUTS_OF_TEXT = "0.9.0", "0.15.0"
-"""Releases in which ``lora_task_id`` came to ``tensorrt_llm`` and to the models that take text (their
-``config.pbtxt`` in tensorrtllm_backend). 0.8 took the weights with each request instead."""
-_DRAFTING = ("medusa", "redrafter", "lookahead", "eagle")
-
 
 # Programs -----------------------------------------------------------------------------
 
@@ -63,8 +48,7 @@ def family_is_known(facts: EngineFacts) -> Diagnostics:
 def toolchain_exists(facts: EngineFacts) -> Diagnostics:
     """The release has programs that build an engine of such a model."""
     if facts.no_toolchain is not None:
-        for problem in facts.no_toolchain.diagnostics:
-            yield _with_first_able(problem, facts)
+        yield from facts.no_toolchain.diagnostics
 
 
 def examples_are_known(facts: EngineFacts) -> Diagnostics:
@@ -79,33 +63,12 @@ def examples_are_known(facts: EngineFacts) -> Diagnostics:
 
 
 def keys_have_options(facts: EngineFacts) -> Diagnostics:
-    """The release's programs have options for every key of the engine."""
-    if facts.command_lines is None:
-        return
-    first: dict[str, Diagnostic] = {}
-    for problem in facts.command_lines.problems:
-        first.setdefault(problem.field, problem)  # all options of one key fail for the same reason
-    for problem in first.values():
-        yield _with_first_able(problem, facts)
-
-
-def _with_first_able(problem: Diagnostic, facts: EngineFacts) -> Diagnostic:
-    """The problem, its hint with the first release that builds the engine as the job file has it."""
-    able = None
-    if problem.code == "release":
-        with suppress(UnknownValueError):  # a wrong value of another key must not hide this problem
-            able = facts.first_able
-    if able is None or re.search(rf"{re.escape(able.version)}(?![.\d])", f"{problem.message} {problem.hint}"):
-        return problem
-    said = f"the first release that builds this engine is {able.version}"
-    hint = f"{problem.hint}; {said}" if problem.hint else said
-    return replace(problem, message=problem.message.removesuffix(NOWHERE), hint=hint)
-
-
-def raw_options_are_taken(facts: EngineFacts) -> Diagnostics:
-    """Extra options exist in the release, and no key sets them."""
-    if facts.toolchain is not None:
-        yield from raw_problems(facts.job, facts.toolchain)
+    """The release's programs have options for every key of the engine, and for ``engine.options``."""
+    if facts.command_lines is not None:
+        first: dict[str, Diagnostic] = {}
+        for problem in facts.command_lines.problems:
+            first.setdefault(problem.field, problem)  # all options of one key fail for the same reason
+        yield from first.values()
 
 
 def own_commands_are_whole(facts: EngineFacts) -> Diagnostics:
@@ -149,28 +112,6 @@ def inflight_needs_paged_cache(facts: EngineFacts) -> Diagnostics:
         yield in_job("conflict", "repository.batching_strategy", message, hint)
 
 
-def decoding_matches(facts: EngineFacts) -> Diagnostics:
-    """Speculative decoding and weight streaming need an engine built for them."""
-    job, release = facts.job, facts.release
-    if release is None or not facts.builds_engine:
-        return
-    mode, wanted = job.repository.decoding_mode, job.engine.speculative
-    there = placeholders_of(release.version, "inflight_batcher_llm", "tensorrt_llm").get("decoding_mode")
-    # Another rule refuses a mode that the release does not have at all.
-    drafts = mode in _DRAFTING and there is not None and mode in there.choices
-    if drafts and (wanted is None or wanted.mode != mode):
-        message = f"{mode} needs an engine that was built for it"
-        hint = "build it by build.commands, or name a finished one in engine.directory"
-        if mode == "lookahead":
-            hint = f"set engine.speculative.mode to {mode}"
-        yield in_job("conflict", "repository.decoding_mode", message, hint, mode)
-    share = job.repository.gpu_weights_percent
-    if share is not None and share < 1 and not job.engine.weight_streaming:
-        message = "weights can be left off the GPU only if the engine was built for it"
-        hint = "set engine.weight_streaming to true"
-        yield in_job("conflict", "repository.gpu_weights_percent", message, hint, share)
-
-
 def prompts_over_paged_cache(facts: EngineFacts) -> Diagnostics:
     """KV cache reuse and chunked context need prompts computed over the paged cache."""
     job, toolchain = facts.job, facts.toolchain
@@ -188,36 +129,11 @@ def prompts_over_paged_cache(facts: EngineFacts) -> Diagnostics:
 def _is_paged(job: JobFile, toolchain: Toolchain) -> bool:
     if job.engine.paged_context_fmha is not None:
         return job.engine.paged_context_fmha
-    if job.engine.speculative is not None and job.engine.speculative.mode == EXTERNAL:
-        return True
     option = None if toolchain.by_build_py else toolchain.builder.options.get("--use_paged_context_fmha")
     return option is not None and option.default in ("enable", True)
 
 
-def encoder_decoder_is_built(facts: EngineFacts) -> Diagnostics:
-    """The engines of an encoder and a decoder are finished ones, or built by commands of the job file."""
-    if facts.builds_engine and facts.job.engine.encoder_decoder:
-        message = "keys of a job file build one engine, not those of an encoder and a decoder"
-        hint = "write upstream's commands into build.commands, or name a finished pair in engine.directory"
-        yield in_job("conflict", "engine.encoder_decoder", message, hint, True)
-
-
-def answers_fit_default(facts: EngineFacts) -> Diagnostics:
-    """Without engine.max_seq_len, the companion's answers are not longer than the release's default."""
-    job, toolchain = facts.job, facts.toolchain
-    if toolchain is None or job.engine.max_seq_len is not None or not job.companion.enabled:
-        return
-    option = toolchain.builder.options.get("--max_output_len")
-    if option is None or not isinstance(option.default, int):
-        return
-    for key, tokens in job.asked_tokens.items():
-        if tokens > option.default:
-            message = f"{tokens} tokens are more than {option.default}, the longest answer of this release"
-            message += " when engine.max_seq_len is left out"
-            yield in_job("conflict", key, message, "set engine.max_seq_len", tokens)
-
-
-# LoRA, drafts and quantization --------------------------------------------------------
+# LoRA and quantization --------------------------------------------------------
 
 
 def lora_names_modules(facts: EngineFacts) -> Diagnostics:
@@ -226,34 +142,12 @@ def lora_names_modules(facts: EngineFacts) -> Diagnostics:
     if not facts.builds_engine:
         return
     lora, rank = job.engine.lora, job.engine.max_lora_rank
-    if rank and not lora.target_modules and not lora.directories:
-        hint = "set it, e.g. to [attn_q, attn_k, attn_v], or set engine.lora.directories"
-        yield in_job("missing", "engine.lora.target_modules", "is needed beside engine.max_lora_rank", hint)
-    if not rank and (lora.target_modules or lora.adapters or lora.directories):
+    if rank and not lora.target_modules:
+        message = "is needed beside engine.max_lora_rank"
+        yield in_job("missing", "engine.lora.target_modules", message, "e.g. [attn_q, attn_k, attn_v]")
+    if not rank and (lora.target_modules or lora.adapters):
         hint = "set engine.max_lora_rank to the adapters' rank, or remove engine.lora"
         yield in_job("conflict", "engine.lora", "is set, but engine.max_lora_rank is 0: built without", hint)
-
-
-def adapters_can_be_asked_for(facts: EngineFacts) -> Diagnostics:
-    """The models of the release have the inputs of the LoRA adapters that the companion names."""
-    job, toolchain = facts.job, facts.toolchain
-    if toolchain is None:
-        return
-    release, benchmark = toolchain.release, job.companion.benchmark
-    for field in dict.fromkeys(field for field, _ in job.named_adapters):
-        models = ["ensemble"]
-        if benchmark is not None and field.startswith("companion.benchmark"):
-            models = [*benchmark.models] or [benchmark.model or "ensemble"]
-        for model in models:
-            since = _LORA_INPUTS_OF_TEXT if model in _TEXT_MODELS else _LORA_INPUTS
-            if not release.at_least(since):
-                message = (
-                    f"{model} of TensorRT-LLM {release.version} lacks its inputs, which came with {since}"
-                )
-                is_elsewhere = model in _TEXT_MODELS and release.at_least(_LORA_INPUTS)
-                first = "measure tensorrt_llm (companion.benchmark.model)" if is_elsewhere else "remove it"
-                hint = f"{first}, or use another release"
-                yield in_job("release", field, message, hint, model)
 
 
 def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:
@@ -263,80 +157,35 @@ def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:
     if toolchain is None or not adapters:
         return
     release, family = toolchain.release, toolchain.family.examples
-    command = release.command(LORA_PROGRAM, family)
-    if command is None:
-        known = option_lifetime(LORA_PROGRAM, "--in-file", family)
-        message = f"TensorRT-LLM {release.version} has no {LORA_PROGRAM}: {known}"
+    if release.program(LORA_PROGRAM, family) is None:
+        message = f"TensorRT-LLM {release.version} has no {LORA_PROGRAM}"
         yield in_job("release", "engine.lora.adapters", message, "remove it, or use another release")
         return
     names = [PurePosixPath(adapter).name for adapter in adapters]
     for name in sorted({name for name in names if names.count(name) > 1}):
         message = f"two adapters are called {name}, which names the folder of each"
         yield in_job("conflict", "engine.lora.adapters", message, "rename the folder of one")
-    yield from program_problems(job.engine.options.lora, "lora", command, "")
 
 
-def speculative_is_whole(facts: EngineFacts) -> Diagnostics:
-    """Each mode of speculative decoding has the keys that it needs."""
-    engine, wanted = facts.job.engine, facts.job.engine.speculative
-    if wanted is None or not facts.builds_engine:
-        return
-    if wanted.max_draft_len is None:
-        message = f"{wanted.mode} needs the maximum of draft tokens"
-        yield in_job("missing", "engine.speculative.max_draft_len", message, "set it, e.g. to 10")
-    if wanted.mode == EXTERNAL and engine.paged_context_fmha is False:
-        message = f"{wanted.mode} computes prompts over the paged KV cache"
-        hint = "leave engine.paged_context_fmha out"
-        yield in_job("conflict", "engine.paged_context_fmha", message, hint, False)
+def gptq_has_weights(facts: EngineFacts) -> Diagnostics:
+    """GPTQ's weights are named where the conversion reads them beside the model.
 
-
-def quantization_is_whole(facts: EngineFacts) -> Diagnostics:
-    """The keys of a quantization fit its method."""
+    Qwen's reads them from the model's folder (examples/qwen/README.md, 'INT4-GPTQ').
+    """
     wanted = facts.job.engine.quantization
-    field = "engine.quantization"
-    if wanted.method == "auto" and not wanted.auto_formats:
-        yield in_job("missing", f"{field}.auto_formats", "auto needs formats", "e.g. [fp8, int4_awq]")
-    if wanted.method == "auto" and wanted.auto_bits is None:
-        yield in_job("missing", f"{field}.auto_bits", "auto needs a number of bits", "e.g. 5")
-    if facts.toolchain is not None and wanted.checkpoint is None:
-        options = [option for command in facts.toolchain.programs.values() for option in command.options]
-        if needs_checkpoint(wanted, options):
-            message = f"{wanted.method} needs weights that are quantized already"
-            yield in_job("missing", f"{field}.checkpoint", message, "set it to their file or folder")
-    for key, methods in _ONLY_WITH.items():
-        value = getattr(wanted, key)
-        if value not in (None, False, []) and wanted.method not in methods:
-            message = f"is for {' and '.join(methods)} only"
-            hint = f"remove it, or set {field}.method to {methods[0]}"
-            yield in_job("conflict", f"{field}.{key}", message, hint, value)
-
-
-_ONLY_WITH: Mapping[str, tuple[str, ...]] = {
-    "auto_formats": ("auto",),
-    "auto_bits": ("auto",),
-    "smoothquant": ("int8_sq",),
-    "awq_block_size": ("int4_awq", "w4a8_awq", "auto"),
-    "group_size": ("int4_gptq",),
-}
-
-
-def build_py_leaves_no_choice(facts: EngineFacts) -> Diagnostics:
-    """Where ``build.py`` builds the engine, only one program can quantize."""
-    toolchain, wanted = facts.toolchain, facts.job.engine.quantization
-    if toolchain is None or not toolchain.by_build_py or wanted.tool is None:
+    if facts.toolchain is None or wanted.method != "int4_gptq" or wanted.checkpoint is not None:
         return
-    if wanted.tool != quantization_tool(wanted, by_build_py=True):
-        message = f"with build.py of {toolchain.release.version} only one program can quantize"
-        yield in_job("release", "engine.quantization.tool", message, "leave it out", wanted.tool)
+    if any(
+        option in program.options for program in facts.toolchain.programs.values() for option in CONVERTED
+    ):
+        message = "int4_gptq needs weights that are quantized already"
+        yield in_job("missing", "engine.quantization.checkpoint", message, "set it to their file or folder")
 
 
 OF_PROGRAMS = (
-    *(family_is_known, toolchain_exists, examples_are_known, keys_have_options, raw_options_are_taken),
-    own_commands_are_whole,
+    *(family_is_known, toolchain_exists, examples_are_known, keys_have_options, own_commands_are_whole),
 )
 OF_KEYS = (
-    *(inflight_needs_paged_cache, decoding_matches, prompts_over_paged_cache),
-    *(encoder_decoder_is_built, answers_fit_default),
-    *(lora_names_modules, adapters_can_be_asked_for, adapters_can_be_converted),
-    *(speculative_is_whole, quantization_is_whole, build_py_leaves_no_choice),
+    *(inflight_needs_paged_cache, prompts_over_paged_cache),
+    *(lora_names_modules, adapters_can_be_converted, gptq_has_weights),
 )

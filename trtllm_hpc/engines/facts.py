@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.command_lines import CommandLines
 from trtllm_hpc.engines.toolchain import NoToolchain, Toolchain, find_toolchain
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases.families import Family, find_family
-from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 
 @dataclass(frozen=True)
@@ -33,51 +31,25 @@ class EngineFacts(JobFacts):
         return self.job.engine.directory is None and not self.job.build.commands
 
     @cached_property
-    def _found_toolchain(self) -> tuple[Toolchain | None, NoToolchain | None]:
+    def _found_toolchain(self) -> Toolchain | NoToolchain | None:
         if self.release is None or self.family is None or not self.builds_engine:
-            return None, None
+            return None
         try:
-            return find_toolchain(self.job, self.release, self.family, self.model_config), None
+            return find_toolchain(self.job, self.release, self.family, self.model_config)
         except NoToolchain as error:
-            return None, error
+            return error
 
     @property
     def toolchain(self) -> Toolchain | None:
         """The programs that build the engine; ``None`` where none is built, or none can be."""
-        return self._found_toolchain[0]
+        return self._found_toolchain if isinstance(self._found_toolchain, Toolchain) else None
 
     @property
     def no_toolchain(self) -> NoToolchain | None:
         """Why the release cannot build the engine."""
-        return self._found_toolchain[1]
-
-    @cached_property
-    def first_able(self) -> Release | None:
-        """The first release after the job's whose programs can build this engine; ``None`` if none can."""
-        if self.release is None or self.family is None or not self.builds_engine:
-            return None
-        # What trtllm-build makes batches in flight without being told.
-        engine = self.job.engine.model_copy(update={"inflight_batching": None})
-        job = self.job.model_copy(update={"engine": engine})
-        known = releases()
-        for later in known[known.index(self.release) + 1 :]:
-            try:
-                toolchain = find_toolchain(job, later, self.family, self.model_config)
-            except NoToolchain:
-                continue
-            if not CommandLines(job, toolchain, self.model_config).problems:
-                return later
-        return None
+        return self._found_toolchain if isinstance(self._found_toolchain, NoToolchain) else None
 
     @cached_property
     def command_lines(self) -> CommandLines | None:
         """The options of the toolchain's programs; ``None`` where there is no toolchain."""
         return None if self.toolchain is None else CommandLines(self.job, self.toolchain, self.model_config)
-
-
-def generation_of(job: JobFile) -> JobFile | None:
-    """Return the job of the engine that is built besides, for the generation of a disaggregated Triton."""
-    phases = job.serve.disaggregated
-    if phases is None or not phases.generation.differs:
-        return None
-    return job.with_phase(phases.generation)

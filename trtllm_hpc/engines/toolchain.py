@@ -8,11 +8,11 @@ from typing import Any
 
 from trtllm_hpc.config.diagnostics import in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.options import BEFORE_BUILD_PY, Role, quantization_tool
+from trtllm_hpc.engines.options import Role, by_quantize
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.tensorrt_llm.releases.commands import Command, quantized_file, quantizes, releases_with
-from trtllm_hpc.tensorrt_llm.releases.families import PREPARATIONS, Family, first_release
-from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
+from trtllm_hpc.tensorrt_llm.releases.families import Family, first_release
+from trtllm_hpc.tensorrt_llm.releases.programs import Program, releases_with
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 PROGRAMS: Mapping[Role, str] = {
     "build_py": "build.py",
@@ -41,16 +41,16 @@ class Toolchain:
 
     release: Release
     family: Family
-    programs: Mapping[Role, Command]
+    programs: Mapping[Role, Program]
     """In the order in which they run."""
 
     @property
-    def first(self) -> Command:
+    def first(self) -> Program:
         """The program that reads the model."""
         return next(iter(self.programs.values()))
 
     @property
-    def builder(self) -> Command:
+    def builder(self) -> Program:
         """The program that builds the engine."""
         return self.programs["build_py" if self.by_build_py else "build"]
 
@@ -60,18 +60,13 @@ class Toolchain:
         return "build_py" in self.programs
 
 
-def folders(command: Command) -> tuple[str, str]:
+def folders(program: Program) -> tuple[str, str]:
     """Return the options that name what a program reads and where it writes."""
     source, output = (
-        next((option for option in spellings if option in command.options), spellings[0])
+        next((option for option in spellings if option in program.options), spellings[0])
         for spellings in (_MODEL_OPTIONS, _OUTPUT_OPTIONS)
     )
     return source, output
-
-
-def program_name(role: Role, family: str) -> str:
-    """Return the program that plays a role for the examples of a family."""
-    return PREPARATIONS[family].program if role == "prepare" and family in PREPARATIONS else PROGRAMS[role]
 
 
 def find_toolchain(
@@ -87,63 +82,24 @@ def find_toolchain(
         message = f"{builds}: the first release that does is {first}"
         key = "model.path" if job.model.family is None or model_config is not None else "model.family"
         raise NoToolchain(key, message, f"take TensorRT-LLM {first} or later, or another model")
-    wanted = job.engine.quantization
-    by_build_py = release.command("build.py", family.examples) is not None
-    by_quantize = quantization_tool(wanted, by_build_py=by_build_py) == "quantize"
-    roles: list[Role]
-    if by_build_py:
-        roles = ["build_py"]
-        needs_scales = wanted.checkpoint is None and (wanted.method == "int8_sq" or wanted.kv_cache == "int8")
-        if PREPARATIONS[family.examples].always or needs_scales:
-            roles.insert(0, "prepare")
-        if by_quantize:
-            if not _reads_quantized(release, family, str(wanted.method)):
-                raise _nothing_quantized(release, family, str(wanted.method))
-            roles.insert(0, "quantize")
+    roles: tuple[Role, ...]
+    if release.program("build.py", family.examples) is not None:
+        # GPT's reads FasterTransformer's format only (examples/gpt/README.md of 0.5 to 0.8).
+        roles = ("prepare", "build_py") if family.examples == "gpt" else ("build_py",)
     else:
-        roles = ["quantize" if by_quantize else "convert", "build"]
-    return Toolchain(release, family, {role: _command(role, release, family.examples) for role in roles})
+        roles = ("quantize" if by_quantize(job.engine.quantization) else "convert", "build")
+    return Toolchain(release, family, {role: _program(role, release, family.examples) for role in roles})
 
 
-def _reads_quantized(release: Release, family: Family, method: str) -> bool:
-    """Whether ``build.py`` reads what ``quantize.py`` writes for the family."""
-    build = release.command("build.py", family.examples)
-    read = build is not None and BEFORE_BUILD_PY[method] in build.options
-    return read and quantized_file(release.version, family.name, family.examples) is not None
-
-
-def _nothing_quantized(release: Release, family: Family, method: str) -> NoToolchain:
-    message = (
-        f"TensorRT-LLM {release.version} cannot do {method} for {family.name}: its build.py reads "
-        "nothing that its quantize.py writes for that family"
-    )
-    hint = "choose another method"
-    for later in releases():
-        if not later.at_least(release.version):
-            continue
-        quantize = later.command("quantize.py", family.examples)
-        formats = quantize.options.get("--qformat") if quantize is not None else None
-        by_checkpoint = later.command("build.py", family.examples) is None
-        by_checkpoint &= quantizes(later.version, family.name, family.examples)
-        by_checkpoint &= formats is not None and method in formats.choices
-        if by_checkpoint or _reads_quantized(later, family, method):
-            message += f"; the first release that can is {later.version}"
-            hint = "take a newer release, or another method"
-            break
-    return NoToolchain("engine.quantization.method", message, hint)
-
-
-def _command(role: Role, release: Release, family: str) -> Command:
-    name = program_name(role, family)
-    command = release.command(name, family)
-    if command is not None:
-        return command
+def _program(role: Role, release: Release, family: str) -> Program:
+    name = PROGRAMS[role]
+    program = release.program(name, family)
+    if program is not None:
+        return program
     what = f"{name} for {family}" if role in ("convert", "build_py") else name
     message = f"TensorRT-LLM {release.version} has no {what}"
-    for program in dict.fromkeys((name, "build.py")):
-        if having := releases_with(program, family):
-            span = having[0] if len(having) == 1 else f"{having[0]} to {having[-1]}"
-            message += f"; {program} is there in {span}"
+    if having := releases_with(name, family):
+        message += f"; {name} is there in {having[0]} to {having[-1]}"
     key = "model.family" if role == "convert" else "engine.tensorrt_llm_version"
     hint = "use another release, or set model.family to one whose programs convert this model"
     raise NoToolchain(key, message, hint)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from trtllm_hpc.config.diagnostics import Diagnostics, dotted, in_job, nearest
-from trtllm_hpc.config.job import PHASE_KEYS, Disaggregated, JobFile, Phase
-from trtllm_hpc.config.rules import Excludes, Requires
-from trtllm_hpc.engines.facts import EngineFacts, generation_of
-from trtllm_hpc.engines.repository import GROUPS, KEYS, PLANNED, as_words, default_of, settable, value_of
-from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.rules import Requires
+from trtllm_hpc.config.types import Section
+from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.engines.template_values import (
+    GROUPS,
+    KEYS,
+    PLANNED,
+    as_words,
+    default_of,
+    placeholders,
+    value_of,
+)
 from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
@@ -19,8 +27,6 @@ _FIRST_RELEASE = {
     # all_models/disaggregated_serving is there from backend v0.15.0 on.
     "disaggregated": "0.15.0",
 }
-_OF_SERVERS = ("servers", "minimum_servers", "moe_expert_parallel", "max_seq_len", "llm_api")
-"""Keys of a phase that only servers of ``trtllm-serve`` have."""
 
 
 def repository_keys_exist(facts: EngineFacts) -> Diagnostics:
@@ -32,24 +38,17 @@ def repository_keys_exist(facts: EngineFacts) -> Diagnostics:
         value = value_of(job, key)
         if value is None or value == default_of(key):
             continue
-        here = [settable(release, model)[name] for model, name in places if name in settable(release, model)]
+        here = [
+            placeholders(release, model)[name]
+            for model, name in places
+            if name in placeholders(release, model)
+        ]
         if not here:
             message = f"TensorRT-LLM {release.version} has no {places[0][1]}{_history(release, *places[0])}"
             yield in_job("conflict", key, message, "remove it, or use another release", value)
         elif misfit := here[0].misfit(as_words(value)):
             message = f"{misfit} in TensorRT-LLM {release.version}"
             yield in_job("bad-value", key, message, "choose another value", value)
-
-
-def one_window_before_lists(facts: EngineFacts) -> Diagnostics:
-    """Only releases from 0.13 on take an attention window for each layer."""
-    release, windows = facts.release, facts.job.kv_cache.max_attention_window
-    if release is None or windows is None or len(windows) < 2:
-        return
-    if not release.at_least("0.13.0"):
-        message = f"TensorRT-LLM {release.version} takes one window for all layers; lists came with 0.13.0"
-        field = "kv_cache.max_attention_window"
-        yield in_job("conflict", field, message, "leave one number in the list", windows)
 
 
 def repository_parameters_exist(facts: EngineFacts) -> Diagnostics:
@@ -62,40 +61,32 @@ def repository_parameters_exist(facts: EngineFacts) -> Diagnostics:
         copies |= {"context": "tensorrt_llm", "generation": "tensorrt_llm"}
     for name, values in job.repository.parameters.items():
         model = name if name in GROUPS else copies.get(name)
-        field = dotted(("repository", "parameters", name))
         if model is None:
             known = ", ".join([*GROUPS, *copies])
             message = f"{name!r} is not a model of the repository"
+            field = dotted(("repository", "parameters", name))
             yield in_job("bad-value", field, message, f"choose one of {known}")
             continue
-        yield from _parameters(release, name, model, values)
-
-
-def _parameters(
-    release: Release, name: str, model: str, values: Mapping[str, bool | int | float | str | None]
-) -> Iterator[Diagnostic]:
-    here = settable(release, model)
-    ever = known_placeholders(release.version, GROUPS[model], model)
-    for key, value in values.items():
-        field = dotted(("repository", "parameters", name, key))
-        if (model, key) in PLANNED:
-            message = f"is what {PLANNED[model, key]} fills in"
-            yield in_job("conflict", field, message, f"set {PLANNED[model, key]} instead", value)
-        elif key in here and value is None:
-            if here[key].required:
-                message = f"{key} needs a value"
-                yield in_job("bad-value", field, message, "set it, or remove the line", value)
-        elif key in here:
-            if value is not None and (misfit := here[key].misfit(value)):
-                message = f"{misfit} in TensorRT-LLM {release.version}"
-                yield in_job("bad-value", field, message, "choose another value", value)
-        elif key in ever:
-            message = f"TensorRT-LLM {release.version} has no {key}{_history(release, model, key)}"
-            yield in_job("conflict", field, message, "remove it, or use another release", value)
-        elif near := nearest(key, here, cutoff=0.8):
-            message = f"{key!r} is not a placeholder of {model} in TensorRT-LLM {release.version}"
-            yield in_job("unknown-key", field, message, f"did you mean {near}?", value)
-        # Any other name may be a placeholder in an unknown template; filling it shows that.
+        here = placeholders(release, model)
+        ever = known_placeholders(release.version, GROUPS[model], model)
+        for key, value in values.items():
+            field = dotted(("repository", "parameters", name, key))
+            if (model, key) in PLANNED:
+                message = f"is what {PLANNED[model, key]} fills in"
+                yield in_job("conflict", field, message, f"set {PLANNED[model, key]} instead", value)
+            elif key in here:
+                misfit = here[key].misfit(value) if value is not None else None
+                misfit = "must have a value" if value is None and here[key].required else misfit
+                if misfit:
+                    message = f"{misfit} in TensorRT-LLM {release.version}"
+                    yield in_job("bad-value", field, message, "choose another value", value)
+            elif key in ever:
+                message = f"TensorRT-LLM {release.version} has no {key}{_history(release, model, key)}"
+                yield in_job("conflict", field, message, "remove it, or use another release", value)
+            elif near := nearest(key, here, cutoff=0.8):
+                message = f"{key!r} is not a placeholder of {model} in TensorRT-LLM {release.version}"
+                yield in_job("unknown-key", field, message, f"did you mean {near}?", value)
+            # Any other name may be a placeholder in an unknown template; filling it shows that.
 
 
 def _history(release: Release, model: str, name: str) -> str:
@@ -133,24 +124,14 @@ def phases_have_gpus(facts: EngineFacts) -> Diagnostics:
         yield in_job("missing", "serve.disaggregated", message, hint)
     if phases is None:
         return
-    for name, phase in phases.roles:
-        for key in (*_OF_SERVERS, *(PHASE_KEYS[:4] if name == "context" else ())):
-            value = getattr(phase, key)
-            if value != Phase.model_fields[key].get_default(call_default_factory=True):
-                message = f"has no effect on a {name} phase with Triton"
-                yield in_job("conflict", f"serve.disaggregated.{name}.{key}", message, "remove it", value)
-    for key in (
-        "kv_transfer",
-        "kv_transfer_tokens",
-        "router",
-        "router_args",
-        "request_timeout_seconds",
-        "front",
-    ):
-        value = getattr(phases, key)
-        if value != Disaggregated.model_fields[key].default:
-            message = "has no effect with Triton, only with serve.frontend: openai"
-            yield in_job("conflict", f"serve.disaggregated.{key}", message, "remove it", value)
+    parts: list[tuple[str, Section, tuple[str, ...]]] = [("", phases, ("context", "generation"))]
+    parts += [(f".{name}", phase, ("engine", "instances")) for name, phase in phases.roles]
+    for name, part, own in parts:
+        for key, field in type(part).model_fields.items():
+            value = getattr(part, key)
+            if key not in own and value != field.get_default(call_default_factory=True):
+                message = "has no effect with Triton, only with serve.frontend: openai"
+                yield in_job("conflict", f"serve.disaggregated{name}.{key}", message, "remove it", value)
 
 
 def copies_have_gpus(facts: EngineFacts) -> Diagnostics:
@@ -182,23 +163,6 @@ def copies_have_names(facts: EngineFacts) -> Diagnostics:
             yield in_job("conflict", field, f"{name!r} is there already", "give each copy another name", name)
 
 
-def generation_has_one_engine(facts: EngineFacts) -> Diagnostics:
-    """The generation's engine is either a finished one, or built with the context's."""
-    job, phases = facts.job, facts.job.serve.disaggregated
-    if phases is None or not phases.generation.differs:
-        return
-    field = f"serve.disaggregated.generation.{next(iter(phases.generation.differs))}"
-    if phases.generation.engine is not None:
-        message = "is set, but the generation has a finished engine (serve.disaggregated.generation.engine)"
-        yield in_job("conflict", field, message, "remove one of the two")
-    elif job.engine.directory is not None or job.build.commands:
-        message = "is set, but the job builds no engine (engine.directory)"
-        if job.build.commands:
-            message = "is set, but build.commands builds one engine only"
-        hint = "name the generation's engine in serve.disaggregated.generation.engine, or remove it"
-        yield in_job("conflict", field, message, hint)
-
-
 def _copies(job: JobFile) -> Iterator[tuple[str, list[int], int]]:
     """Yield the field, the GPUs, and the ranks of the copy's engine."""
     built = job.engine.world_size
@@ -208,22 +172,18 @@ def _copies(job: JobFile) -> Iterator[tuple[str, list[int], int]]:
     phases = job.serve.disaggregated
     if phases is None:
         return
-    generation = generation_of(job)
-    second = built if generation is None else generation.engine.world_size
-    for name, phase, ranks in (("context", phases.context, built), ("generation", phases.generation, second)):
+    for name, phase in phases.roles:
         for number, gpus in enumerate(phase.instances):
             # What a finished engine is built for, its first copy tells.
-            expected = ranks if phase.engine is None else len(phase.instances[0])
+            expected = built if phase.engine is None else len(phase.instances[0])
             yield f"serve.disaggregated.{name}.instances[{number}]", gpus, expected
 
 
 OF_REPOSITORY = (
-    Excludes("engine.llm_api", "", "is set, but the backend {job.engine.backend} has no LLM API",
-             "remove it, or take engine.backend: pytorch"),
     Requires("engine.backend", "model.tokenizer model.path",
              "neither a tokenizer nor a model with one is named", "name the tokenizer's folder",
              code="missing", at="model.tokenizer"),
-    *(repository_keys_exist, one_window_before_lists, repository_parameters_exist),
+    *(repository_keys_exist, repository_parameters_exist),
 )  # fmt: skip
 OF_ORCHESTRATOR = (mode_is_there, copies_have_gpus, copies_have_names)
-OF_PHASES = (mode_is_there, phases_have_gpus, copies_have_gpus, generation_has_one_engine)
+OF_PHASES = (mode_is_there, phases_have_gpus, copies_have_gpus)

@@ -12,8 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.client.async_client import AsyncClient
-from trtllm_hpc.client.model import gathered
+from trtllm_hpc.client.async_client import AsyncClient, gathered
 from trtllm_hpc.config.evaluation import Evaluation
 from trtllm_hpc.evaluation import tasks
 from trtllm_hpc.evaluation.scores import (
@@ -29,6 +28,10 @@ from trtllm_hpc.paths import RunPaths, read_json, write_json, write_text
 
 Question = tuple[str, dict[str, Any]]
 """A text, or a chat's messages as JSON, and the options of the request."""
+CONCURRENCY = 32
+"""Questions asked at once."""
+TIMEOUT_S = 600.0
+"""How long an answer may take."""
 OnAnswer = Callable[[int, int], object]
 """Called after each answer with the numbers of answers and of questions of its task."""
 
@@ -36,9 +39,8 @@ OnAnswer = Callable[[int, int], object]
 class Answers:
     """The answers to an evaluation's questions: those in its file, and those that the server gives."""
 
-    def __init__(self, file: Path, concurrency: int, on_answer: OnAnswer) -> None:
-        self._file, self._concurrency, self._known = file, concurrency, dict[str, str]()
-        self._on_answer = on_answer
+    def __init__(self, file: Path, on_answer: OnAnswer) -> None:
+        self._file, self._on_answer, self._known = file, on_answer, dict[str, str]()
         self.asked, self.kept, self.model = 0, 0, ""
         file.parent.mkdir(parents=True, exist_ok=True)
         for line in file.read_bytes().splitlines(keepends=True) if file.exists() else []:
@@ -50,7 +52,7 @@ class Answers:
 
     async def to(self, questions: Sequence[Question], client: AsyncClient, *, chat: bool) -> list[str]:
         """Return the answers in the questions' order; raises RequestFailed if one is missing."""
-        seen, slots, work = Counter[str](), asyncio.Semaphore(self._concurrency), []
+        seen, slots, work = Counter[str](), asyncio.Semaphore(CONCURRENCY), []
         before = self.asked + self.kept
 
         async def answer(key: str, text: str, options: dict[str, Any]) -> str:
@@ -94,21 +96,21 @@ def options_of(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, An
 def evaluate(
     run: RunPaths,
     name: str,
-    client: Callable[[float], AsyncClient],
+    client: Callable[[], AsyncClient],
     settings: Evaluation,
     on_answer: OnAnswer = lambda done, of: None,
 ) -> EvaluationSummary:
     """Evaluate a served model, and write ``results/evaluations/NAME.*`` in the run's folder.
 
     Answers that an earlier attempt of the same name has kept are not asked again. ``client`` makes a client
-    of OpenAI's protocol with this time limit for each answer. Raises ConfigError if a task cannot be asked,
+    of OpenAI's protocol. Raises ConfigError if a task cannot be asked,
     RequestFailed if the server is lost or refuses a question; the answers until then are kept.
     """
-    answers = Answers(run.evaluation(name, "answers.jsonl"), settings.concurrency, on_answer)
+    answers = Answers(run.evaluation(name, "answers.jsonl"), on_answer)
     found, scores, samples = list[TaskScore](), dict[str, Scores](), list[str]()
     for task, parts in [(task, tasks.load(task, settings)) for task in settings.tasks]:
         asked = tasks.asked_as(task, settings)
-        of_parts = _samples(parts, answers, client(settings.request_timeout_seconds), asked, settings)
+        of_parts = _samples(parts, answers, client(), asked, settings)
         metric, scores[task] = scores_of(of_parts, asked["metric"])
         samples += _readable(task, metric, of_parts, chat=asked["protocol"] == "chat")
         score = TaskScore(task, metric, *mean_of(list(scores[task].values())), len(scores[task]), asked)
@@ -157,8 +159,7 @@ def _samples(
 
         loglikelihood_rolling = loglikelihood
 
-    # Tasks that run code have been refused, or allowed by name.
-    options = {"limit": own.limit, "bootstrap_iters": 0, "confirm_run_unsafe_code": True}
+    options = {"limit": own.limit, "bootstrap_iters": 0}
     options |= {"apply_chat_template": chat, "fewshot_as_multiturn": chat}
     return dict(evaluate_with(Served(), {"tasks": parts}, **options)["samples"])
 

@@ -106,9 +106,8 @@ def against_run(
 ) -> TaskScore:
     """Return the score with its judgement by the same questions of another run.
 
-    With scores of 0 and 1 the test is McNemar's, exact; else a paired t-test. Those of this run's tasks
-    (``names``) that the other run has, too, share the probability of a false alarm. A run that was asked
-    otherwise, or other questions, cannot be compared.
+    The test is McNemar's, exact. Those of this run's tasks (``names``) that the other run has, too, share the
+    probability of a false alarm. A run that was asked otherwise, or other questions, cannot be compared.
     """
     tasks = base.tasks if base else ()
     other = next((it for it in tasks if (it.task, it.metric) == (score.task, score.metric)), None)
@@ -120,11 +119,10 @@ def against_run(
     if unlike := [f"{key} {own if it is None else it}" for key, it in asked.items()]:
         return replace(score, passed=False, gate=f"not compared: run {run} used {', '.join(unlike)}")
     losses = [base_scores[key] - scores[key] for key in common]
+    if not set(losses) <= {-1.0, 0.0, 1.0}:
+        return replace(score, passed=False, gate="not compared: not every answer is right or wrong")
     alpha = SIGNIFICANCE / len({score.task, *names} & {it.task for it in tasks})
     p_value, loss = _probability(losses), 100 * detectable_loss(losses, alpha)
-    if math.isnan(p_value):
-        gate = f"not compared: {len(common)} common questions are too few, or not all scores are numbers"
-        return replace(score, passed=False, gate=gate)
     worse = p_value < alpha
     before, _ = mean_of([base_scores[key] for key in common])
     chance = "p < 0.001" if p_value < 0.001 else f"p = {p_value:.2g}"
@@ -144,10 +142,6 @@ def detectable_loss(losses: Sequence[float], alpha: float = SIGNIFICANCE) -> flo
 
 def _probability(losses: Sequence[float]) -> float:
     """Return the probability that chance alone makes the second run as much worse."""
-    from scipy.stats import binomtest, ttest_1samp
-
-    differing = [it for it in losses if it]
-    if not set(differing) <= {-1.0, 1.0}:
-        return float(ttest_1samp(losses, 0.0, alternative="greater").pvalue)
-    worse, count = differing.count(1.0), len(differing)
-    return float(binomtest(worse, count, alternative="greater").pvalue) if count else 1.0
+    worse, better = losses.count(1.0), losses.count(-1.0)
+    ways = sum(math.comb(worse + better, count) for count in range(worse, worse + better + 1))
+    return float(ways / 2 ** (worse + better))

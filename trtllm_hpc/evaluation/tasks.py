@@ -27,7 +27,6 @@ from trtllm_hpc.paths import read_json, user_cache, write_folder_aside, write_js
 
 OWN = Path(str(files("trtllm_hpc.jobs"))) / "tasks"
 """The folder of the shipped tasks and settings."""
-_GATED = re.compile(r"gated|401|403|authenticat", re.IGNORECASE)
 
 
 def refusal(code: str, message: str, hint: str) -> ConfigError:
@@ -61,8 +60,7 @@ def is_shipped(task: str) -> bool:
 def check_task(task: str, settings: Evaluation) -> str:
     """Return the folder of a task that can be asked.
 
-    Raises ConfigError without ``lm-eval``, for an unknown task, for missing data and for a task that would
-    run code without leave.
+    Raises ConfigError without ``lm-eval``, for an unknown task and for missing data.
     """
     home, data = _lm_eval_folder(), data_folder(settings)
     if is_shipped(task):
@@ -73,11 +71,6 @@ def check_task(task: str, settings: Evaluation) -> str:
         message = f"the data of task {task}{f' ({named[1]})' if named else ''} are not in {data}"
         command = f"trtllm-hpc evaluate --prepare {task}{f' --data {data}' if settings.data else ''}"
         raise refusal("evaluation-data", message, f"on a machine with internet: {command}")
-    if known["runs_code"]:
-        if task not in settings.allow_code_execution:
-            hint = f"companion.evaluate.allow_code_execution: [{task}], or --allow-code-execution {task}"
-            raise refusal("runs-code", f"task {task} runs code that the model writes, with your rights", hint)
-        os.environ["HF_ALLOW_CODE_EVAL"] = "1"
     return str(home / known["home"])
 
 
@@ -128,12 +121,10 @@ def _once(process: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def prepare(task: str, settings: Evaluation) -> int:
     """Fetch the data of a task into the local folder; return the number of its questions.
 
-    Raises ConfigError for an unknown task, for one that needs more than generated answers, and where its data
-    cannot be fetched.
+    Raises ConfigError for an unknown task, for one that needs more than generated answers or runs code of the
+    model's, and where its data cannot be fetched.
     """
     home, folder = _lm_eval_folder(), data_folder(settings)
-    # Such tasks run a line of code to test the permission; none of it is the model's.
-    os.environ["HF_ALLOW_CODE_EVAL"] = "1"
     with _local_data(folder, fetch=True) as used:
         place = _definition(home, task).parent
         try:
@@ -143,23 +134,22 @@ def prepare(task: str, settings: Evaluation) -> int:
                 place = home
                 parts = _built(task, place).values()
         except (OSError, ValueError, RuntimeError) as error:
-            raise not_fetched(task, error) from error
+            message = f"the data of task {task} cannot be fetched: {' '.join(str(error).split())[:300]}"
+            hint = (
+                "curl -sI https://huggingface.co shows whether the hub answers; for a gated data set accept "
+            )
+            hint += "the terms on its page there, and export HF_TOKEN=..."
+            raise refusal("evaluation-data", message, hint) from error
     if any(part.OUTPUT_TYPE != "generate_until" for part in parts):
         message = f"task {task} compares log-likelihoods, which a server with OpenAI's protocol does not have"
         raise refusal("not-generated", message, "name a task with generated answers, as mmlu_generative")
-    runs_code = any(getattr(part, "UNSAFE_CODE", False) for part in parts)
-    known = {"home": str(place.relative_to(home)), "datasets": sorted(used), "runs_code": runs_code}
+    if any(getattr(part, "UNSAFE_CODE", False) for part in parts):
+        message = f"task {task} runs code that the model writes, with your rights"
+        raise refusal("runs-code", message, "name another task")
+    known = {"home": str(place.relative_to(home)), "datasets": sorted(used)}
     (folder / "tasks").mkdir(parents=True, exist_ok=True)
     write_json(folder / "tasks" / f"{task}.json", known)
     return sum(len(part.eval_docs) for part in parts)
-
-
-def not_fetched(task: str, error: Exception) -> ConfigError:
-    """Return the error for data that cannot be fetched."""
-    words, hint = " ".join(str(error).split())[:300], "look at the network: curl -sI https://huggingface.co"
-    if _GATED.search(words):
-        hint = "accept the terms on the data set's page at huggingface.co, and export HF_TOKEN=..."
-    return refusal("evaluation-data", f"the data of task {task} cannot be fetched: {words}", hint)
 
 
 def _built(task: str, place: str | Path) -> dict[str, Any]:

@@ -11,18 +11,14 @@ from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from trtllm_hpc import __version__
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.gateway.answers import AnswerWriter, ApiError, Json, Part, as_api_error, usage
-from trtllm_hpc.gateway.generation import Generation, merged
-from trtllm_hpc.gateway.metrics import Metrics
-from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, parse
-from trtllm_hpc.gateway.service import Service
+from trtllm_hpc.gateway.answers import AnswerPart, AnswerWriter, ApiError, Json, as_api_error, usage
+from trtllm_hpc.gateway.bodies import AnyBody, ChatBody, CompletionBody, parse
+from trtllm_hpc.gateway.service import ServedByTriton, merged
 from trtllm_hpc.runtime.records import SESSION_HEADER
 
 Result = TypeVar("Result")
@@ -37,9 +33,9 @@ class _ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
 
-def make_app(service: Service) -> Starlette:
+def make_app(service: ServedByTriton) -> Starlette:
     """Return the application."""
-    routes, metrics = _Routes(service), Metrics()
+    routes = _Routes(service)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -49,8 +45,6 @@ def make_app(service: Service) -> Starlette:
     return Starlette(
         routes=[
             Route("/health", routes.health),
-            Route("/version", routes.version),
-            Route("/metrics", metrics.page),
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.model),
             Route("/v1/completions", routes.completions, methods=["POST"]),
@@ -60,22 +54,18 @@ def make_app(service: Service) -> Starlette:
             kind: _failure
             for kind in (ApiError, RequestFailed, HTTPException, _ClientGone, ClientDisconnect, Exception)
         },
-        middleware=[Middleware(metrics.counting)],
         lifespan=lifespan,
     )
 
 
 class _Routes:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ServedByTriton) -> None:
         self._service = service
         self._created = int(time.time())
 
     async def health(self, request: Request) -> Response:
         """200 when Triton is ready, as ``trtllm-serve``."""
         return Response(status_code=200 if await self._service.is_ready() else 503)
-
-    async def version(self, request: Request) -> Response:
-        return JSONResponse({"version": __version__})
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})
@@ -90,16 +80,13 @@ class _Routes:
         return {**card, "max_model_len": facts.max_seq_len}  # vLLM's key
 
     async def completions(self, request: Request) -> Response:
-        return await self._answered(request, parse(CompletionRequest, await self._body(request)))
+        return await self._answered(request, parse(CompletionBody, await self._body(request)))
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._answered(request, parse(ChatRequest, await self._body(request)))
+        return await self._answered(request, parse(ChatBody, await self._body(request)))
 
     async def _body(self, request: Request) -> bytes:
-        """Return the body, bounded while it is read. Raises ApiError if it is too large, or compressed."""
-        coding = request.headers.get("content-encoding", "identity").strip().lower()
-        if coding != "identity":
-            raise ApiError(f"Content-Encoding {coding!r} is not supported by this server.", 415)
+        """Return the body, bounded while it is read. Raises ApiError if it is too large."""
         most, body = self._service.facts.max_request_mib, bytearray()
         async for piece in request.stream():
             body += piece
@@ -107,28 +94,27 @@ class _Routes:
                 raise ApiError(f"The body is larger than serve.max_request_mib, {most} MiB.", 413)
         return bytes(body)
 
-    async def _answered(self, request: Request, asked: CompletionRequest | ChatRequest) -> Response:
-        self._service.check_model(asked.model)
-        prompts = await asyncio.to_thread(self._service.prompts, asked)
-        lengths = [len(prompt.ids) for prompt in prompts]
+    async def _answered(self, request: Request, asked: CompletionBody | ChatBody) -> Response:
+        service = self._service
+        service.check_model(asked.model)
+        prompts = await asyncio.to_thread(service.prompts, asked)
         headers = {name: value for name in _PASSED_ON if (value := request.headers.get(name)) is not None}
-        client = await _unless_gone(request, self._service.client())
-        generation = Generation(client, self._service, asked, headers)
-        parts = merged([generation.parts(prompt, choice) for prompt in prompts for choice in range(asked.n)])
-        writer = AnswerWriter(asked.model, is_chat=isinstance(asked, ChatRequest))
+        choices = [(prompt, choice) for prompt in prompts for choice in range(asked.n)]
+        parts = merged([service.answer(asked, prompt, choice, headers) for prompt, choice in choices])
+        writer = AnswerWriter(asked.model, is_chat=isinstance(asked, ChatBody))
+        sent = sum(len(prompt.ids) for prompt in prompts)
         if not asked.stream:
-            answers = await _unless_gone(request, _joined(parts, len(prompts) * asked.n))
-            used = usage(sum(lengths), sum(answer.count for answer in answers))
-            return JSONResponse(writer.whole(answers, used))
-        events = _events(asked, parts, writer, lengths)
+            answers = await _unless_gone(request, _joined(parts, len(choices)))
+            return JSONResponse(writer.whole(answers, usage(sent, sum(answer.count for answer in answers))))
+        events = _events(asked, parts, writer, sent)
         # Before the first part an error has a status of its own.
         first = await _unless_gone(request, anext(events))
         return StreamingResponse(_from_first(first, events), media_type="text/event-stream")
 
 
-async def _joined(parts: AsyncGenerator[tuple[int, Part]], count: int) -> list[Part]:
+async def _joined(parts: AsyncGenerator[tuple[int, AnswerPart]], count: int) -> list[AnswerPart]:
     """Return so many whole answers."""
-    answers = [Part()] * count
+    answers = [AnswerPart()] * count
     async with aclosing(parts) as received:
         async for index, part in received:
             answers[index] += part
@@ -136,26 +122,18 @@ async def _joined(parts: AsyncGenerator[tuple[int, Part]], count: int) -> list[P
 
 
 async def _events(
-    asked: CompletionRequest | ChatRequest,
-    parts: AsyncGenerator[tuple[int, Part]],
-    writer: AnswerWriter,
-    lengths: list[int],
+    asked: AnyBody, parts: AsyncGenerator[tuple[int, AnswerPart]], writer: AnswerWriter, sent: int
 ) -> AsyncGenerator[str]:
-    """Yield the events of a stream; ``lengths`` are the numbers of tokens of the prompts."""
-    options = asked.stream_options
-    tokens = [0] * len(lengths) * asked.n
+    """Yield the events of a stream; ``sent`` is the number of tokens of the prompts."""
+    tokens, with_usage = 0, asked.stream_options.include_usage
     async with aclosing(parts) as received:
         async for index, part in received:
-            tokens[index] += part.count
-            if not (part.text or part.tokens or part.finish):
+            tokens += part.count
+            if not (part.text or part.finish):
                 continue  # the beginning of a letter
-            chunk = writer.chunk(index, part)
-            if options is not None and options.include_usage:
-                so_far = usage(lengths[index // asked.n], tokens[index])
-                chunk["usage"] = so_far if options.continuous_usage_stats else None
-            yield _event(chunk)
-    if options is not None and options.include_usage:
-        yield _event(writer.last(usage(sum(lengths), sum(tokens))))
+            yield _event(writer.chunk(index, part) | ({"usage": None} if with_usage else {}))
+    if with_usage:
+        yield _event(writer.last(usage(sent, tokens)))
     yield "data: [DONE]\n\n"
 
 

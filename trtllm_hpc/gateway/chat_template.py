@@ -20,9 +20,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from trtllm_hpc.gateway.answers import ApiError
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 
-_FILE = "chat_template.jinja"
-_DEFAULT = "default"
-
 Message = Mapping[str, Any]
 
 
@@ -51,17 +48,15 @@ class ChatTemplate:
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, arguments: Mapping[str, Any]
-    ) -> str:
+    def render(self, messages: Sequence[Message], arguments: Mapping[str, Any]) -> str:
         """Return the prompt of a chat, with its special tokens; ``arguments`` are further variables.
 
         Raises ApiError if the model has no template, or the template refuses the chat.
         """
-        variables = {**self._tokenizer.special_tokens, "tools": None, "documents": None, **arguments}
+        none = {"tools": None, "documents": None, "add_generation_prompt": True}
+        variables = {**self._tokenizer.special_tokens, **none, **arguments}
         try:
-            render = self._compiled.render
-            return render(messages=messages, add_generation_prompt=add_generation_prompt, **variables)
+            return self._compiled.render(messages=messages, **variables)
         except ApiError:
             raise
         except TemplateError as error:
@@ -83,13 +78,10 @@ class ChatTemplate:
         return environment.from_string(self._source())
 
     def _source(self) -> str:
-        file = self._tokenizer.folder / _FILE
+        file = self._tokenizer.folder / "chat_template.jinja"
         if file.is_file():
             return file.read_text(encoding="utf-8")
         found = self._tokenizer.config.get("chat_template")
-        if isinstance(found, list):
-            named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-            found = named.get(_DEFAULT)
         if not isinstance(found, str):
             raise ApiError(
                 "This model has no chat template: neither tokenizer_config.json nor chat_template.jinja has "

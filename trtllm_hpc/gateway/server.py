@@ -16,9 +16,9 @@ from trtllm_hpc.client.connect import Target
 from trtllm_hpc.config.files import read_spec
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.gateway.app import make_app
-from trtllm_hpc.gateway.service import Facts, Service
+from trtllm_hpc.gateway.service import Facts, ServedByTriton
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
+from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engine
 
 _BACKLOG = 2048
 _GRACE_S = 5
@@ -34,7 +34,7 @@ def facts_of(run: RunPaths) -> Facts:
     named = backend_of(job).tokenizer(job)
     max_seq_len = job.engine.max_seq_len
     with suppress(NotAnEngine):
-        max_seq_len = read_engines(folder)[0].max_seq_len or max_seq_len
+        max_seq_len = read_engine(folder).max_seq_len or max_seq_len
     return Facts(
         name=Path(job.model.path).name if job.model.path else job.model.synthetic or job.name,
         tokenizer=folder / "tokenizer" if named is None else Path(named),
@@ -61,7 +61,7 @@ def serve(sockets: list[socket.socket], target: Target, facts: Facts) -> None:
 
     async def main() -> None:
         config = uvicorn.Config(
-            make_app(Service(target, facts)),
+            make_app(ServedByTriton(target, facts)),
             # A line for each request would be most of the log.
             log_level="warning",
             access_log=False,
@@ -74,18 +74,6 @@ def serve(sockets: list[socket.socket], target: Target, facts: Facts) -> None:
         await _Server(config).serve(sockets)
 
     asyncio.run(main())
-
-
-def inherited(descriptor: int) -> socket.socket:
-    """Return the socket of an open file descriptor. Raises StartFailed unless it listens."""
-    try:
-        found = socket.socket(fileno=descriptor)
-        is_listening = bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-    except OSError as error:
-        raise StartFailed(f"--fd {descriptor} is not an open socket: {error.strerror}.") from None
-    if not is_listening:
-        raise StartFailed(f"The socket of --fd {descriptor} does not listen.")
-    return found
 
 
 def listen(port: int) -> socket.socket:

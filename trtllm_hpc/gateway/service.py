@@ -1,23 +1,35 @@
-"""The served model as the routes see it: its limits, its connection, and prompts as token ids."""
+"""The served model as the routes see it: its limits, its connection, prompts as token ids, tokens as text."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import secrets
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from trtllm_hpc.client.async_client import AsyncClient
-from trtllm_hpc.client.connect import Target
+from trtllm_hpc.client.connect import Target, parse_url
+from trtllm_hpc.client.options import BY_NAME
+from trtllm_hpc.client.request import Request
+from trtllm_hpc.client.single_calls import call_grpc
 from trtllm_hpc.config.job import Serve
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.gateway.answers import ApiError, too_long
+from trtllm_hpc.gateway.answers import AnswerPart, ApiError
+from trtllm_hpc.gateway.bodies import AnyBody, ChatBody, CompletionBody
 from trtllm_hpc.gateway.chat_template import ChatTemplate
-from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest
-from trtllm_hpc.gateway.tokenizer import ModelTokenizer
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer, TextStream
+from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire.served_model import CORE_MODEL
 
 _READY_TIMEOUT_S = 5.0
+_ANSWER_TIMEOUT_S = 3600.0
+"""For a whole answer; a client that has waited long enough goes away before that."""
 _USUAL_MAX_TOKENS = 1024
 """Of a chat's answer where the engine's ``max_seq_len`` is not known."""
 
@@ -28,7 +40,7 @@ class Facts:
 
     name: str
     """Name of the model in requests."""
-    tokenizer: Path | None = None
+    tokenizer: Path
     """Folder with ``tokenizer.json``."""
     max_seq_len: int | None = None
     """Most tokens of prompt and answer together."""
@@ -41,20 +53,20 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class TokenPrompt:
     """The token ids of one prompt, and the most tokens of an answer to it."""
 
     ids: Sequence[int]
     max_tokens: int
 
 
-class Service:
+class ServedByTriton:
     """The model that Triton serves at ``target``. The first request opens the connection."""
 
     def __init__(self, target: Target, facts: Facts) -> None:
         self.facts = facts
-        self.tokenizer = ModelTokenizer(facts.tokenizer)
-        self._template = ChatTemplate(self.tokenizer)
+        self._tokenizer = ModelTokenizer(facts.tokenizer)
+        self._template = ChatTemplate(self._tokenizer)
         self._target = target
         self._client: AsyncClient | None = None
         self._opening = asyncio.Lock()
@@ -66,10 +78,13 @@ class Service:
 
     async def is_ready(self) -> bool:
         """Return whether Triton and its models are ready."""
+        endpoint = self._target if isinstance(self._target, Endpoint) else parse_url(self._target)[1]
+        asked = "ServerReady", "ServerReadyRequest", _READY_TIMEOUT_S
         try:
-            return await (await self.client()).is_ready(_READY_TIMEOUT_S)
+            answer = await asyncio.to_thread(call_grpc, endpoint, *asked)
         except RequestFailed:
             return False
+        return bool(answer.get("ready"))
 
     async def client(self) -> AsyncClient:
         """Return the open client. Raises RequestFailed if Triton is away, ApiError for a model of texts."""
@@ -90,37 +105,145 @@ class Service:
             message = f"The model {name!r} does not exist. This server has {self.facts.name!r}."
             raise ApiError(message, 404, param="model", code="model_not_found")
 
-    def prompts(self, asked: CompletionRequest | ChatRequest) -> list[Prompt]:
+    def prompts(self, asked: CompletionBody | ChatBody) -> list[TokenPrompt]:
         """Return the prompts of a request as token ids; long ones take a while, so call it in a thread.
 
         Raises ApiError if the chat has no template, or a prompt leaves no room for the answer.
         """
-        special = asked.add_special_tokens
-        if isinstance(asked, ChatRequest):
-            chat = self._template.render(
-                [message.for_template() for message in asked.messages],
-                add_generation_prompt=asked.add_generation_prompt,
-                arguments=asked.chat_template_kwargs,
-            )
+        if isinstance(asked, ChatBody):
+            chat = self._template.render(asked.messages, asked.chat_template_kwargs)
             # The template has written the special tokens: the tokenizer must not add them a second time.
             limit = asked.max_completion_tokens or asked.max_tokens
-            return [self._prompt(chat, "messages", limit, special=bool(special))]
-        special = self.facts.add_special_tokens if special is None else special
+            return [self._prompt(chat, "messages", limit, special=False)]
+        special = self.facts.add_special_tokens
         return [self._prompt(prompt, "prompt", asked.max_tokens, special=special) for prompt in asked.prompt]
 
-    def _prompt(self, text: str | list[int], key: str, max_tokens: int | None, *, special: bool) -> Prompt:
-        most, ids = self.facts.max_seq_len, text
-        if isinstance(ids, str):
-            # Tokenizing a text that is far too long would take minutes.
-            if most is not None and len(ids) > most * self.tokenizer.longest_token:
-                raise too_long(most, f", but the prompt's {len(ids)} letters make more tokens.", key)
-            ids = self.tokenizer.encode(ids, add_special_tokens=special)
+    def _prompt(
+        self, given: str | list[int], key: str, max_tokens: int | None, *, special: bool
+    ) -> TokenPrompt:
+        encode = self._tokenizer.encode
+        ids = encode(given, add_special_tokens=special) if isinstance(given, str) else given
         if not ids:
             raise ApiError("The prompt has no tokens.", param=key)
+        most = self.facts.max_seq_len
         if most is None:
-            return Prompt(ids, max_tokens or _USUAL_MAX_TOKENS)
+            return TokenPrompt(ids, max_tokens or _USUAL_MAX_TOKENS)
         wanted = max_tokens or 1
         if len(ids) + wanted > most:
-            rest = f", but the prompt has {len(ids)} tokens and the answer may have {wanted}, together more."
-            raise too_long(most, rest, key)
-        return Prompt(ids, max_tokens or most - len(ids))
+            # Clients such as LiteLLM know this error by OpenAI's first words.
+            raise ApiError(
+                f"This model's maximum context length is {most} tokens, but the prompt has {len(ids)} tokens "
+                f"and the answer may have {wanted}, together more.",
+                param=key,
+                code="context_length_exceeded",
+            )
+        return TokenPrompt(ids, max_tokens or most - len(ids))
+
+    async def answer(
+        self, asked: AnyBody, prompt: TokenPrompt, choice: int, headers: Mapping[str, str]
+    ) -> AsyncGenerator[AnswerPart]:
+        """Yield one answer as it comes; closing the generator ends it on the server.
+
+        ``choice`` is its number among the answers to the prompt; ``headers`` go to Triton with the request.
+        Raises ApiError if the served model has no input for a key; RequestFailed as ``AsyncClient.generate``.
+        """
+        client = await self.client()
+        ends = set() if asked.ignore_eos else self._tokenizer.end_ids
+        # The server ends an answer at its end token; other end tokens of a chat model are words to stop at.
+        words = sorted(ends - {self._tokenizer.end_id})
+        ends_of_words = np.arange(1, len(words) + 1)
+        request = Request(
+            prompt.ids,
+            self._options(asked, prompt, choice, client),
+            inputs={"stop_words_list": np.array([words, ends_of_words], np.int32)} if words else {},
+            # Only a stream can be ended where its text ends, within a token.
+            stream=(asked.stream or bool(asked.stop)) and client.model.decoupled,
+            timeout_s=_ANSWER_TIMEOUT_S,
+            request_id=uuid.uuid4().hex,
+            headers=headers,
+        )
+        # Old models repeat the prompt before an answer, unless they stream.
+        may_repeat = not (request.stream or "exclude_input" in request.options)
+        skips = self.facts.skip_special_tokens
+        text = TextStream(self._tokenizer, asked.stop, skip_special_tokens=skips)
+        count, last = 0, -1
+        async with aclosing(client.collected(request)) as collecting:
+            async for found in collecting:
+                if found.first is None:
+                    continue
+                ids, length = found.first.ids, len(prompt.ids)
+                begin = length if may_repeat and ids[:length] == list(prompt.ids) else 0
+                if not (new := ids[begin + count :]):
+                    continue
+                count, last = count + len(new), new[-1]
+                yield AnswerPart(text.add(new), len(new), "stop" if text.is_stopped else None)
+                if text.is_stopped:
+                    return
+        rest, room = text.end(), prompt.max_tokens
+        if self.facts.max_seq_len is not None:
+            room = min(room, self.facts.max_seq_len - len(prompt.ids))
+        # Some backends send the token that ended the answer, others do not.
+        is_full = count >= room and last not in ends and not text.is_stopped
+        yield AnswerPart(rest, finish="length" if is_full else "stop")
+
+    def _options(
+        self, asked: AnyBody, prompt: TokenPrompt, choice: int, client: AsyncClient
+    ) -> dict[str, Any]:
+        """Return the options of an answer by the client's names.
+
+        Tokens are drawn unless the request says otherwise, as in OpenAI's protocol. Triton's models are
+        greedy without ``top_k`` and ``top_p``, and draw the same each time without a seed.
+        """
+        options: dict[str, Any] = {
+            "max_tokens": prompt.max_tokens,
+            "presence_penalty": asked.presence_penalty,
+            "frequency_penalty": asked.frequency_penalty,
+            "repetition_penalty": asked.repetition_penalty,
+            "min_tokens": asked.min_tokens,
+            "end_id": None if asked.ignore_eos else self._tokenizer.end_id,
+            "pad_id": self._tokenizer.pad_id,
+        }
+        if asked.temperature == 0 or asked.top_k == 1:
+            options["top_k"] = 1
+        else:
+            options |= {"temperature": asked.temperature, "top_p": asked.top_p, "min_p": asked.min_p}
+            options["top_k"] = max(asked.top_k, 0)
+            # The next answer to the prompt has the next seed, as TensorRT-LLM numbers its sequences.
+            seed = secrets.randbits(63) if asked.seed is None else asked.seed
+            options["seed"] = (seed + choice) % 2**64
+        options = {name: value for name, value in options.items() if value is not None}
+        for name in options:
+            if not BY_NAME[name].input_of(client.model):
+                key = BY_NAME[name].openai or name
+                raise ApiError(f"The served model has no input for {key}.", param=key)
+        if BY_NAME["exclude_input"].input_of(client.model):
+            options["exclude_input"] = True
+        return options
+
+
+async def merged(streams: Sequence[AsyncGenerator[AnswerPart]]) -> AsyncGenerator[tuple[int, AnswerPart]]:
+    """Yield the parts of several answers as they come, each with its answer's index.
+
+    When the generator is closed, or one of the answers fails, all of them are ended.
+    """
+    queue: asyncio.Queue[tuple[int, AnswerPart] | None] = asyncio.Queue()
+
+    async def read(index: int, stream: AsyncGenerator[AnswerPart]) -> None:
+        async with aclosing(stream) as parts:
+            async for part in parts:
+                queue.put_nowait((index, part))
+
+    reading = [asyncio.ensure_future(read(index, stream)) for index, stream in enumerate(streams)]
+    for task in reading:
+        task.add_done_callback(lambda _: queue.put_nowait(None))
+    try:
+        for _ in reading:
+            while (received := await queue.get()) is not None:
+                yield received
+            for task in reading:
+                if task.done():
+                    task.result()
+    finally:
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)

@@ -21,17 +21,8 @@ class ModelTokenizer:
     Its properties and methods raise ``RequestFailed`` if the folder has none that can be read.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-
-    @property
-    def folder(self) -> Path:
-        """Where it is."""
-        if self._folder is None:
-            raise RequestFailed(
-                "The folder of the model's tokenizer is not known.", hint="--tokenizer FOLDER"
-            )
-        return self._folder
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     @cached_property
     def _library(self) -> Any:
@@ -66,11 +57,6 @@ class ModelTokenizer:
         """Id of the token that fills up; that of the end token without one, as in ``preprocessing``."""
         found = self._id("pad_token")
         return self.end_id if found is None else found
-
-    @cached_property
-    def longest_token(self) -> int:
-        """Most letters of a text that one token can stand for."""
-        return max(map(len, self._library.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, by default with the tokenizer's special tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.logs.reading import stat_of
@@ -119,8 +119,6 @@ class LogFile:
     state: str
     over: bool
     """Whether nothing more will be written."""
-    load_s: dict[str, float] = field(default_factory=dict)
-    """How long the phases of the server's start took."""
 
     @property
     def name(self) -> str:
@@ -226,6 +224,5 @@ def _rank_logs(run: RunSnapshot, step: str, rank: int | None) -> list[LogFile]:
         record = records.get(number)
         host = None if record is None else record.host
         state = rank_state(record, over) if of_stage is None else of_stage
-        path, load_s = run.paths.rank_log(step, number), {} if record is None else record.load_s
-        logs.append(LogFile(step, number, path, host, state, over, load_s))
+        logs.append(LogFile(step, number, run.paths.rank_log(step, number), host, state, over))
     return logs

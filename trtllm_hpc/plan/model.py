@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from trtllm_hpc.backends import backend_of
-from trtllm_hpc.backends.base import Backend, Front, RepositoryModel, ServedEngine, ServerPlan
+from trtllm_hpc.backends.base import Backend, FrontPlan, RepositoryModel, ServedEngine, ServerPlan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import Instances, Layout, ServerGroup
 from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.plan.mounts import all_mounts, is_below, outside
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
-from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
+from trtllm_hpc.runtime.engine_cache.build_recipe import BuildStep
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
 from trtllm_hpc.runtime.proxy import OPENAI_KINDS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -36,7 +36,7 @@ class Plan:
     instances: Instances
     servers: tuple[ServerPlan, ...]
     """The server of each instance; of a disaggregated run the servers of each phase."""
-    front: Front | None
+    front: FrontPlan | None
     """What stands in front of the servers of a disaggregated run."""
     release: str | None
     """Version of TensorRT-LLM; ``None`` for the reference backend."""
@@ -50,10 +50,8 @@ class Plan:
     """In order; the output of the last is the engine. Empty when no engine is built."""
     repository: tuple[RepositoryModel, ...] | RepositoryRecipe
     """Models with templates of our own (the reference backend), or how to fill upstream's."""
-    templates: str | None
-    """Folder of upstream's templates on this machine; ``None``: the job takes the container's."""
     all_models: str | None
-    """Where the container has them."""
+    """Where the container has upstream's templates."""
     stages: tuple[Stage, ...]
     """In the order of submission."""
     served_engines: tuple[ServedEngine, ...]
@@ -92,10 +90,9 @@ class Plan:
         return (self,) if self.component is None else self.phases
 
     @property
-    def measures_network(self) -> bool:
-        """Whether the job first measures the network between its nodes."""
-        wanted = self.job.preflight.network != "none" and self.cluster.scheduler == "slurm"
-        return wanted and bool(self.instances.talking)
+    def tries_network(self) -> bool:
+        """Whether the job first tries the network between its nodes."""
+        return self.job.preflight.network != "none" and self.instances.nodes > 1
 
     @property
     def has_proxy(self) -> bool:
@@ -111,7 +108,7 @@ class Plan:
     @property
     def has_gateway(self) -> bool:
         """Whether a gateway of ours, behind the proxy, speaks OpenAI's protocol."""
-        return self.backend.can_have_gateway and self.has_proxy and self.job.serve.openai == "gateway"
+        return self.backend.can_have_gateway and self.has_proxy
 
     @property
     def backend(self) -> Backend:
@@ -133,7 +130,7 @@ class Plan:
         """Programs that the preflight looks for on every node; each rank looks for its own server."""
         spec = self.server.spec
         own = () if spec.driver == "triton" else (spec.leader[0],)
-        return (*own, *(() if spec.launcher is None else (spec.launcher,)), *spec.profiler)
+        return (*own, *(() if spec.launcher is None else (spec.launcher,)))
 
     @property
     def restarts(self) -> int:
@@ -149,13 +146,6 @@ class Plan:
         """The servers of each phase of a disaggregated run: ``context:0 generation:1,2``."""
         groups = self.instances.groups
         return " ".join(f"{it.role}:{','.join(str(one.number) for one in it.servers)}" for it in groups)
-
-    @property
-    def minimums(self) -> str:
-        """Fewest servers of each phase that must live: ``context:1 generation:2``."""
-        phases = self.job.serve.disaggregated
-        roles = phases.roles if phases is not None and self.instances.groups else ()
-        return " ".join(f"{name}:{phase.minimum_servers or phase.servers}" for name, phase in roles)
 
     @property
     def phases(self) -> tuple[Plan, ...]:
@@ -194,11 +184,6 @@ class Plan:
         return next((stage for stage in self.stages if stage.name == name), None)
 
     @property
-    def repository_models(self) -> tuple[RepositoryModel, ...] | tuple[ModelRecipe, ...]:
-        """The models of the repository, with either kind of template."""
-        return self.repository.models if isinstance(self.repository, RepositoryRecipe) else self.repository
-
-    @property
     def mounts(self) -> tuple[str, ...]:
         """What the container sees: run folder, engines, folders of the job file, mounts of the profile."""
         caches = (self.engines_folder,) if self.build_steps else ()
@@ -226,7 +211,7 @@ class Plan:
     @property
     def fills_repository_in_job(self) -> bool:
         """Whether the repository is made by the serve stage's first step."""
-        return isinstance(self.repository, RepositoryRecipe) and self.templates is None
+        return isinstance(self.repository, RepositoryRecipe)
 
     @property
     def record(self) -> PlanRecord:

@@ -49,7 +49,6 @@ def named_folders(job: JobFile) -> Iterator[tuple[str, str]]:
         "engine.llm_api.speculative_config": [it for it in found if it.startswith("/")],
         "model.tokenizer": [job.model.tokenizer],
         "engine.lora.adapters": engine.lora.adapters,
-        "engine.lora.directories": engine.lora.directories,
         "repository.models": [copy.engine for copy in repository.models],
         "serve.disaggregated": [phases.context.engine, phases.generation.engine] if phases else [],
     }

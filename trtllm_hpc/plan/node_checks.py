@@ -11,7 +11,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import node_check_stage
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.node_checks.records import Wanted
+from trtllm_hpc.runtime.node_checks.exchange import Wanted
 from trtllm_hpc.runtime.server_spec import ServerSpec, expand
 
 _YAML = "1/model.yaml"
@@ -48,14 +48,12 @@ def wanted_of(plan: Plan, checked: Plan) -> Wanted:
         programs=[list(words) for words in _programs(plan)],
         launcher=plan.server.spec.launcher,
         serve={role: expand(spec.leader[1:], _ADDRESS) for role, spec in _serve_specs(plan)},
-        model=plan.server.spec.model,
-        tokenizer=plan.server.spec.tokenizer,
         model_yaml=next((text for it in models for name, text in it.files.items() if name == _YAML), None),
         front=[] if plan.front is None else [*plan.front.command[1:], front_file],
         gpus_per_node=layout.gpus_per_node if cluster.gpu_request != "none" else 0,
         ranks=layout.world_size,
         nodes=layout.nodes,
-        measures_network=checked.measures_network,
+        tries_network=checked.tries_network,
         network_interface=cluster.network_interface,
         haproxy=cluster.haproxy if plan.has_proxy else None,
         mpi=None if cluster.mpi == "mpirun" else cluster.mpi,
@@ -78,8 +76,6 @@ def _programs(plan: Plan) -> Iterator[tuple[str, ...]]:
         count = 2 if PurePath(words[0]).name.startswith("python") else 1
         if words[count - 1] != str(RunPaths(plan.run_folder).runtime):  # not upstream's
             yield (*words[:count], *(word for word in words[count:] if word.startswith("--")))
-    if plan.server.spec.profiler:
-        yield (*plan.server.spec.profiler, "profile")
     for _, spec in _serve_specs(plan):
         yield (spec.leader[0], "serve", *_options(spec))
     if plan.front is not None:

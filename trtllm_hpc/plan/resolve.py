@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.backends.base import ServerPlan
-from trtllm_hpc.backends.profile import rank_profile
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.layout import Instances, Layout, one_node, seats
+from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan, staged_model
 from trtllm_hpc.runtime.plan_record import Dependency, Resources, Stage
@@ -19,6 +18,7 @@ _STOP_SECONDS = 60
 """For a server's orderly end, before its time limit."""
 NODE_CHECK_MINUTES = 10
 _DOWNLOAD_CPUS = 2
+_DOWNLOAD_MINUTES = 480
 
 
 def make_plan(
@@ -27,14 +27,12 @@ def make_plan(
     python: str,
     *,
     engines_folder: str | None = None,
-    templates: str | None = None,
 ) -> Plan:
     """Resolve a job file and a profile into a plan, which depends on these arguments only.
 
     Args:
         python: the interpreter to use on the nodes when the profile names none.
         engines_folder: the cache of engines; by default ``engines`` beside the folder of runs.
-        templates: folder of upstream's model templates, if this machine has the image's.
 
     The rules have judged both files: what they refuse is not looked for again.
     """
@@ -45,41 +43,38 @@ def make_plan(
     task_python = chosen if cluster.container.runtime == "none" else cluster.container.python
     release, engine = facts.release, job.engine.directory or str(paths.engine)
     instances = backend.topology(job, cluster)
-    build = backend.build(facts, instances.layout, task_python)
+    build_steps = backend.build_steps(facts, instances.layout, task_python)
     served = facts
     if (staged := staged_model(facts, paths)) is not None:
         model = job.model.model_copy(update={"path": staged})
         served = replace(facts, job=job.model_copy(update={"model": model}))
-    service = backend.service(served, instances, paths)
     return Plan(
         name=job.name,
         run_folder=str(paths.folder),
         python=chosen,
         task_python=task_python,
         instances=instances,
-        servers=tuple(_with_environment(server, job, paths) for server in service.servers),
-        front=service.front,
+        servers=tuple(_with_environment(server, job) for server in backend.servers(served, instances, paths)),
+        front=backend.front(job),
         release=release.version if release is not None and facts.assumed_release is None else None,
         engines_folder=engines_folder or str(paths.folder.parent.parent / "engines"),
         engine_folder=engine,
         engine_found=None,
-        build_steps=build.steps,
+        build_steps=build_steps,
         repository=backend.repository(served, paths),
-        templates=templates,
         all_models=cluster.container.all_models
         or (release.paths.all_models if release is not None else None),
-        stages=make_stages(job, cluster, instances, paths, builds=bool(build.steps)),
+        stages=make_stages(job, cluster, instances, paths, builds=bool(build_steps)),
         served_engines=backend.served_engines(job, paths),
         facts=facts,
-        notes=(*seats(instances), *build.notes, *_proxy_notes(job)),
+        notes=backend.notes(facts),
     )
 
 
-def _with_environment(server: ServerPlan, job: JobFile, paths: RunPaths) -> ServerPlan:
-    """Return the server with the variables that the job file sets, and its profile of ranks."""
+def _with_environment(server: ServerPlan, job: JobFile) -> ServerPlan:
+    """Return the server with the variables that the job file sets."""
     environment = {**server.spec.environment, **job.serve.environment}
-    profile = None if job.serve.profile is None else rank_profile(job.serve.profile, paths)
-    return replace(server, spec=replace(server.spec, environment=environment, profile=profile))
+    return replace(server, spec=replace(server.spec, environment=environment))
 
 
 def with_engine(plan: Plan, engine: str) -> Plan:
@@ -92,16 +87,10 @@ def with_download(plan: Plan) -> Plan:
     """Return the plan with a first stage that downloads its model, on nodes without GPUs."""
     update = {"partition": plan.cluster.download_partition, "qos": None, "reservation": None}
     cluster = plan.cluster.model_copy(update={**update, "constraint": None})
-    asked = _resources(cluster, one_node(1, 0), _DOWNLOAD_CPUS, None, cluster.download_minutes)
+    asked = _resources(cluster, one_node(1, 0), _DOWNLOAD_CPUS, None, _DOWNLOAD_MINUTES)
     first = _stage("download", plan.job, RunPaths(plan.run_folder), asked)
     after = Dependency("afterok", "download")
     return replace(plan, stages=(first, *(replace(it, after=(after, *it.after)) for it in plan.stages)))
-
-
-def _proxy_notes(job: JobFile) -> tuple[str, ...]:
-    if job.serve.proxy == "none" or job.serve.key:
-        return ()
-    return ("serve.key is false: everybody who reaches the server's node may call and control the server",)
 
 
 def make_stages(

@@ -4,5 +4,5 @@ It replaces TensorRT-LLM on machines that have none, on CPU or CUDA. Model code,
 tensor-parallel plans are those of transformers. This package adds the interface (tensors, limits, ranks),
 in-flight batching over a paged KV cache, and the sampling of tokens.
 
-``engine_config`` needs the standard library only, so that engines can be read on machines without torch.
+``engine_folder`` needs the standard library only, so that engines can be read on machines without torch.
 """

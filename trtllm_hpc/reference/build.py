@@ -8,20 +8,18 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc import __version__
 from trtllm_hpc.config.synthetic_models import SHAPE, STAND_IN, TINY
 from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import write_json
 from trtllm_hpc.reference import synthetic
-from trtllm_hpc.reference.engine_config import BUILD_LIMITS, CONFIG, MODEL, TOKENIZER
+from trtllm_hpc.reference.engine_folder import BUILD_LIMITS, CONFIG, MODEL, TOKENIZER
 from trtllm_hpc.reference.shutdown import first_sentence
-from trtllm_hpc.runtime.records import add_event
 
-STEPS = 5
 _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "max_position_embeddings"),
@@ -30,10 +28,8 @@ _SIZES = (
 _NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
 """A file of safetensors without any: the length of its header, and the header."""
 
-Progress = Callable[[int, str], None]
 
-
-def build(settings: argparse.Namespace, progress: Progress) -> None:
+def build(settings: argparse.Namespace) -> None:
     """Build the engine at ``settings.output``, a new folder; if that fails the folder is removed.
 
     Raises BuildFailed if the model cannot be read or cannot be split over the ranks; OSError if the folder
@@ -47,8 +43,7 @@ def build(settings: argparse.Namespace, progress: Progress) -> None:
             (engine / MODEL / "model.safetensors").write_bytes(_NO_TENSORS)
             model = {"architecture": STAND_IN, **{name: SHAPE[name] for name in _SIZES if name in SHAPE}}
         else:
-            model = _write_model(settings, engine, progress)
-        progress(4, "writing the tokenizer")
+            model = _write_model(settings, engine)
         if settings.model is None:
             synthetic.make_tokenizer(engine / TOKENIZER)
         else:
@@ -57,27 +52,25 @@ def build(settings: argparse.Namespace, progress: Progress) -> None:
     except BaseException:  # Ctrl-C must leave nothing behind either
         shutil.rmtree(engine)
         raise
-    progress(STEPS, f"engine ready in {engine}")
+    print(f"engine ready in {engine}", flush=True)
 
 
-def _write_model(settings: argparse.Namespace, engine: Path, progress: Progress) -> dict[str, Any]:
+def _write_model(settings: argparse.Namespace, engine: Path) -> dict[str, Any]:
     """Write the weights; return the architecture and the sizes of the model."""
-    progress(1, "importing torch and transformers")
+    print("importing torch and transformers", flush=True)
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     if settings.model is None:
-        progress(2, "initialising weights")
         model = synthetic.make_model(
             seed=settings.seed, dtype=settings.dtype, max_seq_len=settings.max_seq_len
         )
     else:
-        progress(2, "loading weights")
         model = _readable(AutoModelForCausalLM, settings.model, dtype=settings.dtype)
     config = model.config.get_text_config()
     _check(model, config, settings)
-    progress(3, "writing weights")
+    print("writing weights", flush=True)
     # One file, of which each rank reads its part.
     model.save_pretrained(engine / MODEL, max_shard_size="1000TB")
     sizes = {name: getattr(config, name) for name in _SIZES if hasattr(config, name)}
@@ -118,7 +111,7 @@ def _readable(kind: Any, source: Path, **arguments: Any) -> Any:
     """Read a model or tokenizer from a local folder; any exception of transformers becomes one sentence."""
     try:
         return kind.from_pretrained(source, local_files_only=True, **arguments)
-    except Exception as error:
+    except Exception as error:  # transformers and its readers raise anything
         raise BuildFailed(
             f"transformers cannot read the model in {source}: {first_sentence(error)}"
         ) from error
@@ -173,7 +166,6 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.add_argument(
             option, type=int, default=default, required=default is None, metavar="N", help=text
         )
-    parser.add_argument("--run", type=Path, metavar="DIR", help="write the progress into this run's events")
     settings = parser.parse_args(argv)
     # trtllm-build's default of 8192 tokens, or those of a full batch if these are fewer.
     settings.max_num_tokens = settings.max_num_tokens or min(
@@ -184,15 +176,8 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    settings = _settings(argv)
-
-    def progress(step: int, message: str) -> None:
-        print(f"[{step}/{STEPS}] {message}", flush=True)
-        if settings.run is not None:
-            add_event(RunPaths(settings.run), "build", "progress", step=step, of=STEPS, message=message)
-
     try:
-        build(settings, progress)
+        build(_settings(argv))
     except TrtllmHpcError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +17,15 @@ from typing import Any
 import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.generation import Cancelled, Engine, Outcome, Progress, QueueFull
-from trtllm_hpc.reference.requests import Array, Part, check_parameters
+from trtllm_hpc.reference.generation import (
+    Cancelled,
+    Generated,
+    GenerationRequest,
+    Outcome,
+    QueueFull,
+    RankEngine,
+)
+from trtllm_hpc.reference.requests import Array
 
 CHECK_S = 0.1
 """Time between two questions to Triton (100 µs each) whether clients are still there."""
@@ -26,49 +33,21 @@ CHECK_S = 0.1
 _log = logging.getLogger(__name__)
 
 
-def tensors(part: Part, sent: int, progress: Progress, wanted: Collection[str]) -> dict[str, Array]:
-    """The wanted output tensors of the next response by name, when so many tokens have been sent.
-
-    Names, types and shapes are those of ``fillTritonResponse`` in
-    ``inflight_batcher_llm/src/model_instance_state.cc`` of NVIDIA's tensorrtllm_backend v0.16.0, and what
-    each response of a stream holds follows ``createResponse`` of TensorRT-LLM's ``llmRequest.h``: its own
-    tokens, but all log-probabilities so far.
-
-    ``output_ids`` begins with the prompt unless the request excludes it or is streaming.
-    """
-    request, new = part.request, progress.tokens[sent:]
-    tokens = new if request.exclude_input or request.streaming else [*request.prompt, *new]
-    arrays: dict[str, Array] = {
-        "output_ids": np.array([[tokens]], dtype=np.int32),
-        "sequence_length": np.array([[len(tokens)]], dtype=np.int32),
-    }
-    if request.return_log_probs:
-        arrays["output_log_probs"] = np.array([[progress.log_probs]], dtype=np.float32)
-        arrays["cum_log_probs"] = np.array([[sum(progress.log_probs)]], dtype=np.float32)
-    if part.batch_index is not None:
-        arrays["batch_index"] = np.array([[part.batch_index]], dtype=np.int32)
-    return {name: array for name, array in arrays.items() if name in wanted}
-
-
-@dataclass
-class _Answer:
-    """The answer to one part of a request."""
-
-    part: Part
-    progress: Progress = field(default_factory=lambda: Progress((), (), False))
-    """As last heard."""
-    sent: int = 0
-    """Tokens of it that the client has."""
-
-
 @dataclass(eq=False)
 class _Open:
-    """A Triton request, and the open answers to its parts by their number."""
+    """A Triton request that is not answered yet."""
 
     sender: Any
     request_id: str
     wanted: Collection[str]
-    answers: dict[int, _Answer]
+    """Names of the outputs that its client wants."""
+    number: int = 0
+    """By which the engine knows it."""
+    request: GenerationRequest | None = None
+    generated: Generated = field(default_factory=lambda: Generated((), (), False))
+    """As last heard."""
+    sent: int = 0
+    """Tokens of it that the client has."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while the sender is used, which must not happen after the last response."""
     is_answered: bool = False
@@ -81,33 +60,31 @@ class Delivery:
     called with the lengths of each finished sequence, before its last response is sent.
     """
 
-    def __init__(self, engine: Engine, triton: Any, *, observe: Callable[[int, int], object]) -> None:
+    def __init__(self, engine: RankEngine, triton: Any, *, observe: Callable[[int, int], object]) -> None:
         self._engine = engine
         self._triton = triton
         self._observe = observe
         self._numbers = itertools.count()
         self._open: dict[int, _Open] = {}
-        """Requests by the number of each part that is not answered."""
+        """By number."""
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="cancellations", daemon=True)
         self._watcher.start()
 
-    def submit(self, request: Any, read: Callable[[Any], Sequence[Part]]) -> None:
+    def submit(self, request: Any, read: Callable[[Any], GenerationRequest | None]) -> None:
         """Have a Triton request answered; one that ``read`` or the engine refuses, with the reason.
 
-        A request without parts stops those with the same id.
+        Where ``read`` returns ``None`` the request stops those with the same id.
         """
-        sender = request.get_response_sender()
-        opened = _Open(sender, request.request_id(), frozenset(request.requested_output_names()), {})
+        sender, wanted = request.get_response_sender(), frozenset(request.requested_output_names())
+        opened = _Open(sender, request.request_id(), wanted, next(self._numbers))
         try:
-            check_parameters(request)
-            parts = read(request)
-            if not parts:
+            opened.request = read(request)
+            if opened.request is None:
                 self._stop(opened)
                 return
-            opened.answers = {next(self._numbers): _Answer(part) for part in parts}
-            self._open.update(dict.fromkeys(opened.answers, opened))
-            self._engine.submit([(number, answer.part.request) for number, answer in opened.answers.items()])
+            self._open[opened.number] = opened
+            self._engine.submit(opened.number, opened.request)
         except RequestFailed as error:
             self._fail(opened, error)
 
@@ -120,7 +97,7 @@ class Delivery:
             if isinstance(outcome, RequestFailed):
                 self._fail(opened, outcome)
             else:
-                self._respond(opened, number, outcome)
+                self._respond(opened, outcome)
         except Exception as error:  # noqa: BLE001 - whatever Triton raises, its client must hear of it
             _log.exception("an answer could not be sent")
             with suppress(Exception):
@@ -131,9 +108,6 @@ class Delivery:
         self._closing.set()
         self._watcher.join()
 
-    def _requests(self) -> list[_Open]:
-        return list(dict.fromkeys(list(self._open.values())))
-
     def _stop(self, stopping: _Open) -> None:
         """Stop the requests with this id; each gets what was generated so far.
 
@@ -141,59 +115,52 @@ class Delivery:
         """
         if not stopping.request_id:
             raise RequestFailed("stop=true needs a request id: that of the request to be stopped.")
-        for opened in self._requests():
+        for opened in list(self._open.values()):
             if opened.request_id == stopping.request_id:
-                for number, answer in list(opened.answers.items()):
-                    self._engine.cancel(number)
-                    self._respond(opened, number, answer.progress._replace(is_final=True))
+                self._engine.cancel(opened.number)
+                self._respond(opened, opened.generated._replace(is_final=True))
         self._send(stopping, self._triton.InferenceResponse([]), is_last=True)
 
-    def _respond(self, opened: _Open, number: int, progress: Progress) -> None:
+    def _respond(self, opened: _Open, generated: Generated) -> None:
+        request = opened.request
         with opened.lock:
-            answer = opened.answers.get(number)
-            if answer is None:
+            if opened.is_answered or request is None:
                 return
-            answer.progress = progress
-            if not (progress.is_final or answer.part.request.streaming):
+            opened.generated = generated
+            if not (generated.is_final or request.streaming):
                 return
-            arrays = tensors(answer.part, answer.sent, progress, opened.wanted)
-            answer.sent = len(progress.tokens)
+            arrays = tensors(request, opened.sent, generated)
+            opened.sent = len(generated.tokens)
             response = self._triton.InferenceResponse(
-                [self._triton.Tensor(name, array) for name, array in arrays.items()]
+                [self._triton.Tensor(name, it) for name, it in arrays.items() if name in opened.wanted]
             )
-            if progress.is_final:
-                self._observe(len(answer.part.request.prompt), len(progress.tokens))
-            self._send(opened, response, is_last=progress.is_final and len(opened.answers) == 1)
-            # Only now: if it could not be sent, an error may follow.
-            if progress.is_final:
-                self._forget(opened, number)
+            if generated.is_final:
+                self._observe(len(request.prompt), len(generated.tokens))
+            self._send(opened, response, is_last=generated.is_final)
 
     def _fail(self, opened: _Open, error: RequestFailed) -> None:
-        """Answer the whole request with an error: what is left of its parts is not sent."""
+        """Answer a request with an error."""
         kinds = self._triton.TritonError
         codes = {QueueFull: kinds.UNAVAILABLE, Cancelled: kinds.CANCELLED}
         code = codes.get(type(error), kinds.INVALID_ARG)
         with opened.lock:
             if opened.is_answered:
                 return
-            for number in list(opened.answers):
-                self._engine.cancel(number)
-                self._forget(opened, number)
+            self._engine.cancel(opened.number)
             response = self._triton.InferenceResponse(error=kinds(error.message, code))
             self._send(opened, response, is_last=True)
 
     def _send(self, opened: _Open, response: Any, *, is_last: bool) -> None:
         flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0
         opened.sender.send(response, flags=flags)
-        opened.is_answered = is_last
-
-    def _forget(self, opened: _Open, number: int) -> None:
-        del opened.answers[number]
-        self._open.pop(number, None)
+        # Only now: if it could not be sent, an error may follow.
+        if is_last:
+            opened.is_answered = True
+            self._open.pop(opened.number, None)
 
     def _watch(self) -> None:
         while not self._closing.wait(CHECK_S):
-            for opened in self._requests():
+            for opened in list(self._open.values()):
                 try:
                     with opened.lock:
                         is_left = not opened.is_answered and opened.sender.is_cancelled()
@@ -201,3 +168,24 @@ class Delivery:
                         self._fail(opened, Cancelled("The request was cancelled."))
                 except Exception:  # noqa: BLE001 - after any error the others must be checked
                     _log.exception("cannot ask Triton whether a client disconnected")
+
+
+def tensors(request: GenerationRequest, sent: int, generated: Generated) -> dict[str, Array]:
+    """The output tensors of the next response by name, when so many tokens have been sent.
+
+    Names, types and shapes are those of ``fillTritonResponse`` in
+    ``inflight_batcher_llm/src/model_instance_state.cc`` of NVIDIA's tensorrtllm_backend v0.16.0, and what
+    each response of a stream holds follows ``createResponse`` of TensorRT-LLM's ``llmRequest.h``: its own
+    tokens, but all log-probabilities so far. ``output_ids`` begins with the prompt unless the request
+    excludes it or is streaming.
+    """
+    new = generated.tokens[sent:]
+    tokens = new if request.exclude_input or request.streaming else [*request.prompt, *new]
+    arrays: dict[str, Array] = {
+        "output_ids": np.array([[tokens]], dtype=np.int32),
+        "sequence_length": np.array([[len(tokens)]], dtype=np.int32),
+    }
+    if request.return_log_probs:
+        arrays["output_log_probs"] = np.array([[generated.log_probs]], dtype=np.float32)
+        arrays["cum_log_probs"] = np.array([[sum(generated.log_probs)]], dtype=np.float32)
+    return arrays

@@ -12,7 +12,6 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 )
 
 from trtllm_hpc.errors import RequestFailed, StartFailed
-from trtllm_hpc.reference.engine_config import MODEL, REBUILD, EngineInfo
-from trtllm_hpc.reference.generation import Die, GenerationRequest, Hear, Load, Progress, check_room
+from trtllm_hpc.reference.engine_folder import MODEL, REBUILD, EngineInfo
+from trtllm_hpc.reference.generation import Die, Generated, GenerationRequest, Hear, Load, check_room
 from trtllm_hpc.reference.shutdown import first_sentence
 from trtllm_hpc.reference.world import Channel, World
 
@@ -121,7 +120,7 @@ class Chooser(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]
 
 
 class ModelEngine:
-    """One rank's part: see ``generation.Engine``. Raises StartFailed if it cannot be loaded."""
+    """One rank's part: see ``generation.RankEngine``. Raises StartFailed if it cannot be loaded."""
 
     def __init__(
         self, folder: Path, info: EngineInfo, world: World, *, max_queue_size: int, max_tokens: int
@@ -169,32 +168,28 @@ class ModelEngine:
                     output = outputs.get()
                     ready[output.request_id] = output
                 for number, it in ready.items():
-                    progress = Progress(it.generated_tokens, it.logprobs, it.is_finished())
+                    progress = Generated(it.generated_tokens, it.logprobs, it.is_finished())
                     failed = None if it.error is None else RequestFailed(f"The request failed: {it.error}")
                     hear(int(number), failed or progress)
 
         self._passing_on = threading.Thread(target=pass_on, name="outputs", daemon=True)
         self._passing_on.start()
 
-    def submit(self, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
-        """Queue requests, all or none."""
+    def submit(self, number: int, request: GenerationRequest) -> None:
+        """Queue a request."""
         load = self.load()
         room = (load.blocks_max - 1) * load.tokens_per_block
-        for _, request in requests:
-            total = len(request.prompt) + request.max_new_tokens
-            if total > room:
-                raise RequestFailed(
-                    f"The request may need {total} tokens in the KV cache, which holds {room}."
-                )
-        check_room(load, len(requests), self._max_queue_size)
-        for number, request in requests:
-            self._manager.add_request(
-                list(request.prompt),
-                request_id=str(number),
-                max_new_tokens=request.max_new_tokens,
-                streaming=True,
-                request=request,
-            )
+        total = len(request.prompt) + request.max_new_tokens
+        if total > room:
+            raise RequestFailed(f"The request may need {total} tokens in the KV cache, which holds {room}.")
+        check_room(load, self._max_queue_size)
+        self._manager.add_request(
+            list(request.prompt),
+            request_id=str(number),
+            max_new_tokens=request.max_new_tokens,
+            streaming=True,
+            request=request,
+        )
 
     def cancel(self, number: int) -> None:
         """End a request, and free its place."""
@@ -254,7 +249,7 @@ def _load(folder: Path, dtype: str, world: World) -> Any:
             **split,
         )
         return model.to("cuda" if torch.cuda.is_available() else "cpu")
-    except Exception as error:
+    except Exception as error:  # transformers and its readers raise anything
         raise StartFailed(
             f"{folder / MODEL} cannot be read: {first_sentence(error)}", hint=REBUILD
         ) from error

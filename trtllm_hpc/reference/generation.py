@@ -43,7 +43,7 @@ class GenerationRequest:
     """Responses as the tokens are generated, without the prompt."""
 
 
-class Progress(NamedTuple):
+class Generated(NamedTuple):
     """All that was generated for a request so far."""
 
     tokens: Sequence[int]
@@ -60,7 +60,7 @@ class Cancelled(RequestFailed):
     """The client does not want the answer any more."""
 
 
-Outcome = Progress | RequestFailed
+Outcome = Generated | RequestFailed
 Die = Callable[[str], object]
 Hear = Callable[[int, Outcome], object]
 """Called from the engine's thread with a request's number and what there is of its answer; does not block."""
@@ -86,7 +86,7 @@ class Load:
     """Steps since the start."""
 
 
-class Engine(Protocol):
+class RankEngine(Protocol):
     """One rank's loaded engine: ``engine`` computes a model, ``stand_in`` has none.
 
     On ranks above 0 only ``follow`` is called. ``die`` is called with a sentence if the rank cannot go on.
@@ -95,8 +95,8 @@ class Engine(Protocol):
     def start(self, hear: Hear, die: Die) -> None:
         """Rank 0: take requests from now on."""
 
-    def submit(self, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
-        """Queue requests that belong together, each with its number."""
+    def submit(self, number: int, request: GenerationRequest) -> None:
+        """Queue a request, by its number. Raises RequestFailed."""
 
     def cancel(self, number: int) -> None:
         """End a request, of which nothing is heard any more; does nothing for an unknown or finished one."""
@@ -111,14 +111,14 @@ class Engine(Protocol):
         """Ranks above 0: take part in every step until the leader stops them."""
 
 
-def check_room(load: Load, requests: int, max_queue_size: int) -> None:
-    """Raise QueueFull for requests beyond those that can run and those that may wait (0: any number).
+def check_room(load: Load, max_queue_size: int) -> None:
+    """Raise QueueFull for a request beyond those that can run and those that may wait (0: any number).
 
     Upstream's clients look for "Maximum queue size of" (TensorRT-LLM's executor) and for "Exceeds maximum
     queue size" (Triton), see ``test_max_queue_size.py`` of NVIDIA's tensorrtllm_backend v0.16.0.
     """
     room = 0 if load.waiting else load.max_requests - load.active
-    if max_queue_size and load.waiting + requests > max_queue_size + room:
+    if max_queue_size and load.waiting >= max_queue_size + room:
         raise QueueFull(
             f"Exceeds maximum queue size: {load.waiting} requests wait. "
             f"Maximum queue size of {max_queue_size} has been reached; try again later."

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.reference.generation import Engine, Load
+from trtllm_hpc.reference.generation import Load, RankEngine
 
 PERIOD_S = 0.1
 """Time between two updates of the gauges."""
@@ -62,28 +62,25 @@ def memory_used() -> dict[str, int]:
     return {"cpu": pages * os.sysconf("SC_PAGE_SIZE"), "gpu": on_gpu, "pinned": 0}
 
 
-class Metrics:
+class LoadReporter:
     """Keeps Triton's copy of the metrics up to date, from a thread of its own.
 
     Each update is a message to another process, so only changes are sent. Name and version of the model are
     labels of every metric.
     """
 
-    def __init__(self, engine: Engine, triton: Any, *, model: str, version: str) -> None:
+    def __init__(self, engine: RankEngine, triton: Any, *, model: str, version: str) -> None:
         self._engine = engine
         self._triton = triton
         self._labels = {"model": model, "version": version}
         self._closing = threading.Event()
         self._using = threading.Lock()
         self._families: dict[str, Any] = {}
-        buckets = [10.0, 50.0, 100.0, 500.0, 1000.0]
-        kinds = ("input", "output")
-        self._lengths = [
-            self._metric(f"nv_llm_{kind}_token_len", f"total_{kind}_tokens", buckets=buckets)
-            for kind in kinds
-        ]
         self._metrics: dict[tuple[str, str], Any] = {}
         self._sent: dict[tuple[str, str], float] = {}
+        buckets = [10.0, 50.0, 100.0, 500.0, 1000.0]
+        for kind in ("input", "output"):
+            self._metric(f"nv_llm_{kind}_token_len", f"total_{kind}_tokens", buckets=buckets)
         self._update()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
@@ -96,15 +93,14 @@ class Metrics:
         """Count a finished sequence by its tokens, at once."""
         # The stub of Triton 2.51 crashes when two threads use its metrics at the same time.
         with self._using:
-            for metric, length in zip(self._lengths, (prompt, answer), strict=True):
-                metric.observe(length)
+            for kind, length in (("input", prompt), ("output", answer)):
+                self._metric(f"nv_llm_{kind}_token_len", f"total_{kind}_tokens").observe(length)
 
     def close(self) -> None:
         """End the thread and delete Triton's objects: later they find no channel, and the stub crashes."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._lengths.clear()
         self._metrics.clear()
         self._families.clear()
 
@@ -118,20 +114,19 @@ class Metrics:
     def _update(self) -> None:
         for family, values in gauges(self._engine.load(), memory_used(), time.time()).items():
             for label, value in values.items():
-                key = family, label
-                if self._sent.get(key) == value:
+                if self._sent.get((family, label)) == value:
                     continue
                 with self._using:
-                    if key not in self._metrics:
-                        self._metrics[key] = self._metric(family, label)
-                    self._metrics[key].set(value)
-                self._sent[key] = value
+                    self._metric(family, label).set(value)
+                self._sent[family, label] = value
 
     def _metric(self, family: str, label: str, **histogram: Any) -> Any:
-        """A metric of a family: a histogram if buckets are given."""
-        kinds = self._triton.MetricFamily
-        if family not in self._families:
-            kind = kinds.HISTOGRAM if histogram else kinds.GAUGE
-            self._families[family] = kinds(name=family, description="As TensorRT-LLM's.", kind=kind)
-        labels = {**self._labels, LABELS[family]: label}
-        return self._families[family].Metric(labels=labels, **histogram)
+        """Return a metric of a family, which is made first: a histogram if buckets are given."""
+        if (family, label) not in self._metrics:
+            kinds = self._triton.MetricFamily
+            if family not in self._families:
+                kind = kinds.HISTOGRAM if histogram else kinds.GAUGE
+                self._families[family] = kinds(name=family, description="As TensorRT-LLM's.", kind=kind)
+            labels = {**self._labels, LABELS[family]: label}
+            self._metrics[family, label] = self._families[family].Metric(labels=labels, **histogram)
+        return self._metrics[family, label]

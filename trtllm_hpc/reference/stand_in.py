@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
-from trtllm_hpc.reference.engine_config import EngineInfo
-from trtllm_hpc.reference.generation import Die, GenerationRequest, Hear, Load, Progress, check_room
+from trtllm_hpc.reference.engine_folder import EngineInfo
+from trtllm_hpc.reference.generation import Die, Generated, GenerationRequest, Hear, Load, check_room
 from trtllm_hpc.reference.shutdown import first_sentence
 from trtllm_hpc.reference.world import Channel, World
 
@@ -27,7 +26,7 @@ _STRIDE = 37
 
 
 class StandIn:
-    """One rank's part: see ``generation.Engine``."""
+    """One rank's part: see ``generation.RankEngine``."""
 
     def __init__(self, info: EngineInfo, world: World, *, max_queue_size: int) -> None:
         size = info.tokens_per_block
@@ -46,11 +45,11 @@ class StandIn:
         self._thread = threading.Thread(target=self._run, args=(hear, die), name="steps", daemon=True)
         self._thread.start()
 
-    def submit(self, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
-        """Queue requests, all or none."""
-        check_room(self.load(), len(requests), self._max_queue_size)
+    def submit(self, number: int, request: GenerationRequest) -> None:
+        """Queue a request."""
+        check_room(self.load(), self._max_queue_size)
         with self._changed:
-            self._open.update({number: (request, []) for number, request in requests})
+            self._open[number] = request, []
             self._changed.notify()
 
     def cancel(self, number: int) -> None:
@@ -63,15 +62,14 @@ class StandIn:
         slots, size = self._limits.max_requests, self._limits.tokens_per_block
         with self._changed:
             requests = list(self._open.values())
-        used = sum(-(-(len(request.prompt) + len(new)) // size) for request, new in requests[:slots])
-        running = min(slots, len(requests))
+        running = requests[:slots]
         return replace(
             self._limits,
             active=len(requests),
-            waiting=len(requests) - running,
-            blocks_used=used,
-            scheduled=running,
-            generation_requests=running,
+            waiting=len(requests) - len(running),
+            blocks_used=sum(-(-(len(request.prompt) + len(new)) // size) for request, new in running),
+            scheduled=len(running),
+            generation_requests=len(running),
             iteration=self._iteration,
         )
 
@@ -119,5 +117,5 @@ class StandIn:
             is_final = len(new) == request.max_new_tokens
             if is_final:
                 self.cancel(number)
-            hear(number, Progress(new[:], [0.0] * len(new), is_final))
+            hear(number, Generated(new[:], [0.0] * len(new), is_final))
         return True

@@ -51,9 +51,7 @@ def main() -> None:
     if sys.stdin.buffer.read() == RELEASE or not is_server(server):
         return
     if failure_file:
-        aside = Path(f"{failure_file}.watchdog")
-        aside.write_text(sentence + "\n", encoding="utf-8")
-        aside.replace(failure_file)
+        Path(failure_file).write_text(sentence + "\n", encoding="utf-8")
     signal_server(server, signal.SIGKILL)
 
 

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 
 from trtllm_hpc.errors import StartFailed
-from trtllm_hpc.reference.engine_config import plain_path
+from trtllm_hpc.reference.engine_folder import plain_path
 
 RANK_FAILURE = "TRTLLM_HPC_RANK_FAILURE"
 """Environment variable: the text file in which a rank writes why it had to end."""
@@ -202,7 +202,7 @@ def _greeted(
             for step in steps:
                 step(connection, (world.meeting / "key").read_bytes())
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, none)
-    except BaseException:
+    except BaseException:  # whatever ends the greeting, the connection must not stay open
         connection.close()
         raise
     return connection

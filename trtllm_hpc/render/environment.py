@@ -10,17 +10,13 @@ import json
 import re
 import shlex
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
-from jinja2.bccache import Bucket
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from trtllm_hpc.errors import RenderError
-from trtllm_hpc.paths import user_cache
-from trtllm_hpc.runtime.engine_cache.recipe import Placeholder
+from trtllm_hpc.runtime.engine_cache.build_recipe import FolderArgument
 
 
 def packaged_templates() -> PackageLoader:
@@ -44,7 +40,7 @@ def shell_words(values: Iterable[str | int | float]) -> str:
     return " ".join(shell_word(value) for value in values)
 
 
-def placed_words(values: Iterable[str | Placeholder], indent: int = 0) -> str:
+def placed_words(values: Iterable[str | FolderArgument], indent: int = 0) -> str:
     """Quote the arguments of a build step's command, a continued line for each option.
 
     A place becomes the shell variable of its name, in the quotes that keep it one word.
@@ -55,7 +51,7 @@ def placed_words(values: Iterable[str | Placeholder], indent: int = 0) -> str:
     return _placed(first) + "".join(lines)
 
 
-def _placed(word: str | Placeholder) -> str:
+def _placed(word: str | FolderArgument) -> str:
     if isinstance(word, str):
         return shell_word(word)
     if not re.fullmatch(r"[a-z_][a-z0-9_]*", word.name):
@@ -96,31 +92,11 @@ def pbtxt_value(value: str | int | bool | float) -> str:
     return re.sub(r"\\u00([0-9a-f]{2})", lambda match: f"\\{int(match[1], 16):03o}", escaped)
 
 
-class _CompiledTemplates(FileSystemBytecodeCache):
-    """Keeps compiled templates in the user's cache folder: compiling them takes longer than rendering.
-
-    Jinja finds a template again by its name and its text, and by the versions of Python and Jinja.
-    """
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        """Write the code of one template; a folder that cannot be written costs time, and nothing else."""
-        with suppress(OSError):
-            Path(self.directory).mkdir(mode=0o700, parents=True, exist_ok=True)
-            super().dump_bytecode(bucket)
-
-
-def _compiled_templates() -> _CompiledTemplates | None:
-    with suppress(RuntimeError):
-        return _CompiledTemplates(str(user_cache() / "jinja"))
-    return None
-
-
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """The one environment; an undefined name in a template is an error."""
     made = Environment(
         loader=packaged_templates(),
-        bytecode_cache=_compiled_templates(),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
+import re
 import secrets
 import shutil
 import sys
@@ -13,23 +13,25 @@ from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata, resources
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from trtllm_hpc import __version__
+from trtllm_hpc.config.cluster import SECRETS
 from trtllm_hpc.config.dump import cluster_yaml, job_yaml
+from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.render.lock import lock_of
 from trtllm_hpc.render.scripts import (
-    Build,
+    RenderedBuild,
     render_build,
     render_configurations,
     render_repository,
     render_scripts,
 )
 from trtllm_hpc.runtime.engine_cache.cache import link
+from trtllm_hpc.runtime.lock import Lock, fingerprint, image_facts
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.repository import ModelFiles, render_models, write_repository
 from trtllm_hpc.runtime.model_repository.schema import VENDORED
 
 if TYPE_CHECKING:
@@ -41,6 +43,10 @@ _ZIPPED = ("__init__.py", "errors.py", "paths.py")
 
 _NOT_NEEDED = ("compiler", "pyext", "testdata", "util", "__pycache__")
 """Parts of protobuf for its own compiler, its compiled forms and its tests."""
+
+
+_ENVIRONMENTS = ("environment", "env_overrides")
+"""Keys whose mappings are environment variables."""
 
 
 _REMEDIES = {
@@ -57,7 +63,7 @@ def new_run_folder(runs_folder: Path, name: str) -> RunPaths:
 
 
 def write_run(
-    plan: Plan, build: Build | None = None, side_outputs: Mapping[str, Path] | None = None
+    plan: Plan, build: RenderedBuild | None = None, side_outputs: Mapping[str, Path] | None = None
 ) -> RunPaths:
     """Write the run folder of a plan, whole or not at all.
 
@@ -66,22 +72,15 @@ def write_run(
     the folder cannot be made.
     """
     paths = RunPaths(plan.run_folder)
-    os.umask(mask := os.umask(0o077))
-    if mask & 0o700:
-        message = f"The umask of your shell, {mask:04o}, keeps you from your own new files."
-        raise RenderError(message, hint="umask 077, then the same command again")
     # All text first: a value that cannot be rendered must not leave a partial folder.
     if plan.stage("build") is not None:
         build = build or render_build(plan)
     scripts = render_scripts(plan, build)
     repository = render_repository(plan)
-    filled = fill_repository(plan)
     try:
         paths.make_folders()
         _fill(paths, plan, scripts, repository)
         _link_engine(paths, plan, build, side_outputs or {})
-        if filled is not None:
-            write_repository(filled, paths.repository)
         plan.record.write(paths)  # last: a folder with a plan is a whole run
     except FileExistsError as error:
         if not paths.folder.is_dir():  # it is a folder above that is a file
@@ -115,7 +114,9 @@ def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict
         aside.chmod(0o700)
 
 
-def _link_engine(paths: RunPaths, plan: Plan, build: Build | None, side_outputs: Mapping[str, Path]) -> None:
+def _link_engine(
+    paths: RunPaths, plan: Plan, build: RenderedBuild | None, side_outputs: Mapping[str, Path]
+) -> None:
     """Write the recipe that the build stage reads, or links to the outputs that are in the cache."""
     if plan.stage("build") is not None and build is not None:
         build.recipe.write(paths.build_recipe)
@@ -126,14 +127,36 @@ def _link_engine(paths: RunPaths, plan: Plan, build: Build | None, side_outputs:
         link(paths.side_output(step), output)
 
 
-def fill_repository(plan: Plan) -> dict[str, ModelFiles] | None:
-    """The models of upstream's templates, filled and checked; ``None`` where that is left to the job.
+def lock_of(plan: Plan) -> Lock:
+    """Return the lock of a plan, before its run."""
+    job, cluster = plan.job.model_dump(), plan.cluster.model_dump()
+    del cluster["job_defaults"]  # they are in the job
+    left_out = [*_without_secrets(job, ""), *_without_secrets(cluster, "cluster.")]
+    container, folder = plan.cluster.container, plan.job.model.path
+    hub_model = record_of(folder)
+    is_partial = folder is not None and hub_model is not None and bool(hub_model.missing(Path(folder)))
+    return Lock(
+        version=__version__,
+        job=job,
+        cluster=cluster,
+        left_out=left_out,
+        release=plan.release,
+        image=None if container.runtime == "none" or not container.image else image_facts(container.image),
+        checkpoint=None if is_partial else fingerprint(folder),
+    )
 
-    Raises RepositoryInvalid if the templates and the job file do not go together.
-    """
-    if not isinstance(plan.repository, RepositoryRecipe) or plan.templates is None:
-        return None
-    return render_models(plan.repository, Path(plan.templates))
+
+def _without_secrets(section: dict[str, Any], prefix: str, *, are_variables: bool = False) -> Iterator[str]:
+    """Take variables with the names of secrets, and lists that set such variables, out; yield their keys."""
+    for key, value in [*section.items()]:
+        words = value if isinstance(value, list) else ()
+        assigned = [name for word in words for name in re.findall(r"(\w+)=", str(word))]
+        names = [*assigned, *([key] if are_variables else [])]
+        if any(SECRETS.fullmatch(name) or name.upper().endswith("_KEY") for name in names):
+            section[key] = type(value)()  # keeps the place of the key
+            yield f"{prefix}{key}"
+        elif isinstance(value, dict):
+            yield from _without_secrets(value, f"{prefix}{key}.", are_variables=key in _ENVIRONMENTS)
 
 
 def cannot_write(folder: Path, error: OSError) -> RenderError:

@@ -14,9 +14,9 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.environment import render_template
-from trtllm_hpc.runtime.engine_cache.recipe import Recipe
+from trtllm_hpc.runtime.engine_cache.build_recipe import BuildRecipe
 from trtllm_hpc.runtime.front import FRONT_RESTARTS
-from trtllm_hpc.runtime.guests import ANYBODY, OWNER
+from trtllm_hpc.runtime.guests import OWNER
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.records import INSTANCE_HEADER, RELAY_HEADER, SESSION_HEADER
 
@@ -25,22 +25,22 @@ _MARGIN_S = 60
 
 
 @dataclass(frozen=True)
-class Build:
+class RenderedBuild:
     """How the engine is built."""
 
     script: str
     """Text of ``build.sh``."""
-    recipe: Recipe
+    recipe: BuildRecipe
     """What the engine cache builds, or looks for."""
 
 
-def render_build(plan: Plan) -> Build | None:
+def render_build(plan: Plan) -> RenderedBuild | None:
     """Render ``build.sh`` and make the recipe; ``None`` if the plan has no build steps."""
     if not plan.build_steps:
         return None
     script = _script(plan, "build.sh.j2")
     limit_s = plan.job.build.time_limit_minutes * 60
-    recipe = Recipe(
+    recipe = BuildRecipe(
         engines_folder=plan.engines_folder,
         steps=plan.build_steps,
         model_path=plan.job.model.path,
@@ -50,7 +50,7 @@ def render_build(plan: Plan) -> Build | None:
         wait_seconds=max(limit_s - _MARGIN_S, limit_s / 2),
         about=_about(plan),
     )
-    return Build(script, recipe)
+    return RenderedBuild(script, recipe)
 
 
 def _about(plan: Plan) -> dict[str, str]:
@@ -66,7 +66,7 @@ def _about(plan: Plan) -> dict[str, str]:
     }
 
 
-def render_scripts(plan: Plan, build: Build | None = None) -> dict[str, str]:
+def render_scripts(plan: Plan, build: RenderedBuild | None = None) -> dict[str, str]:
     """Return the text of every script of the run, by its name in ``scripts/``.
 
     Args:
@@ -132,7 +132,6 @@ def _script(plan: Plan, template: str, stage: str | None = None, node: int = 0) 
         relay_header=RELAY_HEADER,
         session_header=SESSION_HEADER,
         owner=OWNER,
-        anybody=ANYBODY,
         exit_code_start=int(ExitCode.START),
         exit_code_measurement=int(ExitCode.MEASUREMENT),
         fronts=[f"front_{start}" for start in range(1 + FRONT_RESTARTS)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtllm_hpc.bench.analysis.compare import Comparison, Row
+from trtllm_hpc.bench.analysis.compare import ComparedFigure, Comparison
 from trtllm_hpc.report.formatting import NONE, quantity, share
 from trtllm_hpc.report.tables import Table, print_table, terminal_width, wrap
 
@@ -57,7 +57,7 @@ def remarks(comparison: Comparison) -> list[str]:
     return lines
 
 
-def verdict(row: Row) -> str:
+def verdict(row: ComparedFigure) -> str:
     """Return ``same``, ``better`` or ``worse``, and whether that may be chance."""
     if row.better is None or not row.beyond:
         return "same"
@@ -67,16 +67,16 @@ def verdict(row: Row) -> str:
     return direction if row.significant else f"{direction}, perhaps by chance"
 
 
-def _name(row: Row) -> str:
+def _name(row: ComparedFigure) -> str:
     name = f"{_NAMES.get(row.key, row.label)} {row.statistic or ''}".rstrip()
     return name if row.unit == "share" else f"{name} ({row.unit})"
 
 
-def _figure(row: Row, value: float) -> str:
+def _figure(row: ComparedFigure, value: float) -> str:
     return share(value) if row.unit == "share" else quantity(value)
 
 
-def _interval(row: Row) -> str:
+def _interval(row: ComparedFigure) -> str:
     if row.low is None or row.high is None:
         return NONE
     return f"{_figure(row, row.low)} to {_figure(row, row.high)}"

@@ -16,7 +16,7 @@ from trtllm_hpc import __version__
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.report.tables import Cell, Table
 from trtllm_hpc.runs.node_checks import NodeReport
-from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
+from trtllm_hpc.tensorrt_llm.memory import MemoryPlan
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "dim"}
 _GIB = 2**30
@@ -36,27 +36,26 @@ def checks_table(rows: Sequence[Diagnostic], *, narrow: bool) -> Table:
 
 def memory_table(plan: MemoryPlan) -> Table:
     """Return the table of the memory planner's figures for one rank."""
-    room, limits, buffers = plan.room, plan.limits, plan.room.buffers
     table = Table("memory of one rank", "GiB", "how", right=("GiB",), one_line=("memory of one rank",))
-    split = f"tp {room.parallel.tensor}, pp {room.parallel.pipeline}"
-    steps = f"a step of {limits.step_tokens} tokens; an estimate"
+    split = f"tp {plan.parallel.tensor}, pp {plan.parallel.pipeline}"
+    steps = f"a step of {plan.step_tokens} tokens; an estimate"
     count = plan.parameters
     number = f"{count / 1e6:.1f} million" if count < 1e9 else f"{count / 1e9:.2f} billion"
-    batch = "" if limits.batch is None else f"a batch of {limits.batch}, {limits.beams} beam(s); "
-    table.add_row("weights", _gib(room.weights), f"{number} parameters, {split}")
-    table.add_row("activations", f"~{_gib(buffers.activations)}", steps)
-    table.add_row("logits and decoder", f"~{_gib(buffers.logits)}", f"{batch}an estimate")
-    table.add_row("context", f"~{_gib(buffers.context)}", "libraries and kernels")
-    per_token = f"{room.kv_per_token / 1024:.0f} KiB a token"
-    if room.tokens is None or room.cache is None:
+    batch = "" if plan.batch is None else f"a batch of {plan.batch}, {plan.beams} beam(s); "
+    table.add_row("weights", _gib(plan.weights), f"{number} parameters, {split}")
+    table.add_row("activations", f"~{_gib(plan.activations)}", steps)
+    table.add_row("logits and decoder", f"~{_gib(plan.logits)}", f"{batch}an estimate")
+    table.add_row("context", f"~{_gib(plan.context)}", "libraries and kernels")
+    per_token = f"{plan.kv_per_token / 1024:.0f} KiB a token"
+    if plan.tokens is None or plan.cache is None:
         table.add_row("KV cache", "-", per_token)
     else:
-        requests = "" if room.requests is None else f", {room.requests} requests"
-        longest = "" if limits.request_tokens is None else f" of {limits.request_tokens}"
-        table.add_row("KV cache", _gib(room.cache), f"{per_token}: {room.tokens} tokens{requests}{longest}")
-    if room.capacity is not None:
+        requests = "" if plan.requests is None else f", {plan.requests} requests"
+        longest = "" if plan.request_tokens is None else f" of {plan.request_tokens}"
+        table.add_row("KV cache", _gib(plan.cache), f"{per_token}: {plan.tokens} tokens{requests}{longest}")
+    if plan.capacity is not None:
         share = f"the cache gets {plan.fraction:.0%} of what is free after loading"
-        table.add_row("all that a rank has", _gib(room.capacity), share)
+        table.add_row("all that a rank has", _gib(plan.capacity), share)
     return table
 
 

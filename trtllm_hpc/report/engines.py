@@ -1,71 +1,32 @@
-"""What the engine cache has for a run, as text and as a record."""
+"""What the engine cache has for a run, as text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from trtllm_hpc.report.formatting import format_duration, format_time
 
 if TYPE_CHECKING:
-    from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
+    from trtllm_hpc.engine_cache.lookup import CachedEngine
 
 
-def engine_lines(found: Hit | Miss | Unknown | None) -> list[str]:
+def engine_lines(found: CachedEngine | None) -> list[str]:
     """Return what `render` and `submit` print; nothing for a run that needs no engine from the cache."""
-    from trtllm_hpc.engine_cache.lookup import Hit, Unknown
-
     if found is None:
         return []
-    if isinstance(found, Unknown):
+    if found.state == "unknown":
         return [f"engine: the job will look in the cache ({found.reason})"]
-    if isinstance(found, Hit):
-        made = found.manifest
-        job = f" by job {made.job_id}" if made.job_id else ""
-        built = f"built {format_time(made.built_at)}{job} on {made.host} in {format_duration(made.seconds)}"
-        return [f"engine: found in the cache ({found.entry.name}, {built}), nothing to build"]
-    rest = f"; of its steps, {', '.join(found.found)} is there" if found.found else ""
+    if found.state == "found":
+        built = ""
+        if (made := found.entries[-1].manifest()) is not None:
+            job = f" by job {made.job_id}" if made.job_id else ""
+            took = format_duration(made.seconds)
+            built = f", built {format_time(made.built_at)}{job} on {made.host} in {took}"
+        return [f"engine: found in the cache ({found.name}{built}), nothing to build"]
+    rest = f"; of its steps, {', '.join(found.steps_found)} is there" if found.steps_found else ""
     if found.broken:
         return [f"engine: broken in the cache ({found.broken[0]}), it is built again{rest}"]
-    lines = [f"engine: not in the cache, it is built first ({found.key.name}){rest}"]
+    lines = [f"engine: not in the cache, it is built first ({found.name}){rest}"]
     if found.nearest is not None:
-        lines.append(f"  the nearest is {found.nearest.name}:")
-        lines += [f"    {part}" for part in found.differences]
+        lines += [f"  the nearest is {found.nearest}:", *(f"    {part}" for part in found.differences)]
     return lines
-
-
-@dataclass(frozen=True)
-class CachedEngine:
-    """What the cache has for a run."""
-
-    state: Literal["found", "missed", "unknown"]
-    """``found``: there is nothing to build. ``missed``: the job builds the engine first. ``unknown``: this
-    machine cannot tell, and the job looks in the cache itself."""
-    name: str | None = None
-    """The name that it has, or will have, in ``engines list``."""
-    folder: str | None = None
-    """Where it is, if it was found."""
-    nearest: str | None = None
-    """If it was missed: the engine in the cache that differs least."""
-    differences: tuple[str, ...] = ()
-    """How ``nearest`` differs, a line for each part."""
-    steps_found: tuple[str, ...] = ()
-    """Steps of the build whose output is in the cache."""
-    broken: tuple[str, ...] = ()
-    """What is wrong with the engine of that name, which is therefore built again."""
-    reason: str | None = None
-    """Why the state is unknown."""
-
-
-def engine_record(found: Hit | Miss | Unknown | None) -> CachedEngine | None:
-    """Return what the cache has as a record for JSON."""
-    from trtllm_hpc.engine_cache.lookup import Hit, Unknown
-
-    if found is None:
-        return None
-    if isinstance(found, Unknown):
-        return CachedEngine("unknown", reason=found.reason)
-    if isinstance(found, Hit):
-        return CachedEngine("found", found.entry.name, str(found.entry.output))
-    nearest = found.nearest.name if found.nearest else None
-    return CachedEngine("missed", found.key.name, None, nearest, found.differences, found.found, found.broken)

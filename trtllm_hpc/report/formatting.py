@@ -34,18 +34,6 @@ def cut(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
 
 
-def count_levels(count: int) -> str:
-    """Return ``1 level`` or ``5 levels``."""
-    return f"{count} level{'s' if count != 1 else ''}"
-
-
-def with_interval(interval: Interval) -> str:
-    """Return ``12.3 (11.9 to 12.7)``; of a single pass the figure alone."""
-    if interval.low is None or interval.high is None:
-        return quantity(interval.mean)
-    return f"{quantity(interval.mean)} ({quantity(interval.low)} to {quantity(interval.high)})"
-
-
 def plus_minus(interval: Interval) -> str:
     """Return the margin of the interval, as ``± 1.2``; empty for a single pass.
 

@@ -18,7 +18,7 @@ _PER_REQUEST = tuple(it for it in METRICS if isinstance(it, PerRequest) and it i
 """Metrics with one value for each request; the gaps between tokens are several."""
 _FIELDS = (
     *("repeat", "phase", "index", "status", "error", "scheduled_s", "sent_s", "first_token_s", "ended_s"),
-    *("instance", "lora_task_id", "session", "turn", "resent"),
+    *("session", "turn"),
 )
 
 

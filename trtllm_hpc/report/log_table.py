@@ -24,12 +24,10 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import NONE, format_bytes
 from trtllm_hpc.report.status import RankGroup, grouped
 from trtllm_hpc.report.tables import Table, print_table, terminal_width
-from trtllm_hpc.runs.stages import StageStatus
-from trtllm_hpc.runs.status import run_status
+from trtllm_hpc.runs.status import StageStatus, run_status
 
 _WELL = "ended 0"
 _STOPPED = "stopped by "
-_ERROR = "first error"
 
 
 @dataclass(frozen=True)
@@ -100,34 +98,19 @@ def _state_from_slurm(row: LogRow, stage: StageStatus | None) -> str:
 
 
 def print_logs(rows: Sequence[LogRow]) -> None:
-    """Print the rows as a table: in a pipe with whole errors, on a terminal with their beginnings below."""
-    width = terminal_width()
-    print_table(log_table(rows, with_errors=width is None))
-    errors = [f"{_name(group)}: {_error(group)}" for group in _groups(rows) if _error(group)]
-    if width is not None and errors:
-        print("\nfirst errors:")
-        for error in errors:
-            print(error if len(error) <= width else f"{error[: width - 1]}…")
-
-
-def log_table(rows: Sequence[LogRow], *, with_errors: bool) -> Table:
-    """Return the rows as a table; many ranks in the same state are one row of it."""
-    table = Table(
-        "step",
-        "rank",
-        "host",
-        "state",
-        "size",
-        *([_ERROR] * with_errors),
-        right=("rank", "size"),
-        one_line=("size",),
-    )
+    """Print the rows, many ranks in the same state as one, and below them first errors, in a pipe whole."""
+    table = Table("step", "rank", "host", "state", "size", right=("rank", "size"), one_line=("size",))
+    errors = []
     for group in _groups(rows):
         sizes = [row.size_bytes for row in group.members if row.size_bytes is not None]
         size = format_bytes(sum(sizes)) if sizes else NONE
-        cells = (_step(group), group.ranks or NONE, group.host or NONE, group.state, size)
-        table.add_row(*cells, *([_error(group)] * with_errors))
-    return table
+        table.add_row(_step(group), group.ranks or NONE, group.host or NONE, group.state, size)
+        if error := _error(group):
+            errors.append(f"{_name(group)}: {error}")
+    print_table(table)
+    width = terminal_width()
+    for error in ("\nfirst errors:", *errors) if errors else ():
+        print(error if width is None or len(error) <= width else f"{error[: width - 1]}…")
 
 
 def _groups(rows: Sequence[LogRow]) -> Iterator[RankGroup[LogRow]]:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtllm_hpc.bench.analysis.slo import BadSlo, Slo, parse_slo
-from trtllm_hpc.bench.levels import ClosedLoop
-from trtllm_hpc.bench.metrics import LATENCY, TPOT, TTFT, figures
-from trtllm_hpc.bench.records import RequestRecord, Sample
-from trtllm_hpc.bench.results import Figure, LevelResult, MeasurementSummary, Pass, Tried, Window
-from trtllm_hpc.bench.workload.request import BY_TOKENIZER
+from trtllm_hpc.bench.analysis.slo import BadSlo, parse_slo
+from trtllm_hpc.bench.results import Figure, LevelResult, MeasurementSummary
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity, search_sentence
 from trtllm_hpc.report.headline import (
     ascending_levels,
@@ -21,10 +16,9 @@ from trtllm_hpc.report.headline import (
     headline_level,
     is_valid,
     level_labels,
-    load_of,
     served,
 )
-from trtllm_hpc.report.tables import NARROW, Table, as_text, terminal_width, wrap
+from trtllm_hpc.report.tables import Table, as_text, terminal_width, wrap
 
 _WIDTH = 100
 _LATENCIES = {
@@ -50,27 +44,23 @@ _OPTIONAL = (_GOODPUT, "latency\np99", _TOKENS, "TTFT\np99", "TPOT\np50", "TTFT\
 """What a terminal that is too narrow for all figures does without, the last first."""
 
 
-def print_measurement(measurement: MeasurementSummary, records: Sequence[RequestRecord] = ()) -> None:
+def print_measurement(measurement: MeasurementSummary) -> None:
     """Print the table with as many figures as there is room for in the terminal."""
-    sys.stdout.write(measurement_text(measurement, records, terminal_width() or _WIDTH))
+    sys.stdout.write(measurement_text(measurement, terminal_width() or _WIDTH))
 
 
-def measurement_text(
-    measurement: MeasurementSummary, records: Sequence[RequestRecord] = (), width: int = _WIDTH
-) -> str:
+def measurement_text(measurement: MeasurementSummary, width: int = _WIDTH) -> str:
     """Return what there is to say of a measurement, in ``width`` columns, of which it needs 60.
 
-    ``records`` are needed only for the rows of each LoRA adapter. Figures without room are left out.
+    Figures without room are left out.
     """
     header, rows = energy(measurement)
     tables = [_levels(measurement), Table(*header, right=header[1:], rows=rows)]
     level = headline_level(measurement)
     if level is not None:
-        adapters = adapter_rows(measurement, records, level) if width >= NARROW else []
         turns = turn_rows(measurement, level)
         tables += [
             _latencies(measurement, level),
-            Table(*HEADER, right=HEADER[1:], rows=adapters),
             Table(*TURN_HEADER, right=TURN_HEADER[1:], optional=_PROMPT, rows=turns),
         ]
     # The table of the levels stands there even without any.
@@ -108,9 +98,7 @@ def _figure(result: LevelResult, key: str, statistic: str | None = None) -> str:
 _ENERGY = {
     "J/output token": "energy_per_output_token_j",
     "J/request": "energy_per_request_j",
-    "J/good request": "energy_per_good_request_j",
-    **{f"{name} W": f"power_{name}_w" for name in ("mean", "peak", "idle")},
-    "share at power limit": "power_capped_share",
+    "mean W": "power_mean_w",
 }
 
 
@@ -144,10 +132,10 @@ def _latencies(measurement: MeasurementSummary, level: int) -> Table:
 _PROMPT = ("prompt tokens", "cached share")
 TURN_HEADER = ("turn", "requests", "failed", *_PROMPT, "TTFT p50", "p99", "latency p50", "p99")
 """The last four in milliseconds."""
-_LATENCY_CELLS = (("latency_ms", "p50"), ("latency_ms", "p99"))
-_OF_ADAPTER = (("ttft_ms", "p50"), ("tpot_ms", "p50"), *_LATENCY_CELLS)
-_OF_PROMPT = (("input_tokens", "p50"), ("cached_prompt_share", "real"))  # a float by itself
-_OF_TURN = (*_OF_PROMPT, ("ttft_ms", "p50"), ("ttft_ms", "p99"), *_LATENCY_CELLS)
+_OF_TURN = (
+    *(("input_tokens", "p50"), ("cached_prompt_share", "real")),  # a float by itself
+    *((f"{name}_ms", statistic) for name in ("ttft", "latency") for statistic in ("p50", "p99")),
+)
 
 
 def turn_rows(measurement: MeasurementSummary, level: int | None) -> list[list[str]]:
@@ -160,50 +148,6 @@ def turn_rows(measurement: MeasurementSummary, level: int | None) -> list[list[s
 
 def _cell(figures: Mapping[str, Figure], key: str, statistic: str) -> str:
     return quantity(getattr(figures[key], statistic)) if key in figures else NONE
-
-
-TITLE = "By LoRA adapter"
-HEADER = ("LoRA adapter", "requests", "failed", "sent again", "TTFT p50", "TPOT p50", "latency p50", "p99")
-"""The last four in milliseconds."""
-
-
-def adapter_rows(
-    measurement: MeasurementSummary, records: Sequence[RequestRecord], level: int | None
-) -> list[list[str]]:
-    """Return a row of text for each adapter, and one for the requests without; nothing if none has any."""
-    by_adapter: dict[int | None, list[RequestRecord]] = {}
-    for record in records:
-        if record.measured and record.level == level:
-            by_adapter.setdefault(record.lora_task_id, []).append(record)
-    if not by_adapter.keys() - {None}:
-        return []
-    names = _names(measurement)
-    in_order = [None, *sorted(task_id for task_id in by_adapter if task_id is not None)]
-    return [
-        [names.get(task_id, f"{task_id}"), *_cells(by_adapter[task_id])]
-        for task_id in in_order
-        if task_id in by_adapter
-    ]
-
-
-def _names(measurement: MeasurementSummary) -> dict[int | None, str]:
-    """Return the number and the folder's name of each adapter, by its number."""
-    names: dict[int | None, str] = {None: "none"}
-    for place, one in enumerate(measurement.settings.get("workload", {}).get("lora", ()), 1):
-        task_id = place if one["task_id"] is None else one["task_id"]
-        names[task_id] = f"{task_id}: {one['adapter'] or PurePosixPath(one['directory']).name}"
-    return names
-
-
-def _cells(records: Sequence[RequestRecord]) -> list[str]:
-    answered = [record for record in records if record.ok]
-    found = figures(Sample(answered, Window(0.0, 0.0), ClosedLoop(1)), (TTFT, TPOT, LATENCY))
-    return [
-        f"{len(records):,}",
-        f"{len(records) - len(answered):,}",
-        f"{sum(record.resent for record in records):,}",
-        *(_cell(found, *key) for key in _OF_ADAPTER),
-    ]
 
 
 def title(measurement: MeasurementSummary) -> str:
@@ -219,12 +163,6 @@ def title(measurement: MeasurementSummary) -> str:
 
 def sentences(measurement: MeasurementSummary) -> Iterator[str]:
     """The search, the limits, tokens, errors, and the verdict last."""
-    if load := measurement.provenance.get("server", {}).get("load"):
-        yield f"load: {load}"
-    if measurement.profile is not None:
-        yield f"profile: {measurement.profile}"
-    if measurement.check is not None:
-        yield f"check: {measurement.check.sentence}"
     if measurement.energy:
         yield f"energy: {measurement.energy}"
     if measurement.search is not None:
@@ -242,7 +180,7 @@ def sentences(measurement: MeasurementSummary) -> Iterator[str]:
 
 
 def _token_sentences(tokens: Mapping[str, Any]) -> Iterator[str]:
-    """The totals with their sources, and for a count of texts the limits that are certain."""
+    """Yield the totals with their sources."""
     for kind in ("input", "output"):
         if tokens.get(kind) is None:
             continue
@@ -250,21 +188,7 @@ def _token_sentences(tokens: Mapping[str, Any]) -> Iterator[str]:
         sentence = f"{kind} tokens: {tokens[kind]:,}, counted by {counted_by}"
         if kind == "input" and tokens.get("kv_hit_share_by_server") is not None:
             sentence += f"; the server found {tokens['kv_hit_share_by_server']:.0%} of their KV blocks"
-        if kind == "output":
-            sentence += "".join(f"; {words}" for words in _certainty(tokens))
         yield sentence
-
-
-def _certainty(tokens: Mapping[str, Any]) -> Iterator[str]:
-    output, responses = tokens["output"], tokens.get("responses")
-    if responses is not None and responses < output:
-        yield f"they came in {responses:,} responses"
-    least, most = tokens.get("output_at_least"), tokens.get("output_at_most")
-    by_text = BY_TOKENIZER in (tokens.get("output_by") or [])
-    if by_text and least is not None and most is not None:
-        yield f"at least {least:,} were sent and at most {most:,} requested"
-        if tokens.get("output_by_server") is not None:
-            yield f"the server's metrics have {tokens['output_by_server']:,}, warm-up included"
 
 
 _MAX_FAILED_SHARE = 0.01
@@ -272,65 +196,31 @@ _MAX_FAILED_SHARE = 0.01
 
 
 def _slo_sentences(measurement: MeasurementSummary) -> Iterator[str]:
-    search = measurement.search
-    slo = measurement.settings.get("slo") if search is None else search.slo
-    limits = _parsed(slo) if slo else None
-    tried = _judged(measurement, limits) if search is None else search.tried
-    labels = level_labels(measurement)
-    levels = [
-        (labels[rate.level] if rate.level < len(labels) else f"{rate.rate_per_s:g}/s", rate)
-        for rate in sorted(tried, key=lambda rate: rate.rate_per_s)
-    ]
-    holding = [label for label, rate in levels if rate.holds]
+    """Say at which levels the limits hold, in every pass, and of each other level what breaks them."""
+    slo = measurement.search.slo if measurement.search else measurement.settings.get("slo")
+    try:
+        limits = parse_slo(slo) if slo else None
+    except BadSlo:  # another version wrote it; the figures are still readable
+        return
+    if limits is None:
+        return
+    labels, holding, broken = level_labels(measurement), list[str](), list[str]()
+    for place in ascending_levels(measurement):
+        result = measurement.levels[place]
+        failing = [it for it in result.passes if it.failed > _MAX_FAILED_SHARE * it.measured]
+        violating = [it for it in result.passes if limits.violations(it.metrics)]
+        missed = sum(it in failing or it in violating for it in result.passes)
+        if not missed:
+            holding.append(labels[place])
+            continue
+        reasons = limits.violations(*(it.metrics for it in result.passes))
+        if failing:
+            failed = sum(it.failed for it in failing)
+            reasons.append(f"{failed} of {result.measured} requests failed, which keep no limit.")
+        passes = f", in {missed} of {len(result.passes)} passes" if len(result.passes) > 1 else ""
+        broken.append(f"slo does not hold at {labels[place]}{passes}: {' '.join(reasons)}")
     if holding:
         failed = sum(level.failed for level in measurement.levels)
         limit = f" (for the requests that were answered; {failed} failed)" if failed else ""
         yield f"slo {slo} holds at {', '.join(holding)}{limit}"
-    for label, rate in levels:
-        if not rate.holds:
-            held = f", in {rate.passes - rate.passes_held} of {rate.passes} passes" if rate.passes > 1 else ""
-            yield f"slo does not hold at {label}{held}: {' '.join(_reasons(measurement, rate, limits))}"
-
-
-def _judged(measurement: MeasurementSummary, limits: Slo | None) -> Iterator[Tried]:
-    """Judge each level by its passes, as a search does: it holds if every one of them keeps the limits."""
-    if limits is None:
-        return
-    for place, result in enumerate(measurement.levels):
-        passes = result.passes
-        failing = [one.failed for one in passes if _fails_too_often(one)]
-        held = sum(not limits.violations(one.metrics) and not _fails_too_often(one) for one in passes)
-        broken = [f"{sum(failing)} of {result.measured} requests failed, which keep no limit."] * bool(
-            failing
-        )
-        yield Tried(load_of(result), held == len(passes), held, len(passes), broken, place)
-
-
-def _fails_too_often(one: Pass) -> bool:
-    """Return whether so many requests of a pass failed that no limit on its p99 can hold.
-
-    A failed request has no latency; whoever waited for it has waited longer than any limit allows.
-    """
-    return one.failed > _MAX_FAILED_SHARE * one.measured
-
-
-def _reasons(measurement: MeasurementSummary, tried: Tried, limits: Slo | None) -> list[str]:
-    """Return why the limits do not hold at a rate, with the figures that tables show.
-
-    A search judged each pass by itself; tables show the means over passes.
-    """
-    if limits is None or tried.level >= len(measurement.levels):
-        return tried.broken
-    metrics = [one.metrics for one in measurement.levels[tried.level].passes]
-    violations = limits.violations(*metrics)
-    of_passes = {sentence for each in metrics for sentence in limits.violations(each)}
-    others = [sentence for sentence in tried.broken if sentence not in of_passes]
-    return [*violations, *others] or tried.broken
-
-
-def _parsed(slo: str) -> Slo | None:
-    """Return the limits; ``None`` if another version wrote them; the figures are still readable."""
-    try:
-        return parse_slo(slo)
-    except BadSlo:
-        return None
+    yield from broken

@@ -10,8 +10,7 @@ from trtllm_hpc.bench.progress import clock_text
 from trtllm_hpc.report.formatting import format_time, quantity
 from trtllm_hpc.report.tables import Table
 from trtllm_hpc.runs.guests import ProxyClient
-from trtllm_hpc.runs.stages import StageStatus, joined
-from trtllm_hpc.runs.status import RunStatus
+from trtllm_hpc.runs.status import RunStatus, StageStatus
 
 _STYLES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "NOT SUBMITTED": "dim"}
 
@@ -21,14 +20,13 @@ def status_table(stages: Sequence[StageStatus], now: float) -> Table:
     table = Table("stage", "job", "state", "nodes", "what")
     for stage in stages:
         times = stage_times(stage, now)
-        words = joined(stage.sentence, str(stage.waiting or ""))
         style = _STYLES.get(stage.state, "red" if stage.final else "")
         table.add_row(
             stage.stage,
             stage.job_id or "-",
             (stage.state, style),
             stage.nodes or "-",
-            f"{words} ({times})" if times else words,
+            f"{stage.sentence} ({times})" if times else stage.sentence,
         )
     return table
 
@@ -41,15 +39,11 @@ def use_sentence(status: RunStatus) -> str:
     if use.gpu_hours is not None:
         by_stage = ", ".join(f"{stage} {quantity(value)}" for stage, value in hours)
         parts.append(f"{quantity(use.gpu_hours)} GPU-hours{f' ({by_stage})' if by_stage else ''}")
-    if use.waited_s is not None:
-        parts.append(f"{clock_text(use.waited_s)} in the queue")
     if use.energy_j is not None:
         parts.append(f"{quantity(use.energy_j / 3.6e6)} kWh by Slurm")
     if use.server_mean_w is not None:
         peak = quantity(use.server_peak_w)
         parts.append(f"{quantity(use.server_mean_w)} W on average and {peak} W at most by the server's GPUs")
-    if use.saved_gpu_hours:
-        parts.append(f"{quantity(use.saved_gpu_hours)} GPU-hours saved by serve.idle_minutes")
     return ", ".join(parts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
@@ -30,8 +30,8 @@ Cell: TypeAlias = "str | tuple[str, str]"
 class Table:
     """Rows of text below headers and a rule; headers and cells may have several lines.
 
-    By their headers, columns are aligned ``right``, never wrapped (``one_line``), at ``least`` so wide, or
-    ``optional``: a terminal that is too narrow does without, the last first.
+    By their headers, columns are aligned ``right``, never wrapped (``one_line``), or ``optional``: a
+    terminal that is too narrow does without, the last first.
     """
 
     def __init__(
@@ -39,12 +39,11 @@ class Table:
         *headers: str,
         right: Collection[str] = (),
         one_line: Collection[str] = (),
-        least: Mapping[str, int] | None = None,
         optional: Sequence[str] = (),
         rows: Iterable[Sequence[Cell]] = (),
     ) -> None:
         self.headers, self.rows = headers, list(rows)
-        self._right, self._one_line, self._least, self._optional = right, one_line, least or {}, optional
+        self._right, self._one_line, self._optional = right, one_line, optional
 
     def add_row(self, *cells: Cell) -> None:
         """Add a row with one cell for each header."""
@@ -103,20 +102,12 @@ class Table:
         most = [max(map(cell_len, text.split("\n"))) for text in texts]
         rigid = {place for place, header in enumerate(self.headers) if header in self._one_line}
         words = [max(map(cell_len, text.split()), default=0) for text in texts]
-        widths = {
-            place: max(most[place] if place in rigid else words[place], self._least.get(header, 0))
-            for place, header in enumerate(self.headers)
-        }
+        widths = {place: most[place] if place in rigid else words[place] for place in range(len(texts))}
 
         def spare() -> int:
             return width - sum(widths.values()) - _GAP * (len(widths) - 1)
 
-        optional = [
-            place
-            for name in dict.fromkeys(self._optional)
-            for place, header in enumerate(self.headers)
-            if header == name
-        ]
+        optional = [self.headers.index(name) for name in self._optional if name in self.headers]
         left_out: list[str] = []
         while spare() < 0 and optional:
             left_out.insert(0, self.headers[optional[-1]])

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from textwrap import fill
-
-from trtllm_hpc.report.tables import NARROW, Table, print_table, terminal_width
-from trtllm_hpc.tensorrt_llm.releases.commands import (
-    BY_FAMILY,
-    Command,
-    Option,
-    OptionHistory,
-    commands_of,
-    families_with,
-)
-from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
+from trtllm_hpc.report.tables import Table, print_table
+from trtllm_hpc.tensorrt_llm.releases.programs import Program, ProgramOption, programs_of
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 _NONE = "-"
@@ -40,42 +30,30 @@ def print_release(release: Release) -> None:
             print(f"  {name}: {value}")
     print()
     table = Table("program", "options", "list", right=("options",))
-    for command in commands_of(release.version):
-        table.add_row(command.name, str(len(command.options)), command.status)
+    for program in programs_of(release.version):
+        table.add_row(program.name, str(len(program.options)), program.status)
     print_table(table)
-    for name in BY_FAMILY:
-        families = families_with(release.version, name)
-        if families:
-            width = min(terminal_width() or NARROW, NARROW)
-            print(fill(f"{name} exists for: {', '.join(families)}", width, initial_indent="\n"))
 
 
-def print_command(command: Command) -> None:
-    """Print every option, and those of other releases."""
-    suffix = f" for {command.family}" if command.family else ""
-    print(f"{command.name}{suffix} of TensorRT-LLM {command.release}")
-    print(f"  list: {command.status}")
-    print(f"  source: {command.source}")
+def print_program(program: Program) -> None:
+    """Print every option."""
+    suffix = f" for {program.family}" if program.family else ""
+    print(f"{program.name}{suffix} of TensorRT-LLM {program.release}")
+    print(f"  list: {program.status}")
+    print(f"  source: {program.source}")
     print()
     table = Table("option", "takes", "default", "remarks")
-    for option in command.options.values():
+    for option in program.options.values():
         table.add_row(
             ", ".join((option.name, *option.aliases)), _takes(option), _default(option), _remarks(option)
         )
     print_table(table)
-    if command.not_in_this_release:
+    for part in program.subcommands.values():
         print()
-        table = Table("not in this release", "", "instead")
-        for history in command.not_in_this_release:
-            instead = history.replaced_by or history.note or _NONE
-            table.add_row(history.name, _when(command, history), instead)
-        print_table(table)
-    for part in command.subcommands.values():
-        print()
-        print_command(part)
+        print_program(part)
 
 
-def _takes(option: Option) -> str:
+def _takes(option: ProgramOption) -> str:
     if option.form == "flag":
         return "nothing"
     value = " | ".join(option.choices[:_MANY]) if option.choices else "a value"
@@ -84,27 +62,17 @@ def _takes(option: Option) -> str:
     return f"{value} …" if option.form == "list" else value
 
 
-def _default(option: Option) -> str:
+def _default(option: ProgramOption) -> str:
     if option.form == "flag":
         return "off"
     return _NONE if option.default is None or option.default == "" else str(option.default)
 
 
-def _remarks(option: Option) -> str:
+def _remarks(option: ProgramOption) -> str:
     parts = (
         "Required." if option.required else None,
         option.ignored,
-        # Its first half says the default, which has a column of its own.
-        option.changed.partition(": ")[2] if option.changed else None,
-        "The value may be left out." if option.bare else None,
+        "Other releases have another default." if option.default_varies else None,
         option.note,
     )
     return " ".join(part for part in parts if part)
-
-
-def _when(command: Command, history: OptionHistory) -> str:
-    if parsed(history.first) > parsed(command.release):
-        return f"from {history.first} on"
-    if history.gone is not None and parsed(history.gone) <= parsed(command.release):
-        return f"{history.first} to {history.last}"
-    return f"from {history.first} on, but not here"

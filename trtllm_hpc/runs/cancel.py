@@ -8,8 +8,7 @@ from contextlib import ExitStack, suppress
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, locked
-from trtllm_hpc.runs.stages import queued_jobs, watcher_of
-from trtllm_hpc.runs.status import RunStatus, run_status
+from trtllm_hpc.runs.status import RunStatus, queued_jobs, run_status, watcher_of
 from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.stop import CANCEL, request_stop
 from trtllm_hpc.scheduler.job_info import RunJob

@@ -6,9 +6,8 @@ import io
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from trtllm_hpc.errors import FAIL
 from trtllm_hpc.logs.causes.explain import (
     REPORTED,
     Candidate,
@@ -26,7 +25,6 @@ from trtllm_hpc.logs.files import LogFile, signal_or_code
 from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.runs.stages import StageFailure
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.scheduler.states import INTERRUPTED, NO_OUTPUT_FILE
 
@@ -36,13 +34,31 @@ UNKNOWN = "unknown"
 _LAST_LINES = 5
 
 
+@dataclass(frozen=True)
+class StageFailure:
+    """The failed stage that decides a run's state, and what the run's own files show of it."""
+
+    stage: str
+    """The stage whose logs explain it: ``companion`` if that failed within the job of the server."""
+    state: str
+    """Slurm's name of the state."""
+    exit_signal: int | None
+    job_id: str | None
+    first: RankFailure | None
+    """The rank that died first, if a rank is the cause."""
+    reported: str | None
+    """The reason that the stage's job, or its submission, has recorded."""
+    next: str | None = None
+    """What to do about it, if that is recorded too."""
+
+
 def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile]) -> tuple[Finding, ...]:
     """Return why a stage failed, the likeliest cause first; never empty.
 
     ``servers`` are the logs of the step ``serve``.
     """
     run.use_causes_of_site()
-    first, exit_signal = failure.first, failure.status.exit_signal
+    first, exit_signal = failure.first, failure.exit_signal
     reported = failure.reported or (None if first is None else first.verdict or first.record.reason)
     logs = stage_logs(run, failure.stage, None if first is None else first.record, servers)
     facts = logs_facts([log.path for log in logs])
@@ -73,21 +89,21 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
             advised = error if error.next else replace(error, next=_look_at(run.paths, log))
             candidates.append(Candidate(advised, Certainty.REPORTED))
     full = disk_space(os.uname().nodename, "the run folder", run.paths.folder)
-    if full.state == FAIL and full.hint is not None:
+    if full is not None and full.hint is not None:
         now = Finding.without_log("disk-full", full.message, full.hint)
         candidates.append(Candidate(now, Certainty.FULL_DISK))
     if exit_signal in set(signal.Signals) and not _has_root(candidates):
         script = _without_log(causes()["batch-script-killed"], {"signal": f"signal {exit_signal}"})
         candidates.append(Candidate(script, Certainty.JOB_STATE))
-    of_state = cause_of_state(failure.status.state)
+    of_state = cause_of_state(failure.state)
     if exit_signal == NO_OUTPUT_FILE:
         of_state = causes()["slurm-output-file"]
     if of_state is not None:
         candidates.append(Candidate(_without_log(of_state, {}), Certainty.JOB_STATE))
-    if not candidates and failure.status.state == INTERRUPTED.name:
+    if not candidates and failure.state == INTERRUPTED.name:
         following = f"trtllm-hpc resume {call_name(run.paths)} --wait submits its scripts"
         return (Finding.without_log(UNKNOWN, "The submission was interrupted.", following),)
-    return likeliest_first(candidates) or (_unknown(run.paths, logs, failure.status.job_id),)
+    return likeliest_first(candidates) or (_unknown(run.paths, logs, failure.job_id),)
 
 
 def _has_root(candidates: Sequence[Candidate]) -> bool:

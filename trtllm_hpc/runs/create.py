@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from trtllm_hpc.config.diagnostics import path_refused
 from trtllm_hpc.config.files import default_profile
-from trtllm_hpc.config.path_errors import path_errors
-from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
+from trtllm_hpc.engine_cache.lookup import CachedEngine, lookup
+from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, engines_folder
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan, with_download, with_engine
-from trtllm_hpc.render.lock import lock_of
-from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
+from trtllm_hpc.render.run_folder import default_python, lock_of, new_run_folder, write_run
 from trtllm_hpc.render.scripts import render_build
-from trtllm_hpc.render.templates_cache import find_templates
 from trtllm_hpc.runs.hub import download, locator, runs_folder
-from trtllm_hpc.runtime.lock import changes, in_words
+from trtllm_hpc.runtime.lock import changes, shown
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
-from trtllm_hpc.validation.load import load, load_cluster
-from trtllm_hpc.validation.lock import read_lock
+from trtllm_hpc.validation.load import load, load_cluster, read_lock
 
 Warn = Callable[[str], object]
 """Receives each warning about a job, one line or more, before anything is written."""
@@ -58,7 +55,7 @@ class CreatedRun(NamedTuple):
 
     plan: Plan
     paths: RunPaths
-    engine: Hit | Miss | Unknown | None
+    engine: CachedEngine | None
     """Result of the search in the engine cache; ``None`` if the run needs no engine from it."""
 
 
@@ -66,16 +63,19 @@ class CreatedRun(NamedTuple):
 def plan_run(source: JobSource, *, command: str) -> Iterator[Plan]:
     """Load and plan a job; ``command`` is the ``trtllm-hpc`` command that errors advise the user to repeat.
 
-    While the context is open, an ``OSError`` about a path that a key named becomes a ``ConfigError`` about
-    that key. Raises ConfigError if the job file or the profile is wrong; RenderError if a path cannot be
-    written into a script.
+    Raises ConfigError if the job file or the profile is wrong, or, while the context is open, the system
+    refuses a path; RenderError if a path cannot be written into a script.
     """
     job_file, cluster, settings, runs = source
     options = () if runs is None else ("--runs", str(runs))
     facts = load(job_file, cluster, tuple(settings), command=command, options=options, locate=locator(runs))
     folder = runs or runs_folder(facts.cluster)
-    with path_errors(facts.job, facts.cluster, None if runs is None else {"--runs": str(runs)}):
+    try:
         yield plan_facts(facts, new_run_folder(folder, facts.job.name), folder)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise ConfigError([path_refused(error)]) from None
 
 
 def plan_facts(facts: JobFacts, paths: RunPaths, runs: Path) -> Plan:
@@ -83,7 +83,6 @@ def plan_facts(facts: JobFacts, paths: RunPaths, runs: Path) -> Plan:
 
     The engine cache is not searched yet. Raises ConfigError, RenderError and OSError.
     """
-    templates = find_templates(facts.cluster) if facts.release is not None else None
     engines = str(engines_folder(facts.cluster.engines_folder, runs))
     refuse_folder_names(paths.folder, engines, facts.cluster)
     return make_plan(
@@ -91,7 +90,6 @@ def plan_facts(facts: JobFacts, paths: RunPaths, runs: Path) -> Plan:
         paths,
         default_python(),
         engines_folder=engines,
-        templates=None if templates is None else str(templates),
     )
 
 
@@ -107,17 +105,13 @@ def create_run(
     lock = read_lock(source.job_file)
     with plan_run(source, command=command) as plan:
         if lock is not None:
-            # What differs on the nodes, the job finds.
             for key, before, now in changes(lock.made_of, lock_of(plan).made_of):
-                warn(f"warning: {in_words(key, before, now, 'the lock')}")
+                warn(f"warning: {key} is {shown(now)}, but {shown(before)} in the lock")
         for warning in (*check(plan), *(f"note: {note}" for note in plan.notes)):
             warn(warning)
         in_job = plan.cluster.download_partition is not None
         is_left = download(plan.job.model, Path(plan.run_folder), leave=in_job)
-        created = write_planned(plan, downloads=is_left)
-        if lock is not None:
-            replace(lock_of(plan), repeats=lock.made_of).write(created.paths.lock)
-        return created
+        return write_planned(plan, downloads=is_left)
 
 
 def write_planned(plan: Plan, *, downloads: bool = False) -> CreatedRun:
@@ -129,20 +123,21 @@ def write_planned(plan: Plan, *, downloads: bool = False) -> CreatedRun:
     folder = Path(plan.run_folder)
     build = render_build(plan)
     engine = None if build is None else lookup(build.recipe)
-    if isinstance(engine, Hit) and not all([entry.register(folder) for entry in engine.entries]):
-        engine = Unknown("another process is removing it right now")
+    if engine is not None and not all([entry.register(folder) for entry in engine.entries]):
+        engine = CachedEngine("unknown", reason="another process is removing it right now")
     plan = _with_found(plan, engine)
     plan = with_download(plan) if downloads else plan
-    others = engine.others if isinstance(engine, Hit) else {}
-    paths = write_run(plan, build, {step: entry.output for step, entry in others.items()})
-    for entry in engine.entries if isinstance(engine, Hit) else ():
+    outputs = [] if engine is None else list(engine.outputs.items())
+    paths = write_run(plan, build, {step: Path(output) for step, output in outputs[:-1]})
+    for entry in () if engine is None else engine.entries:
         entry.register(folder)  # again: from now on a run without a folder is gone
     return CreatedRun(plan, paths, engine)
 
 
-def _with_found(plan: Plan, engine: Hit | Miss | Unknown | None) -> Plan:
+def _with_found(plan: Plan, engine: CachedEngine | None) -> Plan:
     """Return the plan, without its build stage if the engine was found."""
-    return with_engine(plan, str(engine.entry.output)) if isinstance(engine, Hit) else plan
+    outputs = () if engine is None else tuple(engine.outputs.values())
+    return with_engine(plan, outputs[-1]) if outputs else plan
 
 
 def check_context(source: JobSource) -> Context:

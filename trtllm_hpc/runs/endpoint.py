@@ -19,7 +19,7 @@ from trtllm_hpc.errors import (
 )
 from trtllm_hpc.logs.files import stage_end
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths, call_name, read_json
+from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runtime.records import Endpoint, read_events
 from trtllm_hpc.scheduler.states import LOST
 
@@ -93,26 +93,25 @@ def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
     There will be none if, by their events, the serve stage has ended or the build before it has failed, and
     no other job waits to serve (``serve.renew``).
     """
-    hint = f"trtllm-hpc logs {call_name(paths)}"
     run = RunSnapshot(paths)
-    end, renewal = stage_end(run, "serve"), run.renewal
+    end, renewal, stage = stage_end(run, "serve"), run.renewal, "serve stage"
+    failed: type[TrtllmHpcError] = StartFailed
     if end is not None and renewal is not None:
         has_begun = renewal.job_id != end.data.get("job_id")  # though it has not said so yet
         if has_begun or renewal.next_job_id is not None:
             return None  # another job serves next
+    if end is None and not run.events("serve"):
+        end, stage, failed = stage_end(run, "build"), "build", BuildFailed
+        if end is not None and end.data.get("exit_code") == 0:
+            return None
     if end is None:
-        build = None if run.events("serve") else stage_end(run, "build")
-        if build is not None and (code := build.data.get("exit_code")) != 0:
-            how = "was cancelled" if code is None else f"failed with exit code {code}"
-            sentence = f"The build of run {paths.run_id} {how}, so there will be no server."
-            return (RunCancelled if code is None else BuildFailed)(sentence, hint=hint)
         return None
     code = end.data.get("exit_code")
     if code == 0:
         return _already_ended(paths)
     how = "was cancelled" if code is None else f"ended with exit code {code}"
-    sentence = f"The serve stage of run {paths.run_id} {how}, so there is no server."
-    return (RunCancelled if code is None else StartFailed)(sentence, hint=hint)
+    sentence = f"The {stage} of run {paths.run_id} {how}, so there is no server."
+    return (RunCancelled if code is None else failed)(sentence, hint=f"trtllm-hpc logs {call_name(paths)}")
 
 
 def _refuse_ended(run: RunPaths) -> None:
@@ -157,28 +156,26 @@ def was_submitted(paths: RunPaths) -> bool:
 def _damage(paths: RunPaths) -> str | None:
     """Return what is wrong with a published endpoint that cannot be read; ``None``: there is no such file."""
     try:
-        return None if read_json(paths.endpoint) is None else "does not hold an endpoint"
+        paths.endpoint.read_bytes()
+    except FileNotFoundError:
+        return None
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    except ValueError as error:
-        return "is cut short, or is not JSON" if getattr(error, "doc", "?") else "is empty"
+    return "is empty, cut short, or does not hold an endpoint"
 
 
 def _not_ready(paths: RunPaths, endpoint: Endpoint | None, why: str | None, timeout_s: float) -> NotReady:
     within = f" within {timeout_s:g} s" if timeout_s > 0 else ""
-    hint = f"trtllm-hpc logs {call_name(paths)}"
+    run, hint = f"run {paths.run_id}", f"trtllm-hpc logs {call_name(paths)}"
     if endpoint is not None:
-        message = (
-            f"The server of run {paths.run_id} at {endpoint.place} (host {endpoint.host}) {why}{within}."
-        )
+        message = f"The server of {run} at {endpoint.place} (host {endpoint.host}) {why}{within}."
     elif why is not None:
-        message = f"Where the server of run {paths.run_id} answers is not known: {paths.endpoint} {why}."
+        message = f"Where the server of {run} answers is not known: {paths.endpoint} {why}."
         hint = f"trtllm-hpc cancel {call_name(paths)}, and submit the job file again"
     elif was_submitted(paths):
-        message = f"Run {paths.run_id} published no endpoint{within}: its server is not ready."
+        message = f"R{run[1:]} published no endpoint{within}: its server is not ready."
     else:
-        message = f"Run {paths.run_id} was never submitted"
-        message += f", and none of its scripts was started by hand{within}." if timeout_s > 0 else "."
+        message = f"R{run[1:]} was never submitted, and none of its scripts was started by hand{within}."
         files = (shlex.quote(str(paths.spec)), shlex.quote(str(paths.cluster)))
         hint = f"trtllm-hpc submit {files[0]} --cluster {files[1]}"
     return NotReady(message, hint=hint)

@@ -61,7 +61,7 @@ def invite(paths: RunPaths, name: str, expires_s: float | None) -> None:
     from trtllm_hpc.config.files import read_spec  # imported here: `status` needs no job file
 
     serve = read_spec(paths.spec).serve
-    if serve.proxy == "none" or not serve.key:
+    if serve.proxy == "none":
         raise _refused(paths, "the run has no proxy that asks for a key: everybody may ask this server")
     if not _NAME.fullmatch(name) or name in (OWNER, ANYBODY):
         hint = "letters, digits, '.', '_', '@' and '-', such as a user name"

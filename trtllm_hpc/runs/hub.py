@@ -11,17 +11,13 @@ import glob
 import os
 import re
 import shutil
-import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
-from types import FrameType
 from typing import Any
 
 from trtllm_hpc.config import hub as site
@@ -31,25 +27,19 @@ from trtllm_hpc.config.hub import INCOMPLETE, PARTIAL, HubFailed, HubModel, know
 from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, own_runs_folder
-from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Entry, EntryHeld, Use
-from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
+from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, CacheEntry, EntryHeld, Use
 from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, needed_files
+from trtllm_hpc.runtime.engine_cache.shared_files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.records import try_event
-from trtllm_hpc.tensorrt_llm.memory.planner import gib
+from trtllm_hpc.tensorrt_llm.memory import gib
 from trtllm_hpc.validation.load import Locate
 
 _Files = Mapping[str, tuple[int, str]]
 
-_SLOW_TO_HASH = 2**30
-"""Bytes from which on comparing hashes is announced: a processor hashes about 1 GB/s."""
 _NEWS_S = 30.0
-"""Seconds between two lines of progress where lines are not redrawn."""
+"""Seconds between two lines about another process's download."""
 _POLL_S = 1.0
 """Seconds between two looks at another process's download."""
-
-
-class HubUnreachable(HubFailed):
-    """The hub does not answer, or this machine is offline."""
 
 
 def runs_folder(cluster: ClusterProfile) -> Path:
@@ -77,21 +67,14 @@ def locator(runs: Path | None) -> Locate:
 def find(models: Path, hub: str, revision: str | None, token_file: str | None) -> tuple[Path, HubModel]:
     """Return the folder of a model, with its small files, and its record; raises HubFailed.
 
-    The hub is not asked for a known commit. If it is unreachable, a revision means what it last meant.
-    ``models`` is the folder of all models, ``token_file`` that of the job file.
+    The hub is not asked for a known commit. ``models`` is the folder of all models, ``token_file`` that of
+    the job file.
     """
-    name, known = revision or "main", list(known_models(models, hub))
-    found = next((it for it in known if it[1].commit == name), None)
+    name = revision or "main"
+    found = next((it for it in known_models(models, hub) if it[1].commit == name), None)
     if found is None:
-        try:
-            with _sentences(hub, name, token_file):
-                found = _ask(models, hub, name, token_file)
-        except HubUnreachable as error:
-            known = [it for it in known if name in it[1].revisions and not it[1].missing(it[0])]
-            if not known:
-                raise
-            found = max(known, key=lambda it: it[1].revisions[name])
-            print(f"warning: {error.message} Revision {name} is taken from {found[0]}.", file=sys.stderr)
+        with _sentences(hub, name, token_file):
+            found = _ask(models, hub, name, token_file)
     fetch(found[0], token_file, weights=False)
     return found
 
@@ -125,7 +108,7 @@ def download(model: Model, run: Path, *, leave: bool = False) -> bool:
     if model.hub is None or model.path is None:
         return False
     folder, record = Path(model.path), record_of(model.path)
-    Entry(folder.parent).register(run)
+    CacheEntry(folder.parent).register(run)
     if leave and record is not None and record.missing(folder):
         return True
     fetch(folder, model.token_file)
@@ -151,7 +134,7 @@ def fetch(folder: Path, token_file: str | None, *, weights: bool = True) -> None
     """
     record = record_of(folder)
     assert record is not None
-    entry, said_at = Entry(folder.parent), -_NEWS_S
+    entry, said_at = CacheEntry(folder.parent), -_NEWS_S
     with suppress(OSError):
         entry.used.touch()
     while missing := record.missing(folder, weights=weights):
@@ -196,7 +179,7 @@ def hub_rows(models: Path) -> list[ModelRow]:
 
 def row_of(folder: Path, record: HubModel) -> ModelRow:
     """Return the row of a hub's model."""
-    entry, missing = Entry(folder.parent), record.missing(folder)
+    entry, missing = CacheEntry(folder.parent), record.missing(folder)
     size = sum(size for name, (size, _) in record.files.items() if name not in missing)
     used = max(it.stat().st_mtime for it in (entry.used, entry.folder / HUB_RECORD) if it.exists())
     summary = f"{record.commit} ({', '.join(record.revisions)})"
@@ -238,9 +221,8 @@ def _download(folder: Path, record: HubModel, missing: _Files, token: str | None
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
     names = [glob.escape(name) for name in missing]
     commit: dict[str, Any] = {"revision": record.commit, "local_dir": partial}
-    with _progress(record.hub, total, here) as bars:
-        hub.snapshot_download(record.hub, **commit, allow_patterns=names, tqdm_class=bars)
-    if total > _SLOW_TO_HASH:
+    hub.snapshot_download(record.hub, **commit, allow_patterns=names)
+    if total > 2**30:  # a processor hashes about 1 GB/s
         print(f"{record.hub}: comparing hashes with the hub's ...", file=sys.stderr, flush=True)
     damaged = [it["path"] for it in hub.verify_repo_checksums(record.hub, **commit).mismatches]
     for name in damaged:
@@ -253,53 +235,6 @@ def _download(folder: Path, record: HubModel, missing: _Files, token: str | None
         (partial / name).chmod(folder.stat().st_mode & 0o666)
         (partial / name).replace(folder / name)
     remove(partial)
-
-
-@contextmanager
-def _progress(hub: str, total: int, here: int) -> Iterator[Any]:
-    """Show how many bytes of a model are here; yields the class of bars that the library is to advance.
-
-    At Ctrl-C the library waits for the files that it is downloading, which can be 8 of 5 GB. Its bars raise
-    then, which ends these files.
-    """
-    from huggingface_hub.utils.tqdm import tqdm as library_bar
-    from tqdm import tqdm
-
-    stopped = Event()
-    every = 1 if sys.stderr.isatty() else _NEWS_S
-    shown = tqdm(desc=hub, total=total, initial=here, unit="B", unit_scale=True, mininterval=every, delay=1)
-
-    class Bar(library_bar):
-        """One of the library's three bars. None is shown; the one that counts bytes advances ours."""
-
-        def __init__(self, *args: Any, name: str = "", **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
-            self._counts_bytes = name == "huggingface_hub.snapshot_download"
-
-        def update(self, n: float | None = 1) -> None:
-            if stopped.is_set():
-                raise InterruptedError("interrupted by the user")
-            if self._counts_bytes:
-                shown.update(n)
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        stopped.set()
-        with suppress(ImportError):  # a private name: without it Ctrl-C waits for what Xet downloads
-            from huggingface_hub.utils._xet import abort_xet_session
-
-            abort_xet_session()  # type: ignore[no-untyped-call]
-        previous(signum, frame)  # type: ignore[operator,misc]
-
-    previous = signal.getsignal(signal.SIGINT)
-    catches = callable(previous) and threading.current_thread() is threading.main_thread()
-    try:
-        if catches:
-            signal.signal(signal.SIGINT, interrupt)
-        with shown:
-            yield Bar
-    finally:
-        if catches:
-            signal.signal(signal.SIGINT, previous)
 
 
 def _token(token_file: str | None) -> str | None:
@@ -351,20 +286,16 @@ def _sentence(error: Any, hub: str, revision: str, token_file: str | None) -> Hu
         return HubFailed(f"{hub} has no revision {revision}.", hint=f"{page}/tree/main lists the branches")
     if isinstance(error, errors.GatedRepoError):
         return HubFailed(f"{hub} is gated, and {why}.", hint=f"ask for access at {page}{name_it}")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        message = f"The hub has no model {hub}, or it is private and {why}."
-        return HubFailed(message, hint=f"compare the name with {page}{name_it}")
     if status < 500 and status != 429:
-        message = f"The hub refuses {hub} (status {status}), and {why}."
-        return HubFailed(message, hint=f"look at {page}{name_it}")
+        message = f"The hub has no model {hub}, or it is private and {why} (status {status})."
+        return HubFailed(message, hint=f"compare the name with {page}{name_it}")
     if number in (errno.ENOSPC, errno.EDQUOT):
         return _no_space(error.filename or "the folder of models", str(error.strerror))
-    if isinstance(error, ValueError):  # above all a file of more than 50 GB without the package hf_xet
-        return HubFailed(f"{hub} cannot be downloaded: {reason}.", hint="pip install 'trtllm-hpc[hub]'")
-    if number is not None and not isinstance(error, ConnectionError):
+    if isinstance(error, ValueError) or (number is not None and not isinstance(error, ConnectionError)):
         return HubFailed(f"{hub} cannot be downloaded: {reason}.", hint=_ELSEWHERE)
-    hint = f"the same command goes on where it was; where there is a network: trtllm-hpc models fetch {hub}"
-    return HubUnreachable(f"The hub cannot be reached, or the connection was lost: {reason}.", hint=hint)
+    hint = f"where there is a network: trtllm-hpc models fetch {hub}; a commit that is here needs no hub: "
+    hint += "model.revision names it, trtllm-hpc models list shows it"
+    return HubFailed(f"The hub cannot be reached, or the connection was lost: {reason}.", hint=hint)
 
 
 _ELSEWHERE = "models_folder in the profile names another folder"

@@ -15,10 +15,17 @@ from typing import Any
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.accounting import run_use
 from trtllm_hpc.runs.find import created_at_of, list_runs
-from trtllm_hpc.runs.stages import StageStatus, stages_of, watched_jobs
-from trtllm_hpc.runs.status import RunState, is_settled, state_of, status_of
+from trtllm_hpc.runs.status import (
+    RunState,
+    StageStatus,
+    is_settled,
+    run_use,
+    stages_of,
+    state_of,
+    status_of,
+    watched_jobs,
+)
 from trtllm_hpc.runtime.records import JsonRecord, known_fields
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.watcher import JobWatcher
@@ -50,12 +57,8 @@ class ListedRun:
     """Seconds since the epoch."""
     ended_at: float | None = None
     """When its last job ended; ``None`` before that, or if it is not known."""
-    waited_s: float | None = None
-    """From the submission to the start of the first job."""
     gpu_hours: float | None = None
     """Of all its jobs, as far as it is known."""
-    saved_gpu_hours: float | None = None
-    """That a server which nobody asked left of its time limit (``serve.idle_minutes``)."""
     sentence: str | None = None
     """Why it has not completed; ``None`` unless it has failed, and only for the variants of a sweep."""
     exit_code: int | None = None
@@ -158,7 +161,6 @@ def _row(
     )
     endpoint = None if state is None or state.final else run.endpoint
     ends = [stage.times.ended_at for stage in stages if stage.times.ended_at is not None]
-    use = run_use(run, stages)
     status = status_of(run, stages) if reasons and state in _FAILED else None
     row = ListedRun(
         run_id=run.paths.run_id,
@@ -169,9 +171,7 @@ def _row(
         endpoint=None if endpoint is None else endpoint.place,
         created_at=created_at,
         ended_at=max(ends) if ends and settled else None,
-        waited_s=use.waited_s,
-        gpu_hours=use.gpu_hours,
-        saved_gpu_hours=use.saved_gpu_hours,
+        gpu_hours=run_use(run, stages).gpu_hours,
         sentence=None if status is None else status.sentence,
         exit_code=None if status is None else int(status.exit_code),
         settled=settled,

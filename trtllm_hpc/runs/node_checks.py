@@ -11,11 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.errors import (
-    Diagnostic,
-    SubmissionError,
-    fail,
-)
+from trtllm_hpc.errors import Diagnostic, SubmissionError, fail
 from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
@@ -24,17 +20,16 @@ from trtllm_hpc.render.run_folder import runtime_zipapp
 from trtllm_hpc.render.scripts import render_configurations, render_node_checks
 from trtllm_hpc.runs.create import JobSource, plan_run
 from trtllm_hpc.runs.submit import require_scheduler
-from trtllm_hpc.runtime.engine_cache.files import remove
+from trtllm_hpc.runtime.engine_cache.shared_files import remove
 from trtllm_hpc.runtime.front import with_addresses
 from trtllm_hpc.runtime.node_checks import PARTS
-from trtllm_hpc.runtime.node_checks.records import Wanted, read_found
+from trtllm_hpc.runtime.node_checks.exchange import Wanted, read_found
 from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
 from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import LOST, parse_state
 from trtllm_hpc.scheduler.watcher import JobWatcher
-from trtllm_hpc.validation.image_facts import compare_image
 
 Show = Callable[[str], object]
 """Receives a sentence on how far the job has come, when that changes."""
@@ -82,8 +77,7 @@ def check_on_nodes(
     Raises:
         SubmissionError: Slurm refused the job, or it did not start within an hour.
     """
-    source = JobSource.of(job, cluster, settings, runs)
-    source = source._replace(settings=(*source.settings, "model.stage=null"))
+    source = JobSource.of(job, cluster, (*settings, "model.stage=null"), runs)
     with plan_run(source, command="doctor") as plan:
         paths = RunPaths(plan.run_folder)
         if plan.cluster.scheduler != "slurm":
@@ -100,9 +94,6 @@ def check_on_nodes(
             found = read_found(paths)
             facts = {one.part: one.facts for one in reversed(found)}
             findings = [it for one in found for it in one.diagnostics] + _missing(paths, checked, facts, info)
-            release = None if plan.facts.assumed_release else plan.facts.release
-            if (compared := compare_image(release, facts.get("image", {}))) is not None:
-                findings.append(compared)
             return NodeReport(tuple(_worst(findings)), wanted, facts, plan.cluster)
         finally:
             if keep:
@@ -225,14 +216,9 @@ def _missing(
     paths: RunPaths, checked: Plan, found: Collection[str], info: JobInfo | None
 ) -> list[Diagnostic]:
     """Return a failure for each part that has left no result: its step did not get as far as Python."""
-    has_tensorrt_llm = checked.backend.release_use != "none"
-    used = {
-        "image": has_tensorrt_llm,
-        "build": has_tensorrt_llm and bool(checked.build_steps),  # others' builds start no MPI
-        "front": checked.front is not None,
-    }
     missing = []
-    for part in (part for part in PARTS if used.get(part, True) and part not in found):
+    unused = {"image"} if checked.backend.release_use == "none" else set()
+    for part in (part for part in PARTS if part not in unused and part not in found):
         log = paths.batch_log("doctor") if part == "host" else paths.rank_log(part, 0)
         lines = last_lines(log, _LOG_LINES) or last_lines(paths.batch_log("doctor"), _LOG_LINES)
         text = " / ".join(line.strip() for line in lines if line.strip())

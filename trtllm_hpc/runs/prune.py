@@ -3,40 +3,39 @@
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from trtllm_hpc.engine_cache.listing import list_entries
+from trtllm_hpc.engine_cache.contents import list_entries
 from trtllm_hpc.errors import SubmissionError, TrtllmHpcError
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import STAGES, SWEEPS, RunPaths
+from trtllm_hpc.paths import SWEEPS, RunPaths
 from trtllm_hpc.runs.find import REMOVED, list_runs
 from trtllm_hpc.runs.hub import hub_rows, names_model
 from trtllm_hpc.runs.listing import ListedRun, Warn, listed_runs
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import sole_command
-from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Cache, Entry, EntryHeld, Use
-from trtllm_hpc.runtime.engine_cache.files import remove
-from trtllm_hpc.scheduler.slurm import Slurm
+from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Cache, CacheEntry, EntryHeld, Use
+from trtllm_hpc.runtime.engine_cache.shared_files import remove
+
+_FOREIGN_S = 30 * 86_400.0
+"""How long a run counts as active if we may not read its folder."""
+_RENDERED_S = 7 * 86_400.0
+"""How long a run that was never submitted keeps its engine."""
+_LEFT = "was left by an interrupted removal"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What to remove: runs, engines or models that all fields let go, and what killed commands have left.
-
-    Without any field only the latter.
-    """
+    """What to remove, beside what killed commands have left, which always goes."""
 
     names: tuple[str, ...] = ()
-    """Only these; the other fields do not count then."""
+    """These and nothing else."""
     older_than_s: float | None = None
-    """Those that ended, or were last used, longer ago."""
-    keep_bytes: int | None = None
-    """Not those used last, as many as fit into this size."""
+    """What ended, or was last used, longer ago."""
 
 
 @dataclass(frozen=True)
@@ -54,42 +53,21 @@ class Pruned:
     """Why it stays; ``None``: it goes."""
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """What may be chosen."""
+def _choose(found: Iterable[tuple[float, Pruned]], selection: Selection, verb: str) -> list[Pruned]:
+    """Return what a selection chooses; ``verb`` says what happened at the time that stands before each.
 
-    name: str
-    folder: str
-    last: float
-    """When it ended or was last used, in seconds since the epoch."""
-    bytes: int | None = None
-    leftover: str = ""
-    """Why it is of no use to anybody, e.g. ``is half-built``."""
-
-
-def _choose(candidates: Iterable[_Candidate], selection: Selection, verb: str) -> list[Pruned]:
-    """Return what a selection chooses; ``verb`` says what happened at the time ``last``."""
-    chosen, kept_bytes, now = [], 0, time.time()
-    for it in sorted(candidates, key=lambda it: -it.last):
-        age_s = now - it.last
-        is_spared = (
-            (selection.older_than_s, selection.keep_bytes) == (None, None)
-            or (selection.older_than_s is not None and age_s <= selection.older_than_s)
-            or (selection.keep_bytes is not None and kept_bytes + (it.bytes or 0) <= selection.keep_bytes)
-        )
+    What has a ``why`` is of no use to anybody.
+    """
+    chosen, now = [], time.time()
+    for last, it in sorted(found, key=lambda pair: -pair[0]):
+        age_s = now - last
         if selection.names:
-            if it.name not in selection.names:
-                continue
-            why = "is named"
-        elif it.leftover:
-            why = it.leftover
-        elif is_spared:
-            kept_bytes += it.bytes or 0
-            continue
-        else:
+            chosen += [replace(it, why="is named")] if it.name in selection.names else []
+        elif it.why:
+            chosen.append(it)
+        elif selection.older_than_s is not None and age_s > selection.older_than_s:
             ago = f"{age_s / 86400:.0f} days" if age_s >= 2 * 86400 else f"{age_s / 3600:.0f} h"
-            why = f"{verb} {ago} ago"
-        chosen.append(Pruned(it.name, it.folder, it.bytes, why))
+            chosen.append(replace(it, why=f"{verb} {ago} ago"))
     return chosen
 
 
@@ -102,18 +80,13 @@ def prune_engines(cache: Cache, selection: Selection, *, remove_them: bool = Fal
     An engine that is being built, or used by an active run, stays. What killed builds have left, and broken
     engines, are always chosen.
     """
-    candidates = [
-        _Candidate(
-            row.name,
-            row.folder,
-            row.last_used or 0.0,
-            row.bytes,
-            "" if row.state == "whole" else f"is {row.state}",
-        )
+    found = [
+        (row.last_used or 0.0, Pruned(row.name, row.folder, row.bytes, leftover))
         for row in list_entries(cache)
         if row.state in ("whole", "broken", "half-built") or row.name in selection.names
+        for leftover in ["" if row.state == "whole" else f"is {row.state}"]
     ]
-    chosen = _choose(candidates, selection, "was last used")
+    chosen = _choose(found, selection, "was last used")
     done = [_pruned_entry(it, "built", is_active, remove_it=remove_them) for it in chosen]
     if remove_them:
         for use in (use for entry in cache.entries() for use in entry.uses()):
@@ -128,10 +101,8 @@ def prune_models(models: Path, selection: Selection, *, remove_them: bool = Fals
 
     A model that is being downloaded, or that the job file of a run names, stays.
     """
-    candidates = [
-        _Candidate(row.name, row.folder, row.last_used or 0.0, row.bytes) for row in hub_rows(models)
-    ]
-    chosen = _choose(candidates, selection, "was last used")
+    found = [(row.last_used or 0.0, Pruned(row.name, row.folder, row.bytes, "")) for row in hub_rows(models)]
+    chosen = _choose(found, selection, "was last used")
     done = [_pruned_entry(it, "downloaded", names_model(it.folder), remove_it=remove_them) for it in chosen]
     if remove_them:
         for leftover in models.glob(f"*--*/{REMOVED}{'[0-9a-f]' * 40}-*"):
@@ -149,7 +120,7 @@ def _pruned_entry(pruned: Pruned, made: str, counts: _Counts, *, remove_it: bool
     It is moved away with one rename, under its lock. Only then are its uses read for the last time: a run
     that registers later misses it.
     """
-    entry = Entry(Path(pruned.folder).parent)
+    entry = CacheEntry(Path(pruned.folder).parent)
     if (holder := entry.holder()) is not None:
         return replace(pruned, kept=f"is being {made} by {holder}")
     if (kept := _used(entry, counts)) is not None or not remove_it:
@@ -163,14 +134,14 @@ def _pruned_entry(pruned: Pruned, made: str, counts: _Counts, *, remove_it: bool
         return replace(pruned, kept=f"is being {made} by {entry.holder() or 'another process'}")
     except OSError as error:
         return replace(pruned, kept=f"cannot be removed: {error.strerror}")
-    kept = _used(Entry(aside), counts)
+    kept = _used(CacheEntry(aside), counts)
     if kept is not None and not entry.folder.exists():
         aside.rename(entry.folder)
         return replace(pruned, kept=kept)
     return pruned if remove(aside) else replace(pruned, kept=f"could not be removed completely: {aside}")
 
 
-def _used(entry: Entry, counts: _Counts) -> str | None:
+def _used(entry: CacheEntry, counts: _Counts) -> str | None:
     return next((why for use in entry.uses() if (why := counts(use)) is not None), None)
 
 
@@ -186,10 +157,8 @@ def prune_runs(
 ) -> list[Pruned]:
     """Choose ended runs, and with ``remove_them`` remove them, and what an interrupted removal has left.
 
-    A sweep is chosen as a whole, as if it were one run. A run of which a job has not ended, or may not have,
-    is never chosen. A chosen run stays if a link beside it leads to it, the job file of a run that stays
-    names it, or one of its scripts is queued by hand. ``warn`` receives a sentence about each cluster that
-    does not answer.
+    A sweep is chosen as a whole, as if it were one run. A link, and a run of which a job has not ended, or
+    may not have, are never chosen. ``warn`` receives a sentence about each cluster that does not answer.
     """
     sweeps = [it for it in (runs_folder.absolute() / SWEEPS).glob("*") if not it.name.startswith(REMOVED)]
     # Before the runs are looked at: one that is resumed meanwhile has another token when it would be removed.
@@ -197,81 +166,17 @@ def prune_runs(
     tokens = {str(folder): _tokens(folder) for folder in folders if remove_them}
     runs = {run.folder: [run] for run in listed_runs(runs_folder, warn=warn)}
     runs |= {str(sweep): listed_runs(sweep, warn=warn) for sweep in sweeps}
-    candidates = [
-        _Candidate(
-            leftover.name.removeprefix(REMOVED),
-            str(leftover),
-            0.0,
-            None,
-            "was left by an interrupted removal",
-        )
+    found = [
+        (0.0, Pruned(leftover.name.removeprefix(REMOVED), str(leftover), None, _LEFT))
         for pattern in (f"{REMOVED}*", f"{SWEEPS}/{REMOVED}*")
         for leftover in runs_folder.glob(pattern)
     ]
     for folder, its in runs.items():
-        if its and all(run.settled for run in its):
+        if its and all(run.settled for run in its) and not Path(folder).is_symlink():
             name = Path(folder).name if its[0].folder == folder else f"{SWEEPS}/{Path(folder).name}"
-            candidates.append(_Candidate(name, folder, max(map(_ended_at, its))))
-    chosen = [replace(it, kept=_foreign(Path(it.folder))) for it in _choose(candidates, selection, "ended")]
-    needed = _needed(runs_folder, {it.folder for it in chosen if it.kept is None} & runs.keys(), runs)
-    chosen = [it if it.kept else replace(it, kept=needed.get(it.folder)) for it in chosen]
+            found.append((max(map(_ended_at, its)), Pruned(name, folder, None, "")))
+    chosen = [replace(it, kept=_foreign(Path(it.folder))) for it in _choose(found, selection, "ended")]
     return [_pruned_run(it, tokens.get(it.folder)) if remove_them else it for it in chosen]
-
-
-def _needed(
-    runs_folder: Path, folders: Collection[str], runs: Mapping[str, Sequence[ListedRun]]
-) -> dict[str, str]:
-    """Return why folders that would go are needed; ``runs`` by the folders of runs and sweeps."""
-    if not folders:
-        return {}
-    queued = _queued_by_hand([run for folder in folders for run in runs[folder]])
-    links = {entry.resolve(): entry.name for entry in runs_folder.iterdir() if entry.is_symlink()}
-    needed = {}
-    for folder in folders:
-        for place in (folder, *(run.folder for run in runs[folder])):
-            if Path(place).is_symlink():
-                needed[folder] = "is a link to a folder elsewhere"
-            elif link := links.get(Path(place).resolve()):
-                needed[folder] = f"is what the link {link} leads to"
-            elif place in queued:
-                needed[folder] = queued[place]
-    staying = [run for folder, its in runs.items() if folder not in folders for run in its]
-    job_files = {run.run_id: _text(RunPaths(run.folder).spec) for run in staying}
-    for folder in folders - needed.keys():
-        named = re.compile(rf"{re.escape(folder)}(?![\w.-])")
-        user = next((run_id for run_id, text in job_files.items() if named.search(text)), None)
-        if user is not None:
-            needed[folder] = f"is named in the job file of {user}"
-    return needed
-
-
-def _queued_by_hand(runs: Sequence[ListedRun]) -> dict[str, str]:
-    """Return by their folders the runs of which a script is in the queue again, or may be."""
-    clusters: dict[str | None, dict[Path, str]] = {}
-    for run in runs:
-        paths = RunPaths(run.folder)
-        record = RunSnapshot(paths).submission
-        if record is not None and record.scheduler != "local":
-            scripts = {paths.sbatch(stage): run.folder for stage in STAGES}
-            clusters.setdefault(record.slurm_conf, {}).update(scripts)
-    needed: dict[str, str] = {}
-    for conf, scripts in clusters.items():
-        try:
-            queued = Slurm(conf).find_scripts(dict.fromkeys(scripts))
-        except SubmissionError:
-            needed |= dict.fromkeys(scripts.values(), "may have a script in the queue: Slurm does not answer")
-        else:
-            needed |= {
-                scripts[script]: f"has a script in the queue, job {job}" for script, job in queued.items()
-            }
-    return needed
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _ended_at(run: ListedRun) -> float:
@@ -324,12 +229,6 @@ def _tokens(folder: Path) -> list[str]:
 
 
 # Runs that need an engine -------------------------------------------------------------
-
-_FOREIGN_S = 30 * 86_400.0
-"""How long a run counts as active if we may not read its folder."""
-
-_RENDERED_S = 7 * 86_400.0
-"""How long a run that was never submitted keeps its engine."""
 
 
 def is_active(use: Use) -> str | None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from trtllm_hpc.bench.progress import Snapshot, read_progress
-from trtllm_hpc.bench.server_metrics.sampling import fetch_page
-from trtllm_hpc.bench.server_metrics.series import since_start
-from trtllm_hpc.errors import RequestFailed, SubmissionError
+from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.endpoint import endpoint_of
-from trtllm_hpc.runs.stages import StageStatus, joined, watcher_of
-from trtllm_hpc.runs.status import RunStatus, build_step, run_status, unanswered_status
+from trtllm_hpc.runs.status import (
+    RunStatus,
+    build_step,
+    run_status,
+    unanswered_status,
+    watcher_of,
+)
 from trtllm_hpc.runtime.records import Endpoint
 
 _FILE_PAUSE_S = 0.5
@@ -27,64 +30,40 @@ _SETTLE_S = 60.0
 _GONE_S = 5.0
 """How long the run folder may be gone; a shared file system may miss it for a moment."""
 _LOG_LINES = 5
-_PAUSE_S = 2.0
-"""Between two looks at the server's metrics."""
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run is, from Slurm and from the job's own files."""
 
     status: RunStatus
-    build: tuple[int, int, str] | None
-    """Step, number of steps, and what is being done."""
-    ranks_up: int
-    world_size: int
+    details: Mapping[str, str]
+    """What each running stage does now, in words."""
     benchmark: Snapshot | None
     """How far the companion's measurement is."""
-    stopping: bool
-    """Whether the server was asked to stop."""
     at: float
     """When this was seen, in seconds since the epoch."""
     log: tuple[str, ...] = ()
     """The last lines of the log that matters now: the build's, or that of the server's leader."""
-    waiting: int | None = None
-    """Requests that wait in the server while it is measured; behind a proxy, in instance 0."""
 
     @property
     def sentences(self) -> dict[str, tuple[str, str]]:
         """The state of each stage, and its details, which may be empty."""
-        return {stage.stage: (stage.sentence, self._detail(stage)) for stage in self.status.stages}
+        return {it.stage: (it.sentence, self.details.get(it.stage, "")) for it in self.status.stages}
 
     def __str__(self) -> str:
         return "; ".join(f"{stage}: {joined(*words)}" for stage, words in self.sentences.items())
 
-    def _detail(self, status: StageStatus) -> str:
-        if status.state != "RUNNING":
-            return str(status.waiting or "")
-        stage = status.stage
-        if stage == "build" and self.build is not None:
-            step, count, message = self.build
-            return f"step {step} of {count}: {message}"
-        endpoint = self.status.endpoint
-        if stage == "serve":
-            if self.stopping:
-                return "stopping"
-            if endpoint is not None:
-                return f"ready at {endpoint.place} ({endpoint.host})"
-            return f"{self.ranks_up} of {self.world_size} ranks up"
-        if stage == "companion":
-            if self.benchmark is not None:
-                queue = "" if self.waiting is None else f", {self.waiting} waiting in the server"
-                return f"benchmark: {self.benchmark}{queue}"
-            return "sends requests" if endpoint is not None else "waits for the endpoint"
-        return ""
+
+def joined(state: str, detail: str) -> str:
+    """Return the state of a stage with its details."""
+    return f"{state}, {detail}" if detail else state
 
 
-Show = Callable[[Progress], object]
+Show = Callable[[RunProgress], object]
 
 
-def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress]:
+def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[RunProgress]:
     """Yield the progress until the run has ended, or until only a server is left that ``keeps_serving``.
 
     The run's own files are read twice a second. Slurm is queried at growing pauses, and at once when the
@@ -95,7 +74,6 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
     answered_at, seen_events, queries = time.monotonic(), -1, -1
     status: RunStatus | None = None
     final_since: float | None = None
-    queue = _ServerQueue()
     while True:
         silent_s = time.monotonic() - answered_at
         if silent_s < _CONTROLLER_GONE_S and stat_of(paths.folder) and not os.access(paths.folder, os.X_OK):
@@ -108,14 +86,14 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
         try:
             watcher.refresh()
             if status is None or not status.stages or events != seen_events or watcher.queries != queries:
-                status = run_status(run, watcher, mode="standard", limits=True)
+                status = run_status(run, watcher, mode="standard")
                 answered_at = time.monotonic()
         except SubmissionError as error:
             if not error.transient or silent_s > _CONTROLLER_GONE_S:
                 raise
             status = status or unanswered_status(run)
         seen_events, queries = events, watcher.queries
-        yield _progress(run, status, queue)
+        yield _progress(run, status)
         if status.settled or (keeps_serving and _only_serves(run, status)):
             return
         if not status.state.final:
@@ -159,56 +137,28 @@ def _only_serves(run: RunSnapshot, status: RunStatus) -> bool:
     return all(others) and ("stage_begin" not in companion or "stage_end" in companion)
 
 
-def _progress(run: RunSnapshot, status: RunStatus, queue: _ServerQueue | None = None) -> Progress:
-    records = [record for step in run.serve_steps for record in run.ranks(step)]
+def _progress(run: RunSnapshot, status: RunStatus) -> RunProgress:
     running = {stage.stage for stage in status.stages if stage.state == "RUNNING"}
     steps = ["build"] * ("build" in running) + run.serve_steps[:1] * ("serve" in running)
     log = last_lines(run.paths.rank_log(steps[0], 0), _LOG_LINES) if steps else []
     benchmark = read_progress(run.paths.benchmark_progress)
-    measures = queue is not None and benchmark is not None and "companion" in running
-    return Progress(
-        status,
-        build=build_step(run),
-        ranks_up=sum(record.ended_at is None for record in records),
-        world_size=0 if run.plan is None else sum(run.plan.world_sizes),
-        benchmark=benchmark,
-        stopping=run.stop_request is not None,
-        at=time.time(),
-        log=tuple(map(run.quoted, log)),
-        waiting=queue.waiting(status.endpoint) if queue is not None and measures else None,
-    )
+    details = {stage: _detail(run, status.endpoint, stage, benchmark) for stage in running}
+    return RunProgress(status, details, benchmark, time.time(), tuple(map(run.quoted, log)))
 
 
-class _ServerQueue:
-    """The queue of a server, read from its metrics at most every two seconds.
-
-    A page that cannot be read is not asked for again: the node may be out of this machine's reach, and the
-    view must not wait for that time and again.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: int | None = None
-        self._asked_at = 0.0
-        self._unreachable: Endpoint | None = None
-
-    def waiting(self, endpoint: Endpoint | None) -> int | None:
-        """Return the requests that wait for the engine; without that figure, those that Triton holds back.
-
-        ``None`` if the server cannot be reached or shows neither.
-        """
-        if endpoint is None or endpoint == self._unreachable:
-            return None
-        if time.monotonic() - self._asked_at < _PAUSE_S:
-            return self._waiting
-        self._waiting = None
-        try:
-            values = since_start(fetch_page(endpoint))
-        except RequestFailed:
-            self._unreachable = endpoint
-        else:
-            engine = [value for key, value in values.items() if key.startswith("requests_waiting")]
-            # An ensemble's request may also wait for one of its models: they are not added up.
-            triton = [value for key, value in values.items() if key.startswith("pending[")]
-            self._waiting = int(sum(engine)) if engine else int(max(triton)) if triton else None
-        self._asked_at = time.monotonic()
-        return self._waiting
+def _detail(run: RunSnapshot, endpoint: Endpoint | None, stage: str, benchmark: Snapshot | None) -> str:
+    """Return what a running stage does now; may be empty."""
+    if stage == "build" and (step := build_step(run)) is not None:
+        return f"step {step[0]} of {step[1]}: {step[2]}"
+    if stage == "serve":
+        if run.stop_request is not None:
+            return "stopping"
+        if endpoint is not None:
+            return f"ready at {endpoint.place} ({endpoint.host})"
+        up = sum(rank.ended_at is None for step in run.serve_steps for rank in run.ranks(step))
+        return f"{up} of {0 if run.plan is None else sum(run.plan.world_sizes)} ranks up"
+    if stage == "companion":
+        if benchmark is not None:
+            return f"benchmark: {benchmark}"
+        return "sends requests" if endpoint is not None else "waits for the endpoint"
+    return ""

@@ -30,8 +30,6 @@ _OF_GPU = re.compile(
     rb"|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY"
 )
 """Those of the table of causes after which one is to submit again without the node."""
-_OF_SLURM = re.compile(rb"error: Node failure on ([\w.-]+)")
-"""What srun prints about a node, in the batch script's log."""
 _TAIL_BYTES = 1 << 18
 _NO_NODE = ("down", "drain", "drng", "fail", "inval", "maint", "unk")
 """How sinfo's compact states begin of nodes that no job gets."""
@@ -99,10 +97,9 @@ def exclude_option(paths: RunPaths) -> str:
     return f"--exclude={','.join([*([own] if own else []), *nodes])}" if nodes else ""
 
 
-def bad_hosts(paths: RunPaths, state: str = "") -> dict[str, str]:
-    """Return the hosts because of which the last server has ended, by its job's state, with reasons."""
+def bad_hosts(paths: RunPaths) -> dict[str, str]:
+    """Return the hosts because of which the last server has ended, with reasons."""
     found: dict[str, str] = {}
-    has_failed = state.startswith("NODE_FAIL")
     reasons = _reasons_of_supervisor(paths)
     plan = PlanRecord.read(paths)
     before, after = (["preflight"], ["serve"]) if plan is None else (plan.preflight_steps, plan.serve_steps)
@@ -110,17 +107,10 @@ def bad_hosts(paths: RunPaths, state: str = "") -> dict[str, str]:
         records = rank_records(paths, step)
         if first_to_fail(records) is None:
             continue
-        has_failed = True
         found |= _silent(records, reasons.get(number, ""))
         for record in records:
             if (text := _last_match(_OF_GPU, paths.rank_log(step, record.rank))) is not None:
                 found.setdefault(record.host, f"the log of rank {record.rank} says {text[0].decode()!r}")
-        if state.startswith("NODE_FAIL"):
-            found = {**_without_end(records), **found}
-    # This log goes on from job to job.
-    failure = _last_match(_OF_SLURM, paths.batch_log("serve")) if has_failed else None
-    if failure is not None:
-        found.setdefault(failure[1].decode(), f"Slurm says {failure[0].decode().removeprefix('error: ')!r}")
     return found
 
 
@@ -200,15 +190,6 @@ def _silent(records: list[RankRecord], reason: str) -> dict[str, str]:
     if SILENT not in why:
         return {}
     return {record.host: why.rstrip(".") for record in records if record.rank == rank}
-
-
-def _without_end(records: list[RankRecord]) -> dict[str, str]:
-    """Return the host whose ranks recorded no end, if that is one and not all of several."""
-    hosts = {record.host for record in records}
-    lost = hosts - {record.host for record in records if record.ended_at is not None}
-    if len(lost) != 1:
-        return {}
-    return dict.fromkeys(lost, "Slurm says that a node has failed, and its ranks recorded no end")
 
 
 def _last_match(pattern: re.Pattern[bytes], file: Path) -> re.Match[bytes] | None:

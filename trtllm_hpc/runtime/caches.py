@@ -12,10 +12,8 @@ import re
 import tempfile
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
-from trtllm_hpc.paths import read_json, write_json
 from trtllm_hpc.runtime.node import SCRATCH
 
 TOP, IMAGE, GIVEN = "TRTLLM_HPC_CACHES", "TRTLLM_HPC_IMAGE", "TRTLLM_HPC_GIVEN"
@@ -36,13 +34,11 @@ CACHES = {
     "CUDA_TILE_CACHE_DIR": "cuda_tile",
     "CUDA_CACHE_PATH": "cuda",
 }
-"""Each variable, and its folder. One more names a file of each step (``begin_tuning``)."""
+"""Each variable, and its folder."""
 SHARED = ("HF_HOME", "TRITON_CACHE_DIR", "TRTLLM_DG_CACHE_DIR", "DG_JIT_CACHE_DIR")
 """Several nodes may write to these at once. Of every other cache, each node has its own."""
 OF_HOME = ("XDG_CACHE_HOME", "HF_HOME")
 """A home that can be written has these already."""
-NOT_COMPILED = ("HOME", "HF_MODULES_CACHE", *OF_HOME)
-TUNING = "TLLM_AUTOTUNER_CACHE_PATH"
 KEEPS_KERNELS = "TRTLLM_DG_JIT_DUMP_CUBIN"
 """Without it TensorRT-LLM's DeepGEMM compiles in memory, and leaves ``TRTLLM_DG_CACHE_DIR`` empty."""
 
@@ -104,36 +100,3 @@ def can_lock(folder: Path) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
-
-
-def cached_files(environment: Mapping[str, str]) -> str | None:
-    """Return how many files the compilers' caches hold, as text, of very many ``1000 or more``."""
-    folders = {environment[name] for name in CACHES if name in environment and name not in NOT_COMPILED}
-    files = (file for folder in folders for _, _, found in os.walk(folder) for file in found)
-    count = sum(1 for _ in islice(files, 1000))
-    return f"{count}{' or more' * (count == 1000)}" if count else None
-
-
-def begin_tuning(own: Path, rank: int, ranks: int, environment: MutableMapping[str, str]) -> Path | None:
-    """Give the ranks of a step a file of what the autotuner finds; returns where rank 0 is to keep it.
-
-    The ranks together measure what is missing, so every rank must read the same file: a copy of what earlier
-    steps with as many ranks found. ``None``: the variable is set, or the autotuner could not lock.
-    """
-    if not _is_inside(environment) or TUNING in environment or not can_lock(own.parent):
-        return None
-    environment[TUNING] = str(own)
-    if rank > 0:
-        return None
-    kept = kept_folder(environment) / "autotuner" / f"{ranks}.json"
-    own.unlink(missing_ok=True)
-    copy_tuning(kept, own)
-    return kept
-
-
-def copy_tuning(source: Path, target: Path) -> None:
-    """Copy what the autotuner has found, unless a rank that was killed has written only half of it."""
-    with suppress(OSError, ValueError):
-        if (found := read_json(source)) is not None:
-            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_json(target, found)

@@ -200,16 +200,13 @@ def paged_context(engine: EngineConfig, wanted_by: str) -> Diagnostic:
 # Node -------------------------------------------------------------------------------------
 
 
-def step_world(tasks: int | None, ranks: int) -> Diagnostic:
-    """Check that a step has a task for each rank: scripts may have been edited."""
-    if tasks is None:
-        return unknown("what started this step does not say how many tasks it has")
-    if tasks != ranks:
-        found, planned = f"{tasks} task{'s' * (tasks != 1)}", f"{ranks} rank{'s' * (ranks != 1)}"
-        message = f"the step has {found}, but the plan says {planned}"
-        hint = f"give srun in the run's scripts --ntasks={ranks} again, or submit the job file anew"
-        return fail(message, hint)
-    return ok(f"the step has a task for each of {ranks} rank{'s' * (ranks != 1)}")
+def step_world(tasks: int | None, ranks: int) -> Diagnostic | None:
+    """Return what is wrong if a step has not a task for each rank: scripts may have been edited."""
+    if tasks in (None, ranks):
+        return None
+    found, planned = f"{tasks} task{'s' * (tasks != 1)}", f"{ranks} rank{'s' * (ranks != 1)}"
+    hint = f"give srun in the run's scripts --ntasks={ranks} again, or submit the job file anew"
+    return fail(f"the step has {found}, but the plan says {planned}", hint)
 
 
 def shared_memory(host: str, free_gib: float, ranks: int) -> Diagnostic:
@@ -221,28 +218,26 @@ def shared_memory(host: str, free_gib: float, ranks: int) -> Diagnostic:
     return ok(f"/dev/shm on {host} has {free_gib:.1f} GiB free")
 
 
-def disk_space(host: str, what: str, folder: Path) -> Diagnostic:
-    """Check that files can still be written into a folder, before something fails for want of space.
+def full_file_system(host: str, run_folder: Path) -> Diagnostic | None:
+    """Return what is wrong with a node's file systems.
 
     MPI, Slurm's PMIx and Triton do not say so when their files in /tmp or /dev/shm cannot be written.
     """
-    free_mib, inodes = free_space(folder)
-    name = f"{what} ({folder}, on the file system {mount_of(folder)})"
-    if inodes is not None and inodes < MIN_INODES:
-        return fail(
-            f"{name} on {host} has {inodes} inodes left", "remove files there: df -i shows the inodes"
-        )
-    if free_mib < MIN_FREE_MIB:
-        message = f"{name} on {host} has {free_mib:.1f} MiB free, but {MIN_FREE_MIB} MiB are needed"
-        return fail(message, "free space there, or ask the site for more")
-    return ok(f"{name} on {host} has {free_mib:,.0f} MiB free")
-
-
-def full_file_system(host: str, run_folder: Path) -> Diagnostic | None:
-    """Return what is wrong with a node's file systems: on a full one MPI would fail without saying so."""
     folders = (("the run folder", run_folder), ("/tmp", SCRATCH), ("/dev/shm", SHM))
     found = (disk_space(host, what, folder) for what, folder in folders)
-    return next((it for it in found if it.state == FAIL), None)
+    return next((it for it in found if it is not None), None)
+
+
+def disk_space(host: str, what: str, folder: Path) -> Diagnostic | None:
+    """Return what is wrong if a folder has no room for logs, records and scratch files."""
+    free_mib, inodes = free_space(folder)
+    where = f"{what} ({folder}, on the file system {mount_of(folder)}) on {host}"
+    if inodes is not None and inodes < MIN_INODES:
+        return fail(f"{where} has {inodes} inodes left", "remove files there: df -i shows the inodes")
+    if free_mib < MIN_FREE_MIB:
+        message = f"{where} has {free_mib:.1f} MiB free, but {MIN_FREE_MIB} MiB are needed"
+        return fail(message, "free space there, or ask the site for more")
+    return None
 
 
 def locked_memory(host: str, limit_kib: int | None) -> Diagnostic:
@@ -257,15 +252,15 @@ def locked_memory(host: str, limit_kib: int | None) -> Diagnostic:
     return ok(f"{amount} of memory may be locked on {host}")
 
 
-def open_files(host: str, limit: int) -> Diagnostic:
-    """Check the soft limit on open files; -1 is unlimited."""
-    if 0 <= limit < MIN_OPEN_FILES:
-        return fail(
-            f"only {limit} files may be open on {host} (ulimit -n), and a server needs {MIN_OPEN_FILES}",
-            f"add 'ulimit -S -n {MIN_OPEN_FILES}' to the profile's setup lines, or ask your site for "
-            "LimitNOFILE=65536 in slurmd's unit",
-        )
-    return ok(f"enough files may be open on {host}")
+def open_files(host: str, limit: int) -> Diagnostic | None:
+    """Return what is wrong with the soft limit on open files; -1 is unlimited."""
+    if not 0 <= limit < MIN_OPEN_FILES:
+        return None
+    return fail(
+        f"only {limit} files may be open on {host} (ulimit -n), and a server needs {MIN_OPEN_FILES}",
+        f"add 'ulimit -S -n {MIN_OPEN_FILES}' to the profile's setup lines, or ask your site for "
+        "LimitNOFILE=65536 in slurmd's unit",
+    )
 
 
 _HINDRANCES = {
@@ -295,18 +290,19 @@ def transports(host: str, environment: Mapping[str, str]) -> Diagnostic:
     return warn(f"the environment on {host} has {'; '.join(hindering.values())}", hint)
 
 
-def programs_there(host: str, programs: Iterable[str]) -> Diagnostic:
-    """Check that the programs of the server are on this node's ``PATH``."""
-    if missing := [program for program in programs if shutil.which(program) is None]:
-        message = f"there is no {' and no '.join(missing)} on {host}"
-        return fail(message, "take an image with TensorRT-LLM 0.19 or later, or put them on PATH")
-    return ok(f"the server's programs are on {host}")
+def programs_there(host: str, programs: Iterable[str]) -> Diagnostic | None:
+    """Return which programs of the server are not on this node's ``PATH``."""
+    missing = [program for program in programs if shutil.which(program) is None]
+    if not missing:
+        return None
+    message = f"there is no {' and no '.join(missing)} on {host}"
+    return fail(message, "take an image with TensorRT-LLM 0.19 or later, or put them on PATH")
 
 
-def model_there(host: str, folder: Path) -> Diagnostic:
-    """Check that this node sees the model that its rank loads."""
+def model_there(host: str, folder: Path) -> Diagnostic | None:
+    """Return what is wrong if this node does not see the model that its rank loads."""
     if os.access(folder / "config.json", os.R_OK):
-        return ok(f"{host} sees the model {folder}")
+        return None
     message = f"{folder}/config.json cannot be read on {host}, so no model can be loaded from there"
     return fail(message, "correct model.path, or mount its folder (container.mounts in the profile)")
 

@@ -147,26 +147,21 @@ def _model_process(seen: Observed) -> End | None:
     return _fault(seen, seen.rank, "model process", what)
 
 
-def _silent_rank(seen: Observed) -> End | None:
-    return _lost_rank(seen, {} if seen.leader_ended else seen.ranks.silent)
-
-
-def _stopped_rank(seen: Observed) -> End | None:
-    """Who asks a hanging server to stop, such as a companion without answers, need not know why it hangs."""
-    return _lost_rank(seen, seen.ranks.stopped if seen.rank == 0 else {})
-
-
-def _given_up_rank(seen: Observed) -> End | None:
+def _lost_rank(seen: Observed) -> End | None:
     """A debugger stops a process for a moment; ranks that load would wait for it to the end of their time."""
-    return _lost_rank(seen, seen.ranks.given_up if seen.rank == 0 else {})
-
-
-def _lost_rank(seen: Observed, ranks: Mapping[int, str]) -> End | None:
-    lost = seen.running(ranks)
-    if not lost:
+    if seen.leader_ended:
         return None
-    rank = min(lost)
-    return _fault(seen, rank, "heartbeat", lost[rank])
+    return _lost(seen, seen.ranks.silent) or (_lost(seen, seen.ranks.given_up) if seen.rank == 0 else None)
+
+
+def _lost_or_stopped_rank(seen: Observed) -> End | None:
+    """Who asks a hanging server to stop, such as a companion without answers, need not know why it hangs."""
+    return _lost_rank(seen) or (_lost(seen, seen.ranks.stopped) if seen.rank == 0 else None)
+
+
+def _lost(seen: Observed, ranks: Mapping[int, str]) -> End | None:
+    lost = seen.running(ranks)
+    return _fault(seen, min(lost), "heartbeat", lost[min(lost)]) if lost else None
 
 
 def _hang(seen: Observed) -> End | None:
@@ -206,13 +201,12 @@ SERVING: tuple[Rule, ...] = (
     _step_daemon,
     _supervisor,
     _model_process,
-    _silent_rank,
-    _given_up_rank,
+    _lost_rank,
     _hang,
     _ready_timeout,
 )
 """While nothing has ended the server: the first rule that applies decides."""
-STOPPING: tuple[Rule, ...] = (_signal, _silent_rank, _stopped_rank)
+STOPPING: tuple[Rule, ...] = (_signal, _lost_or_stopped_rank)
 """While the server stops and no rank is blamed."""
 
 

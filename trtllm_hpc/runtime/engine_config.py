@@ -19,7 +19,6 @@ DEFAULT_GPUS_PER_NODE = 8
 """What the C++ runtime assumes if the engine has no number (``WorldConfig::kDefaultGpusPerNode``)."""
 
 _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width")
-_GATHER = ("gather_context_logits", "gather_generation_logits")
 
 
 class NotAnEngine(ValueError):
@@ -48,10 +47,6 @@ class EngineConfig:
     max_beam_width: int | None
     paged_kv_cache: bool | None
     paged_context_fmha: bool
-    gather_context_logits: bool
-    gather_generation_logits: bool
-    takes_lora: bool
-    """Whether requests may name LoRA adapters."""
 
     @property
     def runtime_gpus_per_node(self) -> int:
@@ -59,20 +54,11 @@ class EngineConfig:
         return self.gpus_per_node or DEFAULT_GPUS_PER_NODE
 
 
-def read_engines(folder: Path) -> tuple[EngineConfig, ...]:
-    """Read the engine in a folder, or the decoder's and the encoder's in its sub-folders.
+def read_engine(folder: Path) -> EngineConfig:
+    """Read the engine in a folder.
 
     Raises NotAnEngine if there is none, or its ``config.json`` does not describe one.
     """
-    if not (folder / "config.json").is_file():
-        parts = [folder / name for name in ("decoder", "encoder")]
-        if all((part / "config.json").is_file() for part in parts):
-            return tuple(map(read_engine, parts))
-    return (read_engine(folder),)
-
-
-def read_engine(folder: Path) -> EngineConfig:
-    """Read the engine in a folder; raises as :func:`read_engines`."""
     file = folder / "config.json"
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
@@ -118,8 +104,6 @@ def _new(folder: Path, record: Mapping[str, Any]) -> EngineConfig:
 def _old(folder: Path, record: Mapping[str, Any]) -> EngineConfig:
     """Files are named by ``build.py``'s ``get_engine_name``."""
     build, plugins = record["builder_config"], record.get("plugin_config") or {}
-    if build.get("gather_all_token_logits"):
-        build = {**build, **dict.fromkeys(_GATHER, True)}
     tensor, pipeline = int(build["tensor_parallel"]), int(build.get("pipeline_parallel", 1))
     stages = f"_pp{pipeline}" if pipeline > 1 else ""
     name = f"{build['name']}_{build['precision']}_tp{tensor}{stages}"
@@ -144,13 +128,7 @@ def _shared(build: Mapping[str, Any], plugins: Mapping[str, Any]) -> dict[str, A
     inputs, outputs = limits["max_input_len"], build.get("max_output_len")
     if limits["max_seq_len"] is None and inputs is not None and outputs is not None:
         limits["max_seq_len"] = inputs + outputs  # before 0.11
-    gather = {name: bool(build.get(name)) for name in _GATHER}
-    return {
-        **limits,
-        **gather,
-        "paged_context_fmha": bool(plugins.get("use_paged_context_fmha")),
-        "takes_lora": bool(plugins.get("lora_plugin")),
-    }
+    return {**limits, "paged_context_fmha": bool(plugins.get("use_paged_context_fmha"))}
 
 
 def set_gpus_per_node(checkpoints: Sequence[Path], gpus: int) -> None:

@@ -14,21 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths, read_json, write_json
-from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.process import end_of, start_bound
 from trtllm_hpc.runtime.records import RELAY_VARIABLE, try_event
 from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.runtime.servers.openai import OpenAIHttp
 
-_ANSWER_S = 120.0
-"""For a front that was started again to answer, while all servers are ready."""
+_TOKENS = (1, 2, 3, 4)
+"""A prompt for which kv_cache_aware needs no tokenizer, which the front of 1.2.1 would get from the Hub."""
 _GRACE_S = 10.0
 """For a process to let its answers end."""
 _BACKLOG = 1024
 FRONT_RESTARTS = 3
 """How often the front is started again, after 1, 2 and 4 s."""
-_SERVERS_FIRST_S = 30.0
-"""From the probe's fault to the front's: a server that causes it is found to have failed in this time."""
 _MOST_STARTS = 3
 """Starts of the gateway in all; each after the first by the next request."""
 
@@ -48,28 +45,17 @@ class Front:
 
     ``servers`` are addresses of this node's proxy, which lead to the servers of each phase. They stay
     the same when a server is started again. Each front listens at the next of ``ports`` of this node, as
-    upstream's binds none that had open connections a minute ago (without SO_REUSEADDR). It may leave a
-    question unanswered for ``hang_seconds``, as the probe counts; ``None``: for ever.
+    upstream's binds none that had open connections a minute ago (without SO_REUSEADDR).
     """
 
-    def __init__(
-        self,
-        paths: RunPaths,
-        servers: Mapping[str, Sequence[str]],
-        ports: Sequence[int],
-        hang_seconds: float | None,
-    ) -> None:
+    def __init__(self, paths: RunPaths, servers: Mapping[str, Sequence[str]], ports: Sequence[int]) -> None:
         self._paths, self._servers, self._ports = paths, servers, ports
-        self._hang_seconds = hang_seconds
         self._models: Sequence[str] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._http: OpenAIHttp | None = None
-        self._probe: Probe | None = None
         self._has_served = False
         self._restarts = 0
         self._restart_at: float | None = None
-        self._fault_since: float | None = None
-        self._unanswered_since: float | None = None
 
     def start(self, models: Sequence[str]) -> None:
         """Start it, unless it was started before."""
@@ -84,21 +70,17 @@ class Front:
         config[AUTH_KEY] = self._paths.servers_key.read_text(encoding="utf-8").strip()
         # JSON is YAML.
         write_json(self._paths.front_started, with_addresses(config, self._servers, port))
-        self._http = OpenAIHttp(f"127.0.0.1:{port}", self._models)
+        self._http = OpenAIHttp(f"127.0.0.1:{port}", self._models, prompt=_TOKENS)
         self._process = start_bound(["bash", str(self._paths.script("front"))], os.environ)
-        self._restart_at = self._unanswered_since = None
+        self._restart_at = None
 
     def is_ready(self) -> bool:
         """Return whether it has passed on a question, and its answer."""
-        if self._http is None or (models := self._http.ready_models()) is None:
-            return False
-        self._has_served = True
-        if self._hang_seconds is not None and self._probe is None:
-            self._probe = Probe(self._http, self._hang_seconds, self._hang_seconds)
-            self._probe.begin(models)
-        return True
+        is_ready = self._http is not None and self._http.ready_models() is not None
+        self._has_served = self._has_served or is_ready
+        return is_ready
 
-    def watch(self, *, servers_ready: bool) -> str | None:
+    def watch(self) -> str | None:
         """Start it again if it has ended after it had served; return a sentence once the run must end."""
         if self._process is None:
             return None
@@ -107,8 +89,7 @@ class Front:
                 self._begin()
             return None
         if self._process.poll() is None:
-            return self._standstill(servers_ready)
-        self._end_probe()
+            return None
         why = f"the front of the servers on {socket.gethostname()} {end_of(self._process.returncode)}"
         if not self._has_served or self._restarts == FRONT_RESTARTS:
             return why
@@ -117,29 +98,8 @@ class Front:
         try_event(self._paths, "serve", "front_restarted", why=why)
         return None
 
-    def _standstill(self, servers_ready: bool) -> str | None:
-        """Return a sentence if it answers nothing although the servers do."""
-        if not servers_ready:
-            self._end_probe()  # without them it cannot answer
-        elif self._probe is None:
-            if self._has_served and self._hang_seconds is not None and not self.is_ready():
-                self._unanswered_since = self._unanswered_since or time.monotonic()
-                if time.monotonic() - self._unanswered_since > _ANSWER_S:
-                    return f"the front of the servers has not answered for {_ANSWER_S:.0f} s since its start"
-        elif self._probe.fault is not None:
-            self._fault_since = self._fault_since or time.monotonic()
-            if time.monotonic() - self._fault_since > _SERVERS_FIRST_S:
-                return f"the front of the servers: {self._probe.fault}"
-        return None
-
-    def _end_probe(self) -> None:
-        if self._probe is not None:
-            self._probe.end()
-        self._probe = self._fault_since = self._unanswered_since = None
-
     def close(self) -> None:
         """End it."""
-        self._end_probe()
         _end(self._process)
 
 

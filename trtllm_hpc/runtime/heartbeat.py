@@ -25,8 +25,6 @@ BEAT_S = 5.0
 SILENT = "it has given no sign of life"
 """How a rank without a heartbeat is described; node names are read from such a sentence."""
 _MISSED_S = 2.5 * BEAT_S
-_OWN = -1
-"""The reader's own heartbeat among those that it reads."""
 _BYTES = 512
 """Every beat has this length, so that it overwrites the one before and needs no space on a full disk."""
 
@@ -88,14 +86,15 @@ class Heartbeats:
 ALL_WELL = Heartbeats()
 
 
+@dataclass
 class _Beats:
     """The beats of one heartbeat, as its reader has seen them."""
 
-    def __init__(self, content: str) -> None:
-        self.content = content
-        self.have_begun = False
-        """Whether there was a beat since the first look."""
-        self.silent_s = self.stopped_s = 0.0
+    content: str
+    have_begun: bool = False
+    """Whether there was a beat since the first look."""
+    silent_s: float = 0.0
+    stopped_s: float = 0.0
 
     def look(self, content: str, passed_s: float) -> None:
         """Take in the file's content, and the time since the look before."""
@@ -106,8 +105,11 @@ class _Beats:
 
     @property
     def stopped(self) -> str:
-        """The processes that are stopped, by the last beat."""
-        return self.content.strip().partition(" ")[2]
+        """The processes that are stopped, by the last beat, as the end of a sentence; empty: none."""
+        processes = self.content.strip().partition(" ")[2]
+        words = "processes" if ", " in processes else "process"
+        are = "are" if ", " in processes else "is"
+        return f"its {words} {processes} {are} stopped (SIGSTOP)" if processes else ""
 
 
 class SilenceWatch:
@@ -120,7 +122,9 @@ class SilenceWatch:
     """
 
     def __init__(self, files: Mapping[int, Path], limit_s: float | None, own: Path) -> None:
-        self._files, self._limit_s = {_OWN: own, **files}, limit_s
+        self._files, self._own_file = files, own
+        self._limit_s = math.inf if limit_s is None else limit_s
+        self._own: _Beats | None = None
         self._beats: dict[int, _Beats] = {}
         self._looked_at: float | None = None
         self._last = ALL_WELL
@@ -135,47 +139,39 @@ class SilenceWatch:
         if self._looked_at is None or now - self._looked_at >= 1.0:
             passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, 2.0)
             self._looked_at = now
-            self._read(passed_s)
-            stopped = {
-                rank: _which_stopped(beats.stopped)
-                for rank, beats in self._beats.items()
-                if rank != _OWN and beats.stopped
-            }
-            limit_s = math.inf if self._limit_s is None else self._limit_s
+            with suppress(OSError):  # this node does not see the file system: nothing about the others
+                self._read(passed_s)
+            stopped = {rank: beats.stopped for rank, beats in self._beats.items() if beats.stopped}
             given_up = {
                 rank: f"{why}, for {self._beats[rank].stopped_s:.0f} s"
                 for rank, why in stopped.items()
-                if self._beats[rank].stopped_s >= limit_s
+                if self._beats[rank].stopped_s >= self._limit_s
             }
             suspects = {**stopped, **self._silent_for(_MISSED_S)}
-            self._last = Heartbeats(self._silent_for(limit_s), stopped, given_up, suspects)
+            self._last = Heartbeats(self._silent_for(self._limit_s), stopped, given_up, suspects)
         return self._last
 
     def _silent_for(self, limit_s: float) -> dict[int, str]:
-        if _OWN not in self._beats or self._beats[_OWN].silent_s >= _MISSED_S:
+        if self._own is None or self._own.silent_s >= _MISSED_S:
             return {}
         return {
             rank: f"{SILENT} for {beats.silent_s:.0f} s: its node may be lost, or stopped"
             for rank, beats in self._beats.items()
-            if rank != _OWN and beats.have_begun and beats.silent_s >= limit_s
+            if beats.have_begun and beats.silent_s >= limit_s
         }
 
     def _read(self, passed_s: float) -> None:
+        with suppress(FileNotFoundError):
+            content = self._own_file.read_text(encoding="utf-8", errors="replace")
+            self._own = self._own or _Beats(content)
+            self._own.look(content, passed_s)
         for rank, file in self._files.items():
             try:
                 content = file.read_text(encoding="utf-8", errors="replace")
             except FileNotFoundError:
-                if rank != _OWN:
-                    self._beats.setdefault(rank, _Beats(""))  # its first beat will be a change
+                self._beats.setdefault(rank, _Beats(""))  # its first beat will be a change
                 continue
-            except OSError:
-                return  # this node does not see the file system: that says nothing about the others
             self._beats.setdefault(rank, _Beats(content)).look(content, passed_s)
-
-
-def _which_stopped(processes: str) -> str:
-    words = ("processes", "are") if ", " in processes else ("process", "is")
-    return f"its {words[0]} {processes} {words[1]} stopped (SIGSTOP)"
 
 
 def watch_ranks(paths: RunPaths, step: str, ranks: range, limit_s: float | None, own: Path) -> SilenceWatch:

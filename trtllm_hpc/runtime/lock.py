@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,16 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.engine_cache.keys import files_of, is_large
+from trtllm_hpc.runtime.engine_cache.shared_files import sha256_of
 from trtllm_hpc.runtime.plan_record import PlanRecord
-from trtllm_hpc.runtime.records import JsonRecord, rank_records, try_event
+from trtllm_hpc.runtime.records import JsonRecord, rank_records
 
 _HEADER_BYTES = 65_536
 """Of an image: squashfs and SIF have the time of their making and an id in it."""
 
-UNLIKE = "unlike_repeated"
-"""Event: something is not as it was in the run that this one repeats."""
 _OF_NODES = ("gpus", "gpu_limits", "packages", "mpi_library")
 
 
@@ -51,8 +48,6 @@ class Lock(JsonRecord):
     nodes: list[dict[str, Any]] = field(default_factory=list)
     """What the preflight has found: GPUs with driver and memory, their highest clocks and power limit, and
     the packages of the image."""
-    repeats: dict[str, Any] | None = None
-    """What the run was to be made of, if it repeats another one."""
 
     @property
     def made_of(self) -> dict[str, Any]:
@@ -114,18 +109,13 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, 
                 yield f"{part}: {key}", before[part].get(key), now[part].get(key)
 
 
-def in_words(key: str, before: Any, now: Any, where: str) -> str:
-    """Return the sentence about a change."""
-    return f"{key} is {shown(now)}, but {shown(before)} in {where}"
-
-
 def shown(value: Any) -> str:
     """Return a value for a message; hashes are cut."""
     return re.sub(r"([0-9a-f]{8})[0-9a-f]{56}", r"\1...", json.dumps(value, ensure_ascii=False))
 
 
 def add_findings(paths: RunPaths) -> None:
-    """Add what the preflight has found to the lock; report what differs from the run that is repeated."""
+    """Add what the preflight has found on the nodes to the lock."""
     lock, plan = Lock.read(paths.lock), PlanRecord.read(paths)
     if lock is None or plan is None:
         return
@@ -137,12 +127,5 @@ def add_findings(paths: RunPaths) -> None:
                 found = {"gpus": seen.get("gpu_models"), **{key: seen.get(key) for key in _OF_NODES[1:]}}
                 nodes[record.host] = {"host": record.host, **found}
     checkpoint = lock.checkpoint or fingerprint(lock.job.get("model", {}).get("path"))
-    complete = replace(lock, nodes=[*nodes.values()], checkpoint=checkpoint)
     with suppress(OSError):  # a full disk must not end what serves
-        complete.write(paths.lock)
-    reported = lock.made_of
-    new = {part: value for part, value in complete.made_of.items() if part not in reported}
-    for key, before, now in changes(lock.repeats or {}, new):
-        sentence = in_words(key, before, now, "the run that is repeated")
-        try_event(paths, "serve", UNLIKE, warning=sentence)
-        print(f"warning: {sentence}.", file=sys.stderr, flush=True)
+        replace(lock, nodes=[*nodes.values()], checkpoint=checkpoint).write(paths.lock)

@@ -37,15 +37,12 @@ def check_spawn(paths: RunPaths, launcher: str, *, is_last: bool) -> int:
     if reason is None:
         print(f"preflight: processes can be spawned (MPI_Comm_spawn) under {launcher}", flush=True)
         return ExitCode.OK
+    what = f"{launcher} does not offer MPI_Comm_spawn ({reason})"
     if is_last:
-        print(
-            f"error: preflight: the orchestrator's server cannot spawn its workers: {launcher} does not "
-            f"offer MPI_Comm_spawn ({reason}); set serve.mode to leader, or take an image with Open MPI 4.1",
-            file=sys.stderr,
-            flush=True,
-        )
+        hint = "set serve.mode to leader, or take an image with Open MPI 4.1"
+        print(f"error: preflight: workers cannot be spawned: {what}; {hint}", file=sys.stderr, flush=True)
     else:
-        print(f"preflight: {launcher} does not offer MPI_Comm_spawn ({reason}); trying mpirun", flush=True)
+        print(f"preflight: {what}; trying mpirun", flush=True)
     return ExitCode.START
 
 

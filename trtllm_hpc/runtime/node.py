@@ -38,6 +38,15 @@ _OF_JOB = re.compile(r"trt(\d+)_")
 _JOB_ID = re.compile(rb"(?:^|\0)(?:SLURM|TRTLLM_HPC)_JOB_ID=(\d+)(?=\0)")
 
 
+def shm_prefix(instance: int | str | None = None, rank: int | None = None) -> str:
+    """Return how the names of shared memory and scratch folders of this job, an instance or a rank begin.
+
+    Two jobs may share a node, and two ranks too.
+    """
+    parts = (os.environ["TRTLLM_HPC_JOB_ID"], instance, rank)
+    return "trt" + "".join(f"{part}_" for part in parts if part is not None)
+
+
 def interface_address(interface: str) -> str | None:
     """Return the IPv4 address of an interface, or ``None`` if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

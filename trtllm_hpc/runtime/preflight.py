@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from trtllm_hpc.runtime.checks import (
     locked_memory,
     model_there,
     open_files,
-    paged_context,
     planned_version,
     programs_there,
     report,
@@ -40,7 +39,7 @@ from trtllm_hpc.runtime.checks import (
     tokenizer_files,
     transports,
 )
-from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
+from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engine
 from trtllm_hpc.runtime.node import locked_memory_kib, query_gpus, shm_free_gib, step_tasks, task_number
 from trtllm_hpc.runtime.records import RankRecord, add_event
 
@@ -68,8 +67,6 @@ class Expected:
     """TensorRT-LLM that the plan is for; ``None`` for the reference backend."""
     tokenizer: Path | None = None
     """Folder of the tokenizer, if the engine does not bring its own."""
-    paged_context: str | None = None
-    """The key in the job file that needs an engine with paged context attention."""
     model: Path | None = None
     """Folder of the model, if the server loads it itself."""
     programs: Sequence[str] = ()
@@ -81,7 +78,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Found:
+class SeenByRank:
     """What one rank sees."""
 
     rank: int
@@ -150,24 +147,21 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     full = full_file_system(socket.gethostname(), paths.folder)
     if full is not None:
         return _refuse(paths, expected, task, sentence_of(full))
-    of_node = _look_at_node()  # before MPI: a process that has initialised it starts no other
+    seen = _look(expected)
     try:
         world: Any
         world, library = _join_ranks() if with_mpi else (None, "no MPI (local profile)")
     except StartFailed as error:
         return _refuse(paths, expected, task, str(error))
     rank, size = (world.Get_rank(), world.Get_size()) if with_mpi else (task, step_tasks() or 1)
-    found = replace(_look(rank, size, task, expected, library), **of_node)
+    found = SeenByRank(rank=rank, world_size=size, task=task, mpi_library=library, **seen)
     _record(paths, found, preflight_step(expected.component), started_at)
-    memlock_kib = locked_memory_kib()
-    memlock = "unlimited" if memlock_kib is None else f"{memlock_kib} KiB"
     print(
-        f"preflight: rank {rank} of {size} on {found.host}, GPUs {','.join(found.gpus) or 'none'}, "
-        f"/dev/shm {shm_free_gib():.1f} GiB free, memlock {memlock}, {library}",
+        f"preflight: rank {rank} of {size} on {found.host}, GPUs {','.join(found.gpus) or 'none'}, {library}",
         flush=True,
     )
     if with_mpi:
-        gathered: list[Found] | None = world.gather(found, root=0)
+        gathered: list[SeenByRank] | None = world.gather(found, root=0)
         findings = [] if gathered is None else compare(gathered, expected, all_ranks=True)
         findings = world.bcast(findings, root=0)
     else:  # each rank knows and judges itself only
@@ -195,32 +189,39 @@ def _join_ranks() -> tuple[Any, str]:
 # What one rank sees -----------------------------------------------------------------------
 
 
-def _look(rank: int, world_size: int, task: int, expected: Expected, library: str) -> Found:
+def _look(expected: Expected) -> dict[str, Any]:
+    """Look at what can be seen without MPI: a process that has initialised it starts no other."""
     parts = ("config.json", "decoder")
     unseen = (it for it, _ in expected.engines if not any(os.access(it / part, os.R_OK) for part in parts))
-    return Found(
-        rank=rank,
-        world_size=world_size,
-        task=task,
-        host=socket.gethostname(),
-        gpus=_visible_gpus(),
-        mpi_library=library,
-        unseen_engine=next((os.path.realpath(folder) for folder in unseen), None),
-        step_tasks=step_tasks(),
-        findings=[it for it in _check_node(expected) if it.state in (FAIL, WARN)],
-    )
+    seen: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "gpus": _visible_gpus(),
+        "unseen_engine": next((os.path.realpath(folder) for folder in unseen), None),
+        "step_tasks": step_tasks(),
+        "findings": _check_node(expected),
+    }
+    if (os.environ.get("SLURM_LOCALID") or "0") == "0":  # for all ranks of a node
+        seen["packages"] = installed_versions(_PACKAGES)
+        if seen["gpus"]:
+            seen["gpu_models"] = query_gpus("name", "driver_version", "memory.total")
+            limits = ("clocks.max.sm", "clocks.max.memory", "enforced.power.limit")
+            seen["gpu_limits"] = query_gpus(*limits)
+    return seen
 
 
-def _check_node(expected: Expected) -> Iterator[Diagnostic]:
+def _check_node(expected: Expected) -> list[Diagnostic]:
+    """Return what is wrong with the node, or not as the user may expect."""
     host = socket.gethostname()
-    yield shared_memory(host, shm_free_gib(), expected.ranks_per_node)
-    yield open_files(host, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    found = [
+        shared_memory(host, shm_free_gib(), expected.ranks_per_node),
+        open_files(host, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        programs_there(host, expected.programs),
+    ]
     if expected.gpus_per_node and expected.world_size > expected.ranks_per_node:
-        yield locked_memory(host, locked_memory_kib())
-        yield transports(host, os.environ)
-    yield programs_there(host, expected.programs)
+        found += [locked_memory(host, locked_memory_kib()), transports(host, os.environ)]
     if expected.model is not None:
-        yield model_there(host, expected.model)
+        found.append(model_there(host, expected.model))
+    return [it for it in found if it is not None and it.state in (FAIL, WARN)]
 
 
 def _visible_gpus() -> list[str]:
@@ -228,19 +229,7 @@ def _visible_gpus() -> list[str]:
     return [gpu for gpu in gpus.split(",") if gpu]
 
 
-def _look_at_node() -> dict[str, Any]:
-    """Look at what is the same for all ranks of a node: eight queries at a time would take seconds."""
-    if (os.environ.get("SLURM_LOCALID") or "0") != "0":
-        return {}
-    packages = installed_versions(_PACKAGES)
-    if not _visible_gpus():
-        return {"packages": packages}
-    models = query_gpus("name", "driver_version", "memory.total")
-    limits = query_gpus("clocks.max.sm", "clocks.max.memory", "enforced.power.limit")
-    return {"packages": packages, "gpu_models": models, "gpu_limits": limits}
-
-
-def _record(paths: RunPaths, found: Found, step: str, started_at: float) -> None:
+def _record(paths: RunPaths, found: SeenByRank, step: str, started_at: float) -> None:
     RankRecord(
         step=step,
         rank=found.task,
@@ -258,7 +247,7 @@ def _record(paths: RunPaths, found: Found, step: str, started_at: float) -> None
 # Comparison with the plan -----------------------------------------------------------------
 
 
-def compare(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> list[Diagnostic]:
+def compare(gathered: list[SeenByRank], expected: Expected, *, all_ranks: bool) -> list[Diagnostic]:
     """Return the first fault alone, or else all warnings: about what works, but not as the user may expect.
 
     ``all_ranks`` says whether ``gathered`` has all ranks of the step.
@@ -272,10 +261,11 @@ def compare(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> li
     return warnings
 
 
-def _check_world(ranks: list[Found], expected: Expected, all_ranks: bool) -> Iterator[Diagnostic]:
+def _check_world(ranks: list[SeenByRank], expected: Expected, all_ranks: bool) -> Iterator[Diagnostic]:
     """Yield the check of the step's size, then what is wrong with size and places of the world."""
     first = ranks[0]
-    yield step_world(first.step_tasks, expected.world_size)
+    if (wrong := step_world(first.step_tasks, expected.world_size)) is not None:
+        yield wrong
     if first.world_size != expected.world_size:
         yield Diagnostic(
             "",
@@ -301,7 +291,7 @@ def _check_world(ranks: list[Found], expected: Expected, all_ranks: bool) -> Ite
             )
 
 
-def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
+def run_checks(ranks: list[SeenByRank], expected: Expected) -> Iterator[Diagnostic]:
     """Yield each host's checks, then those of release, engines and tokenizer once."""
     unseen = [found for found in ranks if found.unseen_engine]
     for found in unseen if len(unseen) < len(ranks) else ():  # otherwise there may be none at all
@@ -325,19 +315,16 @@ def _check_engine(
     folder: Path, built_for: int, expected: Expected, installed: str | None, visible_gpus: int
 ) -> Iterator[Diagnostic]:
     try:
-        engines = read_engines(folder)
+        engine = read_engine(folder)
     except NotAnEngine as error:
         yield fail(str(error), f"run the build stage first; if it has run, srun ls {folder}")
         return
-    for engine in engines:
-        yield engine_world(engine, built_for)
-        yield engine_files(engine)
-        yield engine_version(engine, installed or expected.release)
-        if built_for == expected.world_size:
-            # Copies of one engine get their GPUs by gpu_device_ids; otherwise a rank's number decides.
-            yield engine_gpus_per_node(engine, expected.world_size, expected.ranks_per_node, visible_gpus)
-    if expected.paged_context is not None:
-        yield paged_context(engines[0], expected.paged_context)
+    yield engine_world(engine, built_for)
+    yield engine_files(engine)
+    yield engine_version(engine, installed or expected.release)
+    if built_for == expected.world_size:
+        # Copies of one engine get their GPUs by gpu_device_ids; otherwise a rank's number decides.
+        yield engine_gpus_per_node(engine, expected.world_size, expected.ranks_per_node, visible_gpus)
 
 
 # A refused start --------------------------------------------------------------------------

@@ -8,6 +8,7 @@ scripts.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import resource
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, write_text
-from trtllm_hpc.runtime.node import SHM, free_ports, is_abandoned, make_owned
+from trtllm_hpc.runtime.node import SHM, free_ports, is_abandoned, make_owned, shm_prefix
 from trtllm_hpc.runtime.process import on_signals, start_bound
 from trtllm_hpc.runtime.records import JsonRecord
 
@@ -95,8 +96,7 @@ class Proxy:
         further: Mapping[str, str],
     ) -> None:
         # Its name cannot be guessed, so nobody else can make it first; mode 0700.
-        prefix = f"trt{os.environ['TRTLLM_HPC_JOB_ID']}_proxy{node}_"
-        self.folder, self._owned = make_owned(prefix, SHM)
+        self.folder, self._owned = make_owned(shm_prefix(f"proxy{node}"), SHM)
         self.gateway = self.folder / "gateway"  # not the name of a frontend: with TLS that is a socket, too
         """Socket of the gateway with OpenAI's protocol, in front of Triton."""
         self._guest_map = self.folder / "guests.map"
@@ -276,3 +276,35 @@ def write_key(file: Path) -> None:
     """Write a new random key that only this user can read; one that is there stays."""
     if not file.exists():
         write_text(file, f"{secrets.token_urlsafe(32)}\n", mode=0o600)
+
+
+def make_certificate(paths: RunPaths, address: str) -> None:
+    """Write a self-signed certificate for this host, and its key; raises StartFailed if ``openssl`` fails.
+
+    Clients trust exactly the file ``certificate.crt`` of the run folder. ``certificate.pem`` is what HAProxy
+    takes: certificate and private key.
+    """
+    names = f"subjectAltName=IP:{address},IP:127.0.0.1,DNS:{socket.gethostname()},DNS:localhost"
+    key = paths.certificate_key.with_suffix(".key")
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+        *("-days", "365", "-subj", "/CN=trtllm-hpc", "-addext", names),
+        *("-keyout", str(key), "-out", str(paths.certificate)),
+    ]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        write_text(paths.certificate_key, key.read_text() + paths.certificate.read_text(), mode=0o600)
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = str(getattr(error, "stderr", None) or error).strip()
+        hint = "install openssl on the nodes, or set serve.tls to false"
+        raise StartFailed(f"the certificate cannot be made: {why}", hint=hint) from error
+    finally:
+        key.unlink(missing_ok=True)
+
+
+def fingerprint(certificate: Path) -> str:
+    """Return the SHA-256 fingerprint of a certificate (PEM), as ``openssl x509 -fingerprint`` shows it."""
+    import ssl  # loading it takes 5 ms, and every command reads this module
+
+    digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.read_text())).hexdigest().upper()
+    return ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))

@@ -16,17 +16,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from trtllm_hpc.errors import FAIL, ExitCode, StartFailed
+from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import host_variables
-from trtllm_hpc.runtime.caches import begin_tuning, cached_files, copy_tuning
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.ending import AFTER_LEADER_S, NO_SUPERVISOR, End, Observed, conclude, decide
 from trtllm_hpc.runtime.gpus import GpuWatch
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.launched_server import LaunchedServer
 from trtllm_hpc.runtime.leader import Leader
-from trtllm_hpc.runtime.loading import Loading
 from trtllm_hpc.runtime.node import interface_towards, make_owned, make_private, remove_leftovers, step_tasks
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
@@ -38,8 +36,8 @@ from trtllm_hpc.runtime.process import (
 )
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.python_backend import ModelProcesses
-from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
-from trtllm_hpc.runtime.server_spec import RankOptions, expand, find_program
+from trtllm_hpc.runtime.records import RankRecord, StopRequest, rank_records
+from trtllm_hpc.runtime.server_spec import RankOptions
 from trtllm_hpc.runtime.servers import start_command
 
 Child = subprocess.Popen[bytes] | LaunchedServer
@@ -62,15 +60,12 @@ class RankSupervisor:
             host=socket.gethostname(),
             pid=os.getpid(),
             started_at=time.time(),
-            cached_files=cached_files(os.environ) if options.rank == 0 else None,
         )
         self._record_file = paths.rank_record(options.step, options.rank)
-        self._loading = Loading(paths.rank_log(options.step, options.rank), paths.ready_record(options.step))
         self._failure_file = paths.failure_reason(options.step, options.rank)
         self._signal: str | None = None
         self._decided: End | None = None
         self._kill_at: float | None = None
-        self._kept_tuning: Path | None = None
         own = paths.rank_heartbeat(options.step, options.rank)
         self._heartbeat = Heartbeat(own)
         self._step_daemon = step_daemon()
@@ -104,8 +99,6 @@ class RankSupervisor:
             if self._leader is not None:
                 self._leader.withdraw()
             kill_descendants()
-            if self._kept_tuning is not None:
-                copy_tuning(self._paths.tuning(self._options.step), self._kept_tuning)
             remove_leftovers(self._options.prefix)
             if SOCKETS_VARIABLE in os.environ:
                 remove_abandoned(Path(os.environ[SOCKETS_VARIABLE]))
@@ -118,40 +111,25 @@ class RankSupervisor:
 
     def _start(self, scratch: Path) -> Child:
         tasks = step_world(step_tasks(), self._options.world_size)
-        if tasks.state == FAIL:
+        if tasks is not None:
             raise StartFailed(tasks.message, hint=tasks.hint)
         spec = self._options.spec
         words, own_variables = start_command(self._paths, self._options, scratch)
         environment = {**os.environ, **own_variables, **self._interface_variables()}
         environment |= host_variables(environment, self._record.host)
-        ranks, own_file = self._options.world_size, self._paths.tuning(self._options.step)
-        self._kept_tuning = begin_tuning(own_file, self._options.rank, ranks, environment)
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
         environment["TRTLLM_HPC_SCRATCH"] = str(scratch)
         for name, value in spec.environment.items():
             environment.pop(name, None)
             if value is not None:
                 environment[name] = value
-        # The profiler goes before the launcher, whose own process computes.
-        before = [*self._profiler(environment), *shlex.split(spec.launcher or "")]
+        before = shlex.split(spec.launcher or "")
         print(f"rank {self._options.rank} on {self._record.host}: {' '.join([*before, *words])}", flush=True)
         allow_large_requests()
         if spec.launcher is None:
             return start_bound([*before, *words], environment)
         chooses = self._options.rank == 0 and Path(spec.launcher).name == "trtllm-llmapi-launch"
         return LaunchedServer(before, words, environment, scratch, self._paths.runtime, chooses_port=chooses)
-
-    def _profiler(self, environment: dict[str, str]) -> list[str]:
-        """Return the profiler's command line, if this rank is profiled, and add its variables."""
-        profile, rank = self._options.spec.profile, self._options.rank
-        if profile is None or rank not in profile["ranks"]:
-            return []
-        self._paths.profiles.mkdir(exist_ok=True)
-        values = {"step": self._options.step, "rank": rank}
-        environment |= {name: value.format_map(values) for name, value in profile["environment"].items()}
-        program, *words = expand(profile["words"], values) or [""]
-        hint = "take an image that has it (serve.image), or serve.profile.tool: torch"
-        return [find_program(program, hint), *words] if program else []
 
     def _not_started(self, sentence: str, hint: str | None) -> int:
         """Record the end too: a record without one looks like a rank that was killed."""
@@ -178,7 +156,7 @@ class RankSupervisor:
         while child.poll() is None:
             make_private(self._options.prefix)
             self._heartbeat.beat()
-            if seen := self._loading.look() | self._gpus.look():
+            if seen := self._gpus.look():
                 self._record = replace(self._record, **seen)
                 with suppress(OSError):  # on a full disk the server starts all the same
                     self._record.write(self._record_file)
@@ -195,13 +173,14 @@ class RankSupervisor:
         """Observe everything on which the rules depend; ``has_ended``: this rank's server."""
         step, rank = self._options.step, self._options.rank
         is_serving = self._decided is None and not has_ended
+        leader = None if rank == 0 else RankRecord.read(self._paths.rank_record(step, 0))
         seen = Observed(
             step,
             rank,
             self._options.world_size,
             self._signal,
             StopRequest.read(self._paths.stop_request),
-            leader_ended=rank != 0 and leader_has_ended(self._paths, step),
+            leader_ended=leader is not None and leader.ended_at is not None,
             step_daemon_lost=self._step_daemon is not None and os.getppid() != self._step_daemon,
             dead_model=self._models.dead() if is_serving else None,
             ranks=self._ranks.look(),

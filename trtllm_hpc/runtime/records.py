@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,13 +47,8 @@ class JsonRecord:
 
 def known_fields(kind: type, raw: Any) -> dict[str, Any]:
     """Return the items of a JSON object that are fields of the dataclass ``kind``."""
-    names = _names(kind)
+    names = {item.name for item in fields(kind)}
     return {name: value for name, value in raw.items() if name in names}
-
-
-@cache
-def _names(kind: type) -> frozenset[str]:
-    return frozenset(item.name for item in fields(kind))
 
 
 INSTANCE_HEADER = "x-trtllm-hpc-instance"
@@ -95,8 +89,6 @@ class Endpoint(JsonRecord):
     """File with the certificate that the proxy shows; ``None`` if it does not encrypt."""
     fingerprint: str | None = None
     """Of that certificate, by SHA-256."""
-    certificate_name: str | None = None
-    """A name that it is for, if it is a given one; ``None``: for ``address``."""
     instances: int = 1
     """Servers behind the proxy."""
     openai_url: str | None = None
@@ -115,16 +107,10 @@ class Endpoint(JsonRecord):
             return relayed
         try:
             key = Path(self.key_file).read_text(encoding="ascii").strip()
-            why = None if key else "is empty"
-        except OSError as error:
-            why = f"cannot be read: {error.strerror}"
-        except UnicodeDecodeError:
-            why = "does not hold a key"
-        if why is not None:
-            raise RequestFailed(
-                f"The server at {self.place} asks for a key, and {self.key_file} {why}.",
-                hint="ask the owner of the run for the key",
-            )
+        except (OSError, UnicodeDecodeError) as error:
+            why = f"cannot be read: {getattr(error, 'strerror', None) or 'it does not hold a key'}"
+            sentence = f"The server at {self.place} asks for a key, and {self.key_file} {why}."
+            raise RequestFailed(sentence, hint="ask the owner of the run for the key") from None
         return {"authorization": f"Bearer {key}", **relayed}
 
     @property
@@ -150,10 +136,6 @@ class Endpoint(JsonRecord):
         except OSError as error:
             sentence = f"The certificate {self.certificate_file} cannot be read: {error.strerror or error}."
             raise RequestFailed(sentence) from None
-        # A given certificate may be signed by another one, and be for other names than the address. It is the
-        # only one that is trusted, so neither matters.
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        context.check_hostname = self.certificate_name is None
         if protocols:
             context.set_alpn_protocols(list(protocols))
         return context
@@ -223,54 +205,18 @@ class RankRecord(JsonRecord):
     one is. ``reason`` then names it."""
     details: dict[str, Any] = field(default_factory=dict)
     """What the preflight has found: GPU ids, /dev/shm, MPI library..."""
-    loading: str | None = None
-    """What its server does before it is ready, a key of ``load_s``, if its log shows that."""
-    loading_since: float = 0.0
-    load_s: dict[str, float] = field(default_factory=dict)
-    cached_files: str | None = None
-    """How many files the caches of compilers held when rank 0 started."""
     gpus: list[dict[str, Any]] = field(default_factory=list)
     """The last reading of each of its GPUs, as :mod:`trtllm_hpc.runtime.gpus` writes it; once a minute."""
 
-    @classmethod
-    def read(cls, path: Path) -> RankRecord | None:
-        """Return the record at ``path``; ``None`` if it is missing or damaged.
-
-        A record that has not changed is read once: a server may have thousands, and they are looked at often.
-        """
-        return _current_rank_record(str(path))
-
-
-def _current_rank_record(path: str) -> RankRecord | None:
-    try:
-        stat = os.stat(path)  # noqa: PTH116 - without a Path for each of thousands
-    except OSError:
-        return None
-    return _rank_record(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-
-
-@lru_cache(maxsize=8192)
-def _rank_record(path: str, inode: int, size: int, changed_at_ns: int) -> RankRecord | None:
-    """Return the record in a file that is replaced as a whole when it changes."""
-    return super(RankRecord, RankRecord).read(Path(path))
-
 
 def rank_records(paths: RunPaths, step: str) -> list[RankRecord]:
-    """Return the records of a step's ranks, in their order."""
-    folder = str(paths.ranks)
+    """Return the records of a step's ranks, in their order; none while their folder cannot be read."""
     try:
-        names = os.listdir(folder)  # noqa: PTH208 - without a Path for each of thousands
+        files = [*paths.ranks.glob(f"{step}_*.json")]
     except OSError:
         return []
-    mine = (name for name in names if name.startswith(f"{step}_") and name.endswith(".json"))
-    found = (_current_rank_record(f"{folder}/{name}") for name in mine)
+    found = map(RankRecord.read, files)
     return sorted((record for record in found if record is not None), key=lambda record: record.rank)
-
-
-def leader_has_ended(paths: RunPaths, step: str = "serve") -> bool:
-    """Return whether rank 0 of an instance has recorded its end."""
-    record = RankRecord.read(paths.rank_record(step, 0))
-    return record is not None and record.ended_at is not None
 
 
 @dataclass(frozen=True)

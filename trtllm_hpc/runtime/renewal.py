@@ -12,9 +12,10 @@ import re
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
+from subprocess import CompletedProcess
 from typing import Any
 
-from trtllm_hpc.errors import SubmissionError, UnclearSubmission
+from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.bad_nodes import EVENT, Pool, bad_hosts, exclude, exclude_option
 from trtllm_hpc.runtime.process import captured
@@ -69,23 +70,13 @@ def queue_next(paths: RunPaths) -> bool:
     """
     this, follows = os.environ["SLURM_JOB_ID"], os.environ["TRTLLM_HPC_FOLLOWS"]
     name = os.environ["SLURM_JOB_NAME"]
-    named = [f"--job-name={name}", f"--dependency=afterany:{this}"]
+    options = [f"--job-name={name}", f"--dependency=afterany:{this}", *filter(None, [exclude_option(paths)])]
     token = name.partition(":")[2] or os.urandom(8).hex()  # in the name, if the profile sets a comment
-    next_job_id, why, excluded = None, "", exclude_option(paths)
-    for option in dict.fromkeys([excluded, ""] if follows == this else [excluded]):
-        try:
-            next_job_id = submit_script(
-                captured,
-                [*named, option] if option else named,
-                paths.sbatch("serve"),
-                token,
-                lambda answer, what: SubmissionError(f"{what}: {answer.stderr.strip()}"),
-            )
-            break
-        except (SubmissionError, OSError) as error:
-            why = getattr(error, "message", str(error))
-            if isinstance(error, UnclearSubmission):
-                break  # another job could be a second one
+    next_job_id, why, script = None, "", paths.sbatch("serve")
+    try:
+        next_job_id = submit_script(captured, options, script, token, _refusal)
+    except (SubmissionError, OSError) as error:
+        why = getattr(error, "message", str(error))
     if next_job_id is not None or follows == this:
         last = Renewal.read(paths.renewal)
         last = last if last is not None and last.job_id == follows else Renewal(follows)
@@ -94,6 +85,10 @@ def queue_next(paths: RunPaths) -> bool:
         add_event(paths, "serve", "not_renewed", why=why)
         print(f"The next server could not be queued: this one ends with its time limit. {why}", flush=True)
     return next_job_id is not None
+
+
+def _refusal(answer: CompletedProcess[str], what: str) -> SubmissionError:
+    return SubmissionError(f"{what}: {answer.stderr.strip()}")
 
 
 def may_follow(paths: RunPaths, job_id: str, state: str) -> bool:
@@ -129,13 +124,13 @@ def unwanted_next(paths: RunPaths, exit_code: int) -> str | None:
     return renewal.next_job_id
 
 
-def change_of_next(paths: RunPaths, job_id: str, state: str, sinfo: Iterable[str]) -> str | None:
+def change_of_next(paths: RunPaths, job_id: str, sinfo: Iterable[str]) -> str | None:
     """Keep the next job from nodes because of which a server has ended; returns how Slurm is to change it.
 
-    ``job_id`` is that server's job in ``state``, if known; ``sinfo`` as for ``Pool.of``.
+    ``job_id`` is that server's job; ``sinfo`` as for ``Pool.of``.
     """
     pool = Pool.of(sinfo, wanted=int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
-    hosts = bad_hosts(paths, state)
+    hosts = bad_hosts(paths)
     news = bool(hosts) and exclude(paths, hosts, job_id=job_id, pools=[pool])
     renewal = Renewal.read(paths.renewal)
     is_own = renewal is not None and renewal.job_id == os.environ["TRTLLM_HPC_JOB_ID"]

@@ -61,13 +61,6 @@ def vocabulary_variables(model: str, tokenizer: str | None, folder: Path) -> Map
     return {}
 
 
-def has_vocabulary(folder: Path) -> bool:
-    """Return whether a folder has the vocabulary that ``openai_harmony`` takes."""
-    with suppress(OSError):
-        return hashlib.sha256((folder / VOCABULARY).read_bytes()).hexdigest() == VOCABULARY_SHA256
-    return False
-
-
 def with_auth_key(arguments: Sequence[str], paths: RunPaths, folder: Path) -> list[str]:
     """Return the arguments with a file that has the servers' key too, if run and image have such a key."""
     spec = importlib.util.find_spec("tensorrt_llm") if paths.servers_key.exists() else None  # no import
@@ -75,7 +68,7 @@ def with_auth_key(arguments: Sequence[str], paths: RunPaths, folder: Path) -> li
     if not source.is_file() or AUTH_KEY not in source.read_text(encoding="utf-8"):
         return list(arguments)
     named = next(word for word in arguments if word.startswith(_FILE))
-    key = json.dumps(paths.servers_key.read_text(encoding="utf-8").strip())
-    text = Path(named.removeprefix(_FILE)).read_text(encoding="utf-8")
-    write_text(folder / "llm_api.yaml", f"{text}{AUTH_KEY}: {key}\n")
+    key = paths.servers_key.read_text(encoding="utf-8").strip()
+    configuration = json.loads(Path(named.removeprefix(_FILE)).read_text(encoding="utf-8"))  # JSON is YAML
+    write_text(folder / "llm_api.yaml", json.dumps({**configuration, AUTH_KEY: key}))
     return [f"{_FILE}{folder / 'llm_api.yaml'}" if word == named else word for word in arguments]

@@ -7,20 +7,10 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.runtime.records import JsonRecord
-
-
-class RankProfile(TypedDict):
-    """How some ranks are profiled; ``{step}`` and ``{rank}`` are placeholders."""
-
-    ranks: list[int]
-    words: list[str]
-    """The profiler with its options, before the server; empty: the server profiles itself."""
-    environment: dict[str, str]
-    """Variables that start and stop the profiler."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +26,6 @@ class ServerSpec(JsonRecord):
     """The same for every other rank; ``None``: as rank 0."""
     environment: dict[str, str | None] = field(default_factory=dict)
     """Variables of every rank; ``None`` unsets the variable."""
-    profile: RankProfile | None = None
-    """``None``: no rank is profiled."""
     launcher: str | None = None
     """Program that starts the server and joins the ranks, e.g. ``trtllm-llmapi-launch``."""
     model: str | None = None
@@ -46,13 +34,6 @@ class ServerSpec(JsonRecord):
     """Folder of its tokenizer; ``None``: the model's."""
     health: str = "/health"
     """Path that answers with status 200 as soon as a server with OpenAI's protocol listens."""
-    generate: str | None = "/health_generate"
-    """Path that makes a token before it answers; ``None``: the server has no such path."""
-
-    @property
-    def profiler(self) -> tuple[str, ...]:
-        """The program that profiles ranks, if there is one."""
-        return tuple(self.profile["words"][:1]) if self.profile is not None else ()
 
 
 def read_spec(file: Path) -> ServerSpec:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from trtllm_hpc.errors import Diagnostic, ExitCode, fail
 from trtllm_hpc.paths import RunPaths, call_name, read_json
 from trtllm_hpc.runtime.node import remove_of_ended_jobs
-from trtllm_hpc.runtime.notice import notify_end
 from trtllm_hpc.runtime.process import output_of, start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, read_events
 
@@ -64,7 +63,6 @@ def end(paths: RunPaths, stage: str, exit_code: int) -> None:
     elif stage == "companion" and was_killed:
         add_event(paths, stage, "failed", reason=f"the companion {killed}")
     add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""))
-    notify_end(paths, stage, exit_code)
 
 
 def _serves(paths: RunPaths) -> bool:

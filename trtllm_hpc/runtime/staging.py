@@ -27,8 +27,8 @@ from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.engine_cache.cache import link as make_link
 from trtllm_hpc.runtime.engine_cache.cache import size_fault
-from trtllm_hpc.runtime.engine_cache.files import remove, sync_folder
 from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, files_of, needed_files
+from trtllm_hpc.runtime.engine_cache.shared_files import remove, sync_folder
 from trtllm_hpc.runtime.node import step_tasks, task_number
 from trtllm_hpc.runtime.records import RankRecord, try_event
 
@@ -83,9 +83,7 @@ def _stage(source: Path, name: Path, days: float, progress: _Progress) -> None:
             message = (
                 f"node {progress.host} has {_gib(free)} free in {folder}, and the model needs {_gib(needed)}"
             )
-            hint = (
-                "--set model.stage=null, or cluster.node_models_folder=FOLDER, or a smaller node_models_days"
-            )
+            hint = "--set model.stage=null, or cluster.node_models_folder=FOLDER"
             raise StartFailed(message, hint=hint)
         if missing:
             _copy(source, copy, name.name, missing, progress)

@@ -119,14 +119,17 @@ class CompanionWatch:
 
 def server_has_ended(paths: RunPaths) -> bool:
     """Return whether the whole serve stage has recorded its end: a server that has ended may start again."""
-    marks = [event.name for event in read_events(paths, "serve") if event.name.startswith("stage_")]
-    return bool(marks) and marks[-1] == "stage_end" and not _is_followed(paths)
+    marks = [event for event in read_events(paths, "serve") if event.name.startswith("stage_")]
+    if not marks or marks[-1].name != "stage_end":
+        return False
+    return not _is_followed(paths, marks[-1].data.get("job_id"))
 
 
-def _is_followed(paths: RunPaths) -> bool:
+def _is_followed(paths: RunPaths, ended_job_id: str | None) -> bool:
     """Return whether another job is to serve after the one that has ended (``serve.renew``)."""
     try:
         renewal = read_json(paths.renewal) or {}
     except (OSError, ValueError):
         return True  # until the next look
-    return renewal.get("next_job_id") is not None
+    # The next job takes its place in this record a moment before it records its begin.
+    return renewal.get("next_job_id") is not None or renewal.get("job_id", ended_job_id) != ended_job_id

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, get_args
+from typing import Any
 
 _SERVE = "tensorrt_llm.commands.serve"
 _ARGUMENTS = "tensorrt_llm.llmapi.llm_args"
@@ -21,7 +21,7 @@ _CLASSES = {"pytorch": "TorchLlmArgs", None: "TrtLlmArgs", "tensorrt": "TrtLlmAr
 _TEXT_LIMIT = 2000
 
 
-class Refused(Exception):
+class RefusedByUpstream(Exception):
     """Upstream does not take a command line or a file; the message is upstream's own."""
 
 
@@ -29,7 +29,7 @@ def server_arguments(words: Sequence[str]) -> Any:
     """Return the checked LLM API arguments (``TorchLlmArgs``) of a command line after ``trtllm-serve``.
 
     Upstream's own command reads its options and its YAML file; only the function that would start the server
-    is replaced. Raises Refused, or ImportError if TensorRT-LLM cannot be imported.
+    is replaced. Raises RefusedByUpstream, or ImportError if TensorRT-LLM cannot be imported.
     """
     with _refusals():
         return _checked(_passed_to("launch_server", words)["llm_args"])
@@ -65,7 +65,7 @@ def _refusals() -> Iterator[None]:
     except ImportError:
         raise
     except Exception as error:  # of click, pydantic, upstream itself
-        raise Refused(_text(error)) from error
+        raise RefusedByUpstream(_text(error)) from error
 
 
 class _Reached(BaseException):
@@ -108,61 +108,3 @@ def _checked(arguments: Mapping[str, Any]) -> Any:
 def _text(error: Exception) -> str:
     said = error.format_message() if hasattr(error, "format_message") else str(error)
     return f"{type(error).__name__}: {said}"[:_TEXT_LIMIT]
-
-
-def server_options() -> dict[str, list[dict[str, Any]]]:
-    """Return each sub-command's options of ``trtllm-serve``, as in ``releases/data``; raises ImportError."""
-    group = importlib.import_module(_SERVE).main
-    return {name: list(_options(command)) for name, command in group.commands.items()}
-
-
-def _options(command: Any) -> Iterator[dict[str, Any]]:
-    for option in command.params:
-        if option.param_type_name != "option":
-            continue
-        name, kind = max(option.opts, key=len), option.type
-        default = option.default if isinstance(option.default, (str, int, float, bool)) else None
-        yield {
-            "name": name,
-            "aliases": [other for other in (*option.opts, *option.secondary_opts) if other != name],
-            "form": "flag" if option.is_flag else "value",
-            "choices": [*map(str, getattr(kind, "choices", ())), *getattr(kind, "aliases", ())],
-            "required": option.required,
-            "type": {"integer": "int", "float": "float"}.get(kind.name),
-            "default": default,
-        }
-
-
-def llm_api_keys() -> dict[str, list[str]]:
-    """Return the keys of every section of the LLM API's configuration on PyTorch; ``""`` is the top.
-
-    A section that has variants (``speculative_config``) has the keys of all. Raises ImportError.
-    """
-    sections: dict[str, set[str]] = {}
-    _collect("", [importlib.import_module(_ARGUMENTS).TorchLlmArgs], sections)
-    return {name: sorted(keys) for name, keys in sorted(sections.items())}
-
-
-def _collect(path: str, models: Sequence[Any], sections: dict[str, set[str]]) -> None:
-    keys = sections.setdefault(path, set())
-    for model in models:
-        keys |= {name for name in vars(model) if name in ("decoding_type", "algorithm")}
-        for name, field in model.model_fields.items():
-            keys |= {name, *_aliases(field)}
-            inner = f"{path}.{name}" if path else name
-            if found := [each for each in _models(field.annotation) if each not in models]:
-                _collect(inner, found, sections)
-
-
-def _aliases(field: Any) -> Iterator[str]:
-    for alias in (field.alias, field.validation_alias):
-        choices: list[Any] = getattr(alias, "choices", [alias])
-        yield from (choice for choice in choices if isinstance(choice, str))
-
-
-def _models(annotation: Any) -> list[Any]:
-    """Return the pydantic models in an annotation, with the variants that derive from them."""
-    if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
-        variants: list[Any] = annotation.__subclasses__()
-        return [annotation, *(each for one in variants for each in _models(one))]
-    return [each for part in get_args(annotation) for each in _models(part)]

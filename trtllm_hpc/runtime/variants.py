@@ -66,15 +66,13 @@ def run_variants(folder: Path, names: Sequence[str], minutes: float) -> int:
 
 def _run_variant(run: RunPaths, signals: Collection[str]) -> int:
     """Run the stages of a variant that have scripts of their own: the build, then the others at once."""
-    code, stages = 0, list(_stages(run))
-    if "build" in stages:
-        stages.remove("build")
-        code = _run_stage(run, "build", signals)
-    if code:
+    stages = list(_stages(run))
+    if "build" in stages and (code := _run_stage(run, "build", signals)):
         return code
+    others = [stage for stage in stages if stage != "build"]
     # Within Slurm's job the server's script starts the companion.
     with ThreadPoolExecutor(len(STAGES)) as threads:
-        codes = list(threads.map(lambda stage: _run_stage(run, stage, signals), stages))
+        codes = list(threads.map(lambda stage: _run_stage(run, stage, signals), others))
     return next((code for code in codes if code), 0)
 
 

@@ -151,32 +151,24 @@ def query_pyxis_scope(slurm_conf: str | None = None) -> str | None:
     """
     given = slurm_conf or os.environ.get("SLURM_CONF")
     folders = [Path(given).parent] if given else [Path("/etc/slurm"), Path("/run/slurm/conf")]
-    for folder in folders:
-        for words in _plugins_loaded(folder / "plugstack.conf"):
-            if "pyxis" in words[1]:
-                found = [
-                    word.removeprefix("container_scope=") for word in words if "container_scope=" in word
-                ]
-                return found[-1] if found else "global"  # pyxis_config_parse in config.c
-    return None
+    lines = (line for folder in folders for line in _plugin_lines(folder / "plugstack.conf"))
+    if (pyxis := next((line for line in lines if "pyxis" in line), None)) is None:
+        return None
+    found = re.findall(r"container_scope=(\w+)", pyxis)
+    return found[-1] if found else "global"  # pyxis_config_parse in config.c
 
 
-def _plugins_loaded(file: Path) -> Iterator[list[str]]:
-    """Yield the words of each line that loads a plugin (spank(8), CONFIGURATION)."""
-    try:
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        words = line.partition("#")[0].split()
-        if len(words) < 2:
-            continue
-        if words[0] == "include":
-            pattern = file.parent / words[1]
-            for included in sorted(pattern.parent.glob(pattern.name)):
-                yield from _plugins_loaded(included)
-        else:
-            yield words
+def _plugin_lines(file: Path) -> Iterator[str]:
+    """Yield each line that loads a plugin, also of the files that are included (spank(8), CONFIGURATION)."""
+    with suppress(OSError):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            words = line.partition("#")[0].split()
+            if len(words) > 1 and words[0] == "include":
+                pattern = file.parent / words[1]
+                for included in sorted(pattern.parent.glob(pattern.name)):
+                    yield from _plugin_lines(included)
+            else:
+                yield " ".join(words)
 
 
 def _output(command: Sequence[str], slurm_conf: str | None = None) -> str:

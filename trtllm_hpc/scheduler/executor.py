@@ -1,8 +1,7 @@
 """submitit's executor and job for rendered scripts.
 
 submitit's own Slurm executor writes a script and pickles a function. Here the scripts exist already and are
-what the user reviewed, so they are submitted unchanged. States come from ``JobWatcher``, file names from
-``RunPaths``.
+what the user reviewed, so they are submitted unchanged. States come from ``JobWatcher``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.states import LOST
 from trtllm_hpc.scheduler.watcher import JobWatcher
 
 
@@ -29,83 +27,22 @@ def _shared_watcher(conf: str | None) -> JobWatcher:
     return JobWatcher(Slurm(conf))
 
 
-class SingleJobWatcher:
-    """What submitit's :class:`~submitit.core.core.Job` asks about itself; jobs share their queries."""
-
-    def __init__(self, job: RunJob, shared: JobWatcher) -> None:
-        self.job = job
-        self._shared = shared
-
-    def register_job(self, job_id: str) -> None:
-        """Query this job from now on."""
-        self._shared.job_infos([self.job], "cache")
-
-    def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
-        """Return the job's state as submitit reads it."""
-        try:
-            self._shared.job_infos([self.job], mode)
-        except SubmissionError as error:
-            if not error.transient:  # else what was known stays valid until the next query
-                raise
-        if not self._shared.has_answer(self.job):
-            return {}
-        info = self._shared.job_infos([self.job], "cache").get(self.job)
-        state = info.state if info else LOST
-        return {
-            "State": state.name,
-            "Final": "yes" if state.final else "",
-            "ExitCode": "" if info is None or info.exit_code is None else str(info.exit_code),
-            "NodeList": info.nodes if info else "",
-        }
-
-    def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """Return Slurm's name of the state, or UNKNOWN before the first answer."""
-        return self.get_info(job_id, mode=mode).get("State") or "UNKNOWN"
-
-    def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """Return whether the job has ended, by the table of states and not by submitit's list."""
-        return bool(self.get_info(job_id, mode=mode).get("Final"))
-
-
-class ScriptPaths(utils.JobPaths):  # type: ignore[misc]
-    """The files of a rendered script under submitit's names for them."""
-
-    def __init__(self, script: StageScript, job_id: str) -> None:
-        super().__init__(Path(script.run_folder), job_id, 0)
-        self._script = script
-
-    @property
-    def submission_file(self) -> Path:
-        """The script itself."""
-        return self._script.path
-
-    @property
-    def stdout(self) -> Path:
-        """The batch script's log; the ranks have their own."""
-        return RunPaths(self._script.run_folder).batch_log(self._script.stage)
-
-    @property
-    def stderr(self) -> Path:
-        """The same file: sbatch writes both to it."""
-        return self.stdout
-
-
 class RenderedJob(core.Job[int]):  # type: ignore[misc]
     """A submitted script; its result is the script's exit code."""
 
     def __init__(self, script: StageScript, job_id: str, conf: str | None) -> None:
-        self._script = script
         self._conf = conf
         run = RunPaths(script.run_folder)
         self.run_job = RunJob.of(run, PlanRecord.read(run), {script.stage: job_id})[script.stage]
         """What Slurm must have recorded about this job."""
         super().__init__(folder=script.run_folder, job_id=job_id)
-        self._paths = ScriptPaths(script, job_id)
 
     @property
-    def watcher(self) -> SingleJobWatcher:
-        """This job as the watcher sees it that all jobs of this cluster share in this process."""
-        return SingleJobWatcher(self.run_job, _shared_watcher(self._conf))
+    def watcher(self) -> JobWatcher:
+        """The watcher that all jobs of this cluster share in this process."""
+        watcher = _shared_watcher(self._conf)
+        watcher.add([self.run_job])
+        return watcher
 
     def cancel(self, check: bool = True) -> None:
         """Cancel the job in Slurm unless it has ended."""
@@ -153,12 +90,11 @@ class RenderedScriptExecutor(core.Executor):  # type: ignore[misc]
             raise SubmissionError(f"Only rendered scripts can be submitted here, not {script!r}.")
         ids = self._job_ids
         own = [f"{kind}:{ids[stage]}" for kind, stage in script.after if stage in ids]
-        conditions = [*script.conditions, *own]
         job_id = self._slurm.submit(
             script.path,
-            dependency=",".join(conditions) or None,
+            dependency=",".join([*script.conditions, *own]) or None,
             environment=dict(script.environment),
             further=script.options,
         )
-        self._job_ids[script.stage] = job_id
+        ids[script.stage] = job_id
         return RenderedJob(script, job_id, self._slurm.conf)

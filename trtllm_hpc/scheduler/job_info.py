@@ -124,8 +124,6 @@ class JobInfo:
     state: JobState
     reason: str = ""
     """Why it pends; empty otherwise."""
-    unavailable: str = ""
-    """The nodes that it waits for, if they are down or drained: ``n2 is drained (new disk)``."""
     nodes: str = ""
     exit_code: int | None = None
     exit_signal: int | None = None
@@ -134,9 +132,6 @@ class JobInfo:
     """GPUs that it was given; ``None`` if accounting does not say."""
     energy_j: float | None = None
     """``None`` where Slurm does not measure it."""
-    account: str = ""
-    """Of a pending job, as is the next."""
-    qos: str = ""
     origin: Origin = field(default_factory=Origin)
 
 
@@ -191,7 +186,6 @@ def together(components: Sequence[JobInfo]) -> JobInfo | None:
         min(components, key=order),
         job_id=whole_job(components[0].job_id),
         reason=next((one.reason for one in components if one.reason not in ("", "None")), ""),
-        unavailable=next((one.unavailable for one in components if one.unavailable), ""),
         nodes=",".join(one.nodes for one in components if one.nodes),
         gpus=sum(gpus) if gpus else None,
         energy_j=sum(energies) if energies else None,

@@ -171,28 +171,22 @@ def _wait_for(paths: RunPaths, kind: str, stage: str) -> bool:
                 return bool(event.data.get("exit_code") == 0)
             if event.name in ("submission_interrupted", "stage_cancelled"):
                 return False
-        if not _may_still_run(paths, stage):
+        record = read_submission(paths)
+        job = record.stages.get(stage) if record else None
+        lives = job is None or is_same_process(int(job.job_id), job.process_started)
+        # A process that is gone may have written its last event since the look above.
+        if not (paths.folder.is_dir() if lives else _has_ended(paths, stage)):
             return False
         time.sleep(_POLL_S)
 
 
-def _may_still_run(paths: RunPaths, stage: str) -> bool:
-    """Return whether the process of an earlier stage lives, or has just written its last event."""
-    record = read_submission(paths)
-    job = record.stages.get(stage) if record else None
-    if job is None or is_same_process(int(job.job_id), job.process_started):
-        return paths.folder.is_dir()
-    return _has_ended(paths, stage)
-
-
 def _end_group(group: int) -> None:
     """End a process group: SIGTERM, then SIGKILL after a grace period."""
-    if signal_group(group, signal.SIGTERM):
-        deadline = time.monotonic() + _TERMINATE_GRACE_S
-        while _is_alive(group) and time.monotonic() < deadline:
-            time.sleep(_KILL_POLL_S)
-        signal_group(group, signal.SIGKILL)
-
-
-def _is_alive(group: int) -> bool:
-    return any(int(it) == group and state != "Z" for state, _, it in all_processes().values())
+    if not signal_group(group, signal.SIGTERM):
+        return
+    deadline = time.monotonic() + _TERMINATE_GRACE_S
+    while time.monotonic() < deadline:
+        if not any(int(it) == group and state != "Z" for state, _, it in all_processes().values()):
+            break
+        time.sleep(_KILL_POLL_S)
+    signal_group(group, signal.SIGKILL)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -26,8 +24,8 @@ from trtllm_hpc.scheduler.job_info import (
     by_id,
     together,
 )
-from trtllm_hpc.scheduler.reasons import explain_reason, limit_of, names_no_nodes
-from trtllm_hpc.scheduler.states import LAUNCH_FAILED, LOST, JobState, parse_state
+from trtllm_hpc.scheduler.reasons import limit_in
+from trtllm_hpc.scheduler.states import LOST, JobState, parse_state
 
 TIMEOUT_S = 60.0
 """Bound on one command: a busy controller answers late, one that is gone never does."""
@@ -38,13 +36,11 @@ a script, and SQUEUE_USERS would make a running job look lost."""
 
 _SEPARATOR = "\x1f"
 """Between columns: names of jobs and paths may contain every character that can be typed."""
-_COLUMNS = ("%i", "%T", "%r", "%N", "%P", "%V", "%S", "%e", "%a", "%q", "%U", "%u", "%j", "%Z", "%o")
+_COLUMNS = ("%i", "%T", "%r", "%N", "%V", "%S", "%e", "%U", "%u", "%j", "%Z", "%o")
 _ACCOUNTED = (
     "JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw,"
     "UID,User,JobName,WorkDir,SubmitLine"
 )
-_DRAINED_S = 10.0
-"""So long before the start of a job, or after its end, Slurm may drain a node on which its prolog failed."""
 _USER = re.compile(r"^ *UserId=(\S+)\((\d+)\)", re.MULTILINE)
 
 _SECONDS = {"SLURM_TIME_FORMAT": "%s"}
@@ -122,8 +118,7 @@ class Slurm:
             if info is None and queued is not None:
                 info = together([row for row in self._scontrol(job.job_id) if job.is_of(row.origin)])
             if info is not None:
-                times = info.times if queued is None or info.times.ended_at else queued.times
-                known[job] = replace(info, state=self._state_after_prolog(info, times))
+                known[job] = info
             others = [row.origin for row in rows.get(job.job_id, before) if not job.is_of(row.origin)]
             if others and job not in known:
                 now = f"{others[-1].name} of {others[-1].user}"
@@ -188,38 +183,14 @@ class Slurm:
             raise _refused(answer, "squeue failed")
         found = []
         for row in _rows("squeue", answer.stdout, len(_COLUMNS)):
-            job_id, state, reason, nodes, partition = row[:5]
+            job_id, state, reason, nodes, submitted, started, ends, uid, *origin = row
             parsed = parse_state(state)
+            times = _times(parsed, *map(_moment, (submitted, started, ends)))
             pending = reason if parsed.name == "PENDING" else ""
-            unavailable = self._unavailable_nodes(partition) if names_no_nodes(pending) else ""
-            times = _times(parsed, *map(_moment, row[5:8]))
-            account, qos, uid, *origin = row[8:]
-            info = JobInfo(job_id, parsed, pending, unavailable, nodes, times=times)
-            info = replace(info, origin=Origin(_uid(uid), *origin))
-            waits = parsed.name == "PENDING"
-            found.append(replace(info, account=account, qos=qos) if waits else info)
+            found.append(
+                JobInfo(job_id, parsed, pending, nodes, times=times, origin=Origin(_uid(uid), *origin))
+            )
         return by_id(found)
-
-    def _unavailable_nodes(self, partition: str) -> str:
-        """Return which nodes of a partition are down or drained, and why, in the administrator's words."""
-        command = ["sinfo", "--noheader", "--list-reasons", f"--partition={partition}", "--format=%N|%T|%E"]
-        rows = [line.split("|", 2) for line in self._informed(command).splitlines() if line.count("|") >= 2]
-        return ", ".join(f"{nodes} is {state.rstrip('*')} ({why.strip()})" for nodes, state, why in rows)
-
-    def _state_after_prolog(self, info: JobInfo, times: JobTimes) -> JobState:
-        """Return LAUNCH_FAILED for a cancelled job if the prolog failed on one of its nodes, else its state.
-
-        Slurm itself then cancels the job, and drains the node.
-        """
-        if info.state.name != "CANCELLED" or not info.nodes:
-            return info.state
-        command = ["sinfo", "--noheader", "--list-reasons", f"--nodes={info.nodes}", "--format=%N|%H|%E"]
-        begin_s, end_s = (times.started_at or 0.0) - _DRAINED_S, (times.ended_at or math.inf) + _DRAINED_S
-        for line in self._informed(command, _SECONDS).splitlines():
-            node, at, why = [*line.split("|", 2), "", ""][:3]
-            if why.startswith("Prolog error") and begin_s <= (_moment(at) or 0.0) <= end_s:
-                return replace(LAUNCH_FAILED, sentence=LAUNCH_FAILED.sentence.format(node=node))
-        return info.state
 
     def _sacct(self, jobs: Sequence[RunJob]) -> dict[str, list[JobInfo]]:
         """Return all that accounting has by these ids: also earlier jobs, and each time a job was queued."""
@@ -250,15 +221,9 @@ class Slurm:
                 texts = [fields.get(key, "") for key in ("JobName", "WorkDir", "Command", "StdOut")]
                 origin = Origin(int(user[2]), user[1], *texts) if user else Origin()
                 state, nodes = parse_state(fields["JobState"]), _nodes(fields.get("NodeList", ""))
-                info = JobInfo(job_id, state, "", "", nodes, *_exit(code[1] if code else ""))
-                found.append(replace(info, origin=origin))
+                codes = _exit(code[1] if code else "")
+                found.append(JobInfo(job_id, state, "", nodes, *codes, origin=origin))
         return found
-
-    def _informed(self, command: list[str], extra: dict[str, str] | None = None) -> str:
-        """Return what a command prints that only informs; empty if it does not answer."""
-        with suppress(SubmissionError):
-            return self._run(command, extra).stdout
-        return ""
 
     def _run(
         self, command: list[str], extra: dict[str, str] | None = None
@@ -336,11 +301,12 @@ def _accounted(text: str) -> list[JobInfo]:
     for row in _rows("sacct", text, 1 + _ACCOUNTED.count(",")):
         job_id, state, code, nodes, *moments, given, energy, uid, user, name, folder, line = row
         times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
-        info = JobInfo(job_id, parse_state(state), "", "", _nodes(nodes), *_exit(code), times)
         origin = Origin(_uid(uid), user, name, folder, submit_line=line)
         # Energy is 0 or empty where it is not measured.
-        energy_j, count = _moment(energy), int(gpus[1]) if gpus else None
-        found.append(replace(info, gpus=count, energy_j=energy_j, origin=origin))
+        used = (int(gpus[1]) if gpus else None, _moment(energy))
+        found.append(
+            JobInfo(job_id, parse_state(state), "", _nodes(nodes), *_exit(code), times, *used, origin)
+        )
     return found
 
 
@@ -385,12 +351,9 @@ def _refused(answer: subprocess.CompletedProcess[str], what: str) -> SubmissionE
         return SubmissionError(f"Slurm cannot be reached from this machine: {last}.", hint=_LOGIN_NODE_HINT)
     transient = any(sign in message for sign in _TRANSIENT)
     hint = _CONTROLLER_HINT if transient else None
-    unnamed = "AccountingPolicy" if "accounting/QOS policy" in message else None
-    limit = next((word for word in re.findall(r"\w+", message) if limit_of(word)), unnamed)
-    if limit is not None and "Submit" in limit:
-        hint = f"squeue --me ({limit}: wait until some of these jobs end, or cancel some), then submit again"
-    elif limit is not None:
-        hint = f"sacctmgr show assoc user=$USER, and sacctmgr show qos: {explain_reason(limit)}"
+    limit = limit_in(message) or ("AccountingPolicy" if "accounting/QOS policy" in message else None)
+    if limit is not None:
+        hint = f"squeue --me, and sacctmgr show assoc user=$USER or sacctmgr show qos, for the limit {limit}"
     # "Invalid account or account/partition combination specified" is about the account.
     elif re.search(r"\baccount\b", message, re.IGNORECASE):
         hint = "sacctmgr show assoc user=$USER, then set account in the cluster profile"

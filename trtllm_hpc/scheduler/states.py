@@ -53,9 +53,6 @@ STATES = {state.name: state for state in _STATES}
 LOST = JobState("LOST", True, False, "is known to neither squeue, sacct nor scontrol")
 """A submitted job that Slurm does not know; never treated as completed."""
 
-LAUNCH_FAILED = JobState("LAUNCH_FAILED", True, False, "was ended: the site's prolog failed on {node}")
-"""A job that Slurm has cancelled for that reason; squeue and sacct show it as CANCELLED."""
-
 INTERRUPTED = JobState(
     "INTERRUPTED", True, False, "was not submitted: the submission did not come to its end"
 )
@@ -72,9 +69,7 @@ def parse_state(text: str) -> JobState:
     """
     name = text.split(" ")[0].rstrip("+").upper()
     if text == "CANCELLED by 0" and os.getuid() != 0:
-        sentence = (
-            "was cancelled by root: by Slurm, for which sinfo -R may show a reason, or an administrator"
-        )
+        sentence = "was cancelled by root: by Slurm (sinfo -R may show why) or an administrator"
         return replace(STATES[name], sentence=sentence)
     return STATES.get(name) or JobState(
         name or "UNKNOWN", False, False, f"is in a state unknown here: {text!r}"

@@ -1,55 +1,25 @@
-"""The states of one cluster's jobs: one query for all, at growing pauses; and why pending jobs wait."""
+"""The states of one cluster's jobs: one query for all of them, at growing pauses."""
 
 from __future__ import annotations
 
-import os
-import pwd
 import time
 from collections.abc import Collection
-from contextlib import suppress
-from dataclasses import dataclass
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
-from trtllm_hpc.scheduler.reasons import Limit, limit_of
-from trtllm_hpc.scheduler.slurm import Slurm, run_command
+from trtllm_hpc.scheduler.slurm import Slurm
+from trtllm_hpc.scheduler.states import LOST
 
 _SHORTEST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 15.0
 """Pauses between two queries; they grow with the time since something happened."""
-_LIMITS_TIMEOUT_S = 10.0
-"""Bound on each call of sacctmgr, which only informs."""
-
-_LIMITS = (
-    *("GrpJobs", "GrpSubmit", "GrpTRES", "GrpTRESMins", "GrpTRESRunMins", "GrpWall"),
-    *("MaxTRES", "MaxTRESMins", "MaxTRESPerNode", "MaxWall"),
-)
-_ASSOCIATION_LIMITS = (*_LIMITS, "MaxJobs", "MaxSubmit")
-_QOS_LIMITS = (
-    *_LIMITS,
-    *("MaxJobsPU", "MaxSubmitPU", "MaxTRESPU", "MaxJobsPA", "MaxSubmitPA", "MaxTRESPA", "MinTRES"),
-)
-"""Names of limits as sacctmgr(1) prints and takes them; PU is per user, PA per account."""
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """Why a pending job waits."""
-
-    reason: str
-    """Why it waits, in Slurm's own word."""
-    limits: tuple[str, ...]
-    """The limits that may hold it, e.g. ``MaxJobs=2``; only if its reason is a limit."""
-
-    def __str__(self) -> str:
-        return f"limits: {', '.join(self.limits)}" if self.limits else ""
 
 
 class JobWatcher:
     """Knows the states of one cluster's jobs.
 
     A job that has ended with a known exit code is not queried again; an unknown job is: accounting may be
-    late.
+    late. The methods below ``refresh`` are those that submitit's :class:`~submitit.core.core.Job` calls.
     """
 
     def __init__(self, slurm: Slurm) -> None:
@@ -60,10 +30,8 @@ class JobWatcher:
         self._jobs: set[RunJob] = set()
         self._ended: set[RunJob] = set()
         self._answered: set[RunJob] = set()
+        self._by_id: dict[str, RunJob] = {}
         self._news_at = self._queried_at = float("-inf")
-        self._waiting: dict[str, Waiting] = {}
-        self._looked_after = 0
-        self._sacctmgr_answers = True
 
     def job_infos(self, jobs: Collection[RunJob], mode: str = "standard") -> dict[RunJob, JobInfo]:
         """Return what Slurm knows of these jobs; jobs unknown to it are left out.
@@ -71,12 +39,17 @@ class JobWatcher:
         The ``mode`` is ``force`` (query now), ``standard`` (query new jobs now and others when the pause is
         over) or ``cache`` (do not query). Raises SubmissionError if Slurm does not answer.
         """
-        if not self._jobs.issuperset(jobs):
-            self._jobs.update(jobs)
-            self.restart_pauses()
+        self.add(jobs)
         if jobs:
             self.refresh(mode)
         return {job: self._known[job] for job in jobs if job in self._known}
+
+    def add(self, jobs: Collection[RunJob]) -> None:
+        """Query these jobs from now on."""
+        if not self._jobs.issuperset(jobs):
+            self._jobs.update(jobs)
+            self.restart_pauses()
+        self._by_id |= {job.job_id: job for job in jobs}
 
     def restart_pauses(self) -> None:
         """Query at once and then at short pauses again: something has happened."""
@@ -101,53 +74,31 @@ class JobWatcher:
             job for job, info in answers.items() if info.state.final and info.exit_code is not None
         }
 
-    def has_answer(self, job: RunJob) -> bool:
-        """Return whether Slurm has answered a query for this job."""
-        return job in self._answered
+    def register_job(self, job_id: str) -> None:
+        """Do nothing: a job registers with all that identifies it (:meth:`add`)."""
 
-    def waiting(self) -> dict[str, Waiting]:
-        """Return why the pending jobs wait, by id.
+    def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
+        """Return a job's state as submitit reads it; empty before the first answer."""
+        job = self._by_id[job_id]
+        try:
+            self.job_infos([job], mode)
+        except SubmissionError as error:
+            if not error.transient:  # else what was known stays valid until the next query
+                raise
+        if job not in self._answered:
+            return {}
+        info = self._known.get(job) or JobInfo(job_id, LOST)
+        return {
+            "State": info.state.name,
+            "Final": "yes" if info.state.final else "",
+            "ExitCode": "" if info.exit_code is None else str(info.exit_code),
+            "NodeList": info.nodes,
+        }
 
-        After each query sacctmgr is asked once for each kind of limit; once it does not answer, never again.
-        """
-        if self._looked_after != self.queries:
-            self._looked_after = self.queries
-            self._waiting = {}
-            known: dict[tuple[Limit, str], tuple[str, ...]] = {}
-            for info in self._known.values():
-                if info.state.name != "PENDING":
-                    continue
-                limit = limit_of(info.reason)
-                limits: tuple[str, ...] = ()
-                if limit is not None:
-                    key = (limit, info.qos if limit.of_qos else info.account)
-                    limits = known[key] = known[key] if key in known else self._limits(*key)
-                self._waiting[info.job_id] = Waiting(info.reason, limits)
-        return self._waiting
+    def get_state(self, job_id: str, mode: str = "standard") -> str:
+        """Return Slurm's name of the state, or UNKNOWN before the first answer."""
+        return self.get_info(job_id, mode).get("State") or "UNKNOWN"
 
-    def _limits(self, limit: Limit, owner: str) -> tuple[str, ...]:
-        """Return the limits of a QOS, of an account, or of this user's part in it."""
-        every = _QOS_LIMITS if limit.of_qos else _ASSOCIATION_LIMITS
-        names = [name for name in every if limit.kind in name[:3]]
-        if limit.of_qos:
-            which = ["qos", f"name={owner}"]
-        else:
-            # The limit of all users of an account together is that of the row without a user.
-            which = ["assoc", f"user={'' if limit.kind == 'Grp' else _user()}", f"account={owner}"]
-        command = ["sacctmgr", "--noheader", "--parsable2", "show", *which, f"format={','.join(names)}"]
-        output = ""
-        if self._sacctmgr_answers:
-            self._sacctmgr_answers = False
-            with suppress(SubmissionError):
-                answer = run_command(command, self.slurm.conf, timeout_s=_LIMITS_TIMEOUT_S)
-                if not answer.returncode:
-                    self._sacctmgr_answers, output = True, answer.stdout
-        pairs = (pair for row in output.splitlines() for pair in zip(names, row.split("|"), strict=False))
-        return tuple(dict.fromkeys(f"{name}={value}" for name, value in pairs if value.strip()))
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
+    def is_done(self, job_id: str, mode: str = "standard") -> bool:
+        """Return whether the job has ended, by the table of states and not by submitit's list."""
+        return bool(self.get_info(job_id, mode).get("Final"))

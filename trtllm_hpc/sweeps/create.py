@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from trtllm_hpc.config.diagnostics import in_job
-from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.path_errors import path_errors
 from trtllm_hpc.errors import ConfigError, Diagnostic, RenderError
 from trtllm_hpc.paths import SWEEPS
 from trtllm_hpc.plan.model import Plan
@@ -84,7 +82,7 @@ def plan_sweep(
     runs = source.runs or (runs_folder(first.cluster) if first is not None else Path())
     name = first.job.name.partition(f".{loaded.variants[0].override.name}")[0] if first is not None else ""
     paths = SweepPaths(new_run_folder(runs / SWEEPS, name).folder)
-    planned_runs: dict[str, Plan] = {}
+    planned: dict[str, Plan] = {}
     wrong: dict[str, Sequence[Diagnostic]] = {}
     warnings: dict[str, None] = {}
     slurm: SlurmAnswers | None = None
@@ -93,50 +91,32 @@ def plan_sweep(
         try:
             if variant.facts is None or variant.diagnostics:
                 raise ConfigError(variant.diagnostics)
-            _refuse(_sweep_rules(variant.facts.job))
-            with path_errors(variant.facts.job, variant.facts.cluster):
-                plan = plan_facts(variant.facts, paths.run(variant_name), runs)
-                if slurm is None:
-                    require_scheduler(plan.cluster)
-                    slurm = SlurmAnswers(plan.cluster.slurm_conf)
-                warnings |= dict.fromkeys(check_submission(plan, ignored_checks, slurm))
-                warnings |= dict.fromkeys(f"note: {note}" for note in plan.notes)
-                if loaded.sweep.allocation == "one":
-                    _refuse(_in_one_rules(plan))
-                planned_runs[variant_name] = plan
+            plan = plan_facts(variant.facts, paths.run(variant_name), runs)
+            if slurm is None:
+                require_scheduler(plan.cluster)
+                slurm = SlurmAnswers(plan.cluster.slurm_conf)
+            if broken := list(_sweep_rules(plan, in_one=loaded.sweep.allocation == "one")):
+                raise ConfigError(broken)
+            warnings |= dict.fromkeys(check_submission(plan, ignored_checks, slurm))
+            warnings |= dict.fromkeys(f"note: {note}" for note in plan.notes)
+            planned[variant_name] = plan
         except ConfigError as error:
             wrong[variant_name] = error.diagnostics
         except RenderError as error:
             wrong[variant_name] = [Diagnostic("cannot-render", error.message, hint=error.hint)]
     findings = tuple(_with_variants(wrong, len(loaded.variants)))
-    if wrong and (not skip or not planned_runs):
+    if wrong and (not skip or not planned):
         hint = "fix them, or leave out the variants that are wrong with --skip-refused"
-        raise ConfigError(list(findings), hint=hint if planned_runs else None)
-    variants = [
-        Variant(
-            it.override.name,
-            it.override.values,
-            tuple(
-                ": ".join(filter(None, (its.field, its.message))) for its in wrong.get(it.override.name, ())
-            ),
-        )
-        for it in loaded.variants
-    ]
-    record = SweepRecord(
-        name,
-        source.cluster,
-        loaded.keys,
-        variants,
-        loaded.sweep.allocation,
-        loaded.sweep.max_running,
-        loaded.sweep.time_limit_minutes,
-    )
-    return PlannedSweep(paths, record, planned_runs, findings, tuple(warnings))
-
-
-def _refuse(found: Iterable[Diagnostic]) -> None:
-    if diagnostics := list(found):
-        raise ConfigError(diagnostics)
+        raise ConfigError(list(findings), hint=hint if planned else None)
+    variants = []
+    for override in (it.override for it in loaded.variants):
+        found = wrong.get(override.name, ())
+        refused = tuple(": ".join(filter(None, (it.field, it.message))) for it in found)
+        variants.append(Variant(override.name, override.values, refused))
+    sweep = loaded.sweep
+    of_all = (sweep.allocation, sweep.max_running, sweep.time_limit_minutes)
+    record = SweepRecord(name, source.cluster, loaded.keys, variants, *of_all)
+    return PlannedSweep(paths, record, planned, findings, tuple(warnings))
 
 
 def _with_variants(wrong: Mapping[str, Sequence[Diagnostic]], count: int) -> Iterator[Diagnostic]:
@@ -152,16 +132,12 @@ def _with_variants(wrong: Mapping[str, Sequence[Diagnostic]], count: int) -> Ite
         yield replace(diagnostic, message=f"{diagnostic.message} (in {which})")
 
 
-def _sweep_rules(job: JobFile) -> Iterator[Diagnostic]:
-    """A variant must end by itself, or the variants after it never run."""
-    if not job.stops_server:
-        field = "serve.keep_running" if job.companion.enabled else "companion.enabled"
+def _sweep_rules(plan: Plan, *, in_one: bool) -> Iterator[Diagnostic]:
+    """A variant must end by itself, or the variants after it never run; one job has one kind of nodes."""
+    if not plan.job.stops_server:
+        field = "serve.keep_running" if plan.job.companion.enabled else "companion.enabled"
         message = "the server would run until its time limit, and the next variant wait for it"
         yield in_job("never-ends", field, message, "let the companion stop the server, which is the default")
-
-
-def _in_one_rules(plan: Plan) -> Iterator[Diagnostic]:
-    """A single job for all variants has one kind of nodes."""
-    if any(len(stage.components) > 1 for stage in plan.stages):
+    if in_one and any(len(stage.components) > 1 for stage in plan.stages):
         message = "needs a heterogeneous job, which a single job for all variants is not"
         yield in_job("heterogeneous", "serve.disaggregated", message, "--set sweep.allocation=each")

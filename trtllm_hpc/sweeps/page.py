@@ -1,8 +1,8 @@
-"""The report of a sweep: the frontier, latency and goodput over load, cost, a map of two keys, a table."""
+"""The report of a sweep: the frontier, latency and goodput over load, and a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from trtllm_hpc.report.html.chart import (
     CATEGORIES,
     QUIET,
     Chart,
+    ChartSection,
     NoChart,
     Row,
-    Section,
     Spec,
     axis,
     layer,
@@ -25,10 +25,10 @@ from trtllm_hpc.report.html.chart import (
     word,
 )
 from trtllm_hpc.report.html.page import rendered
+from trtllm_hpc.sweeps.measured import SweepResults
 from trtllm_hpc.sweeps.points import Point
-from trtllm_hpc.sweeps.results import SweepResults
 
-_HEIGHT, _CELL = 300, 44
+_HEIGHT = 300
 _X = "M-.7,-.7L.7,.7M.7,-.7L-.7,.7"
 """The shape of a level that is not valid, as an SVG path."""
 _GPU = "output tokens/s/GPU"
@@ -45,61 +45,56 @@ def write_report(results: SweepResults, to: Path) -> None:
     write_text(to, rendered("sweep", list(sections_of(results)), "sort", results=results, **values))
 
 
-def sections_of(results: SweepResults) -> Iterator[Section]:
+def sections_of(results: SweepResults) -> Iterator[ChartSection]:
     """Yield the sections of the page in order."""
     stream = "No level has both figures: times between tokens are known only of answers that were streamed."
     no_slo = "No level has goodput. It needs an SLO: --slo LIMITS."
-    no_price = "No level has a cost. It needs GPUs, and the price of a GPU for an hour: --gpu-price NUMBER."
     kinds = {"closed-loop": "requests at once", "open-loop": "requests asked for/s"}
     load = ("load", " or ".join(sorted({kinds[point.load_kind] for point in results.points})))
     user = ("tokens_per_s_per_user", "output tokens/s/user (1000 / median TPOT in ms)")
     ttft, itl = ("ttft_ms.p99", "ms"), ("itl_ms.p99", "ms")
     good = ("goodput_per_s", "requests/s within the SLO")
-    cost = ("cost_per_million_output_tokens", "in the currency of the price")
     gpu = ("output_tokens_per_s_per_gpu", _GPU)
     chart = partial(_chart, results)
     front = chart("frontier", "Throughput and interactivity", user, gpu, stream)
-    yield Section("frontier", "The frontier", [front], wide=True)
-    if len(results.status.keys) == 2:
-        yield Section("map", "Two keys", [_heat_map(results)], wide=True)
+    yield ChartSection("frontier", "The frontier", [front], wide=True)
     charts = (
         chart("ttft", "TTFT p99 over load", load, ttft, stream),
         chart("itl", "Inter-token latency p99 over load", load, itl, stream),
         chart("goodput", "Goodput over load", load, good, no_slo),
-        chart("cost", "Cost of a million output tokens", user, cost, no_price),
     )
-    yield Section("load", "Latency, goodput and cost", charts)
+    yield ChartSection("load", "Latency and goodput", charts)
 
 
 def _chart(
     results: SweepResults, key: str, title: str, along: tuple[str, str], up: tuple[str, str], missing: str
 ) -> Chart | NoChart:
     """Return a chart of two figures: each by its name in a row, with the title of its axis."""
-    names = {point.variant for point in results.points}
-    # Few variants have a colour and a shape each; of many, the first key has colours and the second shapes.
-    keys = results.status.keys[:2] if len(names) > len(CATEGORIES) else ()
     known = [(it, row.get(along[0]), row.get(up[0])) for it in results.points for row in [it.row()]]
-    rows = [_row(it, x, y, keys) for it, x, y in known if x is not None and y is not None]
+    rows = [_row(it, x, y) for it, x, y in known if x is not None and y is not None]
     if not rows:
         return NoChart(title, missing)
     xs, ys = ([row[name] for row in rows] for name in ("x", "y"))
-    colors, shapes = (list(dict.fromkeys(row[name] for row in rows)) for name in ("color", "shape"))
+    names = list(dict.fromkeys(row["variant"] for row in rows))
     # So many names stand beside one another on a telephone.
-    legend = {"columns": max(1, min(3, 36 // max(map(len, [*colors, *shapes]))))}
-    kind = "nominal" if len(colors) <= len(CATEGORIES) else "ordinal"
-    color = word("color", type=kind, scale={"domain": colors}, legend=legend)
+    legend = {"columns": max(1, min(3, 36 // max(map(len, names))))}
+    # Few variants have a colour and a shape each, many one range of colours.
+    is_few = len(names) <= len(CATEGORIES)
+    looked = {"scale": {"domain": names}, "legend": legend}
+    color = word("variant", type="nominal" if is_few else "ordinal", **looked)
     tooltip = [word(name) for name in ("variant", "level", "figures", "valid")]
-    best = [f"{row['variant']} ({row['level']})" for row in rows if row["frontier"]]
     layers: list[Spec] = []  # of layers without data Vega warns
-    if key == "frontier" and best:
+    if key == "frontier" and any(row["frontier"] for row in rows):
         step = {"type": "line", "interpolate": "step-before", "style": QUIET}
         layers.append(layer(step, "datum.frontier", order=number("x")))
     if any(row["ok"] for row in rows):
         line = {"type": "line", "strokeWidth": 1}
         layers.append(layer(line, "datum.ok", color=color, detail=word("variant"), order=number("load")))
-    looks: Spec = {"color": color, "tooltip": tooltip}
-    if len(shapes) <= len(CATEGORIES):
-        looks["shape"] = word("shape", scale={"domain": shapes}, legend=legend)
+    looks: Spec = {
+        "color": color,
+        "tooltip": tooltip,
+        **({"shape": word("variant", **looked)} if is_few else {}),
+    }
     for held in sorted({row["held"] for row in rows if row["ok"]}, reverse=True):
         point = {"type": "point", "size": 60, "filled": held, "opacity": 1}
         layers.append(layer(point, f"datum.ok && datum.held === {str(held).lower()}", **looks))
@@ -108,54 +103,17 @@ def _chart(
         layers.append(layer(cross, "!datum.ok", tooltip=tooltip))
     x, y = number("x", **axis(along[1], xs)), number("y", **axis(up[1], ys))
     shared = layers_over("points", layers, x=x, y=y)
-    words = f"{title}: {len(rows)} levels of {len(names)} variants."
-    if key == "frontier" and best:
-        words += f" On the frontier: {', '.join(best)}."
-    return Chart(key, title, words, [shared], {"points": rows}, _HEIGHT)
+    return Chart(key, title, [shared], {"points": rows}, _HEIGHT)
 
 
-def _row(point: Point, x: float, y: float, keys: Sequence[str]) -> Row:
-    looks = [f"{key.rpartition('.')[2]} {flow(point.values.get(key))}" for key in keys] or [point.variant]
+def _row(point: Point, x: float, y: float) -> Row:
     held = point.holds_slo is not False
     gpu, user = quantity(point.output_tokens_per_s_per_gpu), quantity(point.tokens_per_s_per_user)
     ttft, itl = (quantity(point.figures.get(f"{name}_ms.p99")) for name in ("ttft", "itl"))
+    valid = f"yes{'' if held else ', but misses the SLO'}"
     return {
         **{"x": x, "y": y, "load": point.load, "variant": point.variant, "level": point.level},
         **{"figures": f"{gpu}/GPU, {user}/user, p99 of TTFT {ttft} ms, of ITL {itl} ms", "ok": point.valid},
-        "valid": f"yes{'' if held else ', but misses the SLO'}"
-        if point.valid
-        else f"no: {' '.join(point.findings)}",
-        **{"frontier": point.frontier, "held": held, "color": looks[0], "shape": looks[-1]},
+        **{"valid": valid if point.valid else f"no: {' '.join(point.findings)}"},
+        **{"frontier": point.frontier, "held": held},
     }
-
-
-def _heat_map(results: SweepResults) -> Chart | NoChart:
-    """Return a chart with a cell for each variant: its figure, or why it has none."""
-    rows: list[Row] = []
-    for variant in results.status.variants:
-        levels = [it for it in results.points if it.variant == variant.name and it.valid]
-        usable = [it.output_tokens_per_s_per_gpu or 0 for it in levels if it.holds_slo is not False]
-        state = "SLO not held" if levels else (variant.state or "unknown").replace("completed", "not valid")
-        x, y = (flow(variant.values.get(key)) for key in results.status.keys)
-        shown = quantity(max(usable)) if usable else state
-        rows.append(
-            {"x": x, "y": y, "value": max(usable, default=None), "shown": shown, "name": variant.name}
-        )
-    title = f"{_GPU} by {' and '.join(results.status.keys)}"
-    if all(row["value"] is None for row in rows):
-        return NoChart(title, "No variant has a valid level that holds the SLO.")
-    of_x, of_y = (list(dict.fromkeys(row[name] for row in rows)) for name in ("x", "y"))
-    color = number("value", scale={"range": ["#e5f1fb", "#56b4e9"]}, legend=None)
-    ink = {"condition": {"test": "datum.value !== null", "value": "#111"}, "value": "#76828f"}
-    shared = layers_over(
-        "cells",
-        [
-            layer({"type": "rect"}, "datum.value !== null", color=color),
-            layer({"type": "text", "fontSize": 12}, text=word("shown"), color=ink),
-        ],
-        x=word("x", title=results.status.keys[0], sort=of_x, axis={"labelAngle": 0}),
-        y=word("y", title=results.status.keys[1], sort=of_y, axis={"grid": False}),
-        tooltip=[word("name"), word("shown")],
-    )
-    cells = "; ".join(f"{row['name']} {row['shown']}" for row in rows)
-    return Chart("map", title, f"{title}: {cells}.", [shared], {"cells": rows}, _CELL * (1 + len(of_y)))

@@ -40,8 +40,6 @@ class Point:
     """The same with the tokens of the prompts."""
     tokens_per_s_per_user: float | None
     """Interactivity: 1000 / median TPOT in ms, as InferenceX (``utils/process_result.py``: median_intvty)."""
-    cost_per_million_output_tokens: float | None
-    """From a price per GPU-hour, in its currency."""
     figures: Mapping[str, float]
     """All figures of the level by key, as ``Measurement.figures`` has them, e.g. ``ttft_ms.p99``."""
     each_pass: Sequence[float]

@@ -114,29 +114,21 @@ def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
     if name == "latest" and sweeps:
         return sweeps[0]
     named = SweepPaths(Path(name))
-    is_sweep = named.record.is_file() or (named.folder.parent.name == SWEEPS and run_folders(named))
-    if name != "latest" and is_sweep:
+    is_damaged = named.folder.parent.name == SWEEPS and bool(run_folders(named))
+    if name != "latest" and (named.record.is_file() or is_damaged):
         return named
     for found in sweeps:
-        if name in (found.sweep_id, _job_of(found)):
-            return found
+        with suppress(RunNotFound):
+            if name == found.sweep_id or name == read_record(found).name:
+                return found
     matching = [it for it in sweeps if name and it.sweep_id.startswith(name)]
     if len(matching) == 1:
         return matching[0]
     newest = ", ".join(it.sweep_id for it in (matching or sweeps)[:5])
-    where = (
-        f"The newest in {runs_folder / SWEEPS}: {newest}." if newest else f"{runs_folder / SWEEPS} has none."
-    )
-    raise RunNotFound(
-        f"No sweep is called {name!r}. {where}",
-        hint="trtllm-hpc sweep list, or name the folder of runs with --runs",
-    )
-
-
-def _job_of(paths: SweepPaths) -> str | None:
-    with suppress(RunNotFound):
-        return read_record(paths).name
-    return None
+    folder = runs_folder / SWEEPS
+    where = f"The newest in {folder}: {newest}." if newest else f"{folder} has none."
+    hint = "trtllm-hpc sweep list, or name the folder of runs with --runs"
+    raise RunNotFound(f"No sweep is called {name!r}. {where}", hint=hint)
 
 
 def list_sweeps(runs_folder: Path) -> Iterator[SweepPaths]:

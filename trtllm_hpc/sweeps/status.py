@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.runs.listing import ListedRun, listed_runs
+from trtllm_hpc.runs.listing import listed_runs
 from trtllm_hpc.runs.status import RunState
-from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant
+from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord
 
 REFUSED = "refused"
 """State of a variant that was never submitted because it breaks a rule."""
@@ -80,20 +80,16 @@ def sweep_status(
 ) -> SweepStatus:
     """Return the state of every variant; Slurm is queried once. ``warn`` as for ``listed_runs``."""
     rows = {row.run_id: row for row in listed_runs(paths.folder, reasons=True, warn=warn)}
-    variants = [_variant(paths, it, rows.get(it.name)) for it in record.variants]
+    variants = []
+    for it in record.variants:
+        row, folder, lost = rows.get(it.name), str(paths.run(it.name).folder), RunState.LOST.value
+        if it.refused:
+            found = VariantStatus(it.name, it.values, REFUSED, "; ".join(it.refused), folder)
+        elif row is None:
+            why = "its run folder is gone"
+            found = VariantStatus(it.name, it.values, lost, why, folder, exit_code=ExitCode.LOST)
+        else:
+            state, known = row.state and row.state.value, (row.gpu_hours, row.exit_code, row.live)
+            found = VariantStatus(it.name, it.values, state, row.sentence, folder, *known)
+        variants.append(found)
     return SweepStatus(paths.sweep_id, str(paths.folder), record.name, record.keys, variants)
-
-
-def _variant(paths: SweepPaths, variant: Variant, row: ListedRun | None) -> VariantStatus:
-    folder = str(paths.run(variant.name).folder)
-    if variant.refused:
-        return VariantStatus(variant.name, variant.values, REFUSED, "; ".join(variant.refused), folder)
-    if row is None:
-        gone = "its run folder is gone"
-        return VariantStatus(
-            variant.name, variant.values, RunState.LOST.value, gone, folder, None, ExitCode.LOST
-        )
-    state = None if row.state is None else row.state.value
-    return VariantStatus(
-        variant.name, variant.values, state, row.sentence, folder, row.gpu_hours, row.exit_code, row.live
-    )

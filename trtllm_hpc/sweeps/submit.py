@@ -1,21 +1,32 @@
-"""Submitting the variants of a sweep that have not completed: all at first, later what is missing."""
+"""Submitting the variants of a sweep that have not completed, and cancelling what is left of them."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 
-from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.config.files import read_cluster
+from trtllm_hpc.errors import RunNotFound, SubmissionError
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, locked, read_json
+from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.listing import listed_runs
-from trtllm_hpc.runs.resume import prepare_rest, resume_run
-from trtllm_hpc.runs.status import RunState
-from trtllm_hpc.runs.submit import Turn, refuse_cancelled, sole_command, submit_stages
+from trtllm_hpc.runs.status import RunState, sweep_job
+from trtllm_hpc.runs.submit import (
+    Turn,
+    prepare_rest,
+    refuse_cancelled,
+    resume_run,
+    sole_command,
+    submit_stages,
+)
+from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 from trtllm_hpc.sweeps.allocation import submit_in_one
-from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord
+from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, read_record, run_folders
+from trtllm_hpc.sweeps.status import SweepStatus, sweep_status
 
 OnProgress = Callable[[str, int, int], object]
 """Receives the name of a variant that was submitted, its number, and how many there are to submit."""
@@ -27,6 +38,14 @@ def alone(paths: SweepPaths) -> Iterator[None]:
     message = f"Another process submits or cancels variants of {paths.sweep_id} right now."
     with locked(paths.lock, SubmissionError(message, hint=f"trtllm-hpc sweep status {paths.sweep_id}")):
         yield
+
+
+def require_variants(record: SweepRecord, names: Collection[str]) -> None:
+    """Raise RunNotFound for a name that no variant has."""
+    known = [it.name for it in record.variants]
+    for name in names:
+        if name not in known:
+            raise RunNotFound(f"No variant is called {name!r}. There are: {', '.join(known)}.")
 
 
 def submit_variants(
@@ -45,17 +64,26 @@ def submit_variants(
         SubmissionError: Slurm refused a script, or does not answer. What was submitted before stays so, and
             the same call goes on.
     """
+    require_variants(record, only)
     with alone(paths):
         rows = {row.run_id: row for row in listed_runs(paths.folder, warn=_refuse_silence)}
-        names = [it.name for it in record.variants if not it.refused and (not only or it.name in only)]
-        live = [paths.run(it.name) for it in record.variants if it.name in rows and rows[it.name].live]
-        left = [name for name in names if name in rows and not rows[name].live]
-        left = [name for name in left if rows[name].state is not RunState.COMPLETED]
+        live = [paths.run(name) for name, row in rows.items() if row.live]
+        left = [
+            it.name
+            for it in record.variants
+            if not it.refused and it.name in rows and (not only or it.name in only)
+            if not rows[it.name].live and rows[it.name].state is not RunState.COMPLETED
+        ]
         for run in map(paths.run, left):
             if read_submission(run) is None:
                 run.stop_request.unlink(missing_ok=True)  # of a cancel before this command
         if record.allocation == "one":
-            _submit_in_one(paths, record, left)
+            with ExitStack() as held:
+                for run in map(paths.run, left):
+                    held.enter_context(sole_command(run))
+                    refuse_cancelled(run) if read_submission(run) is None else prepare_rest(run)
+                if left:
+                    submit_in_one(paths, record, left)
             return len(left)
         queue = _Queue(record.max_running, live)
         for number, name in enumerate(left, 1):
@@ -68,15 +96,6 @@ def submit_variants(
                 raise error from None
             on_progress(name, number, len(left))
     return len(left)
-
-
-def _submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) -> None:
-    with ExitStack() as held:
-        for run in map(paths.run, names):
-            held.enter_context(sole_command(run))
-            refuse_cancelled(run) if read_submission(run) is None else prepare_rest(run)
-        if names:
-            submit_in_one(paths, record, names)
 
 
 def _refuse_silence(sentence: str) -> None:
@@ -104,19 +123,16 @@ class _Queue:
 
     def submit(self, run: RunPaths) -> None:
         """Submit a run that was only rendered, or what is left of it. Raises SubmissionError."""
-        turn = self._turn(run)
+        lane = min(range(self._lanes), key=lambda it: self._length[it]) if self._lanes else 0
+        before = self._last.get(lane, []) if self._lanes else []
+        builder = self._builds.get(_engine(run) or "")
+        waits = [*before, *([builder] if builder and builder not in before else [])]
+        turn = Turn(lane, tuple(f"afterany:{job}" for job in waits))
         if read_submission(run) is None:
             with sole_command(run):
                 self._remember(run, submit_stages(run, turn=turn))
         else:
             self._remember(run, resume_run(run, turn))
-
-    def _turn(self, run: RunPaths) -> Turn:
-        lane = min(range(self._lanes), key=lambda it: self._length[it]) if self._lanes else 0
-        before = self._last.get(lane, []) if self._lanes else []
-        builder = self._builds.get(_engine(run) or "")
-        waits = [*before, *([builder] if builder and builder not in before else [])]
-        return Turn(lane, tuple(f"afterany:{job}" for job in waits))
 
     def _remember(self, run: RunPaths, record: SubmissionRecord) -> None:
         lane = record.lane or 0
@@ -130,8 +146,42 @@ class _Queue:
 def _engine(run: RunPaths) -> str | None:
     """Return what the engine of a run depends on, as text; ``None`` without a build."""
     recipe = read_json(run.build_recipe)
-    if recipe is None:
-        return None
-    return json.dumps(
-        [recipe.get(key) for key in ("model_path", "steps", "tensorrt_llm", "compute_capability")]
-    )
+    keys = ("model_path", "steps", "tensorrt_llm", "compute_capability")
+    return None if recipe is None else json.dumps([recipe.get(key) for key in keys])
+
+
+def cancel_sweep(paths: SweepPaths, *, only: Collection[str] = ()) -> SweepStatus:
+    """Cancel the jobs of all variants, or of those named; return the status. Idempotent.
+
+    If the record of the sweep is damaged, its variants are the run folders that are there.
+    The last variant is cancelled first: otherwise Slurm would start each one that waits for the one before.
+    Raises RunNotFound if no variant has a name of ``only``; SubmissionError as ``cancel_run``, or if another
+    process submits variants right now.
+    """
+    try:
+        record = read_record(paths)
+    except RunNotFound:
+        record = SweepRecord(paths.sweep_id, "", (), [Variant(name, {}) for name in run_folders(paths)])
+    require_variants(record, only)
+    with alone(paths):
+        for variant in reversed(sweep_status(paths, record).variants):
+            if (variant.live or variant.state is None) and (not only or variant.name in only):
+                cancel_run(paths.run(variant.name))
+        if not only:
+            _cancel_single_job(paths)
+    return sweep_status(paths, record)
+
+
+def _cancel_single_job(paths: SweepPaths) -> None:
+    """Cancel a job that was to run all variants: without one left it ends by itself once it has begun.
+
+    No variant has recorded it if the process that submitted it was killed.
+    """
+    runs, script = [paths.run(name) for name in run_folders(paths)], RunPaths(paths.folder).sbatch("sweep")
+    cluster = read_cluster(runs[0].cluster) if runs and script.exists() else None
+    if cluster is not None and cluster.scheduler == "slurm":
+        slurm = Slurm(cluster.slurm_conf)
+        records = filter(None, (RunSnapshot(run).submission for run in runs))
+        recorded = (job.job_id for record in records for job in record.stages.values())
+        jobs = {*recorded, *slurm.find_scripts({script: None}).values()}
+        slurm.cancel([sweep_job(str(paths.folder), job_id) for job_id in jobs])

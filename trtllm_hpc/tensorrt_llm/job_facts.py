@@ -43,8 +43,7 @@ def read_model_config(folder: str | None) -> Mapping[str, Any] | None:
 class JobFacts:
     """A job file and a profile, with all that follows from them, for rules, plan and checks.
 
-    A fact is worked out once, when it is first read, since a job file with faults may lack the fields that
-    it needs: reading it then raises ``UnknownValueError``.
+    A fact is worked out once, when it is first read.
     """
 
     job: JobFile

@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any, cast
 
 from trtllm_hpc.config.diagnostics import nearest
-from trtllm_hpc.tensorrt_llm.releases.commands import Option, load_command, newest_command
 from trtllm_hpc.tensorrt_llm.releases.data_files import (
     NEWER,
     UNRELEASED,
@@ -21,6 +20,7 @@ from trtllm_hpc.tensorrt_llm.releases.data_files import (
     parsed,
     read_data,
 )
+from trtllm_hpc.tensorrt_llm.releases.programs import ProgramOption, load_program, newest_program
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 SERVER = "trtllm-serve"
@@ -28,10 +28,10 @@ FRONT = "front"
 """Section of the keys of the file of ``trtllm-serve disaggregated``."""
 
 
-def serve_options(release: Release | None) -> Mapping[str, Option]:
+def serve_options(release: Release | None) -> Mapping[str, ProgramOption]:
     """Return the options of ``trtllm-serve`` by name; other spellings are in ``aliases``."""
-    command = newest_command(SERVER) if release is None else load_command(release.version, SERVER, "llama")
-    return {} if command is None else command.options
+    program = newest_program(SERVER) if release is None else load_program(release.version, SERVER)
+    return {} if program is None else program.options
 
 
 def engine_backend(release: Release | None) -> str | None:
@@ -46,22 +46,10 @@ class UnknownKey:
 
     path: str
     """E.g. ``kv_cache_config.dtyp``."""
+    message: str
+    """Why it is refused, as the rest of a sentence that begins with the key."""
     suggestion: str | None
     """What was probably meant, as a path from the top, or a few words."""
-    first_release: str | None
-    """The first release after this one that has the key, or ``unreleased``; ``None``: none is known."""
-    last_release: str | None
-    """The last release before this one that had the key; ``None``: none did, or a later one has it again."""
-
-    @property
-    def message(self) -> str:
-        """Why it is refused, as the rest of a sentence that begins with the key."""
-        what = "the front's file" if self.path.startswith(f"{FRONT}.") else "the LLM API"
-        if self.first_release is not None:
-            return f"is not a key of {what} here: it {beginning(self.first_release)}"
-        if self.last_release is not None:
-            return f"is not a key of {what} here: the last release with it is {self.last_release}"
-        return f"is not a key of {what} on PyTorch in any release known here"
 
 
 def has_key_facts(release: Release | None) -> bool:
@@ -80,41 +68,36 @@ def unknown_keys(
     """
     if not has_key_facts(release):
         return []
-    version = NEWER if release is None else release.version
-    return list(_unknown(section, configuration, version))
-
-
-def known_keys(release: Release, section: str) -> set[str] | None:
-    """Return the keys of a section (``""``: the top) in all its variants; ``None``: it is not known."""
-    checked = has_key_facts(release) and _is_checked(section, release.version)
-    return _keys(section, release.version, {}) if checked else None
+    return list(_unknown(section, configuration, NEWER if release is None else release.version))
 
 
 def _unknown(path: str, values: Mapping[str, Any], version: str) -> Iterator[UnknownKey]:
-    if not _is_checked(path, version):
+    section = _sections().get(path)
+    if section is None or parsed(section.get("checked_since", "0")) > parsed(version):
         return
     known = _keys(path, version, values)
     for key, value in values.items():
         name = str(key)
-        inner = _below(path, name)
-        if name not in known:
-            first, last = _lifetime(path, name, values, version)
-            suggestion = _replacement(path, name, known) or _former(inner, version)
-            if suggestion is None and first is None and last is None:
-                near = nearest(name, sorted(known))
-                suggestion = _other_place(path, name, version) or (_below(path, near) if near else None)
-            yield UnknownKey(inner, suggestion, first, last)
-        elif isinstance(value, Mapping):
-            yield from _unknown(inner, value, version)
+        if name in known:
+            if isinstance(value, Mapping):
+                yield from _unknown(_below(path, name), value, version)
+            continue
+        what = "the front's file" if path == FRONT else "the LLM API"
+        having = [other for other in _data_versions() if name in _keys(path, other, values)]
+        later = [other for other in having if parsed(other) > parsed(version)]
+        suggestion = _replacement(path, name, known)
+        if later:
+            message = f"is not a key of {what} here: it {beginning(later[0])}"
+        elif having:
+            message = f"is not a key of {what} here: the last release with it is {having[-1]}"
+        else:
+            message = f"is not a key of {what} on PyTorch in any release known here"
+            suggestion = suggestion or _meant(path, name, known, version)
+        yield UnknownKey(_below(path, name), message, suggestion)
 
 
 def _below(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
-
-
-def _is_checked(path: str, version: str) -> bool:
-    section = _sections().get(path)
-    return section is not None and parsed(section.get("checked_since", "0")) <= parsed(version)
 
 
 def _sections() -> Mapping[str, Mapping[str, Any]]:
@@ -171,35 +154,15 @@ def _replacement(path: str, key: str, known: set[str]) -> str | None:
     return None
 
 
-def _former(path: str, version: str) -> str | None:
-    """The key that an earlier release has in the place of ``path``."""
-    for section, table in _sections().items():
-        for key, now in table.get("replaced_by", {}).items():
-            if now == path and key in _keys(section, version, {}):
-                return _below(section, key)
-    return None
-
-
-def _other_place(path: str, key: str, version: str) -> str | None:
-    """Where else the release has the key: in another variant of the section, or in another section."""
-    section = _sections().get(path, {})
-    for variant, table in section.get("variant", {}).items():
-        if key in _of_table(table, version):
-            return f"{path}.{section['by']}: {variant}"
+def _meant(path: str, key: str, known: set[str], version: str) -> str | None:
+    """The same key in another section that the release has, else the nearest key of this one."""
+    top = _keys("", version, {})
     for other in _sections():
-        top = other.partition(".")[0]
-        if other != path and key in _keys(other, version, {}) and (not top or top in _keys("", version, {})):
+        is_there = other.partition(".")[0] in {"", *top}
+        if other != path and is_there and key in _keys(other, version, {}):
             return _below(other, key)
-    return None
-
-
-def _lifetime(path: str, key: str, values: Mapping[str, Any], here: str) -> tuple[str | None, str | None]:
-    """The first release after ``here`` that has a key; else the last before it that had it."""
-    having = [version for version in _data_versions() if key in _keys(path, version, values)]
-    later = [version for version in having if parsed(version) > parsed(here)]
-    if later:
-        return later[0], None
-    return None, having[-1] if having else None
+    near = nearest(key, sorted(known))
+    return _below(path, near) if near else None
 
 
 WrongValues = Iterator[tuple[str, str, str]]

@@ -16,16 +16,12 @@ _LENGTHS = ("input_tokens", "input_tokens_stdev", "output_tokens", "output_token
 _KINDS_OF = {
     "prompts": ("prompts",),
     "path": (*_FILES, *_TALKS),
-    "tokens_per_word": ("dataset", *_TALKS),
     "speed": ("trace", *_TALKS),
-    "lora": ("prompts", *_FILES, *_DRAWN[:-1]),
     **dict.fromkeys(_LENGTHS, _DRAWN),
     **dict.fromkeys(("prefix_tokens", "prefixes"), _DRAWN[1:]),
-    **dict.fromkeys(("turns", "turns_stdev", "think_seconds", "think_seconds_stdev", "session"), _TALKS),
+    **dict.fromkeys(("turns", "turns_stdev", "think_seconds", "think_seconds_stdev"), _TALKS),
 }
 """The kinds of workload that read each key; all kinds read the other keys."""
-_ROUNDING = 1e-6
-"""Of shares such as three times 0.333333."""
 
 
 RULES = Rules()
@@ -58,22 +54,6 @@ def _workload(settings: Benchmark) -> Diagnostics:
 
 
 @RULES.add
-def _lora(settings: Benchmark) -> Diagnostics:
-    workload, field = settings.workload, "workload.lora"
-    task_ids, given = workload.lora_task_ids, sum(one.share or 0.0 for one in workload.lora)
-    again = [task_id for place, task_id in enumerate(task_ids) if task_id in task_ids[:place]]
-    if again:
-        message = f"two adapters have the task id {again[0]}, and the server would take one for the other"
-        yield in_job("conflict", field, message, "give each its own task_id")
-    if given > 1 + _ROUNDING:
-        message = f"the shares of the adapters add up to {given:g}, more than all requests"
-        yield in_job("conflict", field, message, "lower them to 1 together, or below, for requests without")
-    elif given > 1 - _ROUNDING and any(one.share is None for one in workload.lora):
-        message = "the shares add up to 1, so that nothing is left for the adapters without one"
-        yield in_job("conflict", field, message, "lower the shares, or give each adapter one")
-
-
-@RULES.add
 def _exclusive(settings: Benchmark) -> Diagnostics:
     keys = {**dict(settings), **{f"workload.{key}": value for key, value in settings.workload}}
     for first, second, why, remedy in EXCLUSIVE:
@@ -84,13 +64,12 @@ def _exclusive(settings: Benchmark) -> Diagnostics:
 
 @RULES.add
 def _twice(settings: Benchmark) -> Diagnostics:
-    for field in ("models", "rates_per_second", "concurrencies"):
+    for field in ("rates_per_second", "concurrencies"):
         values = getattr(settings, field)
         again = [value for place, value in enumerate(values) if value in values[:place]]
         if again:
             message = f"{again[0]} is listed twice"
-            hint = "list each once; repeats measures them again" if field != "models" else "list each once"
-            yield in_job("conflict", field, message, hint, values)
+            yield in_job("conflict", field, message, "list each once; repeats measures them again", values)
 
 
 @RULES.add
@@ -135,11 +114,10 @@ def _shortest_window(settings: Benchmark) -> float | None:
 
 
 def _rates(settings: Benchmark) -> list[float]:
-    """Return the mean rate of each level; empty for closed loops and traces."""
+    """Return the rate of each level; empty for closed loops and traces."""
     if settings.closed_loop or settings.arrival == "trace":
         return []
-    rates = settings.rates_per_second or [settings.rate_per_second]
-    return [(rate + _last_rate(settings, rate)) / 2 for rate in rates]
+    return settings.rates_per_second or [settings.rate_per_second]
 
 
 @RULES.add
@@ -180,10 +158,5 @@ def scheduled_seconds(settings: Benchmark) -> float:
     if settings.duration_seconds is not None:
         window_s = settings.duration_seconds * levels
     else:
-        window_s = sum(2 * (settings.requests or 0) / (rate + _last_rate(settings, rate)) for rate in rates)
+        window_s = sum((settings.requests or 0) / rate for rate in rates)
     return (warmup_s + window_s) * settings.repeats
-
-
-def _last_rate(settings: Benchmark, first: float) -> float:
-    """Return the rate at the end of the window."""
-    return first if settings.ramp_to_per_second is None else settings.ramp_to_per_second

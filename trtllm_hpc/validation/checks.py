@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from trtllm_hpc.config.path_errors import path_diagnostic
+from trtllm_hpc.config.diagnostics import path_refused
 from trtllm_hpc.errors import FAIL, WARN, ConfigError, Diagnostic, fail
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
+from trtllm_hpc.tensorrt_llm.memory import MemoryPlan
 from trtllm_hpc.validation import engine_checks, file_system_checks, job_checks, slurm_checks
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context, SlurmAnswers
 
@@ -24,18 +24,16 @@ def run_checks(context: Context, needs: Collection[str] = ("", SRUN, CONTROLLER,
 
 
 def _run(check: Check, context: Context) -> Diagnostic | None:
-    """Run one check; a path that the user may not read is a failure that names its key."""
+    """Run one check; a path that the user may not read is a failure."""
     if not check.applies(context):
         return None
     try:
         return check.function(context)
     except OSError as error:
-        job_file = context.job if context.has_job else None
-        options = {"--runs": str(context.runs), "engines_folder": str(context.engines)}
-        found = path_diagnostic(error, job_file, context.cluster, options)
-        if found is None:
+        if error.filename is None:
             raise
-        return fail(f"{found.field}: {found.message}", found.hint or "")
+        refused = path_refused(error)
+        return fail(refused.message, refused.hint or "")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from trtllm_hpc.config.cluster import SECRETS, ClusterProfile, gpus
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
 from trtllm_hpc.config.rules import Excludes, Requires, Rules
 from trtllm_hpc.plan.mounts import misread
-from trtllm_hpc.validation.job_rules import LONGEST_WORD
 
 
 def _hints(options: Mapping[str, str]) -> dict[str, str]:
@@ -110,8 +109,6 @@ RULES += [
              "set container.runtime to pyxis or apptainer, or remove it"),
     Requires("cluster.container.scope!=job", "cluster.container.runtime=pyxis",
              "is for pyxis, but container.runtime is {cluster.container.runtime}", "remove it"),
-    Requires("cluster.container.overlay", "cluster.container.runtime=apptainer",
-             "is for apptainer, but container.runtime is {cluster.container.runtime}", "remove it"),
     Requires("cluster.container.cache_folder",
              "cluster.container.runtime=pyxis cluster.container.runtime=apptainer",
              "is for pyxis or apptainer, but container.runtime is none", "remove it"),
@@ -180,24 +177,6 @@ def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
 
 
 @RULES.add
-def gpu_type_is_requested(cluster: ClusterProfile) -> Diagnostics:
-    """A type of GPUs is a part of the request for them."""
-    message = "is set, but no GPUs are requested (gpus_per_node, gpu_request), so it has no effect"
-    hint = "remove it, or request GPUs"
-    phases = {role: cluster.for_phase(role) for role in ("context", "generation")} if cluster.phases else {}
-    if cluster.gpu_type is not None and not any(map(_requests_gpus, (cluster, *phases.values()))):
-        yield in_cluster("conflict", "gpu_type", message, hint, cluster.gpu_type)
-    for role, nodes in phases.items():
-        own = getattr(cluster.phases, role).gpu_type
-        if own is not None and not _requests_gpus(nodes):
-            yield in_cluster("conflict", f"phases.{role}.gpu_type", message, hint, own)
-
-
-def _requests_gpus(cluster: ClusterProfile) -> bool:
-    return cluster.gpu_request != "none" and cluster.gpus_per_node > 0
-
-
-@RULES.add
 def slurm_options(cluster: ClusterProfile) -> Diagnostics:
     """Extra options of sbatch and srun are whole, and not those that the toolkit sets."""
     yield from _long_options("sbatch_options", cluster.sbatch_options, SBATCH)
@@ -254,7 +233,7 @@ def triton_options(cluster: ClusterProfile) -> Diagnostics:
 
 @RULES.add
 def environment(cluster: ClusterProfile) -> Diagnostics:
-    """The environment has no variables of Slurm or the toolkit, no secrets, and no overlong values."""
+    """The environment has no variables of Slurm or the toolkit, and no secrets."""
     for name, value in cluster.environment.items():
         field = f"environment.{name}"
         if VARIABLES.fullmatch(name):
@@ -264,6 +243,3 @@ def environment(cluster: ClusterProfile) -> Diagnostics:
             message = "looks like a secret, and the scripts of a run are readable files"
             hint = "read it in a line of setup from a file that only you can read"
             yield in_cluster("secret", field, message, hint)
-        if len(value.encode()) > LONGEST_WORD:
-            hint = f"keep it below {LONGEST_WORD} bytes"
-            yield in_cluster("too-large", field, "is longer than a variable can be", hint)

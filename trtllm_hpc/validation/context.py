@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.mounts import outside
-from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine, read_engines
+from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine, read_engine
 from trtllm_hpc.runtime.plan_record import Resources
 from trtllm_hpc.scheduler.discovery import Partition, PartitionLimits, query_limits, query_partitions
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
@@ -76,6 +77,12 @@ class Context:
         """Whether jobs go to Slurm, and not to processes of this machine."""
         return self.cluster.scheduler == "slurm"
 
+    @cached_property
+    def can_ask_slurm(self) -> bool:
+        """Whether Slurm's commands and configuration are here; the checks of these say what is missing."""
+        conf = self.cluster.slurm_conf
+        return shutil.which("scontrol") is not None and (conf is None or os.access(conf, os.R_OK))
+
     @property
     def plan(self) -> Plan:
         """The plan; only for checks of a job."""
@@ -124,7 +131,7 @@ class Context:
         """
         folder = None if self.engine_folder is None else self.path_here(self.engine_folder)
         try:
-            return read_engines(folder) if folder is not None and folder.is_dir() else None
+            return (read_engine(folder),) if folder is not None and folder.is_dir() else None
         except NotAnEngine as error:
             return error
         except OSError:

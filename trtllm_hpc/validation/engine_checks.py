@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 from trtllm_hpc.errors import FAIL, Diagnostic, fail, ok, unknown
 from trtllm_hpc.runtime.checks import (
@@ -17,33 +18,6 @@ from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine
 from trtllm_hpc.validation.context import Checks, Context
 
 CHECKS = Checks()
-EngineJudge = Callable[[Context, EngineConfig], Diagnostic]
-
-
-def engine_check(
-    name: str, applies: Callable[[Context], bool] = lambda context: True
-) -> Callable[[EngineJudge], EngineJudge]:
-    """Register a check of every engine in the folder (an encoder-decoder model has two); a decorator.
-
-    A failure counts first.
-    """
-
-    def register(judge: EngineJudge) -> EngineJudge:
-        CHECKS.add(name, of_job=True)(lambda context: judged(context, judge))
-        return judge
-
-    def judged(context: Context, judge: EngineJudge) -> Diagnostic | None:
-        if context.engine_folder is None or not applies(context):
-            return None
-        engines = context.engines_read
-        if engines is None:
-            return unknown(f"the engine in {context.engine_folder} cannot be seen on this machine")
-        if isinstance(engines, NotAnEngine):
-            return fail(str(engines), "set engine.directory to the folder that holds config.json")
-        found = [judge(context, engine) for engine in engines]
-        return next((outcome for outcome in found if outcome.state == FAIL), found[0])
-
-    return register
 
 
 @CHECKS.add("engine-folder", of_job=True)
@@ -63,35 +37,14 @@ def is_there(context: Context) -> Diagnostic | None:
     return fail(message, "set engine.directory to the folder of a finished engine")
 
 
-@engine_check("engine-world")
-def world(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The engine is for the ranks of the job file."""
-    return engine_world(engine, context.job.engine.world_size)
-
-
-@engine_check("engine-files")
-def files(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The engine is whole."""
-    return engine_files(engine)
-
-
-@engine_check("engine-version")
-def version(context: Context, engine: EngineConfig) -> Diagnostic:
-    """Engine and container are of one release."""
-    return engine_version(engine, context.plan.release)
-
-
-# In other modes than leader each copy of the engine names its GPUs.
-@engine_check("engine-gpus-per-node", lambda context: context.job.serve.mode == "leader")
-def gpus_per_node(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The engine's number of GPUs on a node is that of the layout."""
+def _gpus_per_node(context: Context, engine: EngineConfig) -> Diagnostic | None:
+    if context.job.serve.mode != "leader":
+        return None  # each copy of the engine names its GPUs
     layout = context.plan.layout
     return engine_gpus_per_node(engine, layout.world_size, layout.ranks_per_node, layout.gpus_per_node)
 
 
-@engine_check("engine-limits")
-def limits(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The job file's limits are not above the engine's."""
+def _limits(context: Context, engine: EngineConfig) -> Diagnostic:
     keys = ("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width")
     pairs = [(f"engine.{key}", getattr(context.job.engine, key), getattr(engine, key)) for key in keys]
     batch = context.job.repository.triton_max_batch_size
@@ -102,54 +55,34 @@ def limits(context: Context, engine: EngineConfig) -> Diagnostic:
     return ok("the job file's limits are within the engine's")
 
 
-@engine_check("engine-lengths", lambda context: context.job.companion.enabled)
-def lengths(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The companion's answers fit into the engine beside a prompt."""
-    companion = context.job.companion
-    asked = {"companion.request.max_tokens": companion.request.max_tokens}
-    if companion.benchmark is not None:
-        asked["companion.benchmark.max_tokens"] = companion.benchmark.max_tokens
-    longest = engine.max_seq_len
-    if longest is None:
-        return unknown("the engine does not say how long requests may be")
-    key, tokens = max(asked.items(), key=lambda item: item[1])
-    if tokens >= longest:
-        message = f"{key} {tokens} and a prompt do not fit into the engine's {longest} tokens"
-        return fail(message, f"lower it below {longest}, or build the engine for longer requests")
-    return ok(f"the engine takes {longest} tokens, the companion asks for {tokens}")
+def _paged_context(context: Context, engine: EngineConfig) -> Diagnostic | None:
+    key = context.plan.backend.paged_context_key(context.job)
+    return None if key is None else paged_context(engine, key)
 
 
-@engine_check("engine-logits")
-def logits(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The engine gathers the logits that requests may ask for."""
-    asked = context.job.companion.request if context.job.companion.enabled else None
-    for name in ("context_logits", "generation_logits"):
-        key = f"gather_{name}"
-        if getattr(engine, key):
-            continue
-        if getattr(context.job.engine, key):
-            message = f"the job file has engine.{key}, but the engine was built without"
-            return fail(message, f"build it again with --{key}, or set the key to false")
-        if asked is not None and getattr(asked, name):
-            message = f"the companion asks for {name}, but the engine was built without --{key}"
-            return fail(message, f"build it again with --{key}, or set companion.request.{name} to false")
-    return ok("the engine gathers the logits that the job file promises")
+_Judge = Callable[[Context, EngineConfig], Diagnostic | None]
+_OF_ENGINES: dict[str, _Judge] = {
+    "engine-world": lambda context, engine: engine_world(engine, context.job.engine.world_size),
+    "engine-files": lambda _, engine: engine_files(engine),
+    "engine-version": lambda context, engine: engine_version(engine, context.plan.release),
+    "engine-gpus-per-node": _gpus_per_node,
+    "engine-limits": _limits,
+    "paged-context": _paged_context,
+}
 
 
-@engine_check("engine-lora", lambda context: bool(context.job.named_adapters))
-def lora(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The engine takes the LoRA adapters that the companion names."""
-    if engine.takes_lora:
-        return ok("the engine takes LoRA adapters")
-    message = "the companion names LoRA adapters, but the engine was built without --lora_plugin"
-    return fail(message, "build it again with LoRA, or remove lora from companion.request and the workload")
+def _of_every_engine(judge: _Judge, context: Context) -> Diagnostic | None:
+    """Judge every engine in the folder: an encoder-decoder model has two. A failure counts first."""
+    if context.engine_folder is None:
+        return None
+    engines = context.engines_read
+    if engines is None:
+        return unknown(f"the engine in {context.engine_folder} cannot be seen on this machine")
+    if isinstance(engines, NotAnEngine):
+        return fail(str(engines), "set engine.directory to the folder that holds config.json")
+    found = [it for engine in engines if (it := judge(context, engine)) is not None]
+    return next((it for it in found if it.state == FAIL), found[0] if found else None)
 
 
-def _paged_context_key(context: Context) -> str | None:
-    return context.plan.backend.paged_context_key(context.job)
-
-
-@engine_check("paged-context", lambda context: _paged_context_key(context) is not None)
-def reuse(context: Context, engine: EngineConfig) -> Diagnostic:
-    """Prompts are computed over a paged cache, where reuse or chunked context needs that."""
-    return paged_context(engine, _paged_context_key(context) or "")
+for _name, _judge in _OF_ENGINES.items():
+    CHECKS.add(_name, of_job=True)(partial(_of_every_engine, _judge))

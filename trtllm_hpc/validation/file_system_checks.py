@@ -13,17 +13,13 @@ from pathlib import Path, PurePosixPath
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import Diagnostic, RenderError, fail, ok, unknown, warn
-from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.mounts import is_below, misread, named_folders, target_of
 from trtllm_hpc.runtime.checks import shared_memory, wheel_numpy
 from trtllm_hpc.runtime.node import shm_free_gib
-from trtllm_hpc.runtime.served_model import VOCABULARY, VOCABULARY_VARIABLE, has_vocabulary
 from trtllm_hpc.runtime.servers.triton import only_wheel_has_server
 from trtllm_hpc.validation.context import Checks, Context
 
 CHECKS = Checks()
-CHECKOUT = "/tensorrtllm_backend"
-"""Where upstream's guides mount a checkout of the backend if a container lacks its files."""
 
 
 _NETWORK_FILE_SYSTEMS = re.compile(
@@ -136,12 +132,11 @@ def absent(context: Context, path: str, key: str) -> Diagnostic:
     if os.path.lexists(here):
         return unknown(f"{key} {path} cannot be read on this machine", f"ls -l {here}")
     above = next(folder for folder in here.parents if folder.is_dir())
-    message = f"{key} {path} does not exist: {above} is there, and has no {here.relative_to(above).parts[0]}"
-    nodes_see_it = not context.on_slurm or context.cluster.is_sandbox
     # Of a root file system that the nodes share they may have mounted other folders.
-    if nodes_see_it or (
-        above != Path("/") and _NETWORK_FILE_SYSTEMS.match(_file_system(os.path.realpath(above)))
-    ):
+    is_shared = above != Path("/") and _NETWORK_FILE_SYSTEMS.match(_file_system(os.path.realpath(above)))
+    if is_shared or not context.on_slurm or context.cluster.is_sandbox:
+        missing = here.relative_to(above).parts[0]
+        message = f"{key} {path} does not exist: {above} is there, and has no {missing}"
         return fail(message, f"ls {above}, then correct {key} (--set {key}=PATH)")
     where = f" --partition={context.cluster.partition}" if context.cluster.partition else ""
     message = f"{key} {path} is not on this machine; the nodes may have it"
@@ -155,34 +150,16 @@ def container_image(context: Context) -> Diagnostic | None:
     if image is None:
         return None
     path = Path(image.removeprefix("file://"))
-    if not path.is_absolute() and not image.endswith((".sqsh", ".sif")):
+    if not path.is_absolute():
+        if image.endswith((".sqsh", ".sif")):
+            return fail(f"the image {image} has no absolute path, and jobs start elsewhere", "write its path")
         message = f"{image} is pulled from a registry by every node when the job starts"
         hint = "import it once into a file on shared storage (enroot import, apptainer pull), and name that"
         return warn(message, hint)
-    if not path.is_absolute():
-        message = f"the image {image} has no absolute path, and jobs start elsewhere"
-        return fail(message, "write its whole path")
-    if not path.exists():
-        return fail(
-            f"there is no image {path} on this machine",
-            "fix container.image in the profile; if only the compute nodes see it: --ignore container-image",
-        )
-    if not os.access(path, os.R_OK):
-        return fail(f"the image {path} cannot be read", "check its permissions")
-    return ok(f"the image {path} is there")
-
-
-@CHECKS.add("python")
-def python(context: Context) -> Diagnostic:
-    """The Python of the batch scripts runs on the nodes, which may see other folders than this machine."""
-    path = context.cluster.python
-    if path is None:
-        return ok("jobs use the Python of this command; its folder must be on shared storage")
-    if not Path(path).exists():
-        return unknown(f"{path} is not on this machine", "see that the compute nodes have it")
-    if not os.access(path, os.X_OK):
-        return fail(f"{path} cannot be run", "set python in the profile to a Python of 3.10 or later")
-    return ok(f"{path} is there")
+    if path.exists():
+        return ok(f"the image {path} is there")
+    hint = "fix container.image in the profile; if only the compute nodes see it: --ignore container-image"
+    return fail(f"there is no image {path} on this machine", hint)
 
 
 @CHECKS.add("mpi4py", on_slurm=True)
@@ -199,87 +176,45 @@ def mpi4py(context: Context) -> Diagnostic | None:
 
 @CHECKS.add("tritonserver")
 def server(context: Context) -> Diagnostic | None:
-    """Without a container, the server is a program of the nodes."""
+    """Without a container, the server's programs are those of the nodes."""
     if _in_container(context):
         return None
-    if context.has_job and context.plan.server.spec.driver == "openai":
-        return _openai_server(context)
-    name = context.cluster.triton.server
-    if name == "pytriton":
-        if importlib.util.find_spec("pytriton") is None:
-            return fail("this Python has no pytriton", "pip install 'trtllm-hpc[reference]'")
-        return wheel_numpy() or ok("tritonserver comes with nvidia-pytriton")
-    if shutil.which(name) is None:
-        message = f"there is no {name} on this machine"
-        hint = "set triton.server in the profile, or container.runtime"
+    name, programs = context.cluster.triton.server, context.plan.needed_programs if context.has_job else ()
+    hint = "set container.runtime and container.image in the profile, to one of NVIDIA's images"
+    if not context.has_job or context.plan.server.spec.driver == "triton":
+        if name == "pytriton":
+            if importlib.util.find_spec("pytriton") is None:
+                return fail("this Python has no pytriton", "pip install 'trtllm-hpc[reference]'")
+            return wheel_numpy() or ok("tritonserver comes with nvidia-pytriton")
+        programs, hint = (name,), "set triton.server in the profile, or container.runtime"
         if only_wheel_has_server():
             hint = "set triton.server in the profile to pytriton, which this Python has"
-        sees_nodes = not context.on_slurm or (context.cluster.is_sandbox and not context.cluster.setup)
-        return fail(message, hint) if sees_nodes else unknown(message, hint)
-    return ok(f"{shutil.which(name)} is there")
-
-
-def _openai_server(context: Context) -> Diagnostic:
-    """What the LLM API's servers are started by is in NVIDIA's images; few nodes have it themselves."""
-    programs = context.plan.needed_programs
-    missing = [name for name in programs if shutil.which(name) is None]
+    missing = [program for program in programs if shutil.which(program) is None]
     if not missing:
-        return ok(f"{' and '.join(programs)} are there")
+        return ok(f"{' and '.join(programs)} can be started")
     message = f"there is no {' and no '.join(missing)} on this machine, and the profile has no container"
-    hint = "set container.runtime and container.image in the profile, to one of NVIDIA's images"
-    return unknown(message, hint) if context.on_slurm else fail(message, hint)
-
-
-@CHECKS.add("examples", of_job=True)
-def examples(context: Context) -> Diagnostic | None:
-    """Outside NVIDIA's images, upstream's conversion programs must be installed."""
-    if _in_container(context) or not _programs(context):
-        return None
-    for program in _programs(context):
-        if Path(program).is_file():
-            continue
-        message = f"there is no {program} on this machine"
-        hint = (
-            "clone TensorRT-LLM's release, and set container.examples in the profile to its folder examples"
-        )
-        return warn(message, hint) if context.on_slurm else fail(message, hint)
-    return ok("upstream's programs that convert the model are there")
-
-
-def _programs(context: Context) -> list[str]:
-    """Return upstream's scripts that the build runs."""
-    words = (command[1] for step in context.plan.build_steps for command in step.commands if len(command) > 1)
-    return [word for word in words if isinstance(word, str) and word.endswith(".py")]
+    sees_nodes = not context.on_slurm or (context.cluster.is_sandbox and not context.cluster.setup)
+    return fail(message, hint) if sees_nodes else unknown(message, hint)
 
 
 @CHECKS.add("proxy", of_job=True)
 def proxy(context: Context) -> Diagnostic | None:
-    """HAProxy is there; only the job can tell on the nodes."""
-    if not context.plan.has_proxy:
+    """HAProxy is there; other nodes than a sandbox's look for it in the job."""
+    if not context.plan.has_proxy or (context.on_slurm and not context.cluster.is_sandbox):
         return None
     program = context.cluster.haproxy
-    if context.on_slurm and not context.cluster.is_sandbox:
-        return unknown(f"the serve job looks for {program} on its nodes")
     found = shutil.which(program)
     hint = "install HAProxy (package haproxy), set haproxy in the profile, or set serve.proxy to none"
     return ok(f"HAProxy is {found}") if found else fail(f"there is no program {program!r}", hint)
 
 
 @CHECKS.add("shared-memory")
-def dev_shm(context: Context) -> Diagnostic:
+def dev_shm(context: Context) -> Diagnostic | None:
     """Measured here only if the job runs here; else the preflight measures on each node."""
     if context.on_slurm:
-        return unknown("the preflight looks at /dev/shm on each node")
+        return None
     ranks = context.plan.allocation.ranks_per_node if context.has_job else 1
     return shared_memory(socket.gethostname(), shm_free_gib(), ranks)
-
-
-@CHECKS.add("locked-memory")
-def locked_memory_limit(context: Context) -> Diagnostic:
-    """Only network cards need it; slurmd's limit counts, which the preflight reads."""
-    if not context.on_slurm or (context.has_job and context.plan.instances.nodes == 1):
-        return ok("one node needs no locked memory for a network card")
-    return unknown("the preflight looks at the limit on locked memory on each node")
 
 
 @CHECKS.add("mounts", of_job=True)
@@ -318,65 +253,3 @@ def _links_out_of_mounts(path: str, here: Path, targets: Sequence[str]) -> Itera
             target = os.path.normpath(inside.parent / file.readlink())
             if not is_below(target, targets):
                 yield str(inside), target
-
-
-@CHECKS.add("mount-sources")
-def mount_sources(context: Context) -> Diagnostic | None:
-    """A container does not start if a mount's source is missing."""
-    if context.cluster.container.image is None:
-        return None
-    for mount in context.cluster.container.mounts:
-        source = Path(mount.partition(":")[0])
-        if not os.path.lexists(source):
-            message = f"{source} does not exist on this machine; a container does not start without it"
-            return warn(message, "fix container.mounts in the profile, unless the nodes see it")
-    return ok("the sources of the profile's mounts are there")
-
-
-@CHECKS.add("upstream-files", of_job=True)
-def upstream_files(context: Context) -> Diagnostic | None:
-    """Until 0.16 the images have neither upstream's programs nor its model templates."""
-    if not _in_container(context):
-        return None
-    release, plan = context.plan.facts.release, context.plan
-    if release is None:
-        return ok(f"the backend {context.job.engine.backend} needs none of upstream's files")
-    wanted = {"container.examples": release.paths.examples} if _programs(context) else {}
-    if plan.fills_repository_in_job:
-        wanted["container.all_models"] = release.paths.all_models
-    targets = [target_of(mount) for mount in plan.mounts]
-    for key, folder in wanted.items():
-        given = getattr(context.cluster.container, key.partition(".")[2]) is not None
-        if given or folder is None or not folder.startswith(CHECKOUT) or is_below(folder, targets):
-            continue
-        return fail(
-            f"the image of TensorRT-LLM {release.version} has no {folder}",
-            f"mount a checkout of tensorrtllm_backend v{release.version}, with its submodule, at {CHECKOUT}, "
-            f"or set {key} in the profile",
-        )
-    return ok("upstream's programs and templates are in the container")
-
-
-@CHECKS.add("vocabulary", of_job=True)
-def vocabulary(context: Context) -> Diagnostic | None:
-    """The job makes it of the checkpoint; the server would download it, which few nodes can."""
-    loaded = context.plan.backend.loaded_model(context.job, RunPaths(context.plan.run_folder))
-    config = None if loaded is None else context.model_config
-    if config is None or config.get("model_type") != "gpt_oss" or context.model_folder is None:
-        return None
-    staged, name = context.cluster.environment.get(VOCABULARY_VARIABLE), "tokenizer.json"
-    hint = f"download {_VOCABULARY_URL} to a shared folder, and set environment.{VOCABULARY_VARIABLE} in the "
-    hint += "profile to the folder; a container must have it mounted"
-    if staged is None and (context.model_folder / name).exists():
-        return ok(f"the job makes gpt-oss's vocabulary of the checkpoint's {name}")
-    if staged is None:
-        return warn(f"the checkpoint has no {name}, so gpt-oss's first chat needs the internet", hint)
-    folder = context.path_here(staged)
-    if _in_container(context) and not is_below(staged, [target_of(it) for it in context.plan.mounts]):
-        return fail(f"{staged} is not mounted, and gpt-oss cannot chat without its vocabulary", hint)
-    if not has_vocabulary(folder):
-        return fail(f"{folder / VOCABULARY} is not the vocabulary without which gpt-oss cannot chat", hint)
-    return ok(f"gpt-oss's vocabulary is {folder / VOCABULARY}")
-
-
-_VOCABULARY_URL = f"https://openaipublic.blob.core.windows.net/encodings/{VOCABULARY}"

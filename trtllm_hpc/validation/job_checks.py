@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -14,58 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.hub import HUB_NAME, record_of
-from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, unknown, warn
-from trtllm_hpc.layout import seats
+from trtllm_hpc.errors import ConfigError, Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
 from trtllm_hpc.validation.context import Checks, Context
 from trtllm_hpc.validation.file_system_checks import absent
 
 if TYPE_CHECKING:
-    from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
-    from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
+    from trtllm_hpc.tensorrt_llm.memory import MemoryPlan, UnknownModel
 
 CHECKS = Checks()
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_LAYER = re.compile(rb'"(?:[\w.]+\.)?(?:layers|h|blocks?)\.(\d+)\.')
-"""Number of a layer in the name of a tensor."""
 _LEAST_BYTES = 1024
 """Smallest size of a file of weights; a pointer of Git LFS is smaller."""
-
-
-@CHECKS.add("world-size", of_job=True)
-def world(context: Context) -> Diagnostic | None:
-    """The step has a task for each rank, or one on each node for a server that starts its ranks itself."""
-    if context.plan.instances.groups:
-        return ok("; ".join(seats(context.plan.instances)))
-    layout, engine = context.plan.layout, context.job.engine
-    where = f"{layout.nodes} node{'s' * (layout.nodes > 1)} of {layout.ranks_per_node}"
-    if context.job.serve.mode == "leader" and layout.world_size != engine.world_size:
-        tasks = f"{layout.world_size} task{'s' * (layout.world_size > 1)}"
-        return ok(f"{tasks} on {where}: the server itself starts its {engine.world_size} ranks")
-    parts = (engine.tensor_parallel, engine.pipeline_parallel, engine.context_parallel)
-    sizes = " x ".join(
-        f"{name} {size}" for name, size in zip(("tp", "pp", "cp"), parts, strict=True) if size > 1
-    )
-    ranks = f"{layout.world_size} rank{'s' * (layout.world_size > 1)}"
-    return ok(f"{ranks}{f' ({sizes})' if sizes else ''} on {where}")
-
-
-@CHECKS.add("spawn", of_job=True)
-def spawn(context: Context) -> Diagnostic | None:
-    """An orchestrator's server starts its workers by ``MPI_Comm_spawn``, which Slurm mostly refuses."""
-    if not context.plan.spawns_workers:
-        return None
-    if context.cluster.container.runtime == "none" and shutil.which("mpirun") is None:
-        return warn(
-            "srun mostly cannot start what an orchestrator's server spawns (MPI_Comm_spawn), and there is no "
-            "mpirun on this machine, which the job would take instead",
-            "install Open MPI 4.1 on the nodes, or set serve.mode to leader",
-        )
-    return unknown(
-        "whether the server can spawn its workers (MPI_Comm_spawn) only a node can tell: the job tries it "
-        "under srun, then under mpirun, and ends with a sentence before the server starts if neither can"
-    )
 
 
 @CHECKS.add("model-divides", of_job=True)
@@ -76,8 +35,7 @@ def divides(context: Context) -> Diagnostic | None:
     config, engine = context.model_config, context.job.engine
     if config is None:
         return unknown("the model's config.json cannot be read here")
-    from trtllm_hpc.tensorrt_llm.memory.planner import parallel_of
-    from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel, read_shape
+    from trtllm_hpc.tensorrt_llm.memory import UnknownModel, parallel_of, read_shape
 
     try:
         shape = read_shape(config)
@@ -149,30 +107,6 @@ def workload_file(context: Context) -> Diagnostic | None:
     return ok(f"the benchmark's workload is {file}")
 
 
-@CHECKS.add("lora-adapters", of_job=True)
-def lora_adapters(context: Context) -> Diagnostic | None:
-    """The adapters can be read; the companion reads them on its node, which may see other folders."""
-    named = (adapter.directory for _, adapter in context.job.named_adapters)
-    folders = dict.fromkeys(Path(folder) for folder in named if folder is not None)
-    if not folders:
-        return None
-    from trtllm_hpc.client.lora import read_adapter
-
-    absent = [folder for folder in folders if not folder.exists()]
-    if absent:
-        message = f"the LoRA adapter {absent[0]} is not on this machine"
-        return warn(message, "check that the companion's node can read that folder")
-    try:
-        highest = max(read_adapter(folder, task_id=0).rank for folder in folders)
-    except RequestFailed as error:
-        return fail(error.message.rstrip("."), error.hint or "name another folder")
-    taken = context.job.engine.max_lora_rank
-    if context.job.engine.directory is None and highest > taken:
-        message = f"an adapter has rank {highest}, and the engine takes ranks up to {taken}"
-        return fail(message, f"set engine.max_lora_rank to {highest}")
-    return ok(f"the LoRA adapters can be read; their highest rank is {highest}")
-
-
 @CHECKS.add("evaluation", of_job=True)
 def evaluation(context: Context) -> Diagnostic | None:
     """The evaluation's tasks, libraries and data are on this machine, and the run to compare with."""
@@ -206,47 +140,6 @@ def _misread(error: ConfigError) -> Diagnostic:
     return fail(message, first.hint or "correct the file")
 
 
-@CHECKS.add("prompt-length", of_job=True)
-def prompt(context: Context) -> Diagnostic | None:
-    """The prompt is not too long, counting at least a token for each word."""
-    if not context.job.companion.enabled:
-        return None
-    words = len(context.job.companion.request.prompt.split())
-    engines = context.engines_read
-    built = engines[0].max_input_len if isinstance(engines, tuple) else None
-    longest = built or context.job.engine.max_input_len
-    if longest is None:
-        return unknown("the release decides how long a prompt may be")
-    if words > longest:
-        message = f"the companion's prompt has {words} words, but an engine's prompt {longest} tokens at most"
-        return fail(message, "shorten companion.request.prompt, or raise engine.max_input_len")
-    return ok(f"the companion's prompt has {words} words, and may have {longest} tokens")
-
-
-@CHECKS.add("prompt-steps", of_job=True)
-def steps(context: Context) -> Diagnostic | None:
-    """A prompt that is not chunked must fit into one step.
-
-    Its log: "maxInputLen ... = min(maxSequenceLen - 1, maxNumTokens) since context FMHA and
-    usePackedInput are enabled".
-    """
-    chunked = context.plan.backend.chunking_keys
-    if not chunked:
-        return None
-    engine = context.job.engine
-    longest, step = engine.max_input_len, engine.max_num_tokens
-    if longest is None or step is None:
-        return None
-    in_parts = engine.llm_api.get("enable_chunked_prefill", context.job.engine.enable_chunked_prefill)
-    if longest <= step or in_parts:
-        return ok("prompts fit into a step, or are computed in parts")
-    return warn(
-        f"prompts of more than {step} tokens (engine.max_num_tokens) cannot be computed, "
-        f"although engine.max_input_len is {longest}",
-        f"raise engine.max_num_tokens, or set {chunked}",
-    )
-
-
 @CHECKS.add("model-files", of_job=True)
 def model_files(context: Context) -> Diagnostic | None:
     """The model's folder has a configuration, and all the weights that its index names."""
@@ -256,8 +149,8 @@ def model_files(context: Context) -> Diagnostic | None:
     if os.access(file, os.F_OK) and file.is_file():
         return fail(f"model.path {file} is a file", f"set model.path to its folder, {file.parent}")
     if folder is None:
-        found = absent(context, context.job.model.path, "model.path")
-        name = "/".join(file.parts[-2:])
+        found, name = absent(context, context.job.model.path, "model.path"), "/".join(file.parts[-2:])
+        # ORG/NAME becomes a path below the job file.
         looks_relative = len(file.parts) > 3 and file.parents[1].is_dir() and not file.parent.exists()
         if looks_relative and HUB_NAME.fullmatch(name):
             return replace(found, hint=f"{found.hint}; for the model of the Hub: --set model.hub={name}")
@@ -286,30 +179,7 @@ def model_files(context: Context) -> Diagnostic | None:
             if is_lfs_pointer(file):
                 return fail(f"{file} is a pointer of Git LFS, not the file", "run git lfs pull there")
             return fail(f"{file} has {size} bytes only: no weights", finish)
-    if wrong := _wrong_layers(context, folder):
-        return fail(wrong, f"correct {folder / 'config.json'}, or download the model again")
     return ok(f"the model's {len(names)} file{'s' * (len(names) > 1)} of weights are there")
-
-
-def _wrong_layers(context: Context, folder: Path) -> str | None:
-    """Return which size is impossible, or that the weights have fewer layers than the configuration."""
-    from trtllm_hpc.tensorrt_llm.memory.shapes import FAMILIES, UnknownModel, WrongSize, read_shape
-
-    config = context.model_config or {}
-    try:
-        layers = read_shape(config, rough=config.get("model_type") not in FAMILIES).layers
-    except WrongSize as error:
-        return f"{error} ({folder})"
-    except UnknownModel:
-        return None
-    indexes = [folder / name for name in _INDEXES if (folder / name).is_file()]
-    stored = 0
-    for source in indexes or folder.glob("*.safetensors"):
-        with source.open("rb") as file:  # safetensors begins with the length of its header
-            size = -1 if indexes else min(int.from_bytes(file.read(8), "little"), 100 << 20)
-            stored = max([stored, *(int(number) + 1 for number in _LAYER.findall(file.read(size)))])
-    wrong = f"config.json in {folder} says {layers} layers, and the weights have {stored}"
-    return wrong if 0 < stored < layers else None
 
 
 def _weights(folder: Path) -> list[str]:
@@ -343,8 +213,7 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
     config, model = context.model_config, context.plan.backend.memory
     if config is None or model is None:
         return None
-    from trtllm_hpc.tensorrt_llm.memory.planner import plan_memory
-    from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
+    from trtllm_hpc.tensorrt_llm.memory import UnknownModel, plan_memory
 
     try:
         release, stored = context.plan.facts.release, _stored_size(context, config)
@@ -359,7 +228,7 @@ def _stored_size(context: Context, config: Mapping[str, Any]) -> int | None:
     Raises UnknownModel for a quantized checkpoint of unknown size.
     """
     from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
-    from trtllm_hpc.tensorrt_llm.memory.shapes import FAMILIES, UnknownModel
+    from trtllm_hpc.tensorrt_llm.memory import FAMILIES, UnknownModel
 
     if context.model_folder is None or context.job.engine.quantization.method is not None:
         return None

@@ -11,9 +11,6 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.rules import Excludes, Requires, Rules
 from trtllm_hpc.validation.benchmark_rules import scheduled_seconds, settings_problems
 
-LONGEST_WORD = 120_000
-"""Bytes that one argument or variable may hold; Linux refuses 128 KiB (``MAX_ARG_STRLEN``), name included."""
-
 RULES = Rules()
 RULES += [
     Excludes("name=latest", "", "'latest' names the run that was submitted last", "choose another name",
@@ -23,40 +20,19 @@ RULES += [
     Requires("model", "model.path model.hub model.synthetic engine.directory", "names no model",
              "set model.path to a folder, model.hub to org/name, or model.synthetic to tiny-llama",
              code="missing"),
-    Excludes("model.hub", "model.synthetic", "names both a hub and a synthetic model",
+    Excludes("model.synthetic", "model.path model.hub", "names both a synthetic model and another one",
              "set one of the two to null", at="model"),
 ]  # fmt: skip
 
 
 @RULES.add
-def one_model(job: JobFile) -> Diagnostics:
-    """A model is a folder or synthetic, not both."""
-    model = job.model
-    if model.path is not None and model.hub is None and model.synthetic is not None:
-        message = "names both a path and a synthetic model"
-        yield in_job("conflict", "model", message, "set one of the two to null")
-
-
-@RULES.add
 def prompt_leaves_room(job: JobFile) -> Diagnostics:
-    """``max_seq_len`` counts prompt and answer together, unless the prompt is an encoder's."""
-    if job.engine.encoder_decoder:
-        return
+    """``max_seq_len`` counts prompt and answer together."""
     prompt, both = job.engine.max_input_len, job.engine.max_seq_len
     if prompt is not None and both is not None and prompt >= both:
         message = f"a prompt of {prompt} tokens leaves no room for an answer: engine.max_seq_len is {both}"
         hint = f"set engine.max_seq_len above {prompt}"
         yield in_job("conflict", "engine.max_input_len", message, hint, prompt)
-
-
-@RULES.add
-def steps_hold_a_batch(job: JobFile) -> Diagnostics:
-    """A step computes at least one token for every running request."""
-    tokens, batch = job.engine.max_num_tokens, job.engine.max_batch_size
-    if tokens is not None and batch is not None and tokens < batch:
-        message = f"a step of {tokens} tokens is too short for a batch of {batch} requests, a token each"
-        hint = f"set engine.max_num_tokens to {batch} or more, or lower engine.max_batch_size"
-        yield in_job("conflict", "engine.max_num_tokens", message, hint, tokens)
 
 
 @RULES.add
@@ -108,23 +84,6 @@ def prompts_fit(job: JobFile) -> Diagnostics:
 
 
 @RULES.add
-def logits_are_gathered(job: JobFile) -> Diagnostics:
-    """The companion requests logits only if the engine is built to gather them."""
-    if not job.companion.enabled:
-        return
-    for name in ("context_logits", "generation_logits"):
-        if not getattr(job.companion.request, name):
-            continue
-        field, gather = f"companion.request.{name}", f"gather_{name}"
-        reason = backend_of(job).why_no_logits
-        if reason is not None:
-            yield in_job("conflict", field, reason, "set it to false", True)
-        elif job.engine.directory is None and not getattr(job.engine, gather):
-            message = f"an engine without engine.{gather} returns none"
-            yield in_job("conflict", field, message, f"set engine.{gather} to true", True)
-
-
-@RULES.add
 def server_wait_ends(job: JobFile) -> Diagnostics:
     """The wait for the server's start ends before its job's time limit."""
     ready, limit = job.serve.ready_timeout_seconds, job.serve.time_limit_minutes * 60
@@ -141,30 +100,22 @@ def evaluation_is_over_openai(job: JobFile) -> Diagnostics:
     if evaluates and job.frontend == "triton" and not backend_of(job).can_have_gateway:
         message = "the evaluation asks over OpenAI's protocol, which this Triton does not speak"
         yield in_job("conflict", "companion.evaluate", message, "set serve.frontend to openai")
-    elif evaluates and job.frontend == "triton" and "none" in (job.serve.proxy, job.serve.openai):
-        key = "serve.proxy" if job.serve.proxy == "none" else "serve.openai"
+    elif evaluates and job.frontend == "triton" and job.serve.proxy == "none":
         message = (
-            f"the evaluation asks over OpenAI's protocol, which this server does not speak ({key}: none)"
+            "the evaluation asks over OpenAI's protocol, which this server does not speak without a proxy"
         )
-        yield in_job("conflict", "companion.evaluate", message, f"leave {key} out")
+        yield in_job("conflict", "companion.evaluate", message, "leave serve.proxy out")
 
 
 @RULES.add
 def companion_wait_ends(job: JobFile) -> Diagnostics:
-    """Server start < companion's wait < companion's time limit, so that the first to give up knows why."""
-    if not job.companion.enabled:
-        return
-    field = "companion.endpoint_timeout_seconds"
-    ready, endpoint = job.serve.ready_timeout_seconds, job.companion.endpoint_timeout_seconds
-    limit = job.companion.time_limit_minutes * 60
-    if ready >= endpoint:
-        message = f"the companion would give up after {endpoint} s, before the server does ({ready} s)"
-        hint = f"set it above serve.ready_timeout_seconds ({ready})"
-        yield in_job("conflict", field, message, hint, endpoint)
-    if endpoint >= limit:
-        message = f"a wait of {endpoint} s for the endpoint ends after the companion's time limit ({limit} s)"
-        hint = f"set it below {limit}, or raise companion.time_limit_minutes"
-        yield in_job("conflict", field, message, hint, endpoint)
+    """The companion waits longer than the server may start, so that the first to give up knows why."""
+    ready, wait = job.serve.ready_timeout_seconds, job.endpoint_wait_s
+    if job.companion.enabled and ready >= wait:
+        message = f"the companion would give up after {wait} s, before the server does ({ready} s)"
+        hint = f"set it to {ready // 60 + 2} or more, or lower serve.ready_timeout_seconds"
+        minutes = job.companion.time_limit_minutes
+        yield in_job("conflict", "companion.time_limit_minutes", message, hint, minutes)
 
 
 @RULES.add
@@ -197,15 +148,6 @@ def benchmark_ends(job: JobFile) -> Diagnostics:
 
 
 @RULES.add
-def prompt_fits_a_word(job: JobFile) -> Diagnostics:
-    """The prompt fits into one argument of a command line."""
-    size = len(job.companion.request.prompt.encode())
-    if size > LONGEST_WORD:
-        message = f"has {size} bytes, more than one argument of a command line can have"
-        yield in_job("too-large", "companion.request.prompt", message, f"keep it below {LONGEST_WORD} bytes")
-
-
-@RULES.add
 def adapters_fit(job: JobFile) -> Diagnostics:
     """The companion names LoRA adapters that there are, and only if the engine takes any."""
     for field, adapter in job.named_adapters:
@@ -220,19 +162,6 @@ def adapters_fit(job: JobFile) -> Diagnostics:
             yield in_job("conflict", field, message, "set engine.max_lora_rank to the adapters' highest rank")
         elif adapter.adapter is not None:
             yield from _converted(job, field, adapter.adapter)
-
-
-@RULES.add
-def adapters_keep_their_numbers(job: JobFile) -> Diagnostics:
-    """The companion's request and benchmark give no two adapters the same number."""
-    asked, benchmark = job.companion.request.lora, job.companion.benchmark
-    if asked is None or benchmark is None or not job.companion.enabled:
-        return
-    task_id, workload = asked.number(1), benchmark.workload
-    for number, other in zip(workload.lora_task_ids, workload.lora, strict=True):
-        if number == task_id and (other.directory, other.adapter) != (asked.directory, asked.adapter):
-            message = f"task id {number} is another adapter in companion.request.lora, which the server keeps"
-            yield in_job("conflict", "companion.benchmark.workload.lora", message, "give one another task_id")
 
 
 def _converted(job: JobFile, field: str, name: str) -> Diagnostics:

@@ -1,11 +1,13 @@
 """Load both files with every layer, judge them by all rules, and report everything that is wrong at once.
 
 The rules are those of the rooms of validation, and those of the job's backend. A rule is a generator of
-diagnostics. It reads valid values only; the first sentence of its docstring is its row in ``doctor``.
+diagnostics. It reads valid values only.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,17 +22,22 @@ from trtllm_hpc.config.files import find_job, find_profile, read_tree, swapped
 from trtllm_hpc.config.hub import HubFailed
 from trtllm_hpc.config.inheritance import override, read_job_tree
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.layers import job_defaults, merge, merge_jobs, read_settings, with_absolute_paths
-from trtllm_hpc.config.rules import Rule
-from trtllm_hpc.config.sweep import Override, Sweep, expand, read_sweep_options
-from trtllm_hpc.config.tree import Tree
-from trtllm_hpc.config.validate import UnknownValueError, validate
+from trtllm_hpc.config.layers import (
+    CLUSTER_PREFIX,
+    job_defaults,
+    merge,
+    merge_jobs,
+    read_settings,
+    with_absolute_paths,
+)
+from trtllm_hpc.config.sweep import Override, SweepSection, expand, read_sweep_options
+from trtllm_hpc.config.tree import Place, Tree
+from trtllm_hpc.config.validate import validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.runtime.lock import Lock
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, with_image, with_job_image
 from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease
 from trtllm_hpc.validation import cluster_rules, job_rules, serve_rules
-from trtllm_hpc.validation.lock import locked_trees, read_lock, secret_settings
 
 Locate = Callable[[JobFile, ClusterProfile], JobFile]
 """Returns a job whose ``model.path`` is where its ``model.hub`` is, or will be. Raises HubFailed."""
@@ -123,14 +130,14 @@ class LoadedVariant(NamedTuple):
 
     override: Override
     facts: JobFacts | None
-    """``None`` if not even the models can be built."""
+    """``None`` if a value is wrong."""
     diagnostics: list[Diagnostic]
 
 
 class LoadedSweep(NamedTuple):
     """A job file with its section ``sweep`` expanded."""
 
-    sweep: Sweep
+    sweep: SweepSection
     keys: tuple[str, ...]
     """The keys that the variants set, in the order of the file."""
     variants: list[LoadedVariant]
@@ -162,7 +169,7 @@ def load_sweep(
         wrong.append(Diagnostic("no-variants", "nothing varies", str(trees.job_file), "sweep", hint=hint))
     if tree is None or trees.job is None or trees.cluster is None or wrong or trees.diagnostics:
         raise ConfigError([*trees.diagnostics, *wrong])
-    sweep, wrong = validate(Sweep, tree)
+    sweep, wrong = validate(SweepSection, tree)
     if sweep is not None and not wrong:
         found, wrong = expand(sweep, tree, trees.job)
     if sweep is None or wrong:
@@ -179,13 +186,42 @@ def _read_files(
     job_file: Path, cluster: str, lock: Lock | None
 ) -> tuple[Tree | None, Tree | None, list[Diagnostic]]:
     if lock is not None:
-        return *locked_trees(lock, job_file), []
+        place = Place(str(job_file))
+        cluster_place = place._replace(prefix=f"{CLUSTER_PREFIX}.")
+        return Tree.of(lock.job, place), Tree.of(lock.cluster, cluster_place), []
     job_tree, wrong = read_job_tree(job_file)
     profile = find_profile(cluster)
     if isinstance(profile, Diagnostic):
         return job_tree, None, [*wrong, profile]
     cluster_tree, found = read_tree(profile, "cluster profile")
     return job_tree, cluster_tree, [*wrong, *found]
+
+
+def read_lock(path: Path) -> Lock | None:
+    """Return the lock in a file or a run folder; ``None`` if it is a job file or cannot be read."""
+    path = find_job(path)
+    return Lock.read(path) if path.suffix == ".json" else None
+
+
+def _secret_settings(lock: Lock, path: Path, settings: Sequence[str]) -> tuple[list[str], list[Diagnostic]]:
+    """Return, as for ``--set``, what the lock leaves out: from environment variables of the same names.
+
+    What neither a variable nor one of ``settings`` gives is reported.
+    """
+    given = {setting.partition("=")[0] for setting in settings}
+    found, missing = [], []
+    for key in lock.left_out:
+        name = key.rpartition(".")[2]
+        if any(key == it or key.startswith(f"{it}.") for it in given):
+            continue
+        if name in os.environ:
+            found.append(f"{key}={json.dumps(os.environ[name])}")
+            continue
+        message = "looks secret, so the lock does not have its value"
+        variable = f"export {name}=... before this command, or add " if name.isupper() else "add "
+        hint = f"{variable}--set {key}=VALUE"
+        missing.append(Diagnostic("left-out", message, str(path), key, hint=hint))
+    return found, missing
 
 
 @dataclass
@@ -203,7 +239,7 @@ class _Trees:
     @classmethod
     def read(cls, job_file: Path, cluster: str, settings: Sequence[str]) -> _Trees:
         lock = read_lock(job_file)
-        secrets, wrong = secret_settings(lock, job_file, settings) if lock is not None else ([], [])
+        secrets, wrong = _secret_settings(lock, job_file, settings) if lock is not None else ([], [])
         job_settings, cluster_settings, found = read_settings((*secrets, *settings))
         wrong += found
         job_tree, cluster_tree, found = _read_files(job_file, cluster, lock)
@@ -233,7 +269,7 @@ class _Trees:
         return LoadedVariant(chosen, trees.facts(), trees.diagnostics)
 
     def facts(self) -> JobFacts | None:
-        """Build both models and judge them by every rule; ``None`` if a model cannot be built at all."""
+        """Build both models and judge them by every rule; ``None`` if a value is wrong."""
         job = cluster = None
         if self.job is not None:
             job, found = validate(JobFile, self.job)
@@ -249,14 +285,11 @@ class _Trees:
         except HubFailed as error:
             self.diagnostics.append(self._placed(in_job("hub", "model.hub", error.message, error.hint)))
             return None
-        # Wrong values are found by the rules below.
-        with suppress(UnknownRelease, UnknownValueError):
+        with suppress(UnknownRelease):  # a rule reports it
             cluster = with_job_image(cluster, job.serve.image)
             uses_release = backend_of(job).release_use != "none"
             cluster = with_image(cluster, job.engine.tensorrt_llm_version if uses_release else None)
-        facts = JobFacts(job, cluster)
-        with suppress(UnknownValueError):
-            facts = facts_of(job, cluster)
+        facts = facts_of(job, cluster)
         self.diagnostics += [self._placed(problem) for problem in problems(facts)]
         return facts
 
@@ -281,39 +314,19 @@ class _Trees:
         return ConfigError(self.diagnostics, hint=hint)
 
 
-def rules_of(job: JobFile) -> tuple[Rule, ...]:
-    """Return every rule that a job file and a profile must keep, in the order in which they are judged."""
-    of_both = (*serve_rules.RULES, *_backend_rules(job), serve_rules.site_limits)
-    return (*job_rules.RULES, *cluster_rules.RULES, *of_both)
-
-
 def problems(facts: JobFacts) -> list[Diagnostic]:
     """Return everything that is wrong with a job file and a profile, each and together."""
-    wrong = [problem for rule in job_rules.RULES for problem in _judge(rule, facts.job)]
+    wrong = [problem for rule in job_rules.RULES for problem in rule(facts.job)]
     wrong += cluster_problems(facts.cluster)
-    of_both = (*serve_rules.RULES, *_backend_rules(facts.job))
-    wrong += [problem for rule in of_both for problem in _judge(rule, facts)]
+    of_both = (*serve_rules.RULES, *backend_of(facts.job).rules)
+    wrong += [problem for rule in of_both for problem in rule(facts)]
     # Only of a job that can be laid out is it known how many GPUs it has.
-    return wrong or _judge(serve_rules.site_limits, facts)
+    return wrong or [*serve_rules.site_limits(facts)]
 
 
 def cluster_problems(cluster: ClusterProfile) -> list[Diagnostic]:
     """Return everything that is wrong with a profile, whatever the job."""
-    return [problem for rule in cluster_rules.RULES for problem in _judge(rule, cluster)]
-
-
-def _backend_rules(job: JobFile) -> tuple[Rule, ...]:
-    with suppress(UnknownValueError):  # the backend's name is wrong, which has been reported
-        return backend_of(job).rules
-    return ()
-
-
-def _judge(rule: Rule, subject: JobFile | ClusterProfile | JobFacts) -> list[Diagnostic]:
-    """Return what a rule reports, up to where it reads a field that is wrong itself."""
-    reported: list[Diagnostic] = []
-    with suppress(UnknownValueError):
-        reported.extend(rule(subject))  # keeps what comes before a field that raises
-    return reported
+    return [problem for rule in cluster_rules.RULES for problem in rule(cluster)]
 
 
 def _to_be_typed(setting: str, wrong: Sequence[Diagnostic]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trtllm_hpc.backends import BACKENDS, backend_of
-from trtllm_hpc.backends.base import engine_keys_without_effect
+from trtllm_hpc.backends.base import keys_without_effect
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.rules import Excludes, Requires, Rules
 from trtllm_hpc.paths import RunPaths
@@ -23,13 +23,10 @@ RULES += [
     Excludes("serve.routing!=least", "serve.mode=disaggregated",
              "the front of the servers chooses among them", "set serve.disaggregated.router"),
     Excludes("serve.tls", "serve.proxy=none", "only a proxy encrypts", "set serve.proxy to haproxy"),
-    Excludes("serve.cors", "serve.proxy=none", "only a proxy answers browsers", "set serve.proxy to haproxy"),
     Excludes("serve.idle_minutes", "serve.proxy=none", "only a proxy sees whether anybody asks",
              "set serve.proxy to haproxy, or serve.idle_minutes to null"),
     Excludes("serve.proxy=none", "serve.renew", "only a proxy can let open requests end",
              "set serve.proxy to haproxy"),
-    Requires("serve.certificate", "serve.tls", "is set, but serve.tls is false",
-             "set serve.tls to true, or remove it"),
     Excludes("serve.renew", "stops_server", "the companion stops the server, so there is nothing to renew",
              "set serve.keep_running to true"),
     Requires("model.stage", "cluster.node_models_folder",
@@ -55,23 +52,11 @@ def section_has_its_backend(facts: JobFacts) -> Diagnostics:
 def keys_have_an_effect(facts: JobFacts) -> Diagnostics:
     """Each key of engine, repository and kv_cache has an effect on the job's backend."""
     job, backend = facts.job, backend_of(facts.job)
-    unused = backend.unused
-    if unused is None:
-        return
-    if backend.engine_keys is not None:
-        keys = (*backend.engine_keys, *(key.removeprefix("engine.") for key in unused.but))
-        yield from engine_keys_without_effect(job.engine, keys, unused.engine, unused.engine_fix)
-    for section, listed in (("repository", backend.repository_keys), ("kv_cache", backend.kv_cache_keys)):
-        values = getattr(job, section)
-        given = values.model_fields_set  # raises where the section itself is a wrong value
-        for key, field in type(values).model_fields.items() if listed is not None else ():
-            if key not in given or key in (listed or ()) or f"{section}.{key}" in unused.but:
-                continue
-            value, default = getattr(values, key), field.get_default(call_default_factory=True)
-            # Another rule refuses repository.models, by the mode of serving.
-            if value is not None and value != default and key != "models":
-                message = f"{key} has no effect on {unused.name}"
-                yield in_job("conflict", f"{section}.{key}", message, unused.fix, value)
+    for section, keys in backend.keys.items():
+        # Another rule refuses repository.models, by the mode of serving.
+        known = (*keys, "models") if section == "repository" else keys
+        why = f"has no effect with engine.backend {job.engine.backend} and serve.frontend {job.frontend}"
+        yield from keys_without_effect(job, section, known, why, backend.unused_hint)
 
 
 @RULES.add
@@ -110,17 +95,15 @@ def gpus_suffice(facts: JobFacts) -> Diagnostics:
     if job.serve.mode != "leader" or not gpus or nodes is None:
         return
     instances, ranks = max(1, count // nodes), world // max(1, nodes // count)
-    sharing = -(-instances // job.serve.instances_per_gpu)
-    if any(True for _ in ranks_spread(facts)) or sharing * ranks <= gpus:
+    if any(True for _ in ranks_spread(facts)) or instances * ranks <= gpus:
         return
     needs = f"{ranks} ranks on a node need as many GPUs"
     if instances > 1:
-        needs = (
-            f"{instances} instances of {ranks} rank{'s' * (ranks > 1)} on a node need {sharing * ranks} GPUs"
-        )
+        each = f"{ranks} rank{'s' * (ranks > 1)}"
+        needs = f"{instances} instances of {each} on a node need {instances * ranks} GPUs"
     message = f"{needs}, but a node of {cluster.name!r} has {gpus}"
     if instances > 1:
-        hint = "raise serve.nodes or serve.instances_per_gpu, or lower serve.instances"
+        hint = "raise serve.nodes, or lower serve.instances"
         yield in_job("conflict", "serve.instances", message, hint, count)
     elif cluster.scheduler == "local":
         yield in_job("conflict", "engine", message, f"lower engine.tensor_parallel to {gpus} or less", world)
@@ -131,31 +114,20 @@ def gpus_suffice(facts: JobFacts) -> Diagnostics:
 
 @RULES.add
 def instances_can_serve(facts: JobFacts) -> Diagnostics:
-    """Several instances need a proxy, GPUs to share, and the mode leader."""
+    """Several instances need a proxy and the mode leader."""
     serve = facts.job.serve
     count = serve.instances
-    if serve.minimum_instances is not None and serve.minimum_instances > count:
-        message = f"{serve.minimum_instances} instances must live, but there are {count}"
-        hint = f"set it to at most {count}, or raise serve.instances"
-        yield in_job("conflict", "serve.minimum_instances", message, hint, serve.minimum_instances)
     if count > 1 and serve.mode != "leader":
         message = f"serve.mode {serve.mode} serves with one instance"
         yield in_job("conflict", "serve.instances", message, "set it to 1, or serve.mode to leader", count)
     elif count > 1 and serve.proxy == "none":
         message = f"{count} instances need a proxy in front of them"
         yield in_job("conflict", "serve.proxy", message, "set serve.proxy to haproxy", serve.proxy)
-    if serve.instances_per_gpu > 1 and count % serve.instances_per_gpu:
-        message = f"{count} instances cannot share their GPUs by {serve.instances_per_gpu}"
-        hint = f"set serve.instances to a multiple of {serve.instances_per_gpu}"
-        yield in_job("conflict", "serve.instances_per_gpu", message, hint, serve.instances_per_gpu)
-    elif serve.placement == "spread" and (
+    if serve.placement == "spread" and (
         facts.cluster.scheduler == "local" or (serve.nodes is not None and serve.nodes < count)
     ):
         nodes = 1 if facts.cluster.scheduler == "local" else serve.nodes
         message = f"{count} instances cannot each have nodes of their own: the job has only {nodes}"
-        yield in_job("conflict", "serve.placement", message, "set serve.placement to pack", serve.placement)
-    elif serve.instances_per_gpu > 1 and serve.placement == "spread":
-        message = "instances on different nodes cannot share GPUs"
         yield in_job("conflict", "serve.placement", message, "set serve.placement to pack", serve.placement)
 
 
@@ -195,9 +167,9 @@ def site_limits(facts: JobFacts) -> Diagnostics:
     gpus = sum(part.nodes * part.gpus_per_node for part in parts)
     if limits.gpus is not None and gpus > limits.gpus:
         yield in_job("site-limit", "serve", f"{gpus} GPUs, {allows} {limits.gpus}", hint, gpus)
-    if limits.proxy == "obligatory" and not (job.serve.proxy == "haproxy" and job.serve.key):
-        field = "serve.key" if job.serve.proxy == "haproxy" else "serve.proxy"
-        yield in_job("site-limit", field, f"no server without a key, {allows} only proxies with a key", hint)
+    if limits.proxy == "obligatory" and job.serve.proxy != "haproxy":
+        message = f"no server without a key, {allows} only proxies with a key"
+        yield in_job("site-limit", "serve.proxy", message, hint)
 
 
 @RULES.add
@@ -250,29 +222,3 @@ def model_can_be_staged(facts: JobFacts) -> Diagnostics:
         message = "the server does not load the model's folder, but what the build stage makes of it"
         hint = "leave it out, or take a backend that loads a checkpoint, without engine.quantization"
         yield in_job("conflict", "model.stage", message, hint, stage)
-
-
-@RULES.add
-def profile_can_be_made(facts: JobFacts) -> Diagnostics:
-    """A profile is of ranks that there are, and of an engine that starts and stops the profiler."""
-    job, profile = facts.job, facts.job.serve.profile
-    if profile is None:
-        return
-    known = dict.fromkeys(way[0] for way, backend in BACKENDS.items() if profile.tool in backend.profilers)
-    if job.engine.backend not in known:
-        message = f"the backend {job.engine.backend} does not start and stop the profiler {profile.tool}"
-        hint = f"remove serve.profile, or set engine.backend to {' or '.join(known)}"
-        yield in_job("conflict", "serve.profile.tool", message, hint, profile.tool)
-    phases = job.serve.disaggregated
-    servers = [job.with_phase(phase) for _, phase in phases.roles] if phases else [job]
-    most = max(it.engine.world_size for it in servers)
-    if max(profile.ranks) >= most and (phases or job.serve.mode != "disaggregated"):
-        message = f"there is no rank {max(profile.ranks)}"
-        hint = f"take numbers from 0 to {most - 1}"
-        yield in_job("conflict", "serve.profile.ranks", message, hint, profile.ranks)
-    first, last = map(int, profile.iterations.split("-"))
-    if last < first:
-        hint = f'write "{last}-{first}"'
-        yield in_job(
-            "conflict", "serve.profile.iterations", "ends before it begins", hint, profile.iterations
-        )

@@ -50,11 +50,8 @@ def configuration(context: Context) -> Diagnostic | None:
 @CHECKS.add("slurm-controller", CONTROLLER, on_slurm=True)
 def controller(context: Context) -> Diagnostic | None:
     """Nothing can be submitted while ``slurmctld`` does not answer."""
-    conf = context.cluster.slurm_conf
-    if shutil.which("sinfo") is None:
+    if not context.can_ask_slurm:
         return None
-    if conf is not None and not os.access(conf, os.R_OK):
-        return None  # the check of slurm.conf fails
     try:
         count = len({item.name for item in context.slurm.partitions})
     except SubmissionError as error:
@@ -73,19 +70,16 @@ def mpi_plugin(context: Context) -> Diagnostic | None:
         plugins = query_mpi_plugins(context.cluster.slurm_conf)
     except SubmissionError as error:
         return unknown(f"the MPI plugins cannot be listed: {_reason(error)}", "srun --mpi=list")
-    offered = ", ".join(plugins) or "none"
     pmix = [name for name in plugins if name.startswith("pmix")]
     hint = f"set mpi to {pmix[0]} in the profile" if pmix else "ask your site for Slurm's PMIx plugin"
     if wanted == "mpirun":
         return ok("Open MPI's mpirun joins the ranks")
-    if wanted not in plugins and (pmix or not wanted.startswith("pmix")):
-        return fail(f"this Slurm has no MPI plugin {wanted!r}; it offers {offered}", hint)
     if wanted not in plugins:
-        return warn(
-            f"this Slurm has no MPI plugin {wanted!r}; it offers {offered}. "
-            "Open MPI's mpirun joins the ranks instead: the image, or the node, needs Open MPI 4",
-            f"{hint}; or set mpi to mpirun in the profile",
-        )
+        message = f"this Slurm has no MPI plugin {wanted!r}; it offers {', '.join(plugins) or 'none'}"
+        if pmix or not wanted.startswith("pmix"):
+            return fail(message, hint)
+        instead = "Open MPI's mpirun joins the ranks instead: the image, or the node, needs Open MPI 4"
+        return warn(f"{message}. {instead}", f"{hint}; or set mpi to mpirun in the profile")
     if not wanted.startswith("pmix"):
         return warn(f"NVIDIA's containers join their ranks by PMIx, but the profile says {wanted}", hint)
     return ok(f"this Slurm offers the MPI plugin {wanted}")
@@ -152,11 +146,8 @@ def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnost
 @CHECKS.add("partition-limits", LIMITS, of_job=True, on_slurm=True)
 def limits(context: Context) -> Diagnostic | None:
     """Every stage asks for no more than its partition allows: beyond that Slurm lets a job wait for ever."""
-    if shutil.which("scontrol") is None:
+    if not context.can_ask_slurm:
         return None
-    conf = context.cluster.slurm_conf
-    if conf is not None and not os.access(conf, os.R_OK):
-        return None  # the check of slurm.conf fails
     try:
         asked = [
             (stage, number, component, context.slurm.limits_of(component))
@@ -178,7 +169,7 @@ def limits(context: Context) -> Diagnostic | None:
 def neighbours(context: Context) -> Diagnostic | None:
     """No other user shares a node with a server that listens at 127.0.0.1 and asks for no key."""
     is_reachable = context.job.frontend == "openai" and not context.cluster.exclusive
-    if not is_reachable or shutil.which("scontrol") is None:
+    if not is_reachable or not context.can_ask_slurm:
         return None
     serve = context.plan.stage("serve")
     try:
@@ -268,17 +259,6 @@ def pyxis_scope(context: Context) -> Diagnostic | None:
         "pyxis removes containers at a job's end (container_scope=job): every job imports the image again",
         "set container.scope to job in the profile",
     )
-
-
-@CHECKS.add("apptainer")
-def apptainer(context: Context) -> Diagnostic | None:
-    """Apptainer is called on the compute nodes; login nodes often have it too."""
-    if context.cluster.container.runtime != "apptainer":
-        return None
-    if shutil.which("apptainer") is None:
-        setup = "; the profile's setup may load it" if context.cluster.setup else ""
-        return unknown(f"no apptainer on this machine{setup}", "the compute nodes need it on PATH")
-    return ok("apptainer is on this machine")
 
 
 def _reason(error: SubmissionError) -> str:

@@ -30,7 +30,7 @@ _ERROR = re.compile(rb'"error"|^event:\s*error', re.MULTILINE)
 
 def encode_request(
     model: str,
-    prompt: str | Sequence[Any],
+    prompt: str | Sequence[int],
     *,
     messages: Sequence[Mapping[str, Any]] = (),
     stream: bool = False,
@@ -39,7 +39,7 @@ def encode_request(
     """Return the body of a request.
 
     Args:
-        prompt: a text, token ids, or a list of these; not sent in a chat.
+        prompt: a text or token ids; not sent in a chat.
         messages: make the request a chat.
         options: by the protocol's keys.
     """
@@ -86,7 +86,7 @@ def _part(choice: Mapping[str, Any]) -> Part:
         text or "",
         thought=thought if isinstance(thought, str) else "",
         log_probs=_log_probs(choice.get("logprobs")),
-        sequence_index=index,
+        place=(index, 0),
     )
 
 

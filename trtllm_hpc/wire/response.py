@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class WrongResponse(ValueError):
@@ -28,11 +25,8 @@ class Part(NamedTuple):
     """Output tokens as the model reports them: those of this response, or of the answer so far."""
     log_probs: Sequence[float] = ()
     """Logarithm of each token's probability: with Triton of all tokens so far, else of the new ones."""
-    prompt_index: int = 0
-    """Index of the prompt in the batch."""
-    sequence_index: int = 0
-    """Index of the answer, if a prompt gets several."""
-    beam_index: int = 0
+    place: tuple[int, int] = (0, 0)
+    """Indices of the sequence, if a prompt gets several answers, and of the beam."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +49,6 @@ class Response:
     usage: Usage | None = None
     is_last: bool = False
     """Whether it says why an answer has ended (OpenAI's protocol)."""
-    logits: Mapping[int, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
-    """By prompt and output, if asked for."""
 
 
 def error_message(body: bytes) -> str:

@@ -25,32 +25,6 @@ CORE_MODEL = "tensorrt_llm"
 TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", CORE_MODEL)
 """By their names, the usual one first; the last takes text if it is the LLM API's."""
 
-TO_PREPROCESSING: Mapping[str, str] = {
-    "text_input": "QUERY",
-    "max_tokens": "REQUEST_OUTPUT_LEN",
-    "bad_words": "BAD_WORDS_DICT",
-    "stop_words": "STOP_WORDS_DICT",
-    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
-    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
-    "end_id": "END_ID",
-    "pad_id": "PAD_ID",
-    "prompt_table_extra_id": "PROMPT_TABLE_EXTRA_ID",
-}
-"""Inputs of text models, and of ``preprocessing`` (``preprocessing/config.pbtxt``, v0.16)."""
-
-FROM_PREPROCESSING: Mapping[str, str] = {
-    "INPUT_ID": "input_ids",
-    "REQUEST_INPUT_LEN": "input_lengths",
-    "REQUEST_OUTPUT_LEN": "request_output_len",
-    "BAD_WORDS_IDS": "bad_words_list",
-    "STOP_WORDS_IDS": "stop_words_list",
-    "EMBEDDING_BIAS": "embedding_bias",
-    "OUT_END_ID": "end_id",
-    "OUT_PAD_ID": "pad_id",
-    "OUT_PROMPT_TABLE_EXTRA_IDS": "prompt_table_extra_ids",
-}
-"""Outputs of ``preprocessing``, and inputs of ``tensorrt_llm`` (``ensemble/config.pbtxt``, v0.16)."""
-
 
 @dataclass(frozen=True)
 class ServedModel:

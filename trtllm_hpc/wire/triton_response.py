@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,16 +13,16 @@ import numpy as np
 from trtllm_hpc.wire.events import last_events
 from trtllm_hpc.wire.response import Part, Response, WrongResponse, error_message
 from trtllm_hpc.wire.served_model import IDS_OUTPUT, LENGTH_OUTPUT, LOG_PROBS_OUTPUT, TEXT_OUTPUT
-from trtllm_hpc.wire.triton_request import TYPES
+from trtllm_hpc.wire.triton_request import TYPES, Tensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Outputs = Mapping[str, "NDArray[Any]"]
-"""The tensors of one response by name; texts as ``bytes`` or ``str``."""
-
-ANSWER_OUTPUTS = frozenset({TEXT_OUTPUT, IDS_OUTPUT, LENGTH_OUTPUT, LOG_PROBS_OUTPUT})
-"""Those that hold an answer, its length, and the probabilities of its tokens."""
+SEQUENCE_OUTPUT = "sequence_index"
+ANSWER_OUTPUTS = frozenset({TEXT_OUTPUT, IDS_OUTPUT, LENGTH_OUTPUT, LOG_PROBS_OUTPUT, SEQUENCE_OUTPUT})
+"""Those that hold an answer, its length, the probabilities of its tokens, and its index."""
+_GENERATE_ERROR = re.compile(rb'^(?:data: ?)?(\{"error".*)', re.MULTILINE)
+"""How Triton's errors begin; their HTTP status may be 200."""
 
 
 def is_final(response: Any) -> bool:
@@ -32,14 +32,14 @@ def is_final(response: Any) -> bool:
     )
 
 
-def infer_outputs(response: Any, names: Collection[str] | None = None) -> Outputs:
-    """Return the tensors of a ``ModelInferResponse``, all of them or those of these names.
+def infer_outputs(response: Any, names: Collection[str]) -> Tensors:
+    """Return the tensors of these names in a ``ModelInferResponse``.
 
     Raises WrongResponse if their bytes do not have the shapes that they claim.
     """
     outputs: dict[str, NDArray[Any]] = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
-        if names is not None and output.name not in names:
+        if output.name not in names:
             continue
         try:
             if output.datatype == "BYTES":
@@ -64,30 +64,16 @@ def _strings(raw: bytes) -> list[bytes]:
     return strings
 
 
-def generate_outputs(body: bytes) -> Outputs:
-    """Return the tensors in a body of the ``generate`` extension. Raises WrongResponse."""
+def generate_outputs(body: bytes) -> Tensors:
+    """Return the tensors in a body of the ``generate`` extension, without shapes. Raises WrongResponse."""
     try:
+        # A response of a stream may end within a letter.
         plain = json.loads(body.decode("utf-8", errors="replace"))
     except ValueError:
-        raise WrongResponse(f"what is not JSON: {body[:200]!r}") from None
+        raise WrongResponse(f"a body that is not JSON: {body[:200]!r}") from None
     if not isinstance(plain, dict):
         raise WrongResponse(f"JSON without outputs: {body[:200]!r}")
-    outputs = {name: _array(value) for name, value in plain.items()}
-    ids, lengths = outputs.get(IDS_OUTPUT), outputs.get(LENGTH_OUTPUT)
-    if ids is not None and lengths is not None and lengths.size and ids.size % lengths.size == 0:
-        # JSON has no shape; there is one length for each beam.
-        outputs[IDS_OUTPUT] = ids.reshape(lengths.size, -1)
-    return outputs
-
-
-_GENERATE_ERROR = re.compile(rb'^(?:data: ?)?(\{"error".*)', re.MULTILINE)
-"""How Triton's errors begin; their HTTP status may be 200."""
-
-
-def generate_error(answer: bytes) -> str | None:
-    """Return the server's message if an answer or a stream of the ``generate`` extension has an error."""
-    match = _GENERATE_ERROR.search(last_events(answer))
-    return None if match is None else error_message(match[1]) or "no error message"
+    return {name: _array(value) for name, value in plain.items()}
 
 
 def _array(value: Any) -> NDArray[Any]:
@@ -96,93 +82,55 @@ def _array(value: Any) -> NDArray[Any]:
     return np.array(items) if is_plain and items else np.array(items, dtype=np.object_)
 
 
-def to_response(
-    outputs: Outputs, *, takes_text: bool, prompts: int = 1, logits: Sequence[str] = ()
-) -> Response:
-    """Return the tensors of a text model's or a core model's response as typed parts.
+def generate_error(answer: bytes) -> str | None:
+    """Return the server's message if an answer or a stream of the ``generate`` extension has an error."""
+    match = _GENERATE_ERROR.search(last_events(answer))
+    return None if match is None else error_message(match[1]) or "no error message"
+
+
+def to_response(outputs: Tensors, *, takes_text: bool) -> Response:
+    """Return the tensors of a text model's or a core model's response: a part for each beam.
 
     Raises WrongResponse if they are not those of such a model.
     """
-    parts: list[Part] = []
-    found_logits: dict[int, dict[str, NDArray[Any]]] = {}
-    for prompt, row in _rows(outputs, TEXT_OUTPUT if takes_text else IDS_OUTPUT, prompts):
-        sequence = _index(row, "sequence_index")
-        if named := {name: row[name] for name in logits if name in row}:
-            found_logits[prompt] = named
-        lengths, log_probs = row.get(LENGTH_OUTPUT), row.get(LOG_PROBS_OUTPUT)
-        texts, ids = (_texts(row), []) if takes_text else ([], _ids(row, lengths))
-        for beam in range(len(texts) or len(ids)):
-            parts.append(
-                Part(
-                    texts[beam] if texts else None,
-                    ids[beam] if ids else None,
-                    length=_length(lengths, beam),
-                    log_probs=_log_probs(log_probs, beam),
-                    prompt_index=prompt,
-                    sequence_index=sequence,
-                    beam_index=beam,
-                )
-            )
-    return Response(parts, logits=found_logits)
+    lengths = _integers(outputs, LENGTH_OUTPUT)
+    sequence = next(iter(_integers(outputs, SEQUENCE_OUTPUT)), 0)
+    answers = outputs.get(TEXT_OUTPUT if takes_text else IDS_OUTPUT)
+    if answers is None or not answers.size:
+        return Response()
+    log_probs = outputs.get(LOG_PROBS_OUTPUT, np.empty(0))
+    by_beam = log_probs.reshape(-1, log_probs.shape[-1]) if log_probs.size and log_probs.ndim else ()
+    parts = []
+    for beam, answer in enumerate(_texts(answers) if takes_text else _ids(answers, lengths)):
+        length = lengths[beam] if beam < len(lengths) else None
+        scores = tuple(map(float, by_beam[beam])) if beam < len(by_beam) else ()
+        text, ids = (answer, None) if takes_text else (None, answer)
+        parts.append(Part(text, ids, length=length, log_probs=scores, place=(sequence, beam)))
+    return Response(parts)
 
 
-def _rows(outputs: Outputs, answer: str, prompts: int) -> Iterator[tuple[int, Outputs]]:
-    """Split a response by prompts: usually it is about one, which ``batch_index`` names."""
-    first = outputs.get(answer)
-    is_batch = first is not None and first.ndim > 1 and first.shape[0] == prompts
-    if prompts == 1 or "batch_index" in outputs or not is_batch:
-        yield _index(outputs, "batch_index", below=prompts), outputs
-        return
-    for row in range(prompts):
-        yield row, {name: array[row : row + 1] for name, array in outputs.items() if len(array) == prompts}
-
-
-def _index(outputs: Outputs, name: str, below: int | None = None) -> int:
+def _integers(outputs: Tensors, name: str) -> list[int]:
     array = outputs.get(name)
-    if array is None or not array.size:
-        return 0
-    value = array.reshape(-1)[0]
-    if array.dtype.kind not in "iu" or value < 0 or (below is not None and value >= below):
-        raise WrongResponse(f"a wrong output {name!r}: {value!r}")
-    return int(value)
-
-
-def _texts(row: Outputs) -> list[bytes | str]:
-    array = row.get(TEXT_OUTPUT)
     if array is None:
         return []
-    values: list[bytes | str] = array.reshape(-1).tolist()
+    if array.dtype.kind not in "iu" or (array.size and array.min() < 0):
+        raise _wrong(name, array)
+    return [int(value) for value in array.reshape(-1)]
+
+
+def _texts(array: NDArray[Any]) -> list[Any]:
+    values: list[Any] = array.reshape(-1).tolist()
     if not all(isinstance(value, (bytes, str)) for value in values):
         raise _wrong(TEXT_OUTPUT, array)
     return values
 
 
-def _ids(row: Outputs, lengths: NDArray[Any] | None) -> list[list[int]]:
+def _ids(array: NDArray[Any], lengths: Sequence[int]) -> list[Any]:
     """Return the token ids of each beam, without what fills them up."""
-    array = row.get(IDS_OUTPUT)
-    if array is None or not array.size:
-        return []
-    if array.dtype.kind not in "iu":
+    beams = array.reshape(-1, array.shape[-1] if array.ndim else 1)
+    if array.dtype.kind not in "iu" or (lengths and len(lengths) != len(beams)):
         raise _wrong(IDS_OUTPUT, array)
-    beams = array.reshape(-1, array.shape[-1])
-    if lengths is None:
-        return [beam.tolist() for beam in beams]
-    if lengths.size != len(beams) or lengths.dtype.kind not in "iu":
-        raise _wrong(LENGTH_OUTPUT, lengths)
-    return [beam[:length].tolist() for beam, length in zip(beams, lengths.reshape(-1), strict=True)]
-
-
-def _length(lengths: NDArray[Any] | None, beam: int) -> int | None:
-    if lengths is None or beam >= lengths.size or lengths.dtype.kind not in "iu":
-        return None
-    return int(lengths.reshape(-1)[beam])
-
-
-def _log_probs(log_probs: NDArray[Any] | None, beam: int) -> Sequence[float]:
-    if log_probs is None or not log_probs.ndim or not log_probs.shape[-1]:
-        return ()
-    beams = log_probs.reshape(-1, log_probs.shape[-1])
-    return tuple(float(value) for value in beams[beam]) if beam < len(beams) else ()
+    return [beam[: lengths[place] if lengths else None].tolist() for place, beam in enumerate(beams)]
 
 
 def _wrong(output: str, array: NDArray[Any]) -> WrongResponse:

@@ -8,10 +8,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from trtllm_hpc.bench.load.messages import Reply
+from trtllm_hpc.bench.load.messages import LoadReply
 
 
-def outstanding(replies: Sequence[Reply]) -> list[int]:
+def outstanding(replies: Sequence[LoadReply]) -> list[int]:
     """How many requests are in flight after each send and each end."""
     events = sorted([(reply.sent_s, 1) for reply in replies] + [(reply.ended_s, -1) for reply in replies])
     open_, found = 0, []

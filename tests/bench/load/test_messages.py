@@ -12,21 +12,21 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from tests.bench.load.grpc_server import endpoint
-from tests.bench.models import CORE, LLM_API, UNBATCHED_CORE
+from tests.bench.models import CORE, UNBATCHED_CORE
 from trtllm_hpc.bench.load.messages import (
     Chunk,
+    LoadReply,
     ParsedReply,
-    Reply,
     Target,
     encode_request,
     parse_reply,
 )
-from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.wire.served_model import ENSEMBLE
 
 GRPC = Target(endpoint(1), "ensemble")
 HTTP = Target(endpoint(1), "ensemble", protocol="http")
-IDS = Request(7, token_ids=(5, 6, 7))
+IDS = WorkloadRequest(7, token_ids=(5, 6, 7))
 
 
 def inputs(payload: bytes) -> dict[str, tuple[str, list[int], bytes]]:
@@ -43,7 +43,7 @@ def int32(value: int) -> bytes:
 
 
 def test_a_text_request_has_upstreams_four_inputs() -> None:
-    payload = encode_request(Request(9, "é"), GRPC, "17")
+    payload = encode_request(WorkloadRequest(9, "é"), GRPC, "17")
     message = service_pb2.ModelInferRequest.FromString(payload)
     assert (message.model_name, message.id) == ("ensemble", "17")
     assert inputs(payload) == {
@@ -68,29 +68,19 @@ def test_a_core_request_has_ids_and_their_number() -> None:
     }
 
 
-def test_the_llm_apis_model_gets_its_own_inputs() -> None:
-    target = Target(endpoint(1), "tensorrt_llm", LLM_API)
-    assert set(inputs(encode_request(Request(9, "x"), target))) == {"text_input", "sampling_param_max_tokens"}
-
-
 @pytest.mark.parametrize(
     ("streaming", "decoupled", "sent"), [(True, True, True), (True, False, False), (False, True, False)]
 )
 def test_only_decoupled_models_get_the_streaming_input(streaming: bool, decoupled: bool, sent: bool) -> None:
     target = Target(endpoint(1), "m", streaming=streaming, decoupled=decoupled, stream_input="stream")
-    assert inputs(encode_request(Request(9, "x"), target)).get("stream") == (
+    assert inputs(encode_request(WorkloadRequest(9, "x"), target)).get("stream") == (
         ("BOOL", [1, 1], b"\1") if sent else None
     )
 
 
-def test_an_exact_length_is_sent_as_the_minimum() -> None:
-    target = Target(endpoint(1), "m", min_length_input="min_length")
-    assert inputs(encode_request(Request(9, "x"), target))["min_length"] == ("INT32", [1, 1], int32(9))
-
-
 def test_generate_gets_plain_json_without_an_id() -> None:
     expected = {"text_input": "“é”", "max_tokens": 9, "bad_words": "", "stop_words": ""}
-    assert json.loads(encode_request(Request(9, "“é”"), HTTP, "3")) == expected
+    assert json.loads(encode_request(WorkloadRequest(9, "“é”"), HTTP, "3")) == expected
     core = Target(endpoint(1), "tensorrt_llm", CORE, "http")
     assert json.loads(encode_request(IDS, core)) == {
         "input_ids": [5, 6, 7],
@@ -99,17 +89,11 @@ def test_generate_gets_plain_json_without_an_id() -> None:
     }
 
 
-def test_the_same_request_gives_the_same_bytes() -> None:
-    assert encode_request(IDS, Target(endpoint(1), "m", CORE)) == encode_request(
-        Request(7, token_ids=(5, 6, 7)), Target(endpoint(1), "m", CORE)
-    )
-
-
 def test_ids_for_text_models_and_texts_for_core_models_are_refused() -> None:
     with pytest.raises(ValueError, match="takes texts"):
         encode_request(IDS, GRPC)
     with pytest.raises(ValueError, match="token ids"):
-        encode_request(Request(7, "x"), Target(endpoint(1), "m", CORE))
+        encode_request(WorkloadRequest(7, "x"), Target(endpoint(1), "m", CORE))
 
 
 def response(**outputs: Any) -> Any:
@@ -126,21 +110,17 @@ def response(**outputs: Any) -> Any:
     return message
 
 
-def reply(*chunks: Any) -> Reply:
+def reply(*chunks: Any) -> LoadReply:
     raw = [chunk if isinstance(chunk, bytes) else chunk.SerializeToString() for chunk in chunks]
-    return Reply(0, 0.0, 0.0, 9.0, chunks=[(float(time_s), one) for time_s, one in enumerate(raw, start=1)])
+    return LoadReply(
+        0, 0.0, 0.0, 9.0, chunks=[(float(time_s), one) for time_s, one in enumerate(raw, start=1)]
+    )
 
 
-def test_an_answer_is_parsed_with_the_models_length() -> None:
+def test_an_answer_is_parsed() -> None:
     found = parse_reply(reply(response(text_output=["hi"], sequence_length=[[4]])), GRPC)
-    assert found == ParsedReply((Chunk(1.0, "hi", None, 4),), streamed=False)
-    assert (found.text, found.token_ids, found.chunks[-1].sequence_length) == ("hi", None, 4)
-
-
-def test_of_several_beams_the_first_is_used_without_padding() -> None:
-    beams = response(output_ids=[[[1, 2, -1], [3, 4, 5]]], sequence_length=[[2, 3]])
-    found = parse_reply(reply(beams), Target(endpoint(1), "m", CORE))
-    assert (found.token_ids, found.chunks[-1].sequence_length) == ((1, 2), 2)
+    assert found == ParsedReply((Chunk(1.0, "hi"),), streamed=False)
+    assert (found.text, found.token_ids) == ("hi", None)
 
 
 def test_the_empty_response_that_ends_a_stream_is_left_out() -> None:
@@ -150,7 +130,7 @@ def test_the_empty_response_that_ends_a_stream_is_left_out() -> None:
     target = Target(endpoint(1), "m", CORE, streaming=True, decoupled=True)
     found = parse_reply(reply(streamed(output_ids=[[[8]]]), streamed(output_ids=[[[9]]]), streamed()), target)
     assert [(chunk.time_s, chunk.token_ids) for chunk in found.chunks] == [(1.0, (8,)), (2.0, (9,))]
-    assert found.token_ids == (8, 9) and found.chunks[-1].sequence_length is None and found.streamed
+    assert found.token_ids == (8, 9) and found.streamed
 
 
 def test_json_answers_are_parsed_to_the_same() -> None:
@@ -159,7 +139,7 @@ def test_json_answers_are_parsed_to_the_same() -> None:
     found = parse_reply(reply(*pieces), core)
     assert [chunk.token_ids for chunk in found.chunks] == [(4, 5), (6,)]
     assert parse_reply(reply(b'{"text_output":"hi","sequence_length":3}'), HTTP) == ParsedReply(
-        (Chunk(1.0, "hi", None, 3),)
+        (Chunk(1.0, "hi"),)
     )
 
 
@@ -176,10 +156,6 @@ def test_of_texts_that_repeat_those_before_the_new_letters_count() -> None:
     found = parse_reply(reply(*messages), streamed)
     assert [chunk.text for chunk in found.chunks] == ["a", "", "", "\u20ac", "b", "", "\u00e9", *" so"]
     assert found.text == written
-
-
-def test_a_failed_request_has_no_chunks() -> None:
-    assert parse_reply(Reply(0, 0.0, 0.0, 1.0, "UNAVAILABLE", "gone"), GRPC) == ParsedReply()
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff", b"", b"[1]", b"{", b"null"])

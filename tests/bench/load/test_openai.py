@@ -11,20 +11,20 @@ import pytest
 
 from tests.bench.openai_server import DONE, Script, delta, event, openai_server
 from trtllm_hpc.bench.load.loops import ClosedPlan, OpenPlan
-from trtllm_hpc.bench.load.messages import ParsedReply, Reply, Target, encode_request, parse_reply
+from trtllm_hpc.bench.load.messages import LoadReply, ParsedReply, Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
-from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.config.benchmark import Protocol
 from trtllm_hpc.errors import NotReady
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 
-REQUEST = Request(9, "Grüße")
+REQUEST = WorkloadRequest(9, "Grüße")
 NOWHERE = Endpoint("1", "here", "127.0.0.1", 0, 0, 0, ["one"], 0.0, openai_url="http://127.0.0.1:1/v1")
 
 
-def body(request: Request = REQUEST, protocol: Protocol = "openai", **more: Any) -> dict[str, Any]:
+def body(request: WorkloadRequest = REQUEST, protocol: Protocol = "openai", **more: Any) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
         encode_request(request, Target(NOWHERE, "one", protocol=protocol, **more))
     )
@@ -33,7 +33,7 @@ def body(request: Request = REQUEST, protocol: Protocol = "openai", **more: Any)
 
 def sent(
     script: Script, *, protocol: Protocol = "openai", streaming: bool = True
-) -> tuple[Reply, ParsedReply]:
+) -> tuple[LoadReply, ParsedReply]:
     with openai_server(script) as endpoint:
         target = Target(endpoint, "one", protocol=protocol, streaming=streaming, timeout_s=10)
         [reply] = run_load(OpenPlan(target, [encode_request(REQUEST, target)], Clock(), [0.0])).replies
@@ -51,15 +51,10 @@ def test_a_text_is_a_prompt_and_in_a_chat_the_users_message() -> None:
 
 
 def test_ids_are_sent_as_they_are_but_not_in_a_chat() -> None:
-    request = Request(9, token_ids=(5, 7))
+    request = WorkloadRequest(9, token_ids=(5, 7))
     assert body(request)["prompt"] == [5, 7]
     with pytest.raises(ValueError, match="a chat takes texts"):
         body(request, "openai-chat")
-
-
-def test_an_exact_length_is_a_minimum_and_ends_at_no_token() -> None:
-    exact = body(min_length_input="min_tokens")
-    assert (exact["min_tokens"], exact["ignore_eos"]) == (9, True)
 
 
 # What comes back --------------------------------------------------------------------------------

@@ -11,12 +11,12 @@ import pytest
 
 from tests.bench.load.grpc_server import Behaviour, grpc_server
 from tests.bench.openai_server import DONE, Script, delta, event, openai_server
-from trtllm_hpc.bench.load.loops import ClosedPlan, LoadResult, OpenPlan, Plan
+from trtllm_hpc.bench.load.loops import ClosedPlan, LoadPlan, LoadResult, OpenPlan
 from trtllm_hpc.bench.load.messages import Target, encode_request
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock, KernelTimer
 from trtllm_hpc.bench.load.turns import Conversation
-from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.runtime.records import Endpoint
 
 SYSTEM = [{"role": "system", "content": "be kind"}]
@@ -41,7 +41,7 @@ def talks(count: int, turns: int = 3, **later: Any) -> list[Conversation]:
         Conversation(
             number * turns,
             [
-                Request(
+                WorkloadRequest(
                     9,
                     f"q{number}.{turn}",
                     session=f"s{number}",
@@ -56,11 +56,10 @@ def talks(count: int, turns: int = 3, **later: Any) -> list[Conversation]:
 
 
 def load(
-    endpoint: Endpoint, found: list[Conversation], kind: type[Plan], *more: Any, **rest: Any
+    endpoint: Endpoint, found: list[Conversation], kind: type[LoadPlan], *more: Any, **rest: Any
 ) -> LoadResult:
     protocol: Any = "grpc" if endpoint.grpc_port else rest.pop("protocol", "openai-chat")
-    named = {"session": rest.pop("session", "header")}
-    target = Target(endpoint, "one", protocol=protocol, streaming=protocol != "grpc", timeout_s=10, **named)
+    target = Target(endpoint, "one", protocol=protocol, streaming=protocol != "grpc", timeout_s=10)
     processes = rest.pop("processes", 1)
     payloads = [encode_request(each.turns[0], target) for each in found]
     return run_load(kind(target, payloads, Clock(), *more, conversations=found, **rest), processes=processes)
@@ -82,23 +81,10 @@ def test_each_turn_repeats_what_was_said_with_the_servers_answers(endpoint: Endp
         assert after.sent_s >= after.due_s
 
 
-def test_a_conversation_is_named_by_openais_user_or_not_at_all(endpoint: Endpoint, script: Script) -> None:
-    load(endpoint, talks(1, 2), OpenPlan, [0.0], session="user")
-    assert [next(iter(body.items())) for body in script.bodies] == [("user", "s0")] * 2
-    load(endpoint, talks(1, 2), OpenPlan, [0.0], session="none")
-    assert [body.get("user") for body in script.bodies[2:]] == [None] * 2
-    assert script.sessions == [None] * 4
-
-
 def test_without_a_chat_the_prompt_has_a_line_for_each_message(endpoint: Endpoint, script: Script) -> None:
     script.pieces = [event("so"), DONE]
     load(endpoint, talks(1, 2), OpenPlan, [0.0], protocol="openai")
     assert [body["prompt"] for body in script.bodies] == ["be kind\nq0.1", "be kind\nq0.1\nso\nq0.2"]
-
-
-def test_a_turn_of_a_trace_waits_for_its_time_too(endpoint: Endpoint) -> None:
-    result = load(endpoint, talks(1, 2, due_s=0.3), OpenPlan, [0.0])
-    assert result.replies[1].due_s == pytest.approx(result.start_s + 0.3)
 
 
 def test_a_slot_is_free_when_its_conversation_is_over(endpoint: Endpoint, script: Script) -> None:
@@ -108,12 +94,6 @@ def test_a_slot_is_free_when_its_conversation_is_over(endpoint: Endpoint, script
     assert len(result.replies) == 10 and third.due_s == min(ends["s0"], ends["s1"])
     # The fifth conversation is the first once more, under another name.
     assert {session for session in script.sessions if session not in {"s0", "s1", "s2", "s3"}} == {"s0-2"}
-
-
-def test_processes_share_conversations(endpoint: Endpoint, script: Script) -> None:
-    result = load(endpoint, talks(4, 2), ClosedPlan, 4, 4, processes=2)
-    assert sorted(reply.index for reply in result.replies) == list(range(8))
-    assert sorted(map(str, script.sessions)) == sorted(["s0", "s1", "s2", "s3"] * 2)
 
 
 def test_a_conversation_ends_with_a_failed_turn_or_at_the_end_of_the_window(

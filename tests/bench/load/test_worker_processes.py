@@ -6,13 +6,12 @@ from collections import Counter
 
 import pytest
 
-from tests.bench.load.grpc_server import endpoint, grpc_server
+from tests.bench.load.grpc_server import grpc_server
 from tests.bench.load.observe import interrupted, outstanding
 from trtllm_hpc.bench.load.loops import ClosedPlan, OpenPlan
-from trtllm_hpc.bench.load.messages import Reply, Target
+from trtllm_hpc.bench.load.messages import LoadReply, Target
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
-from trtllm_hpc.errors import NotReady
 
 pytestmark = pytest.mark.long  # each process takes a second to start
 
@@ -21,7 +20,7 @@ def test_an_open_loop_keeps_times_and_order() -> None:
     payloads = [b"%d" % number for number in range(31)]
     counted: list[bool] = []
 
-    def count(ended: Reply) -> None:
+    def count(ended: LoadReply) -> None:
         counted.append(ended.ok and ended.latency_s > 0)
 
     with grpc_server() as ready:
@@ -50,11 +49,6 @@ def test_a_closed_loop_is_shared_by_slots_and_count() -> None:
     assert max(outstanding(load.replies)) <= 5
     assert load.saturated_until_s is not None, "the second process, which never sleeps, ends first"
     assert load.start_s < load.saturated_until_s < max(reply.due_s for reply in load.replies)
-
-
-def test_without_a_server_the_load_does_not_start() -> None:
-    with pytest.raises(NotReady, match="host node01"):
-        run_load(ClosedPlan(Target(endpoint(1), "m"), [b"x"], Clock(), 2, count=5), processes=2)
 
 
 _INTERRUPTED = """

@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.bench.workload.build import make_workload
-from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, Tokenizer, Vocabulary, WorkloadSpec
+from trtllm_hpc.bench.workload.request import (
+    BuiltWorkload,
+    TextEncoder,
+    Vocabulary,
+    WorkloadRequest,
+    WorkloadSpec,
+)
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
 BEGIN, END = 1, 2
-VOCABULARY = Vocabulary(range(3, 1000), "made up", 1000)
+VOCABULARY = Vocabulary(range(3, 1000), 1000)
 
 
 class WordTokenizer:
@@ -45,7 +51,7 @@ def build(
     count: int,
     *,
     token_ids: bool = False,
-    tokenizer: Tokenizer | None = None,
+    tokenizer: TextEncoder | None = None,
     vocabulary: Vocabulary | None = None,
     max_input_len: int | None = None,
     settings: dict[str, Any] | None = None,
@@ -63,17 +69,17 @@ def prompts_of(built: BuiltWorkload) -> list[str]:
     return [request.prompt or "" for request in built.requests]
 
 
-def lengths_of(requests: Sequence[Request]) -> list[tuple[int | None, int]]:
+def lengths_of(requests: Sequence[WorkloadRequest]) -> list[tuple[int | None, int]]:
     return [(request.input_tokens, request.max_tokens) for request in requests]
 
 
-def read_workload(path: Path) -> list[Request]:
+def read_workload(path: Path) -> list[WorkloadRequest]:
     """Read what ``write_workload`` wrote."""
     with path.open(encoding="utf-8") as lines:
         return [_request(json.loads(line)) for line in lines]
 
 
-def _request(plain: dict[str, Any]) -> Request:
+def _request(plain: dict[str, Any]) -> WorkloadRequest:
     if plain.get("token_ids") is not None:
         plain["token_ids"] = tuple(plain["token_ids"])
-    return Request(**plain)
+    return WorkloadRequest(**plain)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.bench.workload.helpers import WordTokenizer, build, prompts_of, read_workload
 from trtllm_hpc.bench.workload.build import check_file
-from trtllm_hpc.bench.workload.request import Request, write_workload
+from trtllm_hpc.bench.workload.request import WorkloadRequest, write_workload
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.validation.benchmark_rules import settings_problems
@@ -25,7 +25,7 @@ def write(folder: Path, *entries: dict[str, Any]) -> Path:
     return file
 
 
-def turns(requests: list[Request]) -> list[Turn]:
+def turns(requests: list[WorkloadRequest]) -> list[Turn]:
     return [(request.session, request.turn, request.think_s) for request in requests]
 
 
@@ -45,18 +45,6 @@ def test_drawn_turns_follow_each_other_after_a_system_prompt_in_turn() -> None:
     assert len(WordTokenizer().encode([(systems[0] or [])[0]["content"]])[0]) == 5
 
 
-def test_a_longer_workload_begins_with_the_same_conversations() -> None:
-    drawn: dict[str, Any] = {
-        "kind": "conversations",
-        "turns": 4,
-        "turns_stdev": 2.0,
-        "think_seconds_stdev": 0.7,
-    }
-    few, many = (build(count, **drawn).requests for count in (5, 9))
-    assert many[: len(few)] == few
-    assert len({request.think_s for request in many}) > 9
-
-
 def test_a_file_has_whole_conversations_with_the_lengths_of_their_answers(tmp_path: Path) -> None:
     talk = [
         said("system", "Be brief."),
@@ -65,17 +53,15 @@ def test_a_file_has_whole_conversations_with_the_lengths_of_their_answers(tmp_pa
         said("user", "And?"),
     ]
     file = write(tmp_path, {"conversations": talk, "max_tokens": 9}, {"messages": []})
-    [first, second] = build(1, kind="conversations", path=file, tokens_per_word=2.0).requests
+    [first, second] = build(1, kind="conversations", path=file).requests
     assert (first.prompt, first.max_tokens, first.said) == (
         "Why?",
         9,
         [{"role": "system", "content": "Be brief."}],
     )
     assert (second.prompt, second.max_tokens, second.think_s, second.said) == ("And?", 9, 1.0, None)
-    [first, _] = build(
-        1, kind="conversations", path=write(tmp_path, {"messages": talk}), tokens_per_word=2.0
-    ).requests
-    assert first.max_tokens == 6
+    [first, _] = build(1, kind="conversations", path=write(tmp_path, {"messages": talk})).requests
+    assert first.max_tokens == 3
 
 
 def test_turns_with_delays_and_entries_of_a_session(tmp_path: Path) -> None:
@@ -91,19 +77,18 @@ def test_turns_with_delays_and_entries_of_a_session(tmp_path: Path) -> None:
     assert by_text["four"].max_tokens == 4 and len(built.requests) == 4
 
 
-def test_a_trace_goes_on_with_the_conversation_whose_blocks_it_begins_with(tmp_path: Path) -> None:
-    def entry(at: float, tokens: int, *blocks: int) -> dict[str, Any]:
-        return {"timestamp": at, "input_length": tokens, "output_length": 100, "hash_ids": blocks}
-
-    file = write(
-        tmp_path, entry(5, 600, 1, 2), entry(1000, 600, 7, 8), entry(4005, 1200, 1, 3, 4), entry(6005, 90, 9)
-    )
-    built = build(9, kind="conversations", path=file, settings=TRACE)
-    assert turns(built.requests) == [("0-0", 1, None), ("0-0", 2, 0.0), ("0-1", 1, None), ("0-2", 1, None)]
-    assert [request.due_s for request in built.requests] == [0.0, 4.0, 0.995, 6.0]
-    lengths = [len(ids) for ids in WordTokenizer().encode(prompts_of(built))]
-    assert lengths == [600, 1200 - 600 - 100, 600, 90]
-    # The file of a measurement gives the same conversations again.
+def test_conversations_with_times_begin_at_them_and_a_written_file_gives_the_same_again(
+    tmp_path: Path,
+) -> None:
+    entries: list[dict[str, Any]] = [
+        {"session_id": "a", "timestamp": 5, "input_length": 600, "output_length": 100},
+        {"session_id": "b", "timestamp": 1000, "input_length": 60},
+        {"session_id": "a", "timestamp": 4005, "input_length": 90},
+    ]
+    built = build(9, kind="conversations", path=write(tmp_path, *entries), settings=TRACE)
+    assert turns(built.requests) == [("0-0", 1, None), ("0-0", 2, 0.0), ("0-1", 1, None)]
+    assert [request.due_s for request in built.requests] == [0.0, 4.0, 0.995]
+    assert [len(ids) for ids in WordTokenizer().encode(prompts_of(built))] == [600, 90, 60]
     write_workload(tmp_path / "again.jsonl", built.requests)
     assert read_workload(tmp_path / "again.jsonl") == built.requests
     again = build(9, kind="conversations", path=tmp_path / "again.jsonl", settings=TRACE)
@@ -139,8 +124,6 @@ def test_a_trace_without_times_and_models_of_ids_are_refused(tmp_path: Path) -> 
     ("settings", "field"),
     [
         ({"workload": {"kind": "conversations"}, "arrival": "trace"}, "arrival"),
-        ({"workload": {"kind": "conversations"}, "models": ["a", "b"]}, "models"),
-        ({"workload": {"kind": "conversations", "lora": [{"directory": "/a"}]}}, "workload.lora"),
         ({"workload": {"kind": "normal", "turns": 3}}, "workload.turns"),
     ],
 )

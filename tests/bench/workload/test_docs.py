@@ -45,7 +45,7 @@ def test_every_kind_has_an_example() -> None:
 def test_files_are_read(kind: str, content: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text(content)
-    large = Vocabulary(range(3, 32_000), "large", 32_000)
+    large = Vocabulary(range(3, 32_000), 32_000)
     ids = kind.endswith("-ids")
     built = build(2, kind=kind.removesuffix("-ids"), path=file, token_ids=ids, vocabulary=large)
     assert sum(request.turn in (None, 1) for request in built.requests) == 2 and built.notes == []
@@ -57,7 +57,7 @@ def test_files_of_every_kind_have_an_example() -> None:
         "dataset-ids",
         "dataset",
         "trace",
-        *["conversations"] * 3,
+        *["conversations"] * 2,
     ]
 
 

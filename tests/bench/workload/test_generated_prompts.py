@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,37 +26,6 @@ def test_lengths_without_deviation_are_exact(token_ids: bool) -> None:
         held = request.token_ids if token_ids else WordTokenizer().encode([request.prompt or ""])[0]
         assert held is not None and len(held) == 17
     assert built.notes == []
-
-
-def test_lengths_follow_a_normal_distribution() -> None:
-    built = build(
-        4000,
-        kind="normal",
-        token_ids=True,
-        input_tokens=200,
-        input_tokens_stdev=20.0,
-        output_tokens=50,
-        output_tokens_stdev=5.0,
-    )
-    for column, (mean, stdev) in enumerate([(200, 20), (50, 5)]):
-        lengths = [pair[column] or 0 for pair in lengths_of(built.requests)]
-        average = sum(lengths) / len(lengths)
-        spread = (sum((length - average) ** 2 for length in lengths) / len(lengths)) ** 0.5
-        # The mean of 4000 values is off by a sixtieth of their deviation, three times that is rare.
-        assert average == pytest.approx(mean, abs=stdev / 20)
-        assert spread == pytest.approx(stdev, rel=0.05)
-    pairs = lengths_of(built.requests)
-    below = sum(((a or 0) < 200) == (b < 50) for a, b in pairs) / len(pairs)
-    assert below == pytest.approx(0.5, abs=0.05), "lengths of prompts and answers are independent"
-
-
-def test_the_default_length_of_answers_is_max_tokens() -> None:
-    assert lengths_of(build(1, kind="normal", settings={"max_tokens": 9}).requests) == [(128, 9)]
-
-
-def test_prompts_do_not_begin_alike() -> None:
-    built = build(200, kind="normal", input_tokens=8, token_ids=True)
-    assert len({(request.token_ids or ())[:4] for request in built.requests}) == 200
 
 
 @settings(max_examples=50)
@@ -88,11 +56,6 @@ def test_workloads_are_reproducible_within_the_vocabulary_and_longer_ones_begin_
             assert set(held) <= set(VOCABULARY.ids)
 
 
-def test_another_seed_gives_other_requests() -> None:
-    workloads = [build(3, kind="normal", settings={"seed": seed}).requests for seed in (0, 1)]
-    assert workloads[0] != workloads[1]
-
-
 @pytest.mark.parametrize("ends", [False, True])
 def test_requests_of_a_prefix_share_exactly_its_tokens(ends: bool) -> None:
     tokenizer = WordTokenizer(ends=ends)
@@ -113,20 +76,6 @@ def test_requests_of_a_prefix_share_exactly_its_tokens(ends: bool) -> None:
     assert built.notes == []
 
 
-def test_a_note_says_if_the_tokenizer_merges_words_across_a_prefix() -> None:
-    class Merging(WordTokenizer):
-        """Merges the last word of the prefix with the one after it."""
-
-        def encode(self, texts: Any) -> list[list[int]]:
-            encoded = super().encode(texts)
-            return [ids if len(ids) < 12 else [*ids[:9], sum(ids[9:11]), 7, *ids[11:]] for ids in encoded]
-
-    built = build(4, tokenizer=Merging(), kind="shared-prefix", prefix_tokens=10, input_tokens=6)
-    assert built.notes == [
-        "Requests of prefix 1 share 9 tokens instead of 10: the tokenizer has tokens across words."
-    ]
-
-
 def test_prompts_are_cut_to_the_engines_limit_with_a_note() -> None:
     built = build(100, kind="normal", input_tokens=50, input_tokens_stdev=10.0, max_input_len=50)
     lengths = [request.input_tokens or 0 for request in built.requests]
@@ -145,11 +94,6 @@ def test_a_text_has_at_least_one_word_and_a_note_says_so() -> None:
     built = build(5, kind="normal", input_tokens=1)
     assert lengths_of(built.requests) == [(2, 16)] * 5
     assert built.notes[0].startswith("Prompts that do not have the drawn length") and ": 5." in built.notes[0]
-
-
-def test_a_tokenizer_of_letters_gets_texts_of_letters() -> None:
-    built = build(3, tokenizer=LetterTokenizer(), kind="normal", input_tokens=40)
-    assert [len(request.prompt or "") for request in built.requests] == [40, 40, 40]
 
 
 def test_texts_are_corrected_where_tokens_are_not_the_sum_of_their_words() -> None:
@@ -180,38 +124,3 @@ def test_given_lengths_need_a_tokenizer_or_a_vocabulary(token_ids: bool, message
     benchmark = Benchmark(workload=Workload(kind="normal"))
     with pytest.raises(ConfigError, match=message):
         make_workload(WorkloadSpec(benchmark, 1, token_ids))
-
-
-def test_ids_are_those_of_common_words_if_there_is_only_a_tokenizer() -> None:
-    benchmark = Benchmark(workload=Workload(kind="normal"))
-    built = make_workload(WorkloadSpec(benchmark, 5, takes_token_ids=True, tokenizer=WordTokenizer()))
-    assert all(1 not in (request.token_ids or ()) for request in built.requests)
-    assert {request.input_tokens for request in built.requests} == {128}
-
-
-@pytest.mark.parametrize("kind", ["dataset", "trace"])
-def test_a_file_must_be_given_and_exist(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no file is given"):
-        build(1, kind=kind)
-    with pytest.raises(ConfigError, match=str(tmp_path / "none")):
-        build(1, kind=kind, path=tmp_path / "none")
-
-
-@pytest.mark.parametrize(
-    ("options", "refused"),
-    [
-        ({"kind": "normal", "input_tokens": 9999}, True),
-        ({"kind": "normal", "input_tokens": 50}, False),
-        ({"kind": "normal", "input_tokens": 60, "input_tokens_stdev": 5.0}, True),
-        ({"kind": "normal", "input_tokens": 9999, "max_input_tokens": 40}, False),
-        ({"kind": "normal", "input_tokens": 9999, "max_input_tokens": 50}, False),
-        ({"kind": "shared-prefix", "input_tokens": 40, "prefix_tokens": 20}, True),
-        ({"kind": "shared-prefix", "input_tokens": 30, "prefix_tokens": 20}, False),
-    ],
-)
-def test_a_workload_is_refused_if_most_prompts_would_be_cut(options: dict[str, Any], refused: bool) -> None:
-    if not refused:
-        assert build(4, max_input_len=50, **options).requests
-        return
-    with pytest.raises(ConfigError, match="the engine takes at most 50 tokens"):
-        build(4, max_input_len=50, **options)

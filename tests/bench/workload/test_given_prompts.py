@@ -13,7 +13,7 @@ from trtllm_hpc.bench.workload.request import WorkloadSpec
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.errors import ConfigError
 
-from .helpers import BEGIN, WordTokenizer, build, prompts_of, word_id
+from .helpers import build, prompts_of
 
 
 def write(folder: Path, entries: list[Any], *, lines: bool = False) -> Path:
@@ -30,31 +30,11 @@ def test_every_prompt_is_sent_before_any_is_repeated() -> None:
     assert prompts == prompts_of(build(20)) != prompts_of(build(20, settings={"seed": 6}))
 
 
-def test_given_prompts_replace_the_built_in_ones() -> None:
-    built = build(3, prompts=["what is it"], settings={"max_tokens": 5})
-    request = built.requests[2]
-    assert (request.prompt, request.max_tokens, request.source) == ("what is it", 5, "prompt 1")
-    assert (request.input_tokens, request.input_by) == (4, "tokenizer"), "with the token that begins a text"
-
-
-def test_the_core_model_gets_the_ids_of_a_prompt() -> None:
-    (request,) = build(1, prompts=["what is"], token_ids=True).requests
-    assert request.prompt is None
-    assert request.token_ids == (BEGIN, word_id("what"), word_id("is"))
-    assert (request.input_tokens, request.input_by) == (3, "workload")
-
-
-def test_a_note_says_if_prompts_are_not_counted() -> None:
-    built = make_workload(WorkloadSpec(Benchmark(), 2, takes_token_ids=False))
-    assert [request.input_tokens for request in built.requests] == [None, None]
-    assert built.notes == ["The prompts' tokens were not counted: no tokenizer was found."]
-
-
 def test_a_tokenizer_is_needed_for_token_ids_and_for_limits() -> None:
-    with pytest.raises(ConfigError, match="no tokenizer to encode the texts"):
+    with pytest.raises(ConfigError, match="needs a tokenizer to encode the texts"):
         make_workload(WorkloadSpec(Benchmark(), 2, takes_token_ids=True))
     limited = Benchmark(workload=Workload(max_input_tokens=5))
-    with pytest.raises(ConfigError, match="prompts can only be limited with a tokenizer"):
+    with pytest.raises(ConfigError, match="a limit of prompts needs a tokenizer"):
         make_workload(WorkloadSpec(limited, 2, takes_token_ids=False))
 
 
@@ -70,27 +50,15 @@ def test_a_workload_is_refused_if_all_prompts_are_too_long() -> None:
         build(2, prompts=["a b", "c d"], max_input_len=2)
 
 
-def test_upstreams_data_sets_are_read_as_by_upstream(tmp_path: Path) -> None:
-    """Prompt and length as in ``benchmark_core_model.py`` of tensorrtllm_backend v0.16.0."""
-    entries = [
-        {"input": "I", "instruction": "Say on.", "output": "one two three four five"},
-        {"input": "J", "instruction": "Go.", "output": ""},
-    ]
-    built = build(2, kind="dataset", path=write(tmp_path, entries))
-    found = {request.prompt: request for request in built.requests}
-    assert found["I Say on."].max_tokens == 6, "int(5 * 1.3)"
-    assert found["J Go."].max_tokens == 1
-    assert found["I Say on."].source == "line 2"
-
-
 @pytest.mark.parametrize(
     ("entry", "prompt", "tokens"),
     [
         ({"prompt": "ask", "max_tokens": 7}, "ask", 7),
         ({"text": "ask", "output_tokens": 8}, "ask", 8),
-        ({"input": "ask", "output": "one two three"}, "ask", 6),
-        ({"question": "ask", "answer": "one"}, "ask", 2),
+        ({"input": "ask", "output": "one two three"}, "ask", 3),
+        ({"question": "ask", "answer": "one"}, "ask", 1),
         ({"prompt": "ask"}, "ask", 16),
+        ({"input": "I", "instruction": "Say on.", "output": "one two three four five"}, "I Say on.", 6),
         ({"prompt": "half \ud800 a letter"}, "half ? a letter", 16),
         (
             {"messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "ask"}]},
@@ -112,7 +80,7 @@ def test_upstreams_data_sets_are_read_as_by_upstream(tmp_path: Path) -> None:
                 ],
             },
             "ask",
-            4,
+            2,
         ),
     ],
 )
@@ -120,7 +88,7 @@ def test_upstreams_data_sets_are_read_as_by_upstream(tmp_path: Path) -> None:
 def test_layouts_of_data_sets(
     tmp_path: Path, entry: dict[str, Any], prompt: str, tokens: int, lines: bool
 ) -> None:
-    built = build(1, kind="dataset", tokens_per_word=2.0, path=write(tmp_path, [entry], lines=lines))
+    built = build(1, kind="dataset", path=write(tmp_path, [entry], lines=lines))
     assert [(request.prompt, request.max_tokens) for request in built.requests] == [(prompt, tokens)]
 
 
@@ -163,20 +131,15 @@ def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
         ('{"prompt": "x"}\n\n{"prompt": 5}', 3, "prompt must be text; found int"),
         ('{"prompt": "x"}\nprompt', 2, "is not JSON: Expecting value"),
         ('[\n{"prompt": "x"},\n{"prompt"}\n]', 3, "is not JSON"),
-        ('[\n{"prompt": "x"}\n{"prompt": "y"}\n]', 3, "expected ',' or the end of the list"),
-        ('[\n{"prompt": "x"}', 2, "expected ',' or the end of the list"),
-        ('[{"prompt": "x"}] more', 1, "expected ',' or the end of the list"),
-        ('[\n\n"x"]', 3, "each entry must be a JSON object in braces; found str"),
-        ('[{"promt": "x"}]', 1, "has no prompt: expected one of prompt, text"),
-        (
-            '[{"prompt": "x", "max_tokens": 0}]',
-            1,
-            "must be a whole number from 1 to 10,000,000; found 0",
-        ),
-        ('[{"prompt": "x",\n "max_tokens": true}]', 1, "found True"),
-        ('[{"token_ids": [1, "2"]}]', 1, "token_ids must be a list of token ids"),
-        ('[{"messages": "x"}]', 1, "messages must be a list of turns"),
-        ('[{"messages": [{"role": "user"}]}]', 1, "a turn must have text in value, content or text"),
+        ('[\n{"prompt": "x"}\n{"prompt": "y"}\n]', 3, "is not JSON"),
+        ('[{"prompt": "x"}] more', 1, "is not JSON"),
+        ('[{"prompt": "y"},\n"x"]', None, "entry 2: each entry must be a JSON object in braces; found str"),
+        ('{"promt": "x"}', 1, "has no prompt: expected one of prompt, text"),
+        ('{"prompt": "x", "max_tokens": 0}', 1, "must be a whole number from 1 to 10,000,000; found 0"),
+        ('{"prompt": "x", "max_tokens": true}', 1, "found True"),
+        ('{"token_ids": [1, "2"]}', 1, "token_ids must be a list of token ids"),
+        ('{"messages": "x"}', 1, "messages must be a list of turns"),
+        ('{"messages": [{"role": "user"}]}', 1, "a turn must have text in value, content or text"),
         ('[{"prompt": " "}]', None, "all prompts are empty"),
         ("[" * 100_000, 1, "is not JSON"),
     ],
@@ -189,24 +152,3 @@ def test_an_invalid_file_is_refused(tmp_path: Path, text: str, line: int | None,
     (diagnostic,) = raised.value.diagnostics
     assert message in diagnostic.message
     assert (diagnostic.file, diagnostic.line) == (str(file), line)
-
-
-def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "questions.json"
-    file.write_bytes(b'[{"prompt": "\xff"}]')
-    with pytest.raises(ConfigError, match="is not UTF-8 text: byte 14 is invalid"):
-        build(1, kind="dataset", path=file)
-
-
-def test_only_the_prompts_that_are_sent_are_tokenized(tmp_path: Path) -> None:
-    class Counting(WordTokenizer):
-        texts = 0
-
-        def encode(self, texts: Any) -> list[list[int]]:
-            self.texts += len(texts)
-            return super().encode(texts)
-
-    tokenizer = Counting()
-    file = write(tmp_path, [{"prompt": f"question {number}"} for number in range(500)])
-    build(10, kind="dataset", path=file, tokenizer=tokenizer)
-    assert tokenizer.texts == 10

@@ -4,10 +4,6 @@
 set -euo pipefail
 run='/scratch/ana/runs of june/17'
 rank=${SLURM_PROCID}
-# Two jobs may share a node, and two ranks too: the name of the shared memory
-# that Triton's Python backend makes carries both. instance.sh removes what begins
-# with this prefix without the rank.
-prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_${rank}_"
 
 # The instances of a node share its cores; by default each would start a thread for every one.
 cores=$(($(nproc) / 8))
@@ -23,6 +19,6 @@ export CUDA_VISIBLE_DEVICES
 ulimit -S -l "$(ulimit -H -l)"
 
 exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=4 \
-  --ranks-per-node=4 --prefix="$prefix" \
+  --ranks-per-node=4 \
   --ready-timeout-seconds=600 --hang-seconds=45 --step="serve.$TRTLLM_HPC_INSTANCE" \
   --spec="$run"/server.context.json

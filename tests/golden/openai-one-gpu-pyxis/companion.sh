@@ -26,7 +26,7 @@ while kill -0 $$ 2>/dev/null && ! runtime heartbeat --while-pid=$$; do sleep 1; 
 
 # Not as an option: everybody on the node sees command lines.
 printf '%s\n' 'What is machine learning?' |
-  "$python" -m trtllm_hpc client "$run" --wait-seconds=1200 \
+  "$python" -m trtllm_hpc client "$run" --wait-seconds=2640 \
   --prompt=- --protocol=openai --max-tokens=16 --save
 
 # Its settings stand in spec.yaml, companion.benchmark; any option of "trtllm-hpc bench" may be added here.

@@ -6,8 +6,6 @@ run='/scratch/ana/runs of june/17'
 python=/opt/trtllm-hpc/bin/python3
 export TRTLLM_HPC_INSTANCE="$1"
 step=serve
-# The beginning of the prefixes that rank.sh gives to the ranks' shared memory.
-prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
 # A signal is for the ranks; what they leave is removed below.
 trap : TERM INT HUP
 
@@ -19,7 +17,7 @@ leader=$(srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --mpi=n
 read -r MASTER_ADDR _ _ _ MASTER_PORT <<< "$leader"
 export MASTER_ADDR MASTER_PORT
 
-# One trtllm-llmapi-launch for each rank; the first that fails ends the others.
+# One server process for each rank; the first that fails ends the others.
 status=0
 tasks=(--ntasks=1 --ntasks-per-node=1 --cpus-per-task=2)
 tasks+=(--mpi=pmix --distribution=block --output="$run/logs/${step}_%t.out")
@@ -42,5 +40,5 @@ srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 "${tasks[@]}" --kill-on-bad
 # A rank that was killed could not remove its shared memory and its scratch folder.
 timeout 30 srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none --overlap \
   --open-mode=append --output="$run/logs/serve.out" \
-  "$python" "$run/runtime.pyz" sweep "$prefix" || true
+  "$python" "$run/runtime.pyz" sweep "$TRTLLM_HPC_INSTANCE" || true
 exit "$status"

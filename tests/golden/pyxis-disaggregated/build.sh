@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The commands that make the engine, a step at a time: build.sh STEP
 # Rendered by trtllm-hpc 0.1.0. The job's `runtime engine` runs the steps that the cache does not have,
-# with $output, the step's own folder, $convert_generation, $build_generation, $convert: the steps before it.
-# By hand: output=/a/new/folder bash build.sh convert_generation
+# with $output, the step's own folder, $convert: the steps before it.
+# By hand: output=/a/new/folder bash build.sh convert
 # What an edited script makes is kept apart in the cache.
 set -euo pipefail
 export run='/scratch/ana/runs of june/17'
@@ -15,34 +15,6 @@ done
 : "${output:?must name the folder to make}"
 
 case "${1:-}" in
-  convert_generation)
-    cd "$run"
-    python3 /tensorrtllm_backend/tensorrt_llm/examples/llama/convert_checkpoint.py \
-      --model_dir "$model" \
-      --tp_size 4 \
-      --dtype float16 \
-      --output_dir "$output"
-    ;;
-  build_generation)
-    cd "$run"
-    : "${convert_generation:?must name what the step convert_generation has made}"
-    trtllm-build \
-      --checkpoint_dir "$convert_generation" \
-      --max_batch_size 2048 \
-      --max_num_tokens 8192 \
-      --remove_input_padding enable \
-      --tokens_per_block 64 \
-      --use_fused_mlp enable \
-      --bert_attention_plugin auto \
-      --gpt_attention_plugin auto \
-      --use_paged_context_fmha disable \
-      --moe_plugin auto \
-      --mamba_conv1d_plugin auto \
-      --use_fp8_context_fmha disable \
-      --nccl_plugin auto \
-      --gpus_per_node 6 \
-      --output_dir "$output"
-    ;;
   convert)
     cd "$run"
     python3 /tensorrtllm_backend/tensorrt_llm/examples/llama/convert_checkpoint.py \
@@ -72,7 +44,7 @@ case "${1:-}" in
       --output_dir "$output"
     ;;
   *)
-    echo "usage: build.sh convert_generation|build_generation|convert|build" >&2
+    echo "usage: build.sh convert|build" >&2
     exit 2
     ;;
 esac

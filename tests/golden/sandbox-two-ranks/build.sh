@@ -14,14 +14,12 @@ case "${1:-}" in
     /opt/trtllm-hpc/bin/python3 -m trtllm_hpc.reference.build \
       --output "$output" \
       --synthetic tiny-llama \
-      --seed 0 \
       --tensor-parallel 2 \
       --dtype float32 \
       --max-batch-size 8 \
       --max-input-len 256 \
       --max-seq-len 512 \
-      --tokens-per-block 64 \
-      --run "$run"
+      --tokens-per-block 64
     ;;
   *)
     echo "usage: build.sh engine" >&2

@@ -6,8 +6,6 @@ run='/scratch/ana/runs of june/17'
 python=/opt/trtllm-hpc/bin/python3
 export TRTLLM_HPC_INSTANCE="$1"
 step=serve
-# The beginning of the prefixes that rank.sh gives to the ranks' shared memory.
-prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
 # A signal is for the ranks; what they leave is removed below.
 trap : TERM INT HUP
 
@@ -25,7 +23,7 @@ TRTLLM_HPC_RENDEZVOUS=$(mktemp -d "$run/ranks/$step.meeting.XXXXXX")
 export TRTLLM_HPC_RENDEZVOUS
 head -c 32 /dev/urandom > "$TRTLLM_HPC_RENDEZVOUS/key"
 
-# One tritonserver for each rank; the first that fails ends the others.
+# One server process for each rank; the first that fails ends the others.
 status=0
 tasks=(--ntasks=2 --ntasks-per-node=1 --cpus-per-task=2)
 tasks+=(--mpi=pmix --distribution=block --output="$run/logs/${step}_%t.out")
@@ -44,5 +42,5 @@ rm -rf "$TRTLLM_HPC_RENDEZVOUS"
 # A rank that was killed could not remove its shared memory and its scratch folder.
 timeout 30 srun --nodelist="$(nodes_from "$first" 2)" --nodes=2 --ntasks=2 --ntasks-per-node=1 --mpi=none --overlap \
   --open-mode=append --output="$run/logs/serve.out" \
-  "$python" "$run/runtime.pyz" sweep "$prefix" || true
+  "$python" "$run/runtime.pyz" sweep "$TRTLLM_HPC_INSTANCE" || true
 exit "$status"

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry
+from trtllm_hpc.runtime.engine_cache.build_recipe import Argument, BuildRecipe, BuildStep, FolderArgument
+from trtllm_hpc.runtime.engine_cache.cache import Cache, CacheEntry
 from trtllm_hpc.runtime.engine_cache.keys import StepKey, step_keys
-from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder, Recipe
 from trtllm_hpc.runtime.process import descendants
 
 
@@ -42,17 +42,22 @@ def make_model(folder: Path, **files: bytes | str) -> Path:
     return folder
 
 
-def recipe(engines: Path, model: Path | None, **changes: Any) -> Recipe:
+def recipe(engines: Path, model: Path | None, **changes: Any) -> BuildRecipe:
     """Two steps: a conversion, and the build on its output."""
-    convert: tuple[Argument, ...] = ("python3", "convert_checkpoint.py", "--model_dir", Placeholder("model"))
-    convert += ("--output_dir", Placeholder("output"), "--tp_size", "2")
-    build: tuple[Argument, ...] = ("trtllm-build", "--checkpoint_dir", Placeholder("convert"))
-    build += ("--output_dir", Placeholder("output"), "--max_batch_size", "64")
+    convert: tuple[Argument, ...] = (
+        "python3",
+        "convert_checkpoint.py",
+        "--model_dir",
+        FolderArgument("model"),
+    )
+    convert += ("--output_dir", FolderArgument("output"), "--tp_size", "2")
+    build: tuple[Argument, ...] = ("trtllm-build", "--checkpoint_dir", FolderArgument("convert"))
+    build += ("--output_dir", FolderArgument("output"), "--max_batch_size", "64")
     steps = (
         BuildStep("convert", (convert,), "/app/examples/llama", ("model",), {"tensorrt_llm": "0.16.0"}),
         BuildStep("build", (build,), None, ("convert",), {"tensorrt_llm": "0.16.0"}, on_gpu=True),
     )
-    made = Recipe(
+    made = BuildRecipe(
         engines_folder=str(engines),
         steps=steps,
         model_path=str(model) if model else None,
@@ -62,7 +67,7 @@ def recipe(engines: Path, model: Path | None, **changes: Any) -> Recipe:
     return replace(made, **changes)
 
 
-def with_arguments(made: Recipe, step: str, *arguments: Argument) -> Recipe:
+def with_arguments(made: BuildRecipe, step: str, *arguments: Argument) -> BuildRecipe:
     """The recipe with further arguments at the end of a step's command."""
     steps = [
         replace(it, commands=((*it.commands[0], *arguments),)) if it.name == step else it for it in made.steps
@@ -70,20 +75,20 @@ def with_arguments(made: Recipe, step: str, *arguments: Argument) -> Recipe:
     return replace(made, steps=tuple(steps))
 
 
-def keys_of(made: Recipe) -> dict[str, StepKey]:
+def keys_of(made: BuildRecipe) -> dict[str, StepKey]:
     """The keys of all steps, by name."""
     return {key.step: key for key in step_keys(made, compute_capability=made.compute_capability)}
 
 
-def entry_of(made: Recipe, step: str = "build") -> Entry:
+def entry_of(made: BuildRecipe, step: str = "build") -> CacheEntry:
     """The cache's entry of one step."""
     return Cache(Path(made.engines_folder)).entry(keys_of(made)[step])
 
 
-def with_adapters(made: Recipe) -> Recipe:
+def with_adapters(made: BuildRecipe) -> BuildRecipe:
     """The recipe with a step that makes something for clients, and that the engine does not read."""
     lora = BuildStep(
-        "lora", (("python3", "hf_lora_convert.py", "-o", Placeholder("output")),), identity={"a": 1}
+        "lora", (("python3", "hf_lora_convert.py", "-o", FolderArgument("output")),), identity={"a": 1}
     )
     return replace(made, steps=(lora, *made.steps))
 
@@ -108,7 +113,7 @@ class Run:
     """A run folder whose build is run as ``build.sbatch`` runs it."""
 
     paths: RunPaths
-    recipe: Recipe
+    recipe: BuildRecipe
     log: Path
     """A line for each step that was really built."""
     started: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -139,7 +144,7 @@ class Run:
         """The steps that were really built, by all runs that share the log."""
         return self.log.read_text().split() if self.log.exists() else []
 
-    def entry(self, step: str = "build") -> Entry:
+    def entry(self, step: str = "build") -> CacheEntry:
         return entry_of(self.recipe, step)
 
     def clean(self) -> None:
@@ -156,7 +161,9 @@ MakeRun = Callable[..., Run]
 """The fixture ``runs``."""
 
 
-def make_run(folder: Path, made: Recipe, zipapp: bytes, script: str = SCRIPT, log: Path | None = None) -> Run:
+def make_run(
+    folder: Path, made: BuildRecipe, zipapp: bytes, script: str = SCRIPT, log: Path | None = None
+) -> Run:
     """Write what the build reads of a run folder."""
     paths = RunPaths(folder)
     paths.make_folders()

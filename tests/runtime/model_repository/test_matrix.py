@@ -13,9 +13,9 @@ from tests.runtime.model_repository.test_releases import parameters, parsed
 from tests.runtime.model_repository.upstream import write_all_models
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.engines.facts import EngineFacts
-from trtllm_hpc.engines.repository import KEYS
+from trtllm_hpc.engines.template_values import KEYS
 from trtllm_hpc.engines.triton_rules import repository_keys_exist
-from trtllm_hpc.runtime.model_repository.repository import render_models
+from trtllm_hpc.runtime.model_repository.writer import render_models
 from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 HERE = ClusterProfile.model_validate({"name": "here"})
@@ -25,7 +25,6 @@ RELEASES = [release.version for release in releases()]
 VALUES: dict[str, tuple[Any, str, str, str]] = {
     "repository.decoupled": (True, "tensorrt_llm", "decoupled", "True"),
     "model.tokenizer": ("/t, o: k", "postprocessing", "tokenizer_dir", "/t, o: k"),
-    "repository.tokenizer_type": ("llama", "preprocessing", "tokenizer_type", "llama"),
     "repository.add_special_tokens": (False, "preprocessing", "add_special_tokens", "false"),
     "repository.skip_special_tokens": (False, "postprocessing", "skip_special_tokens", "false"),
     "repository.accumulate_tokens": (True, "tensorrt_llm_bls", "accumulate_tokens", "true"),
@@ -46,12 +45,6 @@ VALUES: dict[str, tuple[Any, str, str, str]] = {
         "prompt_embedding_table",
         "14",
     ),
-    "repository.encoder_input_features_data_type": (
-        "TYPE_BF16",
-        "tensorrt_llm",
-        "encoder_input_features",
-        "14",
-    ),
     "repository.batching_strategy": (
         "inflight_batching",
         "tensorrt_llm",
@@ -69,15 +62,9 @@ VALUES: dict[str, tuple[Any, str, str, str]] = {
     "kv_cache.free_gpu_memory_fraction": (0.25, "tensorrt_llm", "kv_cache_free_gpu_mem_fraction", "0.25"),
     "kv_cache.host_cache_size": (10**10, "tensorrt_llm", "kv_cache_host_memory_bytes", "10000000000"),
     "kv_cache.sink_token_length": (4, "tensorrt_llm", "sink_token_length", "4"),
-    "kv_cache.cross_kv_cache_fraction": (0.25, "tensorrt_llm", "cross_kv_cache_fraction", "0.25"),
-    "repository.gpu_weights_percent": (0.25, "tensorrt_llm", "gpu_weights_percent", "0.25"),
     "repository.gpu_device_ids": ([0, 2], "tensorrt_llm", "gpu_device_ids", "0,2"),
     "repository.decoding_mode": ("top_k", "tensorrt_llm", "decoding_mode", "top_k"),
-    "repository.medusa_choices": ("{0}, {0, 1}", "tensorrt_llm", "medusa_choices", "{0}, {0, 1}"),
-    "repository.eagle_choices": ("{0}, {0, 1}", "tensorrt_llm", "eagle_choices", "{0}, {0, 1}"),
     "repository.exclude_input_in_output": (True, "tensorrt_llm", "exclude_input_in_output", "true"),
-    "repository.normalize_log_probs": (False, "tensorrt_llm", "normalize_log_probs", "false"),
-    "repository.guided_decoding_backend": ("xgrammar", "tensorrt_llm", "guided_decoding_backend", "xgrammar"),
 }
 
 
@@ -141,25 +128,3 @@ def test_streams_keep_their_order_with_several_instances_of_postprocessing(
     recipe = make_recipe("0.16.0", repository=keys)
     message = parsed(render_models(recipe, write_all_models(tmp_path, "0.16.0")))["postprocessing"]
     assert message.dynamic_batching.preserve_ordering == ordered
-
-
-@pytest.mark.parametrize(
-    ("version", "refused"),
-    [
-        (
-            "0.16.0",
-            {
-                f"repository.{it}"
-                for it in ("enable_trt_overlap", "guided_decoding_backend", "logits_datatype")
-            },
-        ),
-        (
-            "0.9.0",
-            {"kv_cache.cross_kv_cache_fraction", "repository.eagle_choices", "repository.max_queue_size"},
-        ),
-    ],
-)
-def test_some_keys_are_refused(version: str, refused: set[str]) -> None:
-    for key in refused:
-        job = make_job(version, **sections({key: VALUES[key][0]}))
-        assert list(repository_keys_exist(EngineFacts(job, HERE, "exact"))), key

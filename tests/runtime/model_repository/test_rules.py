@@ -17,8 +17,8 @@ def files(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-def job(version: str, repository: str, backend: str = "tensorrtllm") -> str:
-    engine = f"engine: {{backend: {backend}, tensorrt_llm_version: {version}}}\n"
+def job(version: str, repository: str) -> str:
+    engine = f"engine: {{backend: tensorrtllm, tensorrt_llm_version: {version}}}\n"
     return BASE + engine + f"repository: {repository}\n"
 
 
@@ -36,7 +36,7 @@ def path_in(repository: str) -> str:
     [
         ("0.9.0", "{max_queue_size: 5}", "0.9.0 has no max_queue_size, which came with 0.12.0"),
         ("0.8.0", "{decoding_mode: top_k}", "0.8.0 has no decoding_mode, which came with 0.9.0"),
-        ("0.16.0", "{tokenizer_type: auto}", "has no tokenizer_type, which went after 0.8.0"),
+        ("0.16.0", "{enable_trt_overlap: true}", "has no enable_trt_overlap"),
         ("0.14.0", "{decoding_mode: eagle}", "must be one of top_k, top_p"),
         ("0.20.0", "{batching_strategy: V1}", "must be one of inflight_batching"),
         ("0.16.0", "{logits_datatype: TYPE_FP16}", "which came with 0.17.0"),
@@ -67,27 +67,6 @@ def test_what_the_release_does_not_have(files: Folder, version: str, repository:
     assert here[0].line and here[0].hint
 
 
-@pytest.mark.parametrize(
-    ("version", "repository"),
-    [
-        ("0.9.0", "{skip_special_tokens: false}"),
-        ("0.6.1", "{batching_strategy: V1}"),
-        ("0.16.0", "{parameters: {tensorrt_llm: {lora_cache_max_adapter_size: 8, medusa_tree: null}}}"),
-        ("0.16.0", "{parameters: {tensorrt_llm_bls: {tensorrt_llm_draft_model_name: draft}}}"),
-    ],
-)
-def test_what_the_release_has(files: Folder, version: str, repository: str) -> None:
-    loaded = files.load(job(version, repository), CLUSTER)
-    assert loaded.job.engine.tensorrt_llm_version == version
-
-
-def test_windows_of_the_kv_cache_by_release(files: Folder) -> None:
-    windows = "{{}}\nkv_cache: {{max_attention_window: [{}]}}"
-    [problem] = files.diagnostics(job("0.12.0", windows.format("512, 1024")), CLUSTER)
-    assert problem.field == "kv_cache.max_attention_window" and "one window" in problem.message
-    files.load(job("0.6.1", "{batching_strategy: V1}\nkv_cache: {max_attention_window: [512]}"), CLUSTER)
-
-
 def test_a_tokenizer_is_named(files: Folder) -> None:
     text = JOB + "engine: {backend: tensorrtllm, tensorrt_llm_version: 0.16.0, directory: /engines/x}\n"
     found = {
@@ -96,23 +75,3 @@ def test_a_tokenizer_is_named(files: Folder) -> None:
     assert "model.tokenizer" in found
     named = text + "model: {synthetic: null, tokenizer: /models/t}\n"
     assert files.load(named, CLUSTER).job.model.tokenizer == "/models/t"
-
-
-@pytest.mark.parametrize(
-    ("backend", "repository", "field"),
-    [
-        ("pytorch", "{instances: 2}", "instances"),
-        ("pytorch", "{decoding_mode: top_k}", "decoding_mode"),
-        ("pytorch", "{parameters: {tensorrt_llm: {x: 1}}}", "parameters"),
-        ("reference", "{}\nkv_cache: {enable_block_reuse: true}", "enable_block_reuse"),
-        ("reference", "{parameters: {tensorrt_llm: {x: 1}}}", "parameters"),
-    ],
-)
-def test_no_key_is_lost_silently(files: Folder, backend: str, repository: str, field: str) -> None:
-    diagnostics = files.diagnostics(job("1.2.0", repository, backend=backend), CLUSTER)
-    assert field in {diagnostic.field.partition(".")[2] for diagnostic in diagnostics}
-
-
-def test_the_llm_api_takes_what_model_yaml_has(files: Folder) -> None:
-    loaded = files.load(job("1.2.0", "{}\nkv_cache: {enable_block_reuse: true}", backend="pytorch"), CLUSTER)
-    assert loaded.job.kv_cache.enable_block_reuse

@@ -13,7 +13,7 @@ from tests.reference.servers import World, start
 from tests.runtime.model_repository.jobs import make_recipe
 from tests.runtime.model_repository.python_models import SOURCES
 from tests.runtime.model_repository.upstream import write_all_models
-from trtllm_hpc.runtime.model_repository.repository import render_models, write_repository
+from trtllm_hpc.runtime.model_repository.writer import render_models, write_repository
 
 pytestmark = pytest.mark.triton
 
@@ -32,7 +32,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         serve={"mode": "orchestrator"},
         model={"tokenizer": TOKENIZER},
         repository={
-            "medusa_choices": CHOICES,
+            "parameters": {"tensorrt_llm": {"medusa_choices": CHOICES}},
             "decoupled": False,
             "models": [
                 {"name": "tensorrt_llm", "gpu_device_ids": [0, 1], "engine": ENGINES[0]},

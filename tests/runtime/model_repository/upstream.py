@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from trtllm_hpc.engines.repository import GROUPS
-from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, placeholders_of, settable_placeholders
+from trtllm_hpc.engines.template_values import GROUPS
+from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, placeholders_of
 
 RELEASES = ("0.9.0", "0.12.0", "0.16.0", "0.17.0", "0.21.0", "1.2.0")
 
@@ -157,13 +157,8 @@ def _config(version: str, model: str, here: Mapping[str, Placeholder]) -> str:
         return "\n".join([*parts, _STEPS])
     count = next((f"${{{name}}}" for name, known in here.items() if known.place == "instances"), "1")
     parts.append(f"instance_group [\n  {{\n    count: {count}\n\tkind : KIND_CPU\n  }}\n]")
-    parts += [_parameter(name, known, here) for name, known in settable(version, model).items()]
+    parts += [_parameter(name, known) for name, known in here.items()]
     return "\n".join(part for part in parts if part) + "\n"
-
-
-def settable(version: str, model: str) -> Mapping[str, Placeholder]:
-    """Placeholders of the release and parameters with a fixed value, by name."""
-    return settable_placeholders(version, GROUPS[model], model)
 
 
 def _backend(model: str, here: Mapping[str, Placeholder]) -> str:
@@ -197,11 +192,11 @@ def _tensors(direction: str, tensors: Tensors, here: Mapping[str, Placeholder]) 
     return f"{direction} [\n" + ",\n".join(blocks) + "\n]"
 
 
-def _parameter(name: str, known: Placeholder, here: Mapping[str, Placeholder]) -> str:
-    if known.parameter is None:
+def _parameter(name: str, known: Placeholder) -> str:
+    key = (known.place or "").removeprefix("parameters.")
+    if key == known.place or not key:
         return ""
-    value = f"${{{name}}}" if name in here else "True"
-    return f'parameters: {{\n  key: "{known.parameter}"\n  value: {{\n    string_value: "{value}"\n  }}\n}}'
+    return f'parameters: {{\n  key: "{key}"\n  value: {{\n    string_value: "${{{name}}}"\n  }}\n}}'
 
 
 def _or(name: str, here: Mapping[str, Placeholder], otherwise: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from pathlib import Path
@@ -12,14 +11,14 @@ import pytest
 
 from trtllm_hpc.errors import Diagnostic, StartFailed, fail
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime import served_model
 from trtllm_hpc.runtime.caches import CACHES, TOP
-from trtllm_hpc.runtime.node_checks.child import run_child
-from trtllm_hpc.runtime.node_checks.host import look_at_host, network_between
+from trtllm_hpc.runtime.node_checks.child import ChildReport, run_child
+from trtllm_hpc.runtime.node_checks.exchange import Wanted, read_found, write_found
+from trtllm_hpc.runtime.node_checks.host import look_at_host
 from trtllm_hpc.runtime.node_checks.image import look_at_image
-from trtllm_hpc.runtime.node_checks.records import Wanted, read_found, write_found
 from trtllm_hpc.runtime.node_checks.run import UNATTENDED_VARIABLE, wait_until_unattended
-from trtllm_hpc.runtime.served_model import VOCABULARY, VOCABULARY_VARIABLE
+from trtllm_hpc.runtime.node_checks.steps import _reduced
+from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.servers.triton import find_server
 
 
@@ -125,21 +124,6 @@ def test_every_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "FLASHINFER_WORKSPACE_BASE (-: not set)" in caches.message and "XDG" not in caches.message
 
 
-def test_gpt_oss_without_its_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
-    monkeypatch.delenv(VOCABULARY_VARIABLE, raising=False)
-    for staged in (None, str(tmp_path)):
-        if staged is not None:
-            monkeypatch.setenv(VOCABULARY_VARIABLE, staged)
-            (tmp_path / VOCABULARY).write_text("half of it")
-        found = in_image(tmp_path, model=str(tmp_path))["image-vocabulary"]
-        assert found.state == "fail" and "its first chat needs the internet" in found.message
-    monkeypatch.setattr(served_model, "VOCABULARY_SHA256", hashlib.sha256(b"half of it").hexdigest())
-    assert in_image(tmp_path, model=str(tmp_path))["image-vocabulary"].state == "ok"
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert "image-vocabulary" not in in_image(tmp_path, model=str(tmp_path))
-
-
 def test_what_is_found_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = RunPaths(tmp_path)
     monkeypatch.setenv("SLURM_PROCID", "1")
@@ -181,7 +165,38 @@ def test_a_job_ends_some_time_after_nobody_waits_for_it(
     assert now == [8]
 
 
-def test_a_network_without_pairs_was_not_measured(tmp_path: Path) -> None:
-    RunPaths(tmp_path).network.write_text('{"ranks": {"links": []}}')
-    found = network_between(RunPaths(tmp_path), "ranks of a node")
-    assert found.message == "the network between ranks of a node was not measured"
+@pytest.mark.parametrize(
+    ("event", "state", "message"),
+    [
+        (("network_ok", {"nodes": 2}), "ok", "the nodes reach each other"),
+        (("preflight_failed", {"reason": "network: n1 and n2 cannot talk"}), "fail", "n1 and n2 cannot talk"),
+        (("begin", {}), "unknown", "whether the nodes reach each other is not known"),
+    ],
+)
+def test_what_an_earlier_step_has_found_in_the_network(
+    tmp_path: Path, event: tuple[str, dict[str, Any]], state: str, message: str
+) -> None:
+    paths = RunPaths(tmp_path)
+    paths.events.mkdir()
+    add_event(paths, "serve", event[0], **event[1])
+    found = look_at_host(paths, Wanted(tries_network=True))[0]["node-network"]
+    assert found is not None and (found.state, found.message) == (state, message)
+
+
+@pytest.mark.parametrize(
+    ("steps", "state", "words"),
+    [
+        (
+            {"nccl": {"library": "NCCL 2.28", "gb_per_s": 226.1}},
+            "ok",
+            "NCCL 2.28 joins the ranks: an all-red",
+        ),
+        ({"nccl": {"error": "ModuleNotFoundError: No module named 'torch'"}}, "unknown", "NCCL is not tried"),
+        ({"nccl": {"error": "DistBackendError: socket"}}, "fail", "do not reach each other by NCCL: Dist"),
+        ({}, "fail", "first all-reduce did not end within 180 s: NCCL INFO"),
+    ],
+)
+def test_whether_nccl_joins_the_ranks(steps: dict[str, Any], state: str, words: str) -> None:
+    outcome = ChildReport({"joined": {"world_size": 2}, **steps}, "did not end within 180 s", "NCCL INFO")
+    found = _reduced(outcome)
+    assert found is not None and found.state == state and words in found.message

@@ -62,17 +62,11 @@ class Pyxis:
         """On each node, as only the node sees it: its containers, and the list of what was imported."""
         return Path(self.sandbox.slurm_conf).parent.parent / "private" / "pyxis"
 
-    def install(self, scope: str, real: str | None = None) -> None:
-        """Have ``srun`` and the nodes load it from now on, with pyxis' ``container_scope``.
-
-        Args:
-            real: NVIDIA's own plugin instead.
-        """
+    def install(self, scope: str) -> None:
+        """Have ``srun`` and the nodes load it from now on, with pyxis' ``container_scope``."""
         is_new = not self._plugstack.exists()
         words = [str(self.folder / PLUGIN), f"data={self.data}", f"registry={self.folder}"]
         words.append(f"spool={self.data.parent / 'spool'}")
-        if real is not None:
-            words = [real, f"runtime_path={self.data}"]
         self._plugstack.write_text(f"required {' '.join(words)} container_scope={scope}\n")
         if is_new:
             self._restart_slurmd()

@@ -13,7 +13,7 @@ def refused_words(release: Release, words: Sequence[str]) -> list[str]:
 
     Options are written ``--name=value``; whatever stands before ``trtllm-serve`` is skipped.
     """
-    serve = release.command("trtllm-serve")
+    serve = release.program("trtllm-serve")
     assert serve is not None, f"{release.version} has no trtllm-serve"
     names = [PurePosixPath(word).name for word in words]
     first, *others = words[names.index("trtllm-serve") + 1 :]

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from tests.config.files import JOB, Folder
-from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data
-from trtllm_hpc.tensorrt_llm.releases.families import Family, families, find_family, first_release
+from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
 from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 KNOWN = read_data("architectures")["architecture"]
@@ -19,19 +18,6 @@ PROGRAMS = ("build.py", "convert_checkpoint.py")
 def test_every_architecture_has_a_release_and_a_source() -> None:
     assert all(set(entry) == {"since", "source"} and entry["source"] for entry in KNOWN.values())
     assert {entry["since"] for entry in KNOWN.values()} <= set(VERSIONS)
-
-
-@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
-def test_a_family_s_programs_come_no_later_than_its_architectures(family: Family) -> None:
-    assert set(family.architectures) <= set(KNOWN)
-    first = next(
-        release
-        for release in releases()
-        if any(release.command(name, family.examples) is not None for name in PROGRAMS)
-    )
-    for architecture in family.architectures:
-        # From 0.9 on convert_checkpoint.py; build.py, which was before it, is known of LLaMA and GPT only.
-        assert parsed(first.version) <= max(parsed(KNOWN[architecture]["since"]), parsed("0.9.0"))
 
 
 def job(release: str, model: str) -> str:
@@ -66,14 +52,3 @@ def test_a_family_tells_where_the_folder_cannot_be_seen(files: Folder) -> None:
         found = files.diagnostics(job("0.6.1", f"{{path: /nowhere, family: {family}}}"))
         [problem] = [each for each in found if each.field == "model.family"]
         assert f"builds no engine of {named}:" in problem.message
-
-
-def test_a_release_that_has_it_builds_it(files: Folder) -> None:
-    files.load(job("1.0.0", "{path: /nowhere, family: qwen3}"))
-    files.load(job("0.8.0", "{path: /nowhere, family: mixtral}"))
-
-
-def test_a_name_that_upstream_does_not_have_is_left_to_the_family_that_is_stated() -> None:
-    family = find_family("llama", {"architectures": ["OurLlamaForCausalLM"]})
-    assert family is not None
-    assert first_release(family, {"architectures": ["OurLlamaForCausalLM"]}) is None

@@ -10,30 +10,29 @@ from typing import Any, get_args
 
 import pytest
 
-from trtllm_hpc.tensorrt_llm.releases import commands
-from trtllm_hpc.tensorrt_llm.releases.commands import (
-    BY_FAMILY,
-    COMMANDS,
-    Command,
-    Form,
-    commands_of,
-    families_with,
-)
+from trtllm_hpc.tensorrt_llm.releases import programs
 from trtllm_hpc.tensorrt_llm.releases.data_files import DATA, UNRELEASED, UNSET, parsed, read_data
 from trtllm_hpc.tensorrt_llm.releases.families import families
+from trtllm_hpc.tensorrt_llm.releases.programs import (
+    BY_FAMILY,
+    PROGRAM_FILES,
+    Form,
+    Program,
+    programs_of,
+)
 from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 VERSIONS = [release.version for release in releases()]
 KEYS = {
-    *("form", "since", "until", "default", "choices", "aliases", "required", "bare"),
-    *("replaced_by", "note", "ignored", "source", "type"),
+    *("form", "since", "until", "default", "choices", "aliases", "required"),
+    *("note", "ignored", "source", "type"),
 }
 TO_COME = UNRELEASED
 """Stands for images that are newer than every release."""
 
 
 def lists() -> Iterator[str]:
-    for name, file in COMMANDS.items():
+    for name, file in PROGRAM_FILES.items():
         if name in BY_FAMILY:
             yield from sorted(f"{file}/{path.name[:-5]}" for path in (DATA / file).iterdir())
         else:
@@ -51,14 +50,13 @@ def entries(file: str) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
             yield option, found if isinstance(found, list) else [found]
 
 
-def every_command() -> Iterator[Command]:
+def every_program() -> Iterator[Program]:
     for release in releases():
-        for name in COMMANDS:
-            for family in families_with(release.version, name) or ("llama",):
-                command = release.command(name, family)
-                if command is not None:
-                    yield command
-                    yield from command.subcommands.values()
+        for name in PROGRAM_FILES:
+            for family in families() if name in BY_FAMILY else ("llama",):
+                if (program := release.program(name, family)) is not None:
+                    yield program
+                    yield from program.subcommands.values()
 
 
 @pytest.mark.parametrize("file", LISTS)
@@ -74,8 +72,8 @@ def test_every_release_of_a_list_is_known_and_says_where_it_was_read(file: str) 
 
 
 def test_a_new_release_needs_a_line_in_one_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "listed_versions", lambda: (*VERSIONS, "9.0.0"))
-    find = commands.load_command.__wrapped__
+    monkeypatch.setattr(programs, "listed_versions", lambda: (*VERSIONS, "9.0.0"))
+    find = programs.load_program.__wrapped__
     build, newest = find("9.0.0", "trtllm-build", "llama"), find(VERSIONS[-1], "trtllm-build", "llama")
     assert build is not None and newest is not None
     assert build.status == f"taken from {VERSIONS[-1]}" and set(build.options) == set(newest.options)
@@ -98,61 +96,18 @@ def test_the_entries_of_an_option_follow_each_other(file: str) -> None:
             assert since < begin, option
 
 
-@pytest.mark.parametrize("file", LISTS)
-def test_values_that_change_do_so_while_the_option_is_there(file: str) -> None:
-    for option, spans in entries(file):
-        for span in spans:
-            for values in (span.get("default"), span.get("choices")):
-                if isinstance(values, dict):
-                    assert list(values) == sorted(values, key=parsed), option
-                    assert set(values) <= {*VERSIONS, TO_COME}, option
-                    assert len(values) > 1, option
-                    assert parsed(next(iter(values))) >= parsed(span.get("since", VERSIONS[0])), option
-                    assert parsed([*values][-1]) < parsed(span.get("until", "9999")), option
-
-
 def test_a_default_is_one_of_the_choices() -> None:
-    for command in every_command():
-        for option in command.options.values():
+    for program in every_program():
+        for option in program.options.values():
             if option.choices and option.default not in (None, False, UNSET):
-                assert str(option.default) in option.choices, (command.release, command.name, option.name)
-
-
-def test_no_spelling_stands_for_two_options() -> None:
-    for command in every_command():
-        spellings = [word for option in command.options.values() for word in (option.name, *option.aliases)]
-        assert len(spellings) == len(set(spellings)), (command.release, command.name)
-
-
-def test_the_history_of_an_option_agrees_with_the_lists() -> None:
-    for command in every_command():
-        for name, history in command.histories.items():
-            there = parsed(history.first) <= parsed(command.release) and (
-                history.gone is None or parsed(command.release) < parsed(history.gone)
-            )
-            if name in command.options:
-                assert there, (command.release, command.name, name)
-            elif there and name == history.name:
-                assert history.note is not None and command.release in history.note
+                assert str(option.default) in option.choices, (program.release, program.name, option.name)
 
 
 @pytest.mark.parametrize("release", releases(), ids=lambda release: release.version)
 def test_every_release_can_build(release: Release) -> None:
-    names = {command.name for command in commands_of(release.version)}
+    names = {program.name for program in programs_of(release.version)}
     assert "build.py" in names or {"convert_checkpoint.py", "trtllm-build"} <= names
     assert release.source and release.paths.examples and release.paths.all_models
-
-
-def test_files_of_quantize_py_are_of_known_families_and_releases_and_say_where_it_was_read() -> None:
-    for family, entry in read_data("quantize")["written"].items():
-        assert family in families() and entry["since"] in VERSIONS and entry["source"]
-        assert re.fullmatch(r"[a-z0-9]+_tp1_rank0\.npz", entry.get("file", "llama_tp1_rank0.npz"))
-
-
-def test_no_container_carries_two_releases() -> None:
-    tags = [tag for release in releases() for tag in release.tags]
-    assert len(tags) == len(set(tags))
-    assert tags == sorted(tags)
 
 
 def test_facts_are_the_same_from_the_cache_without_one_and_after_damage(

@@ -49,19 +49,6 @@ def test_what_does_not_tell_is_asked_for(image: str | None) -> None:
     assert image is None or image in error.value.message
 
 
-def test_image_and_statement_that_disagree_are_both_named() -> None:
-    with pytest.raises(UnknownRelease) as error:
-        find_release("tritonserver:24.04-trtllm-python-py3", "0.16")
-    assert "0.9.0" in error.value.message and "0.16" in error.value.message
-    assert "24.12-trtllm-python-py3" in str(error.value.hint)
-
-
-def test_a_tag_given_as_a_version_is_recognised() -> None:
-    with pytest.raises(UnknownRelease) as error:
-        find_release(None, "24.12")
-    assert "24.12 is a tag of Triton's containers; its TensorRT-LLM is 0.16.0" in str(error.value.hint)
-
-
 @pytest.mark.parametrize("stated", ["0.99", "latest", "1.2.0rc8"])
 def test_an_unknown_version_is_refused_with_those_that_are_known(stated: str) -> None:
     with pytest.raises(UnknownRelease) as error:

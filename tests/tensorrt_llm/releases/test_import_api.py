@@ -10,8 +10,8 @@ from ruamel.yaml import YAML
 from tools import import_api
 from trtllm_hpc.tensorrt_llm import llm_api
 from trtllm_hpc.tensorrt_llm.llm_api import SERVER
-from trtllm_hpc.tensorrt_llm.releases.commands import newest_command
 from trtllm_hpc.tensorrt_llm.releases.data_files import NEWER
+from trtllm_hpc.tensorrt_llm.releases.programs import newest_program
 
 GONE, NEW = "enable_in_graph_sampling", "enable_tomorrow"
 
@@ -21,7 +21,7 @@ def copied(folder: Path, name: str, keys: set[str], parsers: list[str]) -> None:
     references = folder / "unreleased" / name / "tests/unittest/api_stability/references"
     references.mkdir(parents=True)
     YAML().dump({"methods": {"__init__": {"parameters": {key: {} for key in keys}}}}, references / "llm.yaml")
-    command = newest_command(SERVER)
+    command = newest_program(SERVER)
     assert command is not None
     options = {
         option.name: {

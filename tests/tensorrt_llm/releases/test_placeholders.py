@@ -12,121 +12,10 @@ from trtllm_hpc.tensorrt_llm.releases.placeholders import (
     Value,
     known_placeholders,
     placeholders_of,
-    settable_placeholders,
-    templates,
 )
 
 GROUP = "inflight_batcher_llm"
-
-# The structural ones by release, as upstream's tags have them (an unfilled one stops Triton).
-_0_5 = {"decoupled_mode"}
-_0_6 = _0_5 | {"triton_max_batch_size", "max_queue_delay_microseconds"}
-_0_10 = _0_6 | {"triton_backend"}
-_0_12 = _0_10 | {"max_queue_size"}
-_0_15 = _0_12 | {"encoder_input_features_data_type"}
-_0_17 = _0_15 | {"logits_datatype"}
-_1_1 = _0_17 | {"prompt_embedding_table_data_type"}
-_BLS_0_7 = {"triton_max_batch_size", "decoupled_mode", "bls_instance_count"}
-_PREPROCESSING_0_7 = {"triton_max_batch_size", "preprocessing_instance_count"}
-_DISAGGREGATED = {"triton_max_batch_size", "decoupled_mode", "disaggregated_serving_bls_count"}
-
-
-@pytest.mark.parametrize(
-    ("model", "version", "names"),
-    [
-        ("tensorrt_llm", "0.5.0", _0_5),
-        ("tensorrt_llm", "0.6.1", _0_6),
-        ("tensorrt_llm", "0.9.0", _0_6),
-        ("tensorrt_llm", "0.10.0", _0_10),
-        ("tensorrt_llm", "0.12.0", _0_12),
-        ("tensorrt_llm", "0.14.0", _0_12),
-        ("tensorrt_llm", "0.16.0", _0_15),
-        ("tensorrt_llm", "0.17.0.post1", _0_17),
-        ("tensorrt_llm", "0.21.0", _0_17),
-        ("tensorrt_llm", "1.0.0", _0_17),
-        ("tensorrt_llm", "1.2.1", _1_1),
-        ("ensemble", "0.5.0", set()),
-        ("ensemble", "0.6.0", {"triton_max_batch_size"}),
-        ("ensemble", "0.17.0", {"triton_max_batch_size", "logits_datatype"}),
-        ("preprocessing", "0.6.1", {"triton_max_batch_size"}),
-        ("preprocessing", "0.7.0", _PREPROCESSING_0_7),
-        ("preprocessing", "0.19.0", _PREPROCESSING_0_7 | {"max_queue_delay_microseconds", "max_queue_size"}),
-        ("postprocessing", "0.7.0", {"triton_max_batch_size", "postprocessing_instance_count"}),
-        ("tensorrt_llm_bls", "0.6.1", set()),
-        ("tensorrt_llm_bls", "0.7.0", _BLS_0_7),
-        ("tensorrt_llm_bls", "0.17.0", _BLS_0_7 | {"logits_datatype"}),
-    ],
-)
-def test_structural_placeholders_by_release(model: str, version: str, names: set[str]) -> None:
-    assert structural(version, GROUP, model) == names
-
-
-@pytest.mark.parametrize(
-    ("version", "names"),
-    [("0.14.0", set()), ("0.15.0", _DISAGGREGATED), ("0.19.0", _DISAGGREGATED | {"logits_datatype"})],
-)
-def test_structural_placeholders_of_disaggregated_serving(version: str, names: set[str]) -> None:
-    assert structural(version, "disaggregated_serving", "disaggregated_serving_bls") == names
-
-
-def structural(version: str, group: str, model: str) -> set[str]:
-    entries = read_data("placeholders")[group][model]
-    return {name for name in placeholders_of(version, group, model) if entries[name].get("structural")}
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "there"),
-    [
-        ("max_kv_cache_length", "0.6.0", True),
-        ("max_kv_cache_length", "0.7.0", False),
-        ("max_attention_window_size", "0.6.1", False),
-        ("max_attention_window_size", "0.7.0", True),
-        ("max_num_sequences", "0.7.2", True),
-        ("max_num_sequences", "0.8.0", False),
-        ("decoding_mode", "0.8.0", False),
-        ("decoding_mode", "0.9.0", True),
-        ("participant_ids", "0.12.0", False),
-        ("participant_ids", "0.13.0", True),
-        ("enable_trt_overlap", "0.9.0", True),
-        ("enable_trt_overlap", "0.10.0", False),
-        ("enable_trt_overlap", "1.2.0", True),
-    ],
-)
-def test_placeholders_come_and_go(name: str, version: str, there: bool) -> None:
-    assert (name in placeholders_of(version, GROUP, "tensorrt_llm")) == there
-
-
-@pytest.mark.parametrize(
-    ("name", "version", "default"),
-    [
-        ("kv_cache_free_gpu_mem_fraction", "0.7.2", 0.85),
-        ("kv_cache_free_gpu_mem_fraction", "0.8.0", 0.9),
-        ("enable_kv_cache_reuse", "0.18.0", False),
-        ("enable_kv_cache_reuse", "0.19.0", True),
-        ("multi_block_mode", "0.12.0", False),
-        ("multi_block_mode", "0.16.0", True),
-        ("enable_trt_overlap", "0.7.0", True),
-        ("enable_trt_overlap", "0.9.0", False),
-    ],
-)
-def test_defaults_that_changed_without_a_word(name: str, version: str, default: object) -> None:
-    assert value_at(read_data("placeholders")[GROUP]["tensorrt_llm"][name]["default"], version) == default
-
-
-def test_choices_are_the_releases() -> None:
-    def choices(name: str, version: str) -> tuple[str, ...]:
-        return placeholders_of(version, GROUP, "tensorrt_llm")[name].choices
-
-    assert "lookahead" not in choices("decoding_mode", "0.15.0")
-    assert "lookahead" in choices("decoding_mode", "0.16.0")
-    assert "V1" in choices("batching_strategy", "0.19.0")
-    assert "V1" not in choices("batching_strategy", "0.20.0")
-
-
-def test_a_parameter_with_a_fixed_value_can_be_set() -> None:
-    assert "skip_special_tokens" not in placeholders_of("0.9.0", GROUP, "postprocessing")
-    assert "skip_special_tokens" in settable_placeholders("0.9.0", GROUP, "postprocessing")
-    assert "skip_special_tokens" not in settable_placeholders("0.6.0", GROUP, "postprocessing")
+TEMPLATES = [(group, model) for group, models in read_data("placeholders").items() for model in models]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +39,7 @@ def test_values_fit_their_type(kind: Kind, good: Value, bad: Value) -> None:
     assert placeholder.misfit(bad) is not None
 
 
-@pytest.mark.parametrize("template", templates(), ids="/".join)
+@pytest.mark.parametrize("template", TEMPLATES, ids="/".join)
 def test_every_entry_can_be_filled_and_says_where_it_was_read(template: tuple[str, str]) -> None:
     for name, entry in read_data("placeholders")[template[0]][template[1]].items():
         assert entry["source"], name

@@ -7,8 +7,7 @@ names its URL and ``FAKE_SERVE_MODEL`` its model; otherwise each answer is the p
 
 ``trtllm-serve disaggregated`` has a context server compute each prompt, and passes what that says, and the
 prompt's tokens, on to a generation server (``tensorrt_llm/serve/openai_disagg_service.py``). It lists no
-models, and answers nothing before all servers are healthy. ``python -m benchmarks.upstream.front`` puts the
-real front of a release in its place.
+models, and answers nothing before all servers are healthy.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ STATISTICS = ("mean", "p50", "p99")
 """The statistics of a distribution that are compared; more rows would mean more false alarms."""
 _FROM_SEND = {"ttft_from_send_ms", "latency_from_send_ms"}
 """Not compared: the same metrics from the schedule include what these show."""
+TOLERANCE = 0.05
+"""How far a figure may differ unless the user says otherwise, as a share of the first."""
 SIGNIFICANCE = 0.05
 """A difference is significant if its adjusted p-value is below this."""
 _MAX_ROWS_NAMED = 5
@@ -28,26 +30,6 @@ class Worse(TrtllmHpcError, exit_code=ExitCode.MEASUREMENT):
 
 class DifferentWorkloads(TrtllmHpcError, exit_code=ExitCode.USAGE):
     """The two measurements had different workloads, so neither can be called worse."""
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """How far two figures may differ: a share of the first plus a number, as in ``numpy.isclose``.
-
-    Upstream's ``--check-perf-rtol`` and ``--check-perf-atol`` are these two.
-    """
-
-    relative: float = 0.05
-    absolute: float = 0.0
-    """In the unit of each figure. Upstream's 50 would hide a latency that rises from 10 to 60 ms."""
-
-    def __str__(self) -> str:
-        relative = f"{self.relative * 100:.4g} %"
-        return f"{self.absolute:g} plus {relative}" if self.absolute else relative
-
-    def exceeded(self, before: float, after: float) -> bool:
-        """Return whether ``after`` differs from ``before`` by more than the tolerance."""
-        return abs(after - before) > self.absolute + self.relative * abs(before)
 
 
 @dataclass(frozen=True)
@@ -65,7 +47,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedFigure:
     """One figure at one level of load, in both measurements."""
 
     level: str
@@ -127,7 +109,7 @@ class Comparison:
     """The first measurement, as the user named it."""
     b: str
     """The second."""
-    rows: list[Row]
+    rows: list[ComparedFigure]
     """Every figure at every level of load that both have."""
     workload: list[str]
     """Differences between the workloads, a line each."""
@@ -146,7 +128,7 @@ class Comparison:
     """Properties that JSON has too."""
 
     @property
-    def regressed(self) -> list[Row]:
+    def regressed(self) -> list[ComparedFigure]:
         """The rows that are worse, largest change first."""
         return sorted(
             (row for row in self.rows if row.regressed),
@@ -161,21 +143,17 @@ class Comparison:
 
 
 def compare(
-    a: Side, b: Side, tolerance: Tolerance = Tolerance(), *, allow_different_workload: bool = False
+    a: Side, b: Side, tolerance: float = TOLERANCE, *, allow_different_workload: bool = False
 ) -> Comparison:
     """Compare every figure at the levels of load that both measurements have.
+
+    ``tolerance`` is the share of the first figure by which the second may differ.
 
     Each pass is one observation, and they are compared with Welch's t-test. The spread of a single pass is
     unknown: its figures are shown, but are never a regression. P-values are adjusted over all rows, so that
     on average at most 5 % of the differences called significant are false (Benjamini and Hochberg 1995).
-    Raises InvalidMeasurement if they have no level of load in common, or a profiler ran beside one of them.
+    Raises InvalidMeasurement if they have no level of load in common.
     """
-    for side in (a, b):
-        if side.measurement.profile is not None:
-            hint = "measure a run without serve.profile"
-            raise InvalidMeasurement(
-                f"A profiler ran during {side.name}, so it cannot be compared.", hint=hint
-            )
     levels_a, levels_b = a.levels, b.levels
     common = [label for label in levels_a if label in levels_b]
     if not common:
@@ -203,7 +181,7 @@ def compare(
     )
 
 
-def raise_if_worse(comparison: Comparison, tolerance: Tolerance) -> None:
+def raise_if_worse(comparison: Comparison, tolerance: float = TOLERANCE) -> None:
     """Raise if the second measurement is worse than the first, or if it cannot be judged.
 
     Raises InvalidMeasurement if the figures of either may not be used; DifferentWorkloads if they had
@@ -221,12 +199,13 @@ def raise_if_worse(comparison: Comparison, tolerance: Tolerance) -> None:
     if worse:
         more = f"; and {len(worse) - _MAX_ROWS_NAMED} more" if len(worse) > _MAX_ROWS_NAMED else ""
         raise Worse(
-            f"{comparison.b} is worse than {comparison.a} by more than {tolerance} in {len(worse)} of "
-            f"{len(comparison.rows)} figures: {'; '.join(map(str, worse[:_MAX_ROWS_NAMED]))}{more}."
+            f"{comparison.b} is worse than {comparison.a} by more than {tolerance * 100:.4g} % in "
+            f"{len(worse)} of {len(comparison.rows)} figures: "
+            f"{'; '.join(map(str, worse[:_MAX_ROWS_NAMED]))}{more}."
         )
 
 
-def _rows(a: LevelResult, b: LevelResult, tolerance: Tolerance) -> Iterator[Row]:
+def _rows(a: LevelResult, b: LevelResult, tolerance: float) -> Iterator[ComparedFigure]:
     for metric in METRICS:
         if metric.better is None or metric.key in _FROM_SEND:
             continue
@@ -248,10 +227,10 @@ def _row(
     statistic: str | None,
     a: Sequence[float],
     b: Sequence[float],
-    tolerance: Tolerance,
-) -> Row:
+    tolerance: float,
+) -> ComparedFigure:
     before, after = fmean(a), fmean(b)
-    row = Row(
+    row = ComparedFigure(
         level=level,
         key=metric.key,
         label=metric.label,
@@ -260,13 +239,13 @@ def _row(
         a=before,
         b=after,
         better=None if before == after else (after < before) == (metric.better == "lower"),
-        beyond=tolerance.exceeded(before, after),
+        beyond=abs(after - before) > tolerance * abs(before),
     )
     found = welch_test(a, b)
     return row if found is None else replace(row, **found._asdict())
 
 
-def _adjusted(rows: list[Row]) -> list[Row]:
+def _adjusted(rows: list[ComparedFigure]) -> list[ComparedFigure]:
     """Return the rows with p-values adjusted over all of them; rows with equal figures test nothing."""
     tested = [row.p_value for row in rows if row.p_value is not None and row.better is not None]
     if not tested:
@@ -297,11 +276,12 @@ def _notes(a: Side, b: Side, common: Sequence[str]) -> Iterator[str]:
             yield f"Only {side.name} has the levels {', '.join(unpaired)}: not compared."
 
 
-def _undecided(rows: Sequence[Row], tolerance: Tolerance) -> Iterator[str]:
+def _undecided(rows: Sequence[ComparedFigure], tolerance: float) -> Iterator[str]:
     undecided = [row for row in rows if row.undecided]
     if undecided:
         worse = sum(row.better is False for row in undecided)
         yield (
-            f"{len(undecided)} of {len(rows)} figures differ by more than {tolerance}, {worse} of them for "
-            "the worse, but their spread is unknown: they decide nothing. Measure both with --repeats 5."
+            f"{len(undecided)} of {len(rows)} figures differ by more than {tolerance * 100:.4g} %, "
+            f"{worse} of them for the worse, but their spread is unknown: they decide nothing. "
+            "Measure both with --repeats 5."
         )

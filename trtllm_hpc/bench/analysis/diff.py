@@ -24,7 +24,6 @@ _IGNORED = (
     "max_late_share",
     "min_requests",
     "min_window_seconds",
-    "check",
     "find_max",
     # levels of load are compared one by one
     "rate_per_second",

@@ -8,10 +8,6 @@ from trtllm_hpc.bench.results import Finding
 
 _LONGER = "Use more requests (--requests) or a longer window (--duration)."
 _CLIENT = "give the client more cores or a node of its own, add --set processes=4, or lower the rate."
-_ADAPTERS = (
-    "Give the server room for all adapters (upstream's lora_cache_gpu_memory_fraction and "
-    "lora_cache_host_memory_bytes), or use fewer."
-)
 _EXACT = "The ids of --model tensorrt_llm are counted exactly."
 _TOKENIZER = "Name the tokenizer's folder (workload.tokenizer, --tokenizer)."
 
@@ -106,25 +102,6 @@ SENTENCES = {
         "{counted:,} of {requested:,} requested output tokens were found in the answers' texts, though "
         "exact_output keeps answers from ending early: other tokens have no text, such as special ones, and "
         f"the rates of tokens are wrong. {_EXACT}"
-    ),
-    "little-text": (
-        "{counted:,} of {requested:,} requested output tokens were found in the answers' texts: either the "
-        "answers are short, or most of their tokens have no text, such as special ones, and the rates of "
-        f"tokens are too low. {_EXACT}"
-    ),
-    "server-counts": (
-        "The server's metrics counted {value:,.0f} output tokens during the measurement, the client "
-        "{limit:,.0f} in the answers. Unless other clients used the server, the rates of tokens are wrong: "
-        f"tokens may have no text, such as special ones. {_EXACT}"
-    ),
-    # LoRA adapters
-    "adapters-resent": (
-        "Requests sent again with the LoRA adapter's weights, because the server no longer had it: "
-        f"{{value:,.0f}}. Their latency includes both. {_ADAPTERS}"
-    ),
-    "adapters-lost": (
-        "Requests that failed because the server no longer had their LoRA adapter: {value:,.0f}. Over HTTP "
-        f"its weights cannot be sent: measure over gRPC (--protocol grpc). Or: {_ADAPTERS}"
     ),
     "no-rate": "The search found no rate at which {slo} holds. {stopped}",
 }

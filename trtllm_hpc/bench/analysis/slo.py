@@ -48,7 +48,7 @@ class BadSlo(TrtllmHpcError, exit_code=ExitCode.USAGE):
 
 
 @dataclass(frozen=True)
-class Limit:
+class SloLimit:
     """One limit, in the unit of its metric."""
 
     name: str
@@ -95,7 +95,7 @@ class Limit:
 class Slo:
     """Limits that must all hold."""
 
-    limits: tuple[Limit, ...]
+    limits: tuple[SloLimit, ...]
 
     def __str__(self) -> str:
         return ",".join(map(str, self.limits))
@@ -106,7 +106,7 @@ class Slo:
         return list(dict.fromkeys(limit.name for limit in self.limits if limit.metric.needs_streaming))
 
     @cached_property
-    def _per_request(self) -> list[tuple[Limit, PerRequest]]:
+    def _per_request(self) -> list[tuple[SloLimit, PerRequest]]:
         return [(limit, limit.metric) for limit in self.limits if isinstance(limit.metric, PerRequest)]
 
     def violations(self, *passes: Mapping[str, Figure]) -> list[str]:
@@ -121,12 +121,14 @@ class Slo:
         """
         return all(_keeps(limit, metric.values(record)) for limit, metric in self._per_request)
 
-    def can_judge(self, records: Sequence[RequestRecord]) -> bool:
-        """Return whether the records hold values for every limit on single requests."""
-        return all(any(metric.values(record) for record in records) for _, metric in self._per_request)
+    def judge(self, records: Iterable[RequestRecord]) -> Callable[[RequestRecord], bool] | None:
+        """Return :meth:`met_by`; ``None`` if no answered record has a value for one of the limits."""
+        answered = [record for record in records if record.ok]
+        known = all(any(map(metric.values, answered)) for _, metric in self._per_request)
+        return self.met_by if known else None
 
 
-def _keeps(limit: Limit, values: Sequence[float]) -> bool:
+def _keeps(limit: SloLimit, values: Sequence[float]) -> bool:
     if not values:
         return True
     value = values[0] if len(values) == 1 else getattr(distribution(values), limit.statistic or "mean")
@@ -146,7 +148,7 @@ def parse_slo(text: str) -> Slo:
     return Slo(tuple(map(_parse_limit, limits)))
 
 
-def _parse_limit(text: str) -> Limit:
+def _parse_limit(text: str) -> SloLimit:
     match = _LIMIT.fullmatch(text)
     if match is None:
         raise BadSlo(
@@ -175,7 +177,7 @@ def _parse_limit(text: str) -> Limit:
         statistic = DEFAULT_STATISTIC
     elif statistic not in STATISTICS:
         raise _bad(text, f"no statistic is called {statistic!r}.", statistic, STATISTICS)
-    return Limit(metric.slo_name or name, metric, statistic, sign, bound * units[unit])
+    return SloLimit(metric.slo_name or name, metric, statistic, sign, bound * units[unit])
 
 
 def _number(number: str, limit: str) -> float:

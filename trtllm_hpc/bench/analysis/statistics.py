@@ -25,7 +25,7 @@ def value_of(figure: Figure, statistic: str | None) -> float:
     return figure
 
 
-class Difference(NamedTuple):
+class MeanDifference(NamedTuple):
     """The difference of two means: its 95 % confidence interval and two-sided p-value."""
 
     low: float
@@ -46,7 +46,7 @@ def t_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - margin, mean + margin)
 
 
-def welch_test(first: Sequence[float], second: Sequence[float]) -> Difference | None:
+def welch_test(first: Sequence[float], second: Sequence[float]) -> MeanDifference | None:
     """Test the difference of two means with Welch's t-test (Welch 1947); ``None`` for a single value.
 
     This equals ``scipy.stats.ttest_ind(equal_var=False)``.
@@ -57,13 +57,13 @@ def welch_test(first: Sequence[float], second: Sequence[float]) -> Difference | 
     errors = [(_standard_error(values), len(values) - 1) for values in (first, second)]
     error = math.hypot(*(each for each, _ in errors))
     if error == 0:
-        return Difference(difference, difference, 0.0 if difference else 1.0)
+        return MeanDifference(difference, difference, 0.0 if difference else 1.0)
     from scipy import special
 
     freedom = error**4 / sum(each**4 / degrees for each, degrees in errors)
     margin = _margin(error, freedom)
     p_value = float(2 * special.stdtr(freedom, -abs(difference) / error))
-    return Difference(difference - margin, difference + margin, p_value)
+    return MeanDifference(difference - margin, difference + margin, p_value)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

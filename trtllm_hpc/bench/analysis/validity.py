@@ -10,15 +10,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import takewhile
 
-from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.metrics import LATENCY, LATENCY_FROM_SEND, TTFT, TTFT_FROM_SEND
 from trtllm_hpc.bench.records import DRAIN, NO_CONNECTION, NoValue, RequestRecord, Sample
 from trtllm_hpc.bench.results import ClientUse, Finding, Verdict
-from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
 from trtllm_hpc.bench.workload.request import BY_SERVER, BY_TOKENIZER
-from trtllm_hpc.client.lora import is_unknown_adapter
 from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.runtime.probe import most_tokens
 
 LATE_S = 0.001
 LATE_SHARE_OF_GAP = 0.01
@@ -50,14 +46,8 @@ MIN_GROWTH = 1.2
 
 MAX_TEXT_DIFFERENCE = 0.05
 """Of texts from the number of tokens that they must have (exact_output); of a stream from its responses."""
-LOW_TEXT_SHARE = 0.2
-"""Tokens of texts over the requested ones. Short answers have fewer, too, but then the user should know."""
-MAX_SERVER_DIFFERENCE = 0.1
-"""Between the server's count of output tokens and the client's."""
 MAX_DRAINED_TURNS = 0.2
 """Share of the turns that may be due after the window."""
-METRICS_DELAY_S = 1.0
-"""Answers may be missing on a page of metrics for this long."""
 
 
 def check_pass(
@@ -126,13 +116,12 @@ def latency_growth(sample: Sample) -> Finding | None:
     An open loop keeps sending when the server cannot follow: each request then waits
     longer than the one before, and the figures depend mostly on the length of the
     window. The test is the one-sided Mann-Kendall test for a trend (Mann 1945; Kendall
-    1975) on the mean latencies of the window's parts. A ramp is not tested.
+    1975) on the mean latencies of the window's parts.
     """
-    level, window = sample.level, sample.window
-    is_ramp = isinstance(level, OpenLoop) and level.ramp_to_per_s not in (None, level.rate_per_s)
+    window = sample.window
     # Later turns of a conversation have longer prompts.
     answered = [record for record in sample.answered if record.turn in (None, 1)]
-    if is_ramp or window.length_s <= 0 or len(answered) < MIN_REQUESTS_PER_PART * PARTS:
+    if window.length_s <= 0 or len(answered) < MIN_REQUESTS_PER_PART * PARTS:
         return None
     parts: list[list[float]] = [[] for _ in range(PARTS)]
     for record in answered:
@@ -203,11 +192,6 @@ def _doubtful_requests(sample: Sample) -> Iterator[Finding]:
     measured, failed = len(sample.measured), len(sample.measured) - len(sample.answered)
     if failed:
         yield Finding("some-errors", failed / measured, facts={"failed": failed, "measured": measured})
-    if resent := sum(record.resent for record in sample.measured):
-        yield Finding("adapters-resent", resent)
-    lost = sum(not record.ok and is_unknown_adapter(record.error or "") for record in sample.measured)
-    if lost:
-        yield Finding("adapters-lost", lost)
     if sample.energy is not None and sample.energy.slowed:
         yield Finding("gpus-slowed", facts={"gpus": sample.energy.slowed})
 
@@ -253,21 +237,3 @@ def _doubtful_tokens(sample: Sample, settings: Benchmark) -> Iterator[Finding]:
     facts = {"counted": counted, "requested": requested}
     if settings.exact_output and abs(counted - requested) > MAX_TEXT_DIFFERENCE * requested:
         yield Finding("text-length", counted / requested, 1.0, facts)
-    elif not settings.exact_output and counted < LOW_TEXT_SHARE * requested:
-        yield Finding("little-text", counted / requested, LOW_TEXT_SHARE, facts)
-
-
-def server_count_doubt(records: Iterable[RequestRecord], server: ServerTokens | None) -> Finding | None:
-    """Return a finding if the server's metrics have other output tokens than were counted in all passes."""
-    answered = [record for record in records if record.ok and record.output_tokens is not None]
-    if server is None or all(record.output_by == BY_SERVER for record in answered):
-        return None
-    counted = sum(record.output_tokens or 0 for record in answered)
-    on_page = sum(
-        record.output_tokens or 0
-        for record in answered
-        if server.since_s < record.ended_s < server.until_s - METRICS_DELAY_S
-    )
-    least = (1 - MAX_SERVER_DIFFERENCE) * on_page
-    most = (1 + MAX_SERVER_DIFFERENCE) * counted + most_tokens(server.until_s - server.since_s)
-    return None if least <= server.tokens <= most else Finding("server-counts", server.tokens, counted)

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from trtllm_hpc.bench.load.http2 import CANCEL, REFUSED_STREAM, Connection, Headers
-from trtllm_hpc.bench.load.messages import Reply, Target
+from trtllm_hpc.bench.load.messages import LoadReply, Target, session_headers
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.errors import NotReady
-from trtllm_hpc.runtime.records import INSTANCE_HEADER
 
 _CONNECT_TIMEOUT_S = 10.0
 _MIN_RECONNECT_PAUSE_S, _MAX_RECONNECT_PAUSE_S = 0.05, 1.0
@@ -65,7 +64,6 @@ def call_headers(target: Target) -> list[tuple[str, str]]:
         ("content-type", "application/grpc"),
         ("user-agent", "trtllm-hpc"),
         ("grpc-timeout", _timeout_header(target.timeout_s)),
-        *([] if target.instance is None else [(INSTANCE_HEADER, str(target.instance))]),
         *target.endpoint.authorization.items(),
     ]
 
@@ -93,7 +91,7 @@ class _Call:
     """One call: handles the events of its stream and completes the reply."""
 
     client: GrpcClient
-    reply: Reply
+    reply: LoadReply
     body: bytes
     buffer: bytes = b""
     connection: Connection | None = None
@@ -201,7 +199,7 @@ class GrpcClient:
     ``on_end`` is called with each reply when it is complete or has failed.
     """
 
-    def __init__(self, target: Target, clock: Clock, on_end: Callable[[Reply], None]) -> None:
+    def __init__(self, target: Target, clock: Clock, on_end: Callable[[LoadReply], None]) -> None:
         self.target = target
         self.zero = clock.zero
         self.on_end = on_end
@@ -225,7 +223,7 @@ class GrpcClient:
                 f"within {_CONNECT_TIMEOUT_S:g} s: {error or 'it does not answer'}."
             ) from None
 
-    def send(self, reply: Reply, payload: bytes) -> None:
+    def send(self, reply: LoadReply, payload: bytes) -> None:
         """Queue a request; :meth:`flush` sends it."""
         call = _Call(self, reply, b"\0" + len(payload).to_bytes(4, "big") + payload)
         self._timeouts.start(call)
@@ -251,8 +249,7 @@ class GrpcClient:
         for connection in self._connections:
             if connection.has_room:
                 call.connection = connection
-                metadata, _ = self.target.named(call.reply.session, b"")
-                call.stream_id = connection.open(call, call.body, metadata)
+                call.stream_id = connection.open(call, call.body, session_headers(call.reply.session))
                 return
         call.connection = None
         self._waiting.append(call)
@@ -310,8 +307,7 @@ class GrpcClient:
             )
             try:
                 await connection.ready
-            except BaseException:
-                # wait_for cancels at its timeout, which is no Exception: the socket must be closed then, too.
+            except BaseException:  # also CancelledError of wait_for's timeout: close the socket then, too
                 connection.close()
                 raise
             return connection

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import aiohttp
 
-from trtllm_hpc.bench.load.messages import CHAT, Reply, Target
+from trtllm_hpc.bench.load.messages import CHAT, LoadReply, Target, session_headers
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.errors import NotReady
 from trtllm_hpc.wire import openai, triton_response
@@ -25,7 +25,7 @@ class HttpClient:
     ``on_end`` is called with each reply when it is complete or has failed.
     """
 
-    def __init__(self, target: Target, clock: Clock, on_end: Callable[[Reply], None]) -> None:
+    def __init__(self, target: Target, clock: Clock, on_end: Callable[[LoadReply], None]) -> None:
         self._target = target
         self._clock = clock
         self._on_end = on_end
@@ -58,7 +58,7 @@ class HttpClient:
                 f"within {_CONNECT_TIMEOUT_S:g} s: {error or 'it does not answer'}."
             ) from None
 
-    def send(self, reply: Reply, payload: bytes) -> None:
+    def send(self, reply: LoadReply, payload: bytes) -> None:
         """Start a request."""
         task = asyncio.get_running_loop().create_task(self._request(reply, payload))
         self._tasks.add(task)
@@ -82,10 +82,10 @@ class HttpClient:
             context = {"message": "a request failed unexpectedly", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
 
-    async def _request(self, reply: Reply, payload: bytes) -> None:
+    async def _request(self, reply: LoadReply, payload: bytes) -> None:
         reply.sent_s = self._clock.now()
         try:
-            headers, payload = self._target.named(reply.session, payload)
+            headers = session_headers(reply.session)
             async with self._session.post(self._url, data=payload, headers=headers) as response:
                 await self._receive(reply, response)
         except asyncio.TimeoutError:
@@ -98,7 +98,7 @@ class HttpClient:
         reply.ended_s = reply.chunks[-1][0] if reply.ok and reply.chunks else self._clock.now()
         self._on_end(reply)
 
-    async def _receive(self, reply: Reply, response: aiohttp.ClientResponse) -> None:
+    async def _receive(self, reply: LoadReply, response: aiohttp.ClientResponse) -> None:
         """Receive an answer; a stream is kept in pieces, to be parsed after the pass."""
         keep = reply.chunks.append
         if response.status != 200:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from trtllm_hpc.bench.load.messages import Reply, Target
+from trtllm_hpc.bench.load.messages import LoadReply, Target
 from trtllm_hpc.bench.load.process import UsageMeter, gc_paused, on_sigint
 from trtllm_hpc.bench.load.timing import Clock, KernelTimer
 from trtllm_hpc.bench.load.turns import Conversation, Turns
 from trtllm_hpc.bench.records import NO_CONNECTION, OK
 from trtllm_hpc.bench.results import ClientUse
-from trtllm_hpc.client.lora import is_unknown_adapter
 
 if TYPE_CHECKING:
     from trtllm_hpc.bench.load.grpc_client import GrpcClient
@@ -35,7 +34,7 @@ MIN_UNCONNECTED = 10
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoadPlan:
     """What is sent, and to whom."""
 
     target: Target
@@ -45,8 +44,6 @@ class Plan:
     """Index in the workload of the first payload."""
     index_step: int = field(default=1, kw_only=True)
     """From the index of one payload to that of the next: with several processes their number."""
-    weights: Sequence[bytes | None] = field(default=(), kw_only=True)
-    """What to append to a payload sent again, if the server does not know its LoRA adapter (gRPC only)."""
     conversations: Sequence[Conversation] = field(default=(), kw_only=True)
     """Whose first turns the payloads are."""
     until_s: float | None = field(default=None, kw_only=True)
@@ -64,7 +61,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class OpenPlan(Plan):
+class OpenPlan(LoadPlan):
     """Each payload is sent when it is due, whatever the server does.
 
     A late request is sent at once, and its reply shows the delay; none is dropped.
@@ -79,7 +76,7 @@ class OpenPlan(Plan):
 
 
 @dataclass(frozen=True)
-class ClosedPlan(Plan):
+class ClosedPlan(LoadPlan):
     """A fixed number of requests or conversations is outstanding; after the last the first is sent again."""
 
     concurrency: int
@@ -91,7 +88,7 @@ class ClosedPlan(Plan):
             raise ValueError("a closed loop needs an end: count or until_s")
 
 
-Count = Callable[[Reply], object]
+Count = Callable[[LoadReply], object]
 """Called for each request that has ended; must be quick. With several processes replies have no chunks."""
 Control = Callable[[Callable[[], object]], float]
 """Called once connected, with a function that ends the load from any thread; returns the start time."""
@@ -101,7 +98,7 @@ Control = Callable[[Callable[[], object]], float]
 class LoadResult:
     """The replies of one pass."""
 
-    replies: list[Reply]
+    replies: list[LoadReply]
     """In the order of sending, without those that were outstanding when the load was ended early."""
     client: ClientUse
     start_s: float
@@ -129,7 +126,7 @@ class FailureWatch:
         self._since_s = math.inf
         self.count = 0
 
-    def gives_up(self, reply: Reply) -> bool:
+    def gives_up(self, reply: LoadReply) -> bool:
         """Take note of an ended request, and return whether the load should end."""
         if reply.status == OK:
             self._since_s, self.count = math.inf, 0
@@ -147,7 +144,7 @@ class DisconnectWatch:
         self._since_s: float | None = None
         self._requests = 0
 
-    def gives_up(self, reply: Reply) -> bool:
+    def gives_up(self, reply: LoadReply) -> bool:
         """Take note of an ended request, and return whether the load should end."""
         if reply.status == OK or not (reply.error or "").startswith(NO_CONNECTION):
             self._since_s = None
@@ -158,7 +155,7 @@ class DisconnectWatch:
         return self._requests >= MIN_UNCONNECTED and reply.ended_s - self._since_s >= GIVE_UP_S
 
 
-def run_in_process(plan: Plan, count: Count | None = None, control: Control | None = None) -> LoadResult:
+def run_in_process(plan: LoadPlan, count: Count | None = None, control: Control | None = None) -> LoadResult:
     """Run a load in this process. Raises NotReady if there is no connection to the endpoint."""
     load = (_OpenLoop if isinstance(plan, OpenPlan) else _ClosedLoop)(plan, count)
     try:
@@ -168,7 +165,7 @@ def run_in_process(plan: Plan, count: Count | None = None, control: Control | No
     return _run_in_thread(load, control)
 
 
-def _run_in_thread(load: _Loop, control: Control | None) -> LoadResult:
+def _run_in_thread(load: _Load, control: Control | None) -> LoadResult:
     """Run a load from a thread that has an event loop already, as a notebook's has; Ctrl-C ends it early."""
     with ThreadPoolExecutor(1, "load") as pool:
         result = pool.submit(lambda: asyncio.run(load.run(control)))
@@ -179,15 +176,15 @@ def _run_in_thread(load: _Loop, control: Control | None) -> LoadResult:
             return result.result()
 
 
-class _Loop(ABC):
+class _Load(ABC):
     """What both kinds of load share: sending, counting answers, ending."""
 
-    def __init__(self, plan: Plan, count: Count | None) -> None:
+    def __init__(self, plan: LoadPlan, count: Count | None) -> None:
         self.plan = plan
         self.clock = plan.clock
         self.start_s = 0.0
         self.count = count
-        self.replies: list[Reply] = []
+        self.replies: list[LoadReply] = []
         self.turns = Turns(plan.conversations, plan.target, plan.clock, self.dispatch)
         self.outstanding = 0
         """Requests without an answer yet, or conversations that are not over."""
@@ -248,7 +245,7 @@ class _Loop(ABC):
         """Send what is due; called first at the start."""
 
     @abstractmethod
-    def after(self, reply: Reply) -> bool:
+    def after(self, reply: LoadReply) -> bool:
         """React to an ended request; returns False if no more are to be sent."""
 
     def send(self, position: int, due_s: float) -> None:
@@ -257,19 +254,17 @@ class _Loop(ABC):
         if self.plan.conversations:
             reply = self.turns.begin(position, due_s)
         else:
-            reply = Reply(self.plan.indices[position], due_s, self.clock.now(), -1.0)
+            reply = LoadReply(self.plan.indices[position], due_s, self.clock.now(), -1.0)
         self.dispatch(reply, self.plan.payloads[position])
 
-    def dispatch(self, reply: Reply, payload: bytes) -> None:
+    def dispatch(self, reply: LoadReply, payload: bytes) -> None:
         """Send a request."""
         self.replies.append(reply)
         self.client.send(reply, payload)
 
-    def on_end(self, reply: Reply) -> None:
+    def on_end(self, reply: LoadReply) -> None:
         if self.over.is_set():
             reply.ended_s = -1.0
-            return
-        if self._resends(reply):
             return
         if self.count is not None:
             self.count(reply)
@@ -283,20 +278,6 @@ class _Loop(ABC):
             if not self.after(reply) and not self.outstanding:
                 self.over.set()
 
-    def _resends(self, reply: Reply) -> bool:
-        """Send a request again, with the weights of its adapter, if the server does not know that."""
-        if reply.ok or reply.resent or not self.plan.weights or not is_unknown_adapter(reply.error or ""):
-            return False
-        position = self.plan.indices.index(reply.index)
-        weights = self.plan.weights[position]
-        if weights is None:
-            return False
-        reply.resent, reply.ended_s, reply.status, reply.error = True, -1.0, OK, None
-        reply.chunks.clear()
-        self.client.send(reply, self.plan.payloads[position] + weights)
-        self.client.flush()
-        return True
-
     def _interrupt(self) -> None:
         self.interrupted = True
         self.over.set()
@@ -309,7 +290,7 @@ class _Loop(ABC):
             self.over.set()
 
 
-class _OpenLoop(_Loop):
+class _OpenLoop(_Load):
     plan: OpenPlan
 
     def on_timer(self) -> None:
@@ -329,11 +310,11 @@ class _OpenLoop(_Loop):
         if not self.outstanding:
             self.over.set()
 
-    def after(self, reply: Reply) -> bool:
+    def after(self, reply: LoadReply) -> bool:
         return self.sent < len(self.plan.due_s)
 
 
-class _ClosedLoop(_Loop):
+class _ClosedLoop(_Load):
     plan: ClosedPlan
 
     def on_timer(self) -> None:
@@ -345,7 +326,7 @@ class _ClosedLoop(_Loop):
         if not self.outstanding:
             self.over.set()
 
-    def after(self, reply: Reply) -> bool:
+    def after(self, reply: LoadReply) -> bool:
         if self.left and self.clock.now() < self.end_s:
             self._send_next(reply.ended_s)
             return True
@@ -358,7 +339,7 @@ class _ClosedLoop(_Loop):
         self.send((self.sent - 1) % len(self.plan.payloads), due_s)
 
 
-def _client(target: Target, clock: Clock, on_end: Callable[[Reply], None]) -> GrpcClient | HttpClient:
+def _client(target: Target, clock: Clock, on_end: Callable[[LoadReply], None]) -> GrpcClient | HttpClient:
     if target.protocol != "grpc":
         from trtllm_hpc.bench.load.http_client import HttpClient
 

@@ -5,23 +5,20 @@ Requests are serialised before the measurement and replies parsed after it, so t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from trtllm_hpc.bench.records import OK
-from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.client.lora import Adapter
+from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.client.options import BY_NAME
-from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Protocol, SessionName
+from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Protocol
 from trtllm_hpc.runtime.records import SESSION_HEADER, Endpoint
 from trtllm_hpc.wire import openai
 from trtllm_hpc.wire.events import EventReader
 from trtllm_hpc.wire.response import Response, Usage, WrongResponse
-from trtllm_hpc.wire.served_model import ENSEMBLE, TASK_ID_INPUT, ServedModel
+from trtllm_hpc.wire.served_model import ENSEMBLE, ServedModel
 from trtllm_hpc.wire.triton_request import generate_body, infer_request, tensors
 from trtllm_hpc.wire.triton_response import ANSWER_OUTPUTS, generate_outputs, infer_outputs, to_response
 
@@ -49,19 +46,6 @@ class Target:
     """Name of the input that makes a decoupled model stream its tokens."""
     min_length_input: str | None = None
     """Input for the least length of answers (OpenAI's protocol: ``min_tokens``); ``None`` sends none."""
-    instance: int | None = None
-    """The instance behind the proxy that gets the requests, over gRPC; ``None``: any."""
-    session: SessionName = "header"
-    """How a turn names its conversation."""
-
-    def named(self, session: str | None, payload: bytes) -> tuple[dict[str, str], bytes]:
-        """Return headers (over gRPC, metadata) and payload of a request that names its conversation."""
-        if session is None or self.session == "none":
-            return {}, payload
-        if self.session == "header":
-            return {SESSION_HEADER: session}, payload
-        # First: the proxy reads only the beginning of a long request.
-        return {}, b'{"user":%b,%b' % (json.dumps(session).encode(), payload.removeprefix(b"{"))
 
     @property
     def takes_token_ids(self) -> bool:
@@ -79,38 +63,35 @@ class Target:
         return self.protocol == "grpc" and (self.streaming or self.decoupled)
 
 
-def encode_request(
-    request: Request, target: Target, request_id: str = "", more: Mapping[str, Any] = MappingProxyType({})
-) -> bytes:
+def session_headers(session: str | None) -> dict[str, str]:
+    """Return the headers (over gRPC, metadata) that name a request's conversation."""
+    return {} if session is None else {SESSION_HEADER: session}
+
+
+def encode_request(request: WorkloadRequest, target: Target, request_id: str = "") -> bytes:
     """Return a request in the target's protocol: a ``ModelInferRequest``, or a body in JSON.
 
-    What was said before comes first: as messages of a chat, else a line of the prompt each. ``more`` has
-    other inputs of Triton's model, or keys of OpenAI's protocol. Raises ValueError for a prompt that the
-    model or the protocol does not take, or for a LoRA adapter over OpenAI's protocol.
+    Earlier messages of a conversation come first: as messages of a chat, else a line of the prompt each.
+    Raises ValueError for a prompt that the model or the protocol does not take.
     """
     prompt = list(request.token_ids or ()) if request.prompt is None else request.prompt
     if request.said and target.protocol != CHAT:
         prompt = "\n".join([*(message["content"] for message in request.said), request.prompt or ""])
     if target.is_openai:
-        return _encode_openai(request, prompt, target, more)
-    values = target.served.prompt_values(prompt) | _options(request, target) | dict(more)
+        return _encode_openai(request, prompt, target)
+    values = target.served.prompt_values(prompt) | _options(request, target)
     if target.protocol == "http":
         return generate_body(values)
     message = infer_request(target.model, tensors(target.served, values), request_id)
     return bytes(message.SerializeToString())
 
 
-def _encode_openai(
-    request: Request, prompt: str | list[int], target: Target, more: Mapping[str, Any]
-) -> bytes:
-    """``ignore_eos`` and ``min_tokens`` are keys of ``trtllm-serve`` and vLLM, not of OpenAI."""
-    if request.lora_task_id is not None:
-        raise ValueError("OpenAI's protocol has no field for the weights of LoRA adapters")
+def _encode_openai(request: WorkloadRequest, prompt: str | list[int], target: Target) -> bytes:
     is_chat = target.protocol == CHAT
     if is_chat and request.prompt is None:
         raise ValueError("a chat takes texts, not token ids")
-    options: dict[str, Any] = {"max_tokens": request.max_tokens, **more}
-    if target.min_length_input is not None:
+    options: dict[str, Any] = {"max_tokens": request.max_tokens}
+    if target.min_length_input is not None:  # keys of trtllm-serve and vLLM, not of OpenAI
         options |= {"min_tokens": request.max_tokens, "ignore_eos": True}
     messages = [*(request.said or ()), {"role": "user", "content": prompt}] if is_chat else []
     return openai.encode_request(
@@ -118,7 +99,7 @@ def _encode_openai(
     )
 
 
-def _options(request: Request, target: Target) -> dict[str, Any]:
+def _options(request: WorkloadRequest, target: Target) -> dict[str, Any]:
     """Return the inputs of Triton's models beside the prompt.
 
     A core model is sent no end token, so that answers have the requested length.
@@ -129,22 +110,11 @@ def _options(request: Request, target: Target) -> dict[str, Any]:
         values[target.min_length_input] = request.max_tokens
     if target.streaming and target.decoupled and target.stream_input is not None:
         values[target.stream_input] = True
-    if request.lora_task_id is not None:
-        values[TASK_ID_INPUT] = request.lora_task_id
     return values
 
 
-def encode_weights(adapter: Adapter) -> bytes:
-    """Return the LoRA weights to append to a serialised request that names their adapter.
-
-    Protocol Buffers join the lists of two messages, here those of the inputs and of their contents, and what
-    is empty in the second stays as it was in the first.
-    """
-    return bytes(infer_request("", adapter.inputs).SerializeToString())
-
-
 @dataclass(slots=True)
-class Reply:
+class LoadReply:
     """What came back for one request. Times are seconds of the measurement's clock."""
 
     index: int
@@ -162,8 +132,6 @@ class Reply:
     """Each response, or piece of a stream over HTTP, with its time of arrival; one unless streamed."""
     session: str | None = None
     """Name of its conversation; ``None``: it is not a turn of a conversation."""
-    resent: bool = False
-    """Whether it was sent a second time, with the weights of its LoRA adapter, which the server lacked."""
 
     @property
     def ok(self) -> bool:
@@ -185,12 +153,8 @@ class Chunk:
     """With what the model thinks before it answers, which is generated as well."""
     token_ids: tuple[int, ...] | None = None
     """New ids, first sequence."""
-    sequence_length: int | None = None
-    """As the model reports it, first sequence; ``None`` if it does not."""
     thought: int = 0
     """Letters of the text that the model thought before it answered."""
-    log_probs: Sequence[float] = ()
-    """Of the tokens, if asked for: with Triton of all tokens so far, else of the new ones."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +180,7 @@ class ParsedReply:
         return tuple(token for part in parts for token in part) if parts else None
 
 
-def parse_reply(reply: Reply, target: Target) -> ParsedReply:
+def parse_reply(reply: LoadReply, target: Target) -> ParsedReply:
     """Parse the responses to one request. Those without output, or in no known format, are left out."""
     chunks, usage = list[Chunk](), None
     is_events = target.streaming and target.protocol != "grpc"
@@ -243,7 +207,7 @@ def _added(chunks: Sequence[Chunk]) -> Iterator[str]:
         shown = max(shown, end)
 
 
-def answer_text(reply: Reply, target: Target) -> str:
+def answer_text(reply: LoadReply, target: Target) -> str:
     """Return the text of an answer without what the model thought; quick, since other requests are timed."""
     if target.protocol == CHAT and target.streaming:
         with suppress(ValueError, LookupError, TypeError, AttributeError):
@@ -285,9 +249,8 @@ def _chunk(time_s: float, response: Response, target: Target) -> Chunk | None:
     """Return the first text or beam of a response; over OpenAI's protocol ``None`` if it has no letters."""
     part = response.parts[0]
     if part.ids is not None:
-        return Chunk(time_s, token_ids=tuple(part.ids), sequence_length=part.length, log_probs=part.log_probs)
+        return Chunk(time_s, token_ids=tuple(part.ids))
     text = part.text.decode("utf-8", errors="replace") if isinstance(part.text, bytes) else part.text or ""
     if not (text or part.thought or not target.is_openai):
         return None
-    thought = len(part.thought)
-    return Chunk(time_s, part.thought + text, None, part.length, thought, part.log_probs)
+    return Chunk(time_s, part.thought + text, thought=len(part.thought))

@@ -12,8 +12,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from trtllm_hpc.bench.load.loops import ClosedPlan, Count, LoadResult, OpenPlan, Plan, run_in_process
-from trtllm_hpc.bench.load.messages import Reply
+from trtllm_hpc.bench.load.loops import ClosedPlan, Count, LoadPlan, LoadResult, OpenPlan, run_in_process
+from trtllm_hpc.bench.load.messages import LoadReply
 from trtllm_hpc.bench.results import ClientUse
 from trtllm_hpc.errors import NotReady
 
@@ -24,7 +24,7 @@ _READY, _COUNTED, _DONE, _NOT_READY = "ready", "counted", "done", "not ready"
 _START, _STOP = "start", "stop"
 
 
-def run_load(plan: Plan, *, progress: Count | None = None, processes: int = 1) -> LoadResult:
+def run_load(plan: LoadPlan, *, progress: Count | None = None, processes: int = 1) -> LoadResult:
     """Run a load and wait for every answer.
 
     Several processes send every n-th request, or share the outstanding ones of a closed loop: at most one
@@ -35,7 +35,7 @@ def run_load(plan: Plan, *, progress: Count | None = None, processes: int = 1) -
     return _run_shared(plan, processes, progress) if processes > 1 else run_in_process(plan, progress)
 
 
-def _run_shared(plan: Plan, processes: int, progress: Count | None) -> LoadResult:
+def _run_shared(plan: LoadPlan, processes: int, progress: Count | None) -> LoadResult:
     """Run a load in new processes, which begin at the same moment, and merge their results."""
     context = get_context("spawn")
     workers: list[Any] = []
@@ -58,13 +58,12 @@ def _run_shared(plan: Plan, processes: int, progress: Count | None) -> LoadResul
             worker.join()
 
 
-def _share_of(plan: Plan, share: int, processes: int) -> Plan:
+def _share_of(plan: LoadPlan, share: int, processes: int) -> LoadPlan:
     """The part of one process: every n-th request."""
     every_nth: dict[str, Any] = {
         "payloads": plan.payloads[share::processes],
         "first_index": plan.first_index + share,
         "index_step": processes,
-        "weights": plan.weights[share::processes],
         "conversations": plan.conversations[share::processes],
     }
     if isinstance(plan, OpenPlan):
@@ -76,7 +75,7 @@ def _share_of(plan: Plan, share: int, processes: int) -> Plan:
     return replace(plan, **({} if has_few else every_nth), count=count, concurrency=slots)
 
 
-def _collect(plan: Plan, pipes: list[Connection], progress: Count | None) -> list[LoadResult]:
+def _collect(plan: LoadPlan, pipes: list[Connection], progress: Count | None) -> list[LoadResult]:
     """Start the workers together, forward their counts, wait for their results; Ctrl-C ends them early."""
     results: dict[Connection, LoadResult] = {}
     ready: set[Connection] = set()
@@ -119,7 +118,7 @@ def _send_all(pipes: list[Connection], message: tuple[str, Any]) -> None:
             pipe.send(message)
 
 
-def _merge(plan: Plan, results: list[LoadResult]) -> LoadResult:
+def _merge(plan: LoadPlan, results: list[LoadResult]) -> LoadResult:
     use = ClientUse(
         sum(result.client.cpu_s for result in results),
         max(result.client.wall_s for result in results),
@@ -141,11 +140,11 @@ def _merge(plan: Plan, results: list[LoadResult]) -> LoadResult:
     )
 
 
-def _work(pipe: Connection, plan: Plan) -> None:
+def _work(pipe: Connection, plan: LoadPlan) -> None:
     """The main function of a worker. Ctrl-C and SIGTERM reach it only through its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    counted = deque[Reply]()
+    counted = deque[LoadReply]()
     lock = threading.Lock()
     ended = threading.Event()
 
@@ -153,7 +152,7 @@ def _work(pipe: Connection, plan: Plan) -> None:
         with lock:
             pipe.send((kind, value))
 
-    def count(reply: Reply) -> None:
+    def count(reply: LoadReply) -> None:
         counted.append(replace(reply, chunks=[]))
 
     def report_new() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from trtllm_hpc.bench.load.messages import Reply, Target, answer_text, encode_request
+from trtllm_hpc.bench.load.messages import LoadReply, Target, answer_text, encode_request
 from trtllm_hpc.bench.load.timing import Clock, KernelTimer
-from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.bench.workload.request import WorkloadRequest
 
 
 class Conversation(NamedTuple):
@@ -18,7 +18,7 @@ class Conversation(NamedTuple):
 
     first_index: int
     """Index in the workload of the first turn; those of the others follow."""
-    turns: Sequence[Request]
+    turns: Sequence[WorkloadRequest]
 
 
 class Turns:
@@ -33,15 +33,15 @@ class Turns:
         conversations: Sequence[Conversation],
         target: Target,
         clock: Clock,
-        send: Callable[[Reply, bytes], None],
+        send: Callable[[LoadReply, bytes], None],
     ) -> None:
         self._conversations, self._target, self._clock, self._send = conversations, target, clock, send
         self._open: dict[str, tuple[Conversation, float, list[Mapping[str, str]]]] = {}
         """Those that go on: when each has begun, and what was said."""
         self._begun = Counter[str | None]()
-        self._waiting: list[tuple[float, int, Reply, bytes]] = []
+        self._waiting: list[tuple[float, int, LoadReply, bytes]] = []
 
-    def begin(self, position: int, due_s: float) -> Reply:
+    def begin(self, position: int, due_s: float) -> LoadReply:
         """Begin the conversation at this position, and return the reply to its first turn."""
         conversation = self._conversations[position]
         first = conversation.turns[0]
@@ -49,9 +49,9 @@ class Turns:
         again = self._begun[first.session]
         session = f"{first.session}-{again}" if again > 1 else f"{first.session}"
         self._open[session] = conversation, due_s, [*(first.said or ())]
-        return Reply(conversation.first_index, due_s, self._clock.now(), -1.0, session=session)
+        return LoadReply(conversation.first_index, due_s, self._clock.now(), -1.0, session=session)
 
-    def goes_on(self, reply: Reply) -> bool:
+    def goes_on(self, reply: LoadReply) -> bool:
         """Prepare the next turn; returns False if there is none, or without an answer to go on from."""
         if reply.session is None:
             return False
@@ -69,7 +69,7 @@ class Turns:
         before = "\n".join(message["content"] for message in said)
         answer = answer_text(reply, self._target).removeprefix(before)
         said.append({"role": "assistant", "content": answer})
-        waiting = Reply(reply.index + 1, due_s, -1.0, -1.0, session=reply.session)
+        waiting = LoadReply(reply.index + 1, due_s, -1.0, -1.0, session=reply.session)
         payload = encode_request(replace(turn, said=said), self._target, str(waiting.index))
         heapq.heappush(self._waiting, (due_s, waiting.index, waiting, payload))
         self.on_timer()

@@ -1,6 +1,6 @@
 """Conversations, drawn or from a file: what the user says in each turn.
 
-What was said before joins it when it is sent, with the server's answers (:mod:`trtllm_hpc.bench.load.turns`).
+Earlier messages join it when it is sent, with the server's answers (:mod:`trtllm_hpc.bench.load.turns`).
 """
 
 from __future__ import annotations
@@ -11,17 +11,25 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trtllm_hpc.bench.workload import trace
-from trtllm_hpc.bench.workload.dataset import OUTPUT_LENGTH_KEYS, Entry, read_entries, request_of, turns_of
-from trtllm_hpc.bench.workload.given_prompts import random_order
-from trtllm_hpc.bench.workload.lengths import draw_lengths
-from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
-from trtllm_hpc.bench.workload.random_numbers import draw_codes, random_source
-from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec, file_error, settings_error
+from trtllm_hpc.bench.workload.dataset import (
+    OUTPUT_LENGTH_KEYS,
+    DatasetEntry,
+    read_entries,
+    request_of,
+    turns_of,
+)
+from trtllm_hpc.bench.workload.prompt_source import PromptShape, draw_lengths, generated_requests
+from trtllm_hpc.bench.workload.random_numbers import draw_codes, random_order, random_source
+from trtllm_hpc.bench.workload.request import (
+    BuiltWorkload,
+    WorkloadRequest,
+    WorkloadSpec,
+    file_error,
+    settings_error,
+)
 
-_Turns = list[tuple[Request, PromptShape | None]]
+_Turns = list[tuple[WorkloadRequest, PromptShape | None]]
 """The turns of a conversation; a shape stands for a prompt that is still to be written."""
 
 
@@ -36,7 +44,7 @@ def conversations(spec: WorkloadSpec) -> BuiltWorkload:
     all_turns, notes, distinct = _drawn(spec) if spec.workload.path is None else _of_file(spec)
     shapes = [shape for turns in all_turns for _, shape in turns if shape is not None]
     made, more = generated_requests(spec, shapes) if shapes else ([], [])
-    texts, requests = iter(made), list[Request]()
+    texts, requests = iter(made), list[WorkloadRequest]()
     thinks = _draws(spec, "think times", spec.workload.think_seconds, spec.workload.think_seconds_stdev)
     for number, turns in enumerate(all_turns):
         for turn, (request, shape) in enumerate(turns, 1):
@@ -77,33 +85,25 @@ def _drawn(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], None]:
     all_turns = list[_Turns]()
     for count, system in zip(counts, cycle(systems), strict=False):
         said = [{"role": "system", "content": system.prompt or ""}]
-        all_turns.append([(Request(shape.max_tokens, said=said), shape) for shape in islice(shapes, count)])
+        turns = [(WorkloadRequest(shape.max_tokens, said=said), shape) for shape in islice(shapes, count)]
+        all_turns.append([*turns])
     return all_turns, [*notes, *more], None
 
 
 def _of_file(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], int]:
-    settings, workload = spec.settings, spec.workload
-    groups, codes = _groups(spec.file), trace.PromptCodes(settings.seed)
+    settings, groups = spec.settings, _groups(spec.file)
     order = random_order(len(groups), settings.seed)
     if settings.arrival == "trace" and not settings.closed_loop:
-        groups, order = trace.timed(groups, workload.speed), iter(range(len(groups)))
+        groups, order = trace.timed(groups, spec.workload.speed), iter(range(len(groups)))
     chosen = (groups[place] for place in islice(order, spec.count))
-    all_turns = [_turns(group, spec, codes) for group in chosen]
-    return all_turns, [], len(groups)
+    return [_turns(group, spec) for group in chosen], [], len(groups)
 
 
-def _groups(path: Path) -> list[list[Entry]]:
-    # Of a trace without session_id: an entry goes on with the conversation whose last whole block it has.
-    groups: dict[object, list[Entry]] = {}
-    last_blocks: dict[int, object] = {}
+def _groups(path: Path) -> list[list[DatasetEntry]]:
+    """Return the entries of each conversation: whole ones, or those with the same ``session_id``."""
+    groups: dict[object, list[DatasetEntry]] = {}
     for place, entry in enumerate(read_entries(path)):
         key = entry.values.get("session_id", entry.values.get("session"))
-        blocks = trace.hash_ids(entry)
-        if blocks and key is None:
-            known = (last_blocks.pop(block) for block in reversed(blocks) if block in last_blocks)
-            key = next(known, (place,))
-            whole = blocks[: trace.input_length(entry) // trace.BLOCK_TOKENS]
-            last_blocks |= dict.fromkeys(whole[-1:], key)
         groups.setdefault((place,) if key is None else str(key), []).extend(turns_of(entry))
     found = [group for group in groups.values() if group]
     if not found:
@@ -111,22 +111,19 @@ def _groups(path: Path) -> list[list[Entry]]:
     return found
 
 
-def _turns(group: Sequence[Entry], spec: WorkloadSpec, codes: trace.PromptCodes | None = None) -> _Turns:
-    turns, before = _Turns(), 0
+def _turns(group: Sequence[DatasetEntry], spec: WorkloadSpec) -> _Turns:
+    turns = _Turns()
     for entry in group:
         think_s = entry.seconds("think_s", "delay")
         recorded: dict[str, Any] = {
             "think_s": think_s and max(0.0, think_s) / spec.workload.speed,
             "said": entry.values.get("said"),
         }
-        if trace.has_only_lengths(entry):
+        if not trace.has_prompt(entry):
             answer = entry.length(OUTPUT_LENGTH_KEYS) or spec.settings.max_tokens
-            length = trace.input_length(entry)
-            new = max(1, length - before) if trace.hash_ids(entry) else length
-            before = length + answer
-            tokens = np.zeros(0, dtype=np.int32) if codes is None else codes.of(entry, length)[-new:]
-            request = Request(answer, due_s=entry.due_s, source=f"line {entry.line}", **recorded)
-            turns.append((request, PromptShape(tokens, answer)))
+            codes = draw_codes(random_source(spec.settings.seed, entry.source), trace.input_length(entry))
+            request = WorkloadRequest(answer, due_s=entry.due_s, source=entry.source, **recorded)
+            turns.append((request, PromptShape(codes, answer)))
             continue
         found = request_of(entry, spec)
         if found is None or found.prompt is None:

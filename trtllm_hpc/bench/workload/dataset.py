@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trtllm_hpc.bench.workload.request import Request, WorkloadSpec, file_error
+from trtllm_hpc.bench.workload.prompt_source import TOKENIZER_HINT
+from trtllm_hpc.bench.workload.request import (
+    BY_TOKENIZER,
+    BY_WORKLOAD,
+    WorkloadRequest,
+    WorkloadSpec,
+    file_error,
+    settings_error,
+)
 from trtllm_hpc.errors import ConfigError
 
 OUTPUT_LENGTH_KEYS = ("max_tokens", "output_tokens", "output_length")
@@ -18,22 +27,32 @@ _ANSWER_KEYS = ("output", "completion", "answer")
 _CONVERSATION_KEYS = ("conversations", "messages", "turns")
 _ASSISTANT_ROLES = frozenset({"assistant", "gpt", "chatgpt", "bing", "bard", "model"})
 _MAX_TOKENS = 10_000_000
+_TOKENS_PER_WORD = 1.3
+"""Of a recorded answer; upstream's default of ``--op-tokens-per-word``."""
 _LAYOUTS = "a list of JSON objects, or one JSON object a line"
 
 
-class Entry(NamedTuple):
+class DatasetEntry(NamedTuple):
     """One JSON object of a file."""
 
     path: Path
-    line: int
-    """Where it begins, counted from 1."""
+    line: int | None
+    """Counted from 1; ``None`` in a JSON list."""
+    number: int
+    """Its place in the file, from 1."""
     values: dict[str, Any]
     due_s: float | None = None
     """In a trace: when it is due, after the first one."""
 
+    @property
+    def source(self) -> str:
+        """Where it comes from, to be shown."""
+        return f"entry {self.number}" if self.line is None else f"line {self.line}"
+
     def error(self, message: str, *, hint: str | None = None) -> ConfigError:
         """Return an error at this entry."""
-        return file_error(self.path, self.line, message, hint=hint)
+        where = f"entry {self.number}: " if self.line is None else ""
+        return file_error(self.path, self.line, where + message, hint=hint)
 
     def length(self, keys: Sequence[str]) -> int | None:
         """Return the first of the keys that the entry has, as a number of tokens; ``None`` if it has none."""
@@ -57,8 +76,19 @@ class Entry(NamedTuple):
             return float(value) * unit_s
         return None
 
+    def text(self, keys: Sequence[str]) -> str | None:
+        """Return the text of the first of the keys that the entry has; ``None`` if it has none."""
+        for key in keys:
+            value = self.values.get(key)
+            if value is None:
+                continue
+            if not isinstance(value, str):
+                raise self.error(f"{key} must be text; found {type(value).__name__}")
+            return value
+        return None
 
-def read_entries(path: Path) -> list[Entry]:
+
+def read_entries(path: Path) -> list[DatasetEntry]:
     """Return all entries of the file, in their order.
 
     Raises ConfigError if it cannot be read, or has another layout; with the line.
@@ -70,62 +100,35 @@ def read_entries(path: Path) -> list[Entry]:
         raise file_error(path, None, f"cannot be read: {reason}", hint="--file FILE") from None
     except UnicodeDecodeError as error:
         raise file_error(path, None, f"is not UTF-8 text: byte {error.start + 1} is invalid") from None
-    found = _parse_list(path, text) if text.lstrip().startswith("[") else _parse_lines(path, text)
+    found: list[tuple[int | None, Any]]
+    if text.lstrip().startswith("["):
+        found = [(None, value) for value in _parsed(path, text)]
+    else:
+        # Not str.splitlines: it also splits at characters that JSON allows within a string.
+        lines = enumerate(text.split("\n"), 1)
+        found = [(line, _parsed(path, words, line)) for line, words in lines if words.strip()]
     entries = []
-    for line, value in found:
+    for number, (line, value) in enumerate(found, 1):
+        entry = DatasetEntry(path, line, number, value)
         if not isinstance(value, dict):
-            message = f"each entry must be a JSON object in braces; found {type(value).__name__}"
-            raise file_error(path, line, message)
-        entries.append(Entry(path, line, value))
+            raise entry.error(f"each entry must be a JSON object in braces; found {type(value).__name__}")
+        entries.append(entry)
     if not entries:
         raise file_error(path, None, f"has no entries; expected {_LAYOUTS}")
     return entries
 
 
-def _parse_lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    # Not str.splitlines: it also splits at characters that JSON allows within a string.
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise _not_json(path, number, error) from None
+def _parsed(path: Path, text: str, line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason, at = str(error), line
+        if isinstance(error, json.JSONDecodeError):
+            reason, at = error.msg, line + error.lineno - 1
+        raise file_error(path, at, f"is not JSON: {reason}; expected {_LAYOUTS}") from None
 
 
-def _parse_list(path: Path, text: str) -> Iterator[tuple[int, Any]]:
-    """Decode the items of a JSON list one by one, to know their lines."""
-    decoder = json.JSONDecoder()
-    at = _skip_space(text, text.index("[") + 1)
-    line, counted = 1, 0
-    while at < len(text) and text[at] != "]":
-        line, counted = line + text.count("\n", counted, at), at
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:
-            raise _not_json(path, text.count("\n", 0, getattr(error, "pos", at)) + 1, error) from None
-        yield line, value
-        at = _skip_space(text, at)
-        if text[at : at + 1] == ",":
-            at = _skip_space(text, at + 1)
-        elif text[at : at + 1] != "]":
-            break
-    if text[at:].strip() != "]":
-        message = "is not JSON: expected ',' or the end of the list, ']'"
-        raise file_error(path, text.count("\n", 0, at) + 1, message)
-
-
-def _skip_space(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
-
-
-def _not_json(path: Path, line: int, error: Exception) -> ConfigError:
-    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-    return file_error(path, line, f"is not JSON: {reason}; expected {_LAYOUTS}")
-
-
-def read_prompts(spec: WorkloadSpec) -> list[Request | None]:
+def read_prompts(spec: WorkloadSpec) -> list[WorkloadRequest | None]:
     """Return the prompt of each entry of the file; ``None`` for an entry without one.
 
     Raises ConfigError if an entry cannot be read, or none has a prompt; with file and line.
@@ -136,18 +139,18 @@ def read_prompts(spec: WorkloadSpec) -> list[Request | None]:
     return found
 
 
-def request_of(entry: Entry, spec: WorkloadSpec) -> Request | None:
+def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | None:
     """Return the prompt of an entry, not counted yet; ``None`` if it is empty, as of an empty conversation.
 
     Layouts: ``input`` and ``instruction`` as in upstream's data sets, whose prompt is ``input + ' ' +
     instruction`` (``benchmark_core_model.py`` of tensorrtllm_backend v0.16.0); a prompt or token ids alone;
     ``messages`` of chats and ``conversations`` of ShareGPT, whose prompt is everything before the first
-    answer. The answer's limit is the entry's, the words of its answer times ``tokens_per_word``, or
-    ``max_tokens``. Raises ConfigError if it has none of these, wrong types, or ids that the model does not
-    take; with the line.
+    answer. The answer's limit is the entry's, 1.3 times the words of its answer, or ``max_tokens``. Raises
+    ConfigError if it has none of these, wrong types, or ids that the model does not take; with the line.
     """
     tokens = entry.length(OUTPUT_LENGTH_KEYS)
-    request = Request(tokens or spec.settings.max_tokens, due_s=entry.due_s, source=f"line {entry.line}")
+    limit = tokens or spec.settings.max_tokens
+    request = WorkloadRequest(limit, due_s=entry.due_s, source=entry.source)
     for key in _IDS_KEYS:
         if entry.values.get(key) is not None:
             return replace(request, token_ids=_ids(entry, key, spec))
@@ -156,20 +159,20 @@ def request_of(entry: Entry, spec: WorkloadSpec) -> Request | None:
             prompt, answer = _conversation(entry, key)
             break
     else:
-        prompt, answer = _prompt(entry), _text(entry, _ANSWER_KEYS)
+        prompt, answer = _prompt(entry), entry.text(_ANSWER_KEYS)
     if not prompt.strip():
         return None
     if tokens is None and answer is not None:
-        tokens = max(1, int(len(answer.split()) * spec.workload.tokens_per_word))
+        tokens = max(1, int(len(answer.split()) * _TOKENS_PER_WORD))
     # JSON can contain half of a surrogate pair ("\ud800"), which no server takes.
     valid = prompt.encode("utf-8", errors="replace").decode("utf-8")
-    return replace(request, prompt=valid, max_tokens=tokens or request.max_tokens)
+    return replace(request, prompt=valid, max_tokens=tokens or limit)
 
 
-def _prompt(entry: Entry) -> str:
+def _prompt(entry: DatasetEntry) -> str:
     if "instruction" in entry.values:
-        return " ".join(_text(entry, [key]) or "" for key in ("input", "instruction"))
-    prompt = _text(entry, _PROMPT_KEYS)
+        return " ".join(entry.text([key]) or "" for key in ("input", "instruction"))
+    prompt = entry.text(_PROMPT_KEYS)
     if prompt is None:
         known = ", ".join((*_PROMPT_KEYS, "instruction", *_IDS_KEYS, *_CONVERSATION_KEYS))
         found = ", ".join(entry.values) or "nothing"
@@ -177,18 +180,7 @@ def _prompt(entry: Entry) -> str:
     return prompt
 
 
-def _text(entry: Entry, keys: Sequence[str]) -> str | None:
-    for key in keys:
-        value = entry.values.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, str):
-            raise entry.error(f"{key} must be text; found {type(value).__name__}")
-        return value
-    return None
-
-
-def _ids(entry: Entry, key: str, spec: WorkloadSpec) -> tuple[int, ...]:
+def _ids(entry: DatasetEntry, key: str, spec: WorkloadSpec) -> tuple[int, ...]:
     ids = entry.values[key]
     if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
         raise entry.error(f"{key} must be a list of token ids, whole numbers of at least 0")
@@ -201,8 +193,8 @@ def _ids(entry: Entry, key: str, spec: WorkloadSpec) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _conversation(entry: Entry, key: str) -> tuple[str, str | None]:
-    """The turns before the first answer as one prompt, and that answer."""
+def _conversation(entry: DatasetEntry, key: str) -> tuple[str, str | None]:
+    """Return the turns before the first answer as one prompt, and that answer."""
     prompts: list[str] = []
     for role, text, _ in _messages(entry, key):
         if role in _ASSISTANT_ROLES:
@@ -211,7 +203,7 @@ def _conversation(entry: Entry, key: str) -> tuple[str, str | None]:
     return "\n".join(prompts), None
 
 
-def turns_of(entry: Entry) -> list[Entry]:
+def turns_of(entry: DatasetEntry) -> list[DatasetEntry]:
     """Return an entry for each turn of the user in a whole conversation; one without turns as it is."""
     key = next((key for key in _CONVERSATION_KEYS if key in entry.values), None)
     if key is None:
@@ -229,19 +221,70 @@ def turns_of(entry: Entry) -> list[Entry]:
     return [entry._replace(values={**(first if turn is turns[0] else {}), **turn}) for turn in turns]
 
 
-def _messages(entry: Entry, key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _messages(entry: DatasetEntry, key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     turns = entry.values[key]
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise entry.error(f"{key} must be a list of turns, each a JSON object")
     for turn in turns:
-        yield str(turn.get("from", turn.get("role", ""))).lower(), _turn_text(entry, turn), turn
+        content = turn.get("value", turn.get("content", turn.get("text")))
+        if isinstance(content, list):
+            texts = [part.get("text") for part in content if isinstance(part, dict)]
+            content = "\n".join(text for text in texts if isinstance(text, str))
+        if not isinstance(content, str):
+            raise entry.error("a turn must have text in value, content or text")
+        yield str(turn.get("from", turn.get("role", ""))).lower(), content, turn
 
 
-def _turn_text(entry: Entry, turn: dict[str, Any]) -> str:
-    content = turn.get("value", turn.get("content", turn.get("text")))
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
-        content = "\n".join(text for text in texts if isinstance(text, str))
-    if not isinstance(content, str):
-        raise entry.error("a turn must have text in value, content or text")
-    return content
+# Count their tokens, and leave out long ones --------------------------------------------------------
+
+
+def counted(
+    spec: WorkloadSpec, prompts: Iterator[WorkloadRequest]
+) -> tuple[list[WorkloadRequest], list[str]]:
+    """Return the first ``spec.count`` prompts that are not too long, and notes for readers of the results.
+
+    Where the model takes token ids, prompts become ids. ``prompts`` may yield a prompt again, but must end if
+    all are too long. Raises ConfigError if they are, or if there is no tokenizer where one is needed.
+    """
+    known: dict[WorkloadRequest, WorkloadRequest | None] = {}
+    kept: list[WorkloadRequest] = []
+    while batch := list(islice(prompts, spec.count - len(kept))):
+        new = [request for request in dict.fromkeys(batch) if request not in known]
+        known.update(zip(new, _encoded(spec, new), strict=True))
+        kept += [found for request in batch if (found := known[request]) is not None]
+        if not kept and not new:
+            break
+    if not kept:
+        raise spec.all_too_long()
+    left_out = sum(found is None for found in known.values())
+    return kept, [too_long_note(left_out, len(known), "prompts", spec.limit)] if left_out else []
+
+
+def _encoded(spec: WorkloadSpec, requests: Sequence[WorkloadRequest]) -> Iterator[WorkloadRequest | None]:
+    """Yield each request with its length, or ``None`` if it is too long."""
+    texts = [request.prompt for request in requests if request.prompt is not None]
+    encoded: Iterator[list[int]] = iter(())
+    if spec.tokenizer is not None:
+        encoded = iter(spec.tokenizer.encode(texts))
+    elif texts and (spec.takes_token_ids or spec.workload.max_input_tokens is not None):
+        key, what = ("tokenizer", "a model that takes token ids")
+        if not spec.takes_token_ids:
+            key, what = "max_input_tokens", "a limit of prompts"
+        message = f"{what} needs a tokenizer to encode the texts, and none was found"
+        raise settings_error(key, message, code="no-tokenizer", hint=TOKENIZER_HINT)
+    for request in requests:
+        ids = request.token_ids if request.prompt is None else next(encoded, None)
+        if ids is None:
+            yield request
+        elif spec.limit is not None and len(ids) > spec.limit:
+            yield None
+        elif spec.takes_token_ids or request.prompt is None:
+            by_ids = replace(request, prompt=None, token_ids=tuple(ids))
+            yield replace(by_ids, input_tokens=len(ids), input_by=BY_WORKLOAD)
+        else:
+            yield replace(request, input_tokens=len(ids), input_by=BY_TOKENIZER)
+
+
+def too_long_note(left_out: int, seen: int, what: str, limit: int | None) -> str:
+    """Return the sentence about prompts or requests that were left out."""
+    return f"Left out {left_out:,} of {seen:,} {what}: longer than {limit} tokens."

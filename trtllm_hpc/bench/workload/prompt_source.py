@@ -1,18 +1,19 @@
-"""Generated prompts of given lengths: token ids, or texts of common words."""
+"""Generated prompts of drawn or given lengths: token ids, or texts of common words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 
-from trtllm_hpc.bench.workload.random_numbers import Codes
+import numpy as np
+
+from trtllm_hpc.bench.workload.random_numbers import Codes, random_source
 from trtllm_hpc.bench.workload.request import (
     BY_TOKENIZER,
     BY_WORKLOAD,
-    Request,
-    Tokenizer,
-    Vocabulary,
+    TextEncoder,
+    WorkloadRequest,
     WorkloadSpec,
     settings_error,
 )
@@ -54,170 +55,147 @@ class PromptShape:
     max_tokens: int
     due_s: float | None = None
     source: str | None = None
-    prefix: int | None = None
-    """Number of the prefix that it shares with others."""
-    prefix_tokens: int = 0
 
 
-def generated_requests(spec: WorkloadSpec, shapes: Iterable[PromptShape]) -> tuple[list[Request], list[str]]:
+def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[tuple[int, int]], list[str]]:
+    """Draw the tokens of each prompt and answer, and cut prompts to the limit less the prefix.
+
+    They come from two normal distributions (upstream's ``token-norm-dist``), rounded, at least 1. A sentence
+    says how many prompts were cut. Raises ConfigError if the prefix leaves no room.
+    """
+    workload, limit = spec.workload, spec.limit
+    means = workload.input_tokens, workload.output_tokens or spec.settings.max_tokens
+    stdevs = workload.input_tokens_stdev, workload.output_tokens_stdev
+    drawn = random_source(spec.settings.seed, "lengths").standard_normal((spec.count, 2)) * stdevs + means
+    pairs: list[tuple[int, int]] = [(int(a), int(b)) for a, b in np.maximum(np.rint(drawn), 1)]
+    if limit is None:
+        return pairs, []
+    room = limit - prefix_tokens
+    if room < 1:
+        message = f"a prefix of {prefix_tokens} tokens leaves no room in prompts of at most {limit}"
+        raise settings_error("prefix_tokens", message, value=prefix_tokens, hint=f"set it below {limit}")
+    cut = sum(length > room for length, _ in pairs)
+    notes = [f"Prompts cut to {room} tokens: {cut:,}."] if cut else []
+    return [(min(length, room), output) for length, output in pairs], notes
+
+
+def generated_requests(
+    spec: WorkloadSpec, shapes: Iterable[PromptShape]
+) -> tuple[list[WorkloadRequest], list[str]]:
     """Return a request for each shape, in their order, and notes for readers of the results.
 
     Prompts are token ids for a model that takes ids, else texts. Raises ConfigError if there is neither
     tokenizer nor vocabulary for them.
     """
-    if not spec.takes_token_ids:
-        if spec.tokenizer is None:
-            message = "prompts of a given length need the model's tokenizer, and none was found"
-            raise settings_error("tokenizer", message, code="no-tokenizer", hint=TOKENIZER_HINT)
-        return _texts(TextWriter(spec.tokenizer), shapes)
-    if spec.vocabulary is not None:
-        return _token_ids(spec.vocabulary, shapes), []
-    if spec.tokenizer is not None:
-        return _token_ids(common_words_vocabulary(spec.tokenizer), shapes), []
-    message = "prompts of token ids need the model's vocabulary, and neither tokenizer nor config.json has it"
-    raise settings_error("tokenizer", message, code="no-vocabulary", hint=TOKENIZER_HINT)
+    if spec.takes_token_ids:
+        if spec.vocabulary is None:
+            message = "prompts of token ids need the model's vocabulary, and no tokenizer was found"
+            raise settings_error("tokenizer", message, code="no-vocabulary", hint=TOKENIZER_HINT)
+        # A list, so that all requests share its int objects: there may be tens of millions of tokens.
+        ids = list(spec.vocabulary.ids)
+        return [
+            WorkloadRequest(
+                shape.max_tokens,
+                token_ids=tuple(map(ids.__getitem__, (shape.codes % len(ids)).tolist())),
+                input_tokens=len(shape.codes),
+                input_by=BY_WORKLOAD,
+                due_s=shape.due_s,
+                source=shape.source,
+            )
+            for shape in shapes
+        ], []
+    if spec.tokenizer is None:
+        message = "prompts of a given length need the model's tokenizer, and none was found"
+        raise settings_error("tokenizer", message, code="no-tokenizer", hint=TOKENIZER_HINT)
+    return _texts(TextWriter(spec.tokenizer), shapes)
 
 
-def common_words_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    """Return the tokens of common words, for a tokenizer that can only encode."""
-    encoded = tokenizer.encode([f"a {word}" for word in COMMON_WORDS])
-    special = set(encoded[0]).intersection(*encoded)
-    ids = sorted({token for ids in encoded for token in ids} - special)
-    return Vocabulary(ids, f"{tokenizer.name}, common words")
-
-
-def _token_ids(vocabulary: Vocabulary, shapes: Iterable[PromptShape]) -> list[Request]:
-    # A list, so that all requests share its int objects: there may be tens of millions of tokens.
-    ids = list(vocabulary.ids)
-    return [
-        Request(
-            shape.max_tokens,
-            token_ids=tuple(map(ids.__getitem__, (shape.codes % len(ids)).tolist())),
-            input_tokens=len(shape.codes),
-            input_by=BY_WORKLOAD,
-            due_s=shape.due_s,
-            source=shape.source,
-        )
-        for shape in shapes
-    ]
-
-
-def _texts(writer: TextWriter, shapes: Iterable[PromptShape]) -> tuple[list[Request], list[str]]:
-    requests: list[Request] = []
-    # Of each prefix: the tokens that its requests have in common so far, and how many they should have.
-    prefixes: dict[int, tuple[Sequence[int], int]] = {}
+def _texts(writer: TextWriter, shapes: Iterable[PromptShape]) -> tuple[list[WorkloadRequest], list[str]]:
+    requests: list[WorkloadRequest] = []
     inexact, remaining = 0, iter(shapes)
     while batch := list(islice(remaining, _BATCH)):
         texts = writer.write([shape.codes for shape in batch])
-        for shape, (text, token_ids) in zip(batch, texts, strict=True):
-            inexact += len(token_ids) != len(shape.codes)
-            if shape.prefix is not None:
-                begin = token_ids[: shape.prefix_tokens - writer.suffix_tokens]
-                common, expected = prefixes.get(shape.prefix, (begin, 0))
-                prefixes[shape.prefix] = (_common_begin(common, begin), max(expected, len(begin)))
+        for shape, (text, tokens) in zip(batch, texts, strict=True):
+            inexact += tokens != len(shape.codes)
             requests.append(
-                Request(
+                WorkloadRequest(
                     shape.max_tokens,
                     prompt=text,
-                    input_tokens=len(token_ids),
+                    input_tokens=tokens,
                     input_by=BY_TOKENIZER,
                     due_s=shape.due_s,
                     source=shape.source,
                 )
             )
-    notes = [
-        f"Requests of prefix {prefix} share {len(common)} tokens instead of {expected}: "
-        "the tokenizer has tokens across words."
-        for prefix, (common, expected) in prefixes.items()
-        if len(common) < expected
-    ]
-    if inexact:
-        notes.append(
-            f"Prompts that do not have the drawn length, since the tokenizer cannot produce it: {inexact:,}. "
-            "The records have the real lengths."
-        )
-    return requests, notes
-
-
-def _common_begin(some: Sequence[int], others: Sequence[int]) -> Sequence[int]:
-    if some == others:
-        return some
-    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False))
-    return [token for token, _ in pairs]
+    if not inexact:
+        return requests, []
+    note = (
+        f"Prompts that do not have the drawn length, since the tokenizer cannot produce it: {inexact:,}. "
+        "The records have the real lengths."
+    )
+    return requests, [note]
 
 
 class TextWriter:
     """Writes texts of words that are one token each, and lets the tokenizer count the result.
 
-    The first word stands for itself and for the special tokens that the tokenizer adds, so texts have at
-    least ``min_tokens``. Raises ConfigError if the tokenizer has too few words of one token.
+    Raises ConfigError if the tokenizer has too few words of one token.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        single = tokenizer.encode(COMMON_WORDS)
-        self.min_tokens = min(map(len, single))
-        """Tokens of a text of one word."""
-        self._first_words = [
-            word for word, ids in zip(COMMON_WORDS, single, strict=True) if len(ids) == self.min_tokens
-        ]
-        self._separator, self._words, pairs = self._one_token_words()
-        self.suffix_tokens = _common_end(single[COMMON_WORDS.index(self._first_words[0])], pairs)
-        """Special tokens that the tokenizer adds after each text."""
-
-    def _one_token_words(self) -> tuple[str, list[str], list[list[int]]]:
-        """Words that lengthen a text by one token, and the separator before each: a space, or nothing."""
-        for separator in (" ", ""):
-            pairs = self.tokenizer.encode(
-                [f"{self._first_words[0]}{separator}{word}" for word in COMMON_WORDS]
-            )
-            fitting = [
-                (word, ids)
-                for word, ids in zip(COMMON_WORDS, pairs, strict=True)
-                if len(ids) == self.min_tokens + 1
-            ]
-            if len(fitting) >= _MIN_WORDS:
-                return separator, [word for word, _ in fitting], [ids for _, ids in fitting]
-        message = f"the tokenizer ({self.tokenizer.name}) encodes too few common words as one token"
+    def __init__(self, tokenizer: TextEncoder) -> None:
+        self._tokenizer = tokenizer
+        alone = self._lengths(COMMON_WORDS)
+        self._special = min(alone) - 1
+        """Tokens that the tokenizer adds to each text."""
+        self._first_words = _of_length(min(alone), alone)
+        for self._separator in (" ", ""):  # tokenizers of letters or bytes have a token for the space
+            texts = [f"{self._first_words[0]}{self._separator}{word}" for word in COMMON_WORDS]
+            self._words = _of_length(min(alone) + 1, self._lengths(texts))
+            if len(self._words) >= _MIN_WORDS:
+                return
+        message = f"the tokenizer ({tokenizer.name}) encodes too few common words as one token"
         hint = "use workload.kind dataset or prompts"
         raise settings_error("tokenizer", message, code="odd-tokenizer", hint=hint)
 
-    def write(self, codes: Sequence[Codes]) -> list[tuple[str, list[int]]]:
-        """Return a text and its token ids for each row of codes, one token a code."""
+    def _lengths(self, texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in self._tokenizer.encode(texts)]
+
+    def write(self, codes: Sequence[Codes]) -> list[tuple[str, int]]:
+        """Return a text and its number of tokens for each row of codes, a token for each code."""
         rows = [self._words_of(row) for row in codes]
-        lengths = [max(len(row), self.min_tokens) for row in codes]
-        encoded = self._encode(rows)
+        lengths = self._lengths([self._separator.join(row) for row in rows])
         for attempt in range(_MAX_ROUNDS):
-            wrong = [i for i, ids in enumerate(encoded) if len(ids) != lengths[i]]
+            # A text has at least one word.
+            wrong = [
+                place
+                for place, length in enumerate(lengths)
+                if length != len(codes[place]) and (length < len(codes[place]) or len(rows[place]) > 1)
+            ]
             if not wrong:
                 break
-            for i in wrong:
-                rows[i] = self._corrected(rows[i], lengths[i] - len(encoded[i]), attempt)
-            for i, ids in zip(wrong, self._encode([rows[i] for i in wrong]), strict=True):
-                encoded[i] = ids
-        return [(self._separator.join(row), ids) for row, ids in zip(rows, encoded, strict=True)]
+            for place in wrong:
+                rows[place] = self._corrected(rows[place], len(codes[place]) - lengths[place], attempt)
+            found = self._lengths([self._separator.join(rows[place]) for place in wrong])
+            for place, length in zip(wrong, found, strict=True):
+                lengths[place] = length
+        return [(self._separator.join(row), length) for row, length in zip(rows, lengths, strict=True)]
 
     def _words_of(self, codes: Codes) -> list[str]:
-        """The words of one text; codes of the tokenizer's special tokens have no word."""
+        """Return the words of one text; the first codes stand for special tokens."""
         first = self._first_words[int(codes[0]) % len(self._first_words)]
-        begin = self.min_tokens - self.suffix_tokens
-        indices = codes[begin : max(begin, len(codes) - self.suffix_tokens)] % len(self._words)
-        return [first, *(self._words[index] for index in indices.tolist())]
-
-    def _encode(self, rows: Sequence[Sequence[str]]) -> list[list[int]]:
-        return self.tokenizer.encode([self._separator.join(row) for row in rows])
+        return [
+            first,
+            *(self._words[index] for index in (codes[self._special + 1 :] % len(self._words)).tolist()),
+        ]
 
     def _corrected(self, row: list[str], missing: int, attempt: int) -> list[str]:
-        """The row with words added or removed at the end; each attempt adds others, to end cycles."""
+        """Return the row with words added or removed at the end; each attempt adds others, to end cycles."""
         if missing < 0:
             return row[: max(1, len(row) + missing)]
         first = len(row) + attempt * attempt
         return row + [self._words[index % len(self._words)] for index in range(first, first + missing)]
 
 
-def _common_end(first: Sequence[int], others: Sequence[Sequence[int]]) -> int:
-    """The number of tokens that all of them end with."""
-    count = 0
-    while count < len(first) and all(ids[-1 - count] == first[-1 - count] for ids in others):
-        count += 1
-    return count
+def _of_length(length: int, lengths: Sequence[int]) -> list[str]:
+    """Return the common words whose text has that number of tokens."""
+    return [word for word, tokens in zip(COMMON_WORDS, lengths, strict=True) if tokens == length]

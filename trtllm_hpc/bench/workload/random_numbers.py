@@ -6,6 +6,8 @@ and of NumPy, whose generators may change with a release (NEP 19).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,3 +23,10 @@ def random_source(seed: int, name: str) -> np.random.Generator:
 def draw_codes(source: np.random.Generator, count: int) -> Codes:
     """Return codes for ``count`` tokens; their range is so large that the bias of a modulo is negligible."""
     return source.integers(np.iinfo(np.int32).max, size=count, dtype=np.int32)
+
+
+def random_order(count: int, seed: int) -> Iterator[int]:
+    """Yield all numbers below ``count`` in random order, then again in another, without end."""
+    source = random_source(seed, "order")
+    while True:
+        yield from source.permutation(count).tolist()

@@ -22,7 +22,7 @@ BY_TOKENIZER = "tokenizer"
 
 
 @dataclass(frozen=True)
-class Request:
+class WorkloadRequest:
     """One request: a text for text models, or token ids for the core model."""
 
     max_tokens: int
@@ -38,8 +38,6 @@ class Request:
     """Trace: seconds after the trace's first request."""
     source: str | None = None
     """Where it comes from, to be shown: ``line 17``, ``prefix 2``."""
-    lora_task_id: int | None = None
-    """Number of its LoRA adapter; ``None``: it has none."""
     session: str | None = None
     """The conversation that it is a turn of, in which ``prompt`` is what the user says; ``None``: it stands
     alone."""
@@ -51,7 +49,7 @@ class Request:
     """Messages before it; until it is sent only the system prompt, with the first turn."""
 
 
-class Tokenizer(Protocol):
+class TextEncoder(Protocol):
     """Encodes texts exactly as the server does before it generates, with the special tokens that it adds."""
 
     @property
@@ -68,17 +66,15 @@ class Vocabulary:
 
     ids: Sequence[int]
     """In ascending order."""
-    name: str
-    """Where they come from, to be shown."""
-    size: int | None = None
-    """All ids of the model are below this; ``None`` if it is not known."""
+    size: int
+    """All ids of the model are below this."""
 
 
 @dataclass(frozen=True)
 class BuiltWorkload:
     """The requests in the order in which they are sent."""
 
-    requests: list[Request]
+    requests: list[WorkloadRequest]
     notes: list[str] = field(default_factory=list)
     """Sentences for readers of the results, such as how many prompts were left out."""
     distinct: int | None = None
@@ -93,16 +89,14 @@ class WorkloadSpec:
     count: int
     takes_token_ids: bool
     """Whether the model takes ids (``tensorrt_llm``) instead of texts."""
-    tokenizer: Tokenizer | None = None
+    tokenizer: TextEncoder | None = None
     """The server's, or an equal one; ``None`` if there is none."""
     vocabulary: Vocabulary | None = None
-    """The ids to draw from; ``None`` takes it from the tokenizer."""
+    """The ids to draw from; ``None`` if they are not known."""
     max_input_len: int | None = None
     """The engine's limit; longer prompts must not be sent."""
     ids_allowed: bool = False
     """Whether the model takes a file's ids, too, though it takes texts (OpenAI's completions)."""
-    counted_by_server: bool = False
-    """Whether the server reports the length of each prompt in its answer (OpenAI's protocol)."""
 
     @property
     def workload(self) -> Workload:
@@ -144,7 +138,7 @@ def file_error(path: Path, line: int | None, message: str, *, hint: str | None =
     return ConfigError([Diagnostic("bad-workload-file", message, str(path), "", line, hint=hint)])
 
 
-def write_workload(path: Path, requests: Iterable[Request]) -> None:
+def write_workload(path: Path, requests: Iterable[WorkloadRequest]) -> None:
     """Write one JSON line for each request; the same requests give the same bytes.
 
     The file can be run again with ``workload: {kind: dataset, path: ...}``, in

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from trtllm_hpc.bench.workload.request import Tokenizer, Vocabulary, settings_error
+from trtllm_hpc.bench.workload.request import TextEncoder, Vocabulary, settings_error
 from trtllm_hpc.client.tokenizer_file import read_tokenizer
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
-
-
-@dataclass(frozen=True)
-class Tokenization:
-    """The tokenizer and vocabulary of the served model, as far as they are known."""
-
-    tokenizer: Tokenizer | None = None
-    vocabulary: Vocabulary | None = None
 
 
 class LocalTokenizer:
@@ -44,23 +34,23 @@ class LocalTokenizer:
         """Return its tokens without the special ones, and without ids from the model's own ``size`` on."""
         special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
         ids = sorted(set(self._tokenizer.get_vocab(with_added_tokens=True).values()) - special)
-        known = [token for token in ids if size is None or token < size]
-        return Vocabulary(known, self.name, size or ids[-1] + 1)
+        return Vocabulary([token for token in ids if size is None or token < size], size or ids[-1] + 1)
 
 
-def find_tokenizer(workload: Workload, folders: Sequence[Path] = (), *, special: bool = True) -> Tokenization:
+def find_tokenizer(
+    workload: Workload, folders: Sequence[Path] = (), *, special: bool = True
+) -> tuple[TextEncoder | None, Vocabulary | None]:
     """Find the tokenizer that counts, and the ordinary token ids of the model.
 
     ``folders`` are those of the model and of its engine; the first tokenizer and the first ``config.json``
-    are taken. Raises ConfigError if the settings name a folder without a readable tokenizer.
+    are taken. Without a tokenizer the ids are all that ``config.json`` allows. Raises ConfigError if the
+    settings name a folder without a readable tokenizer.
     """
     local = _find_local(workload, folders, special)
-    configs = ((folder, read_model_config(str(folder))) for folder in folders)
-    found = (config_vocabulary(config, str(folder)) for folder, config in configs if config is not None)
-    of_config = next((vocabulary for vocabulary in found if vocabulary is not None), None)
-    if local is None:
-        return Tokenization(None, of_config)
-    return Tokenization(local, local.vocabulary(None if of_config is None else of_config.size))
+    size = next(filter(None, map(_vocabulary_size, folders)), None)
+    if local is not None:
+        return local, local.vocabulary(size)
+    return None, None if size is None else Vocabulary(range(size), size)
 
 
 def _find_local(workload: Workload, folders: Sequence[Path], special: bool) -> LocalTokenizer | None:
@@ -68,9 +58,8 @@ def _find_local(workload: Workload, folders: Sequence[Path], special: bool) -> L
         try:
             return LocalTokenizer(Path(workload.tokenizer), special=special)
         except RequestFailed as error:
-            raise settings_error(
-                "tokenizer", error.message, code="bad-tokenizer", value=workload.tokenizer
-            ) from None
+            value = workload.tokenizer
+            raise settings_error("tokenizer", error.message, code="bad-tokenizer", value=value) from None
     for folder in folders:
         # The reference backend's engines have it in a subfolder.
         for candidate in (folder, folder / "tokenizer"):
@@ -79,17 +68,9 @@ def _find_local(workload: Workload, folders: Sequence[Path], special: bool) -> L
     return None
 
 
-def config_vocabulary(config: Mapping[str, Any], name: str) -> Vocabulary | None:
-    """Return the vocabulary of a model's or an engine's ``config.json``; ``None`` if it has no size.
-
-    The size may be padded beyond the tokenizer's: prefer :meth:`LocalTokenizer.vocabulary`.
-    """
+def _vocabulary_size(folder: Path) -> int | None:
+    """Return the size in a model's or an engine's ``config.json``; ``None`` if it names none."""
+    config = read_model_config(str(folder)) or {}
     model = config.get("pretrained_config", config)
-    size = model.get("vocab_size") if isinstance(model, Mapping) else None
-    if not isinstance(size, int) or size < 1:
-        return None
-    special: set[int] = set()
-    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        value = model.get(key)
-        special.update(value if isinstance(value, list) else [value])
-    return Vocabulary([token for token in range(size) if token not in special], name, size)
+    size = model.get("vocab_size") if isinstance(model, dict) else None
+    return size if isinstance(size, int) and size > 0 else None

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtllm_hpc.gateway.tokenizer import ModelTokenizer
-from trtllm_hpc.reference.engine_config import plain_path
-from trtllm_hpc.reference.text import parameters_of, switch
+from trtllm_hpc.reference.text import parameters_of, read_tokenizer_of, switch
 
 
 class TritonPythonModel:
@@ -20,7 +17,7 @@ class TritonPythonModel:
         """Read the tokenizer."""
         parameters = parameters_of(args)
         self._skip_special = switch(parameters, "skip_special_tokens", default=True)
-        self._tokenizer = ModelTokenizer(Path(plain_path(parameters["tokenizer_dir"])))
+        self._tokenizer = read_tokenizer_of(parameters)
 
     def execute(self, triton_requests: list[Any]) -> list[Any]:
         """Decode the sequences of each request: its texts in one row, beam after beam, prompt after prompt.

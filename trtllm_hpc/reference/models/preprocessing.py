@@ -7,7 +7,6 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.requests import check_parameters, refuse_unsupported_text
 from trtllm_hpc.reference.text import Preprocessor, parameters_of
 
 
@@ -24,9 +23,7 @@ class TritonPythonModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            check_parameters(request)
             inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            refuse_unsupported_text(inputs)
             arrays = self._preprocessor.process(inputs)
         except RequestFailed as error:
             refusal = pb_utils.TritonError(error.message, pb_utils.TritonError.INVALID_ARG)

@@ -15,10 +15,10 @@ import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference.delivery import Delivery
-from trtllm_hpc.reference.engine_config import EngineInfo, plain_path
-from trtllm_hpc.reference.generation import Engine
-from trtllm_hpc.reference.metrics import Metrics
-from trtllm_hpc.reference.requests import Part, parse
+from trtllm_hpc.reference.engine_folder import EngineInfo, plain_path
+from trtllm_hpc.reference.generation import GenerationRequest, RankEngine
+from trtllm_hpc.reference.metrics import LoadReporter
+from trtllm_hpc.reference.requests import parse
 from trtllm_hpc.reference.shutdown import Shutdown, stop_server_when_started
 from trtllm_hpc.reference.stand_in import StandIn
 from trtllm_hpc.reference.world import World
@@ -43,12 +43,8 @@ class TritonPythonModel:
             gc.freeze()
             if world.is_leader:
                 self._engine = engine
-                self._metrics = Metrics(
-                    engine,
-                    pb_utils,
-                    model=args["model_name"],
-                    version=args["model_version"],
-                )
+                names = {"model": args["model_name"], "version": args["model_version"]}
+                self._metrics = LoadReporter(engine, pb_utils, **names)
                 self._delivery = Delivery(engine, pb_utils, observe=self._metrics.observe)
                 engine.start(self._delivery.hear, self._shutdown.die)
         if not world.is_leader:
@@ -70,13 +66,13 @@ class TritonPythonModel:
             self._metrics.close()
         self._shutdown.release()
 
-    def _read(self, request: Any) -> tuple[Part, ...]:
+    def _read(self, request: Any) -> GenerationRequest | None:
         tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}
         arrays = {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
         return parse(arrays, self._info, decoupled=self._decoupled)
 
 
-def _load(parameters: Mapping[str, str], world: World) -> tuple[Engine, EngineInfo]:
+def _load(parameters: Mapping[str, str], world: World) -> tuple[RankEngine, EngineInfo]:
     folder = Path(plain_path(parameters["gpt_model_path"]))
     info = EngineInfo.read(folder)
     if world.size != info.world_size:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import uuid
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,9 +12,41 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.requests import TEXT_NAMES, check_parameters, refuse_unsupported_text
+from trtllm_hpc.reference.requests import refuse_unsupported
 from trtllm_hpc.reference.text import Preprocessor, parameters_of, switch
-from trtllm_hpc.wire.served_model import FROM_PREPROCESSING, TO_PREPROCESSING
+
+_TO_PREPROCESSING = {
+    "text_input": "QUERY",
+    "max_tokens": "REQUEST_OUTPUT_LEN",
+    "stop_words": "STOP_WORDS_DICT",
+    "end_id": "END_ID",
+    "pad_id": "PAD_ID",
+}
+"""Inputs of this model, and of ``preprocessing`` (``preprocessing/config.pbtxt``, v0.16)."""
+_FROM_PREPROCESSING = {
+    "INPUT_ID": "input_ids",
+    "REQUEST_INPUT_LEN": "input_lengths",
+    "REQUEST_OUTPUT_LEN": "request_output_len",
+    "STOP_WORDS_IDS": "stop_words_list",
+    "OUT_END_ID": "end_id",
+    "OUT_PAD_ID": "pad_id",
+}
+"""Outputs of ``preprocessing``, and inputs of ``tensorrt_llm`` (``ensemble/config.pbtxt``, v0.16)."""
+_TO_CORE = {
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "length_penalty": "len_penalty",
+    "stream": "streaming",
+}
+"""Inputs of this model that ``tensorrt_llm`` has under another name."""
+_ONLY_HERE = frozenset(
+    {
+        *("bad_words", "embedding_bias_words", "embedding_bias_weights", "decoder_text_input"),
+        *("image_input", "image_bytes_input", "image_url_input", "video_bytes_input"),
+        *("prompt_table_extra_id", "num_draft_tokens", "use_draft_logits"),
+    }
+)
+"""Inputs that ``tensorrt_llm`` does not have; those that ask for something are refused before."""
 
 
 class TritonPythonModel:
@@ -50,13 +81,12 @@ class TritonPythonModel:
         space before them; so does upstream's BLS model. With accumulation each text of a stream is that of
         all tokens so far.
         """
-        check_parameters(request)
         inputs = self._inputs({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
         wanted = set(request.requested_output_names())
         # The id of the client lets it stop the request.
         inner = request.request_id() or uuid.uuid4().hex
-        outputs = {"output_ids", "sequence_length", "batch_index", *wanted} - {"text_output"}
-        so_far: dict[int, list[int]] = defaultdict(list)
+        outputs = {"output_ids", "sequence_length", *wanted} - {"text_output"}
+        so_far: list[int] = []
         final, is_stopped = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL, False
         for response in self._ask(inner, inputs, outputs):
             if response.has_error():
@@ -67,9 +97,8 @@ class TritonPythonModel:
                 continue
             length = found.pop("sequence_length").as_numpy().item()
             new = found.pop("output_ids").as_numpy()[0, 0, :length].tolist()
-            index = int(found["batch_index"].as_numpy().item()) if "batch_index" in found else 0
-            tokens = so_far[index] = [*so_far[index], *new] if self._accumulates else new
-            text = self._preprocessor.tokenizer.decode(tokens, skip_special_tokens=self._skips)
+            so_far = [*so_far, *new] if self._accumulates else new
+            text = self._preprocessor.tokenizer.decode(so_far, skip_special_tokens=self._skips)
             tensors = [tensor for name, tensor in found.items() if name in wanted]
             if "text_output" in wanted:
                 tensors.append(pb_utils.Tensor("text_output", np.array([text.encode()], dtype=np.object_)))
@@ -81,14 +110,14 @@ class TritonPythonModel:
             sender.send(flags=final)
 
     def _inputs(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        refuse_unsupported_text(arrays)
-        prepared = self._preprocessor.process(_renamed(arrays, TO_PREPROCESSING))
+        refuse_unsupported(arrays)
+        prepared = self._preprocessor.process(_renamed(arrays, _TO_PREPROCESSING))
         others = {
-            TEXT_NAMES.get(name, name): array
+            _TO_CORE.get(name, name): array
             for name, array in arrays.items()
-            if name not in TO_PREPROCESSING and not name.startswith(("image_", "video_"))
+            if name not in _TO_PREPROCESSING and name not in _ONLY_HERE
         }
-        return {**others, **_renamed(prepared, FROM_PREPROCESSING)}
+        return {**others, **_renamed(prepared, _FROM_PREPROCESSING)}
 
     def _ask(self, inner: str, inputs: Mapping[str, Any], outputs: Iterable[str]) -> Iterable[Any]:
         """The responses of ``tensorrt_llm``."""

@@ -1,1 +1,1 @@
-"""The report of one measurement: one HTML file that opens without a network, and its charts as PNGs."""
+"""The report of one measurement: one HTML file that opens without a network."""

@@ -8,19 +8,17 @@ from itertools import accumulate
 
 from trtllm_hpc.bench.metrics import ITL, LATENCY, TPOT, TTFT, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample
-from trtllm_hpc.report.formatting import count_levels, quantity, with_interval
-from trtllm_hpc.report.headline import ascending_levels, is_valid, load_of
+from trtllm_hpc.report.headline import ascending_levels, figure_of, is_valid, load_of
 from trtllm_hpc.report.html.chart import (
     ASIDE,
     BAND,
     CATEGORIES,
     FAILED,
     Chart,
+    ChartSection,
     NoChart,
     Row,
-    Section,
     Spec,
     axis,
     layer,
@@ -29,6 +27,30 @@ from trtllm_hpc.report.html.chart import (
     word,
 )
 from trtllm_hpc.report.html.data import ReportData
+
+_MOST_LEVELS = 8
+"""At most this many curves can be told apart in one chart."""
+_MOST_POINTS = 120
+"""Points of one curve; a longer one is thinned evenly by share."""
+_MOST_DOTS = 1500
+"""Requests in the chart of latencies."""
+_MOST_SAMPLES = 400
+"""Points of one line; of more samples, only the largest of each interval is drawn."""
+MOST = {"levels": _MOST_LEVELS, "points": _MOST_POINTS, "dots": _MOST_DOTS, "samples": _MOST_SAMPLES}
+"""What is drawn at most, for the page to say."""
+
+
+def sections_of(data: ReportData) -> Iterator[ChartSection]:
+    """Yield the sections of the page in order; each is made when it is needed."""
+    curves: list[Chart | NoChart] = [_curve(data, *kind) for kind in _LATENCIES]
+    if len(data.labels) < 2:
+        reason = "One level of load was measured; a curve needs two or more."
+        curves = [NoChart("Latency against throughput", reason)]
+    yield ChartSection("curve", "Throughput and latency", curves)
+    spreads = [_distribution(data, *kind) for kind in _DISTRIBUTED]
+    yield ChartSection("distributions", "Distributions", spreads)
+    yield ChartSection("timeline", "Timeline of requests", [_timeline(data)], wide=True)
+    yield ChartSection("server", "Server metrics", list(_server(data)), wide=True)
 
 
 def _steps(*tooltip: Spec) -> list[Spec]:
@@ -53,10 +75,6 @@ def _no_figure(data: ReportData, key: str) -> str:
 
 _LATENCIES = (("latency_ms", "End-to-end latency"), ("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"))
 _STATISTICS = ["p50", "p90", "p99"]
-_APART = 1.1
-"""Loads closer than this ratio are not joined: of a search's last loads a line would show noise."""
-_BELOW_ANY_AXIS = 1e-3
-"""Lower end of an interval that reaches zero, as a share of its figure: a logarithmic axis has no zero."""
 
 
 def _curve(data: ReportData, key: str, name: str) -> Chart | NoChart:
@@ -64,64 +82,36 @@ def _curve(data: ReportData, key: str, name: str) -> Chart | NoChart:
     by, x_title = "output_tokens_per_s", "output tokens/s"
     if not all(by in result.metrics for _, result in data.ascending):
         by, x_title = "finished_rate_per_s", "requests finished/s"
-    rows: list[Row] = []
-    joined_load = 0.0
-    for label, result in data.ascending:
-        if joined := load_of(result) >= joined_load * _APART:
-            joined_load = load_of(result)
-        rows += [{**row, "level": label, "joined": joined} for row in _points(result, key, by)]
+    rows: list[Row] = [
+        {
+            **{"load": load_of(result), "x": throughput.mean, "statistic": statistic, "ms": latency.mean},
+            **{"level": label, "valid": "yes" if is_valid(result) else "no"},
+        }
+        for label, result in data.ascending
+        for statistic in _STATISTICS
+        if (latency := figure_of(result, key, statistic)) and (throughput := figure_of(result, by))
+    ]
     if not rows:
         return NoChart(title, _no_figure(data, key))
-    columns = {"level": "level", "statistic": "statistic", "value": "latency", "throughput": x_title}
-    tooltip = [word(field, title=words) for field, words in {**columns, "valid": "valid"}.items()]
+    tooltip = [*map(word, ("level", "statistic", "valid"))]
+    tooltip += [number("ms", title="latency", format=".4~r"), number("x", title=x_title, format=".4~r")]
     text = {"type": "text", "align": "right", "dx": -6, "dy": -8}
     shared = layers_over(
         "rows",
         [
-            layer({"type": "rule", "clip": True}, y=number("low", title="ms"), y2={"field": "high"}),
-            layer({"type": "line"}, "datum.joined", order=number("load")),
+            layer({"type": "line"}, order=number("load")),
             layer({"type": "point", "size": 50, "opacity": 1}, tooltip=tooltip),
-            layer(text, "datum.joined && datum.statistic === 'p99'", text=word("level")),
+            layer(text, "datum.statistic === 'p99'", text=word("level")),
         ],
         x=number("x", title=x_title, scale={"zero": True, "nice": True}),
-        y=number("ms", **axis("ms", [row[end] for row in rows for end in ("ms", "high")])),
+        y=number("ms", **axis("ms", [row["ms"] for row in rows])),
         color=word("statistic", scale={"domain": _STATISTICS}),
     )
-    worst = max(rows, key=lambda row: row["ms"])
-    description = (
-        f"{title}, {count_levels(len(data.labels))}; p50, p90 and p99. "
-        f"The highest is {worst['statistic']} {quantity(worst['ms'])} ms at {worst['level']}."
-    )
-    return Chart(f"curve-{key[:-3]}", title, description, [shared], {"rows": rows}, 260)
-
-
-def _points(result: LevelResult, key: str, by: str) -> Iterator[Row]:
-    """Yield a point for each statistic of a latency; none if the level lacks it or its throughput."""
-    figures, throughput = result.metrics.get(key), result.metrics.get(by)
-    if not isinstance(figures, dict) or not isinstance(throughput, Interval):
-        return
-    for statistic in _STATISTICS:
-        figure = figures[statistic]
-        low, high = (figure.mean if end is None else end for end in (figure.low, figure.high))
-        yield {
-            "load": load_of(result),
-            "x": throughput.mean,
-            "throughput": with_interval(throughput),
-            "statistic": statistic,
-            "ms": figure.mean,
-            "value": f"{with_interval(figure)} ms",
-            "low": max(low, figure.mean * _BELOW_ANY_AXIS),
-            "high": high,
-            "valid": "yes" if is_valid(result) else "no",
-        }
+    return Chart(f"curve-{key[:-3]}", title, [shared], {"rows": rows}, 260)
 
 
 # Distributions of the measured requests ---------------------------------------------------
 
-_MOST_LEVELS = 8
-"""At most this many curves can be told apart in one chart."""
-_MOST_POINTS = 120
-"""Points of one curve; a longer one is thinned evenly by share."""
 _SHARES = [0, 0.25, 0.5, 0.75, 0.9, 0.99]
 _DISTRIBUTED: tuple[tuple[PerRequest, str], ...] = (
     (TTFT, "Time to first token (TTFT)"),
@@ -157,19 +147,11 @@ def _distribution(data: ReportData, metric: PerRequest, title: str) -> Chart | N
         y=number("share", title=None, axis=marks, scale={"domain": [0, 1]}),
         color=word("level", type="ordinal", scale={"domain": [*curves]}, **legend),
     )
-    description = f"{title}: cumulative share of values, {count_levels(len(levels))}. " + " ".join(
-        f"At {label}: median {quantity(ordered[(len(ordered) - 1) // 2])} ms, "
-        f"maximum {quantity(ordered[-1])} ms."
-        for label, ordered in curves.items()
-        if ordered
-    )
-    return Chart(f"spread-{metric.key[:-3]}", title, description, [shared], {"rows": rows}, 240)
+    return Chart(f"spread-{metric.key[:-3]}", title, [shared], {"rows": rows}, 240)
 
 
 # Over time --------------------------------------------------------------------------------
 
-_MOST_DOTS = 1500
-"""Requests in the chart of latencies."""
 _NOT_MEASURED = "answered, not measured"
 _STATES = {"answered": CATEGORIES[0], _NOT_MEASURED: ASIDE, "failed": FAILED}
 
@@ -211,17 +193,18 @@ def _timeline(data: ReportData) -> Chart | NoChart:
     title = "Latency of each request"
     if not data.records:
         return NoChart(title, "No request was recorded.")
+    # The failed and the slowest stand last and so on top; of the others an even choice is drawn.
+    in_order = sorted(data.records, key=lambda record: (not record.ok, _latency_s(record)))
+    half = max(len(in_order) - _MOST_DOTS // 2, 0)
+    chosen = [in_order[place] for place in _evenly(half, _MOST_DOTS - _MOST_DOTS // 2)] + in_order[half:]
     rows: list[Row] = [
         {
-            "due": record.scheduled_s,
-            "ms": 1e3 * _latency_s(record),
+            **{"due": record.scheduled_s, "ms": 1e3 * _latency_s(record), "request": record.index},
             "state": "failed" if not record.ok else "answered" if record.measured else _NOT_MEASURED,
-            "request": record.index,
-            "level": data.labels[record.level],
-            "status": record.status,
+            **{"level": data.labels[record.level], "status": record.status},
             "error": (record.error or "")[:120],
         }
-        for record in _chosen(data.records)
+        for record in chosen
     ]
     states = {state: color for state, color in _STATES.items() if any(row["state"] == state for row in rows)}
     tooltip = [*map(word, ("request", "level", "status", "error")), number("ms", format=".4~r")]
@@ -232,22 +215,8 @@ def _timeline(data: ReportData) -> Chart | NoChart:
         y=number("ms", **axis("latency (ms)", [row["ms"] for row in rows])),
         color=word("state", scale={"domain": [*states], "range": [*states.values()]}),
     )
-    slowest = max(data.records, key=_latency_s)
-    failed = sum(not record.ok for record in data.records)
-    description = (
-        f"{title} by when it was due: {len(data.records)} requests, {failed} failed; the longest took "
-        f"{quantity(1e3 * _latency_s(slowest))} ms and was due at {quantity(slowest.scheduled_s)} s."
-    )
     datasets = {"rows": rows, "bands": _bands(data)}
-    return Chart("time-latency", title, description, [_SHADED, dots], datasets, 240)
-
-
-def _chosen(records: Sequence[RequestRecord]) -> Iterator[RequestRecord]:
-    """Yield at most ``_MOST_DOTS`` requests; the second half, drawn on top, failed or were the slowest."""
-    in_order = sorted(records, key=lambda record: (not record.ok, _latency_s(record)))
-    half = max(len(records) - _MOST_DOTS // 2, 0)
-    yield from (in_order[place] for place in _evenly(half, _MOST_DOTS - _MOST_DOTS // 2))
-    yield from in_order[half:]
+    return Chart("time-latency", title, [_SHADED, dots], datasets, 240)
 
 
 def _latency_s(record: RequestRecord) -> float:
@@ -255,9 +224,6 @@ def _latency_s(record: RequestRecord) -> float:
 
 
 # The server's own metrics -----------------------------------------------------------------
-
-_MOST_SAMPLES = 400
-"""Points of one line; of more samples, only the largest of each interval is drawn."""
 
 
 def _server(data: ReportData) -> Iterator[Chart | NoChart]:
@@ -304,7 +270,11 @@ def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[Row]) -
     for row in rows:
         if 0 <= row["time"] <= end:
             by_line.setdefault(row["line"], []).append(row)
-    kept = [row for line in by_line.values() for row in _peaks(line)]
+    kept: list[Row] = []
+    for line in by_line.values():
+        step = -(-len(line) // _MOST_SAMPLES)
+        starts = range(0, len(line), step)
+        kept += [max(line[start : start + step], key=lambda row: row["value"]) for start in starts]
     if not kept:
         return NoChart(title, "No sample was taken while the load ran.")
     # Model names go into the domain, which is data; a sort order would become an expression.
@@ -316,35 +286,5 @@ def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[Row]) -
         y=number("value", title=unit, scale={"zero": True}),
         color=word("line", scale={"domain": [*by_line]}, legend=legend),
     )
-    most = max(kept, key=lambda row: row["value"])
-    description = (
-        f"{title} over time: {', '.join(filter(None, by_line)) or 'one line'}. "
-        f"The highest is {quantity(most['value'])} {unit} at {quantity(most['time'])} s."
-    )
     datasets = {"rows": kept, "bands": _bands(data)}
-    return Chart(key, title, description, [_SHADED, shared], datasets, 150)
-
-
-def _peaks(line: Sequence[Row]) -> Iterator[Row]:
-    """Yield at most ``_MOST_SAMPLES`` points of a line: the largest of each interval."""
-    step = -(-len(line) // _MOST_SAMPLES)
-    for begin in range(0, len(line), step):
-        yield max(line[begin : begin + step], key=lambda row: row["value"])
-
-
-# The sections of the page -----------------------------------------------------------------
-
-MOST = {"levels": _MOST_LEVELS, "points": _MOST_POINTS, "dots": _MOST_DOTS, "samples": _MOST_SAMPLES}
-"""What is drawn at most, for the page to say."""
-
-
-def sections_of(data: ReportData) -> Iterator[Section]:
-    """Yield the sections of the page in order; each is made when it is needed."""
-    curves: list[Chart | NoChart] = [_curve(data, *kind) for kind in _LATENCIES]
-    if len(data.labels) < 2:
-        reason = "One level of load was measured; a curve needs two or more."
-        curves = [NoChart("Latency against throughput", reason)]
-    yield Section("curve", "Throughput and latency", curves)
-    yield Section("distributions", "Distributions", [_distribution(data, *kind) for kind in _DISTRIBUTED])
-    yield Section("timeline", "Timeline of requests", [_timeline(data)], wide=True)
-    yield Section("server", "Server metrics", list(_server(data)), wide=True)
+    return Chart(key, title, [_SHADED, shared], datasets, 150)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,10 +9,8 @@ from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
 from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
-from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.report.headline import ascending_levels, headline_level, level_labels
-from trtllm_hpc.runs.accounting import StageUse, uses_from_events
 
 
 @dataclass(frozen=True)
@@ -27,8 +22,6 @@ class ReportData:
     measurement: MeasurementSummary
     records: list[RequestRecord]
     samples: list[ServerSample]
-    uses: Sequence[StageUse] = ()
-    """What each stage has used, by the run's own events."""
     evaluation: EvaluationSummary | None = None
     """The companion's evaluation, in the report of its measurement."""
 
@@ -58,13 +51,10 @@ def read_report_data(paths: RunPaths, name: str) -> ReportData:
     measurement = read_measurement(files.summary)
     records = read_records(files.requests) if files.requests.exists() else []
     known = [record for record in records if record.level < len(measurement.levels)]
-    # The companion writes the page while the server still runs.
-    now = time.time() if "TRTLLM_HPC_JOB_ID" in os.environ else None
     return ReportData(
         paths.run_id,
         measurement,
         known,
         read_samples(files.samples),
-        uses_from_events(RunSnapshot(paths), now),
         read_evaluation(paths.evaluation()) if name == COMPANION_MEASUREMENT else None,
     )

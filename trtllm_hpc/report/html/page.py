@@ -1,4 +1,4 @@
-"""``report.html`` and the PNGs of its charts, for one measurement."""
+"""``report.html`` of one measurement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache, partial
@@ -18,12 +18,12 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from trtllm_hpc import __version__
-from trtllm_hpc.bench.results import LevelResult
+from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, kept_in_cache, write_text
 from trtllm_hpc.render.environment import packaged_templates
 from trtllm_hpc.report.formatting import plus_minus, quantity, share
-from trtllm_hpc.report.headline import figure_of, finished_rate, is_valid, keeps_up, served
-from trtllm_hpc.report.html.chart import DARK, LIGHT, Chart, Section, drawing
+from trtllm_hpc.report.headline import figure_of, keeps_up, served
+from trtllm_hpc.report.html.chart import THEME, Chart, ChartSection
 from trtllm_hpc.report.html.charts import MOST, sections_of
 from trtllm_hpc.report.html.data import ReportData, read_report_data
 from trtllm_hpc.report.html.tables import tables_of
@@ -34,11 +34,6 @@ _FOLDER = "report"
 def write_report(paths: RunPaths, name: str, to: Path) -> None:
     """Write a measurement's report as HTML; raises RunNotFound, or TrtllmHpcError without vl-convert."""
     write_text(to, report_page(read_report_data(paths, name)))
-
-
-def _drawable(sections: Iterable[Section]) -> Iterator[Chart]:
-    for section in sections:
-        yield from (chart for chart in section.charts if isinstance(chart, Chart))
 
 
 def report_page(data: ReportData) -> str:
@@ -52,25 +47,25 @@ def report_page(data: ReportData) -> str:
         evaluation=data.evaluation,
         facts=_facts(data),
         headline=headline_words(data),
-        cards=cards(data),
+        cards=list(cards(data)),
         most=MOST,
         **tables_of(data),
     )
 
 
-def rendered(template: str, sections: Sequence[Section], *scripts: str, **values: Any) -> str:
+def rendered(template: str, sections: Sequence[ChartSection], *scripts: str, **values: Any) -> str:
     """Return the page of a template with the charts of its sections.
 
     The browser may run only the library, what draws the charts, and ``scripts``: names of templates.
     """
-    charts = [chart.for_page() for chart in _drawable(sections)]
+    charts = [it.for_page() for section in sections for it in section.charts if isinstance(it, Chart)]
     texts = [drawing_library(), *(_source(f"{name}.js.j2") for name in ("charts", *scripts))]
     values |= {
         "sections": sections,
         "style": Markup(_source("style.css.j2")),
         "scripts": [Markup(text) for text in texts],
         "script_hashes": [_hash(text) for text in texts],
-        "chart_data": Markup(json_in_html({"charts": charts, "themes": {"light": LIGHT, "dark": DARK}})),
+        "chart_data": Markup(json_in_html({"charts": charts, "theme": THEME})),
         "version": __version__,
     }
     return _environment().get_template(f"{_FOLDER}/{template}.html.j2").render(values)
@@ -86,16 +81,24 @@ def _facts(data: ReportData) -> list[str]:
         *sorted(kinds),
         f"workload {measurement.settings.get('workload', {}).get('kind', 'unknown')}",
         *([f"energy {measurement.energy}"] if measurement.energy else []),
-        *([f"check: {measurement.check.sentence}"] if measurement.check else []),
-        *([f"profile: {measurement.profile}"] if measurement.profile else []),
         f"started {started:%Y-%m-%d %H:%M:%S} UTC",
     ]
 
 
 @lru_cache(maxsize=1)
 def drawing_library() -> str:
-    """Return Vega, Vega-Lite and vega-embed as one script that is safe inside HTML."""
-    pack = partial(drawing().javascript_bundle, "window.vegaEmbed = vegaEmbed;")
+    """Return Vega, Vega-Lite and vega-embed as one script that is safe inside HTML.
+
+    Raises TrtllmHpcError if the package that has them is not installed.
+    """
+    try:
+        from vl_convert import javascript_bundle
+    except ImportError as error:
+        raise TrtllmHpcError(
+            f"The report needs the Python package {error.name!r}, which is not installed.",
+            hint="pip install 'trtllm-hpc[report]'",
+        ) from error
+    pack = partial(javascript_bundle, "window.vegaEmbed = vegaEmbed;")
     # Packing takes over a second: the script is kept in the user's cache folder.
     bundle = kept_in_cache(f"vega/{metadata.version('vl-convert-python')}.js", pack)
     # An HTML parser ends the script element at this text, even inside a string.
@@ -149,40 +152,31 @@ def headline_words(data: ReportData) -> str:
     """Say which level the cards show, and why."""
     if data.headline is None:
         return "Nothing was measured."
-    label = data.labels[data.headline]
-    search = data.measurement.search
+    label, search = data.labels[data.headline], data.measurement.search
     if search is not None and search.max_rate_per_s is not None:
         return f"At {label}, the highest rate found that holds {search.slo}."
     if len(data.labels) == 1:
         return f"At {label}, the only level measured."
-    levels = data.measurement.levels
-    usable = "valid " if data.measurement.verdict.valid and any(map(is_valid, levels)) else ""
-    if not keeps_up(levels[data.headline]):
-        return f"At {label}, the {usable}level with the most requests finished each second."
-    most = max(range(len(levels)), key=lambda place: finished_rate(levels[place]))
-    top = (
-        f" The highest throughput is {quantity(finished_rate(levels[most]))} requests/s, "
-        f"at {data.labels[most]}, where requests queue up."
-        if not keeps_up(levels[most])
-        else ""
-    )
-    return f"At {label}, the highest {usable}load with which the server kept up.{top}"
+    valid = "valid " if data.measurement.verdict.valid else ""
+    if not keeps_up(data.measurement.levels[data.headline]):
+        return f"At {label}, the {valid}level with the most requests finished each second."
+    return f"At {label}, the highest {valid}load with which the server kept up."
 
 
-def cards(data: ReportData) -> list[Card]:
-    """The most important figures of the headline level."""
+def cards(data: ReportData) -> Iterator[Card]:
+    """Yield the most important figures of the headline level."""
     if data.headline is None:
-        return []
+        return
     result = data.measurement.levels[data.headline]
-    failed = share(result.failed / result.measured if result.measured else None)
-    return [*_measured(result), Card("Failed", failed, "", f"{result.failed:,} of {result.measured:,}")]
-
-
-def _measured(result: LevelResult) -> Iterator[Card]:
     asked = figure_of(result, "asked_rate_per_s")
-    requested = "" if asked is None else f"requested {quantity(asked.mean)}"
     for key, statistic, label, unit, note in (
-        ("finished_rate_per_s", None, "Throughput", "requests/s", requested),
+        (
+            "finished_rate_per_s",
+            None,
+            "Throughput",
+            "requests/s",
+            f"asked {quantity(asked.mean)}" if asked else "",
+        ),
         ("output_tokens_per_s", None, "Output", "tokens/s", ""),
         ("goodput_per_s", None, "Goodput", "requests/s", "within the SLO"),
         ("energy_per_output_token_j", None, "Energy", "J/output token", ""),
@@ -193,5 +187,7 @@ def _measured(result: LevelResult) -> Iterator[Card]:
         ("latency_ms", "p99", "Latency p99", "ms", ""),
     ):
         if (figure := figure_of(result, key, statistic)) is not None:
-            notes = filter(None, (plus_minus(figure), note))
+            notes = [words for words in (plus_minus(figure), note) if words]
             yield Card(label, quantity(figure.mean), unit, "; ".join(notes))
+    failed = share(result.failed / result.measured if result.measured else None)
+    yield Card("Failed", failed, "", f"{result.failed:,} of {result.measured:,}")

@@ -17,19 +17,25 @@ from pathlib import Path
 from trtllm_hpc.errors import FAIL, WARN, BuildFailed, ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import installed_versions, planned_version
+from trtllm_hpc.runtime.engine_cache.build_recipe import BuildRecipe, BuildStep
 from trtllm_hpc.runtime.engine_cache.cache import (
     MANIFEST,
     Cache,
-    Entry,
+    CacheEntry,
     EntryHeld,
     EntryLock,
     Manifest,
     files_in,
     link,
 )
-from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, sha256_of, sync_folder, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import StepKey, step_keys
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Recipe
+from trtllm_hpc.runtime.engine_cache.shared_files import (
+    make_shared,
+    remove,
+    sha256_of,
+    sync_folder,
+    write_shared,
+)
 from trtllm_hpc.runtime.heartbeat import Heartbeat
 from trtllm_hpc.runtime.node import query_gpus
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, run_group
@@ -44,7 +50,7 @@ _ATTEMPTS = 10
 """An entry may be pruned between a look and its use, or another build may take over; but not for ever."""
 
 
-class Interrupted(Exception):
+class BuildInterrupted(Exception):
     """A signal asked this process to end."""
 
 
@@ -55,7 +61,7 @@ def build_engine(paths: RunPaths) -> int:
     adopt_orphans()
     Heartbeat(paths.rank_heartbeat("build", 0)).begin()
     try:
-        recipe = Recipe.read(paths.build_recipe)
+        recipe = BuildRecipe.read(paths.build_recipe)
         versions = installed_versions(PACKAGES)
         check_version(recipe, versions)
         capability = compute_capability(recipe)
@@ -64,7 +70,7 @@ def build_engine(paths: RunPaths) -> int:
         edited = None if script == recipe.script_sha256 else script
         keys = step_keys(recipe, compute_capability=capability, edited_script=edited)
         _Builder(paths, recipe, keys, versions, signals).run()
-    except Interrupted:
+    except BuildInterrupted:
         print(f"the build stops: got {signals[0]}", flush=True)
         return 128 + signal.Signals[signals[0]]
     except BuildFailed as error:
@@ -79,7 +85,7 @@ def build_engine(paths: RunPaths) -> int:
     return ExitCode.OK
 
 
-def check_version(recipe: Recipe, versions: Mapping[str, str]) -> None:
+def check_version(recipe: BuildRecipe, versions: Mapping[str, str]) -> None:
     """Compare the installed TensorRT-LLM with the one that the commands were written for.
 
     A release candidate or a patch of the same number only causes a warning: images carry such under a
@@ -95,7 +101,7 @@ def check_version(recipe: Recipe, versions: Mapping[str, str]) -> None:
         print(f"warning: {diagnostic.message}", flush=True)
 
 
-def compute_capability(recipe: Recipe) -> str | None:
+def compute_capability(recipe: BuildRecipe) -> str | None:
     """Return the compute capability for the keys; ``None`` if no step depends on it.
 
     Raises BuildFailed if it cannot be read, or is not the profile's.
@@ -129,7 +135,7 @@ class _Task:
 
     step: BuildStep
     key: StepKey
-    entry: Entry
+    entry: CacheEntry
     number: int
     """Counted from 1."""
 
@@ -139,7 +145,7 @@ class _Builder:
     """Builds the missing steps of one recipe, in their order."""
 
     paths: RunPaths
-    recipe: Recipe
+    recipe: BuildRecipe
     keys: tuple[StepKey, ...]
     versions: Mapping[str, str]
     signals: list[str]
@@ -179,9 +185,9 @@ class _Builder:
         if entry.is_complete():
             self._report(task, "found", f"found in the cache ({entry.name})")
             return entry.register(self.paths.folder)
-        before = [other for other in self.tasks[: task.number] if other.step.variant == task.step.variant]
+        chain = {other.key.step: other.key.document for other in self.tasks[: task.number]}
         with suppress(FileNotFoundError):  # it is pruned just now
-            entry.make(task.key, self.recipe.about, {other.key.kind: other.key.document for other in before})
+            entry.make(task.key, self.recipe.about, chain)
         owner = f"job {self.job_id} on {socket.gethostname()}" if self.job_id else socket.gethostname()
         while entry.folder.is_dir() and not entry.is_complete():
             try:
@@ -204,7 +210,7 @@ class _Builder:
             until = time.monotonic() + _POLL_S
             while time.monotonic() < until:
                 if self.signals:
-                    raise Interrupted
+                    raise BuildInterrupted
                 time.sleep(0.1)
         return False
 
@@ -257,7 +263,7 @@ class _Builder:
             stop=lambda: bool(self.signals),
         )
         if self.signals:
-            raise Interrupted
+            raise BuildInterrupted
         if code:
             raise BuildFailed(
                 f"step {task.step.name} of the build failed (exit code {code}); its own output is above.",
@@ -285,12 +291,12 @@ class _Builder:
             sync_folder(Path(folder))
 
     def _report(self, task: _Task, state: str, sentence: str) -> None:
-        """Print what happens to a step, and note it as an event and as the build's progress."""
+        """Print what happens to a step, and note it as the build's progress."""
         _print(task, sentence)
         step = task.step.name
-        add_event(self.paths, "build", "engine_step", step=step, state=state, entry=task.entry.name)
         message = sentence if step in sentence else f"{step}: {sentence}"
-        add_event(self.paths, "build", "progress", step=task.number, of=len(self.tasks), message=message)
+        progress = {"step": task.number, "of": len(self.tasks), "message": message, "state": state}
+        add_event(self.paths, "build", "progress", **progress)
 
 
 def _print(task: _Task, sentence: str) -> None:

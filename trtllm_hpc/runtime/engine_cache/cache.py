@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths, locked, read_json, write_aside
-from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import NAME_DIGITS, StepKey, digest_of
+from trtllm_hpc.runtime.engine_cache.shared_files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.records import JsonRecord
 
 MANIFEST = "trtllm-hpc-manifest.json"
@@ -110,7 +110,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """The folder of one key. Neither it nor anything in it needs to exist."""
 
     folder: Path
@@ -129,11 +129,6 @@ class Entry:
     def used(self) -> Path:
         """File that is touched at each use."""
         return self.folder / "used"
-
-    @property
-    def verified(self) -> Path:
-        """File that is touched when every byte of the output was found right."""
-        return self.folder / "uses" / "verified"
 
     @property
     def damage(self) -> Path:
@@ -282,13 +277,13 @@ class Cache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def entry(self, key: StepKey) -> Entry:
+    def entry(self, key: StepKey) -> CacheEntry:
         """Return the entry of a key, whether it exists or not."""
-        return Entry(self.folder / key.name)
+        return CacheEntry(self.folder / key.name)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CacheEntry]:
         """Return all entries by name, without folders that are not the cache's own."""
-        return [Entry(path) for path in sorted(self._folders()) if _is_entry(path)]
+        return [CacheEntry(path) for path in sorted(self._folders()) if _is_entry(path)]
 
     def remove_leftovers(self) -> None:
         """Remove what killed removals and builds have left where nothing is being built."""
@@ -330,12 +325,12 @@ def files_in(output: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in sorted(names) if Path(parent, name) != output / MANIFEST)
 
 
-def entry_of(paths: RunPaths) -> Entry | None:
+def entry_of(paths: RunPaths) -> CacheEntry | None:
     """Return the entry of a run's engine; ``None`` if the engine is not from a cache."""
     if not paths.engine.is_symlink():
         return None
     output = paths.engine.readlink()
-    return Entry(output.parent) if output.name == "output" else None
+    return CacheEntry(output.parent) if output.name == "output" else None
 
 
 def link(name: Path, output: Path) -> None:

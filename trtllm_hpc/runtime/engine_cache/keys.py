@@ -19,7 +19,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trtllm_hpc.errors import BuildFailed
-from trtllm_hpc.runtime.engine_cache.recipe import MODEL, Argument, BuildStep, Placeholder, Recipe
+from trtllm_hpc.runtime.engine_cache.build_recipe import (
+    MODEL,
+    Argument,
+    BuildRecipe,
+    FolderArgument,
+)
 
 FORMAT = 1
 """Counted up when the same document comes to mean something else."""
@@ -54,15 +59,13 @@ class StepKey:
     """One step's key, and the document that it is the hash of."""
 
     step: str
-    kind: str
-    """The step's name, but for which engine of the run it is for."""
     document: dict[str, Any]
     digest: str
 
     @property
     def name(self) -> str:
         """Name of the entry's folder."""
-        return f"{self.kind}-{self.digest[:NAME_DIGITS]}"
+        return f"{self.step}-{self.digest[:NAME_DIGITS]}"
 
 
 def digest_of(document: Any) -> str:
@@ -72,7 +75,7 @@ def digest_of(document: Any) -> str:
 
 
 def step_keys(
-    recipe: Recipe, *, compute_capability: str | None, edited_script: str | None = None
+    recipe: BuildRecipe, *, compute_capability: str | None, edited_script: str | None = None
 ) -> tuple[StepKey, ...]:
     """Return the keys of all steps, in their order.
 
@@ -86,17 +89,14 @@ def step_keys(
         folders = [name for name in step.reads if name.startswith("/")]
         document: dict[str, Any] = {
             "format": FORMAT,
-            "step": step.kind,
+            "step": step.name,
             "commands": [
-                [
-                    _argument(step, word, folders, is_program=number == 0)
-                    for number, word in enumerate(command)
-                ]
+                [_argument(word, folders, is_program=number == 0) for number, word in enumerate(command)]
                 for command in step.commands
             ],
             "directory": step.directory,
             "identity": dict(step.identity),
-            "inputs": {step.plain(name): keys[name].digest for name in step.reads if name in keys},
+            "inputs": {name: keys[name].digest for name in step.reads if name in keys},
         }
         if MODEL in step.reads and recipe.model_path is not None:
             document["model"] = revision(Path(recipe.model_path))
@@ -108,18 +108,18 @@ def step_keys(
             document["compute_capability"] = compute_capability
         if edited_script is not None:
             document["edited_script"] = edited_script
-        keys[step.name] = StepKey(step.name, step.kind, document, digest_of(document))
+        keys[step.name] = StepKey(step.name, document, digest_of(document))
     return tuple(keys.values())
 
 
-def _argument(step: BuildStep, word: Argument, folders: list[str], *, is_program: bool) -> Any:
+def _argument(word: Argument, folders: list[str], *, is_program: bool) -> Any:
     """Return a word of a command without any folder's name, which says nothing about the content.
 
     A program counts by its name: the same Python in another environment builds the same engine.
     A placeholder becomes an object, so that no text can be mistaken for one.
     """
-    if isinstance(word, Placeholder):
-        return {"place": step.plain(word.name), "suffix": word.suffix}
+    if isinstance(word, FolderArgument):
+        return {"place": word.name, "suffix": word.suffix}
     if is_program:
         # python, python3 and python3.12 may be names of one program.
         return re.sub(r"^python[\d.]*$", "python", PurePosixPath(word).name)

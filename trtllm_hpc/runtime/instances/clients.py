@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextlib import suppress
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.guests import IDLE, Visits, guest_keys
 from trtllm_hpc.runtime.instances.proxies import Proxies
-from trtllm_hpc.runtime.notice import notify
 from trtllm_hpc.runtime.proxy import Proxy
 from trtllm_hpc.runtime.records import try_event
 
@@ -65,9 +63,5 @@ class ClientWatch:
         minutes = f"{idle_s / 60:g} minute{'s' * (idle_s != 60)}"
         if is_late != self._is_warned:
             self._is_warned = is_late
-            ends_at = time.time() + left_s if is_late else None
-            try_event(self._paths, "serve", IDLE, ends_at=ends_at)
-            if is_late:
-                ends_in = f"the server ends in {math.ceil(left_s / 60)} min, after {minutes} idle"
-                notify(self._paths, IDLE, f"nobody asks: {ends_in}", ends_at=ends_at)
+            try_event(self._paths, "serve", IDLE, ends_at=time.time() + left_s if is_late else None)
         return f"nobody has asked for {minutes} (serve.idle_minutes)" if left_s <= 0 else None

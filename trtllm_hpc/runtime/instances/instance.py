@@ -1,4 +1,4 @@
-"""One instance of the server as its supervisor sees it, and the options of the supervisor."""
+"""One instance of the server as its supervisor sees it, and what follows from its end."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.blame import how_it_ended, rank_name, verdict
 from trtllm_hpc.runtime.heartbeat import SilenceWatch, watch_ranks
 from trtllm_hpc.runtime.process import start_bound, start_ticks
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE, ProxyOptions
-from trtllm_hpc.runtime.records import try_event
+from trtllm_hpc.runtime.records import RankRecord, try_event
 from trtllm_hpc.runtime.stop import SUPERVISOR_VARIABLE
 
 
@@ -21,16 +23,12 @@ class SupervisorOptions:
     """The options that ``serve.sbatch`` passes."""
 
     count: int
-    minimum: int
-    """Fewest instances that must live."""
     restarts: int
     """Of each instance that has served."""
     proxy: ProxyOptions | None
     """``None``: the single server listens on the network itself."""
     key: bool
     tls: bool
-    certificate: Path | None
-    """The user's own, with its private key; ``None``: one is made."""
     leaders: Mapping[int, Sequence[int]]
     """The instances whose leaders are on each node, by the node's number within the job."""
     companion_start_seconds: float | None
@@ -43,17 +41,10 @@ class SupervisorOptions:
     """How long an instance's leader may give no sign of life; ``None``: for ever."""
     roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """The instances of each phase of a disaggregated run, which have a front."""
-    minimums: Mapping[str, int] = field(default_factory=dict)
-    """Fewest instances of each phase that must live."""
 
     def role(self, instance: int) -> str | None:
         """Return the phase of an instance, if the run is disaggregated."""
         return next((role for role, numbers in self.roles.items() if instance in numbers), None)
-
-    def minimum_beside(self, instance: int) -> int:
-        """Return how many of an instance's phase, or of all, must live."""
-        role = self.role(instance)
-        return self.minimum if role is None else self.minimums[role]
 
 
 @dataclass
@@ -107,3 +98,84 @@ class Instance:
         """Return what ``status`` shows."""
         state = {"state": self.state, "restarts": self.restarts, "reason": self.reason}
         return {"instance": self.number, **state}
+
+
+# What follows from the end of an instance: pure functions, as in trtllm_hpc.runtime.ending --
+
+STEP_GRACE_S = 30.0
+"""For a step to end after one of its ranks has: more than a worker may outlive the leader. Slurm gives a lost
+node minutes."""
+ENDED_GRACE_S = 15.0
+"""The same once every rank has ended: Slurm does not see that of tasks on a node that it cannot reach."""
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """The run is to end with a failure."""
+
+    sentence: str
+    code: int = ExitCode.START
+    event: str = "failed"
+    is_cause: bool = True
+    """Whether the sentence is the cause; otherwise records and logs of the ranks explain more."""
+
+
+def after_end(
+    instance: Instance, records: Sequence[RankRecord], returncode: int, options: SupervisorOptions
+) -> tuple[str, str | None, RunEnd | None]:
+    """Return what follows when an instance has ended although the run goes on.
+
+    Returns:
+        The instance's new state, ``restarting``, ``failed``, or ``ended`` if Slurm ends the whole job; the
+        reason; and the end of the run, if the instance is not started again.
+    """
+    if records and len(records) == records[0].world_size and all(map(_was_signalled, records)):
+        # Slurm ends the ranks of a cancelled job before the supervisor hears of it.
+        return "ended", instance.reason, None
+    reason = instance.lost or how_it_ended(records, returncode)
+    if _restarts(instance, options):
+        return "restarting", reason, None
+    role = options.role(instance.number)
+    name = f"instance {instance.number}" if role is None else f"the {role} server {instance.number}"
+    sentence = reason if options.count == 1 else f"{name} has ended: {reason}"
+    # Of a single server, or a phase's, records and logs of the ranks explain more, unless its node is lost.
+    is_cause = instance.lost is not None or (role is None and options.count > 1)
+    code = returncode if 0 < returncode < 128 else ExitCode.START
+    return "failed", reason, RunEnd(sentence, code, is_cause=is_cause)
+
+
+def early_end(
+    instance: Instance, records: Sequence[RankRecord], options: SupervisorOptions, *, is_stopping: bool
+) -> RunEnd | None:
+    """Return whether the run ends as soon as a rank has recorded a fault: the instance is not started again.
+
+    Also while the run stops: a companion that got no answers has asked for it, and does not know why.
+    """
+    judge = verdict(records)
+    if judge is None or (_restarts(instance, options) and not is_stopping):
+        return None
+    code = judge.task_exit_code if 0 < (judge.task_exit_code or 0) < 128 else None
+    return RunEnd(how_it_ended(records, ExitCode.START), code or ExitCode.START)
+
+
+def _restarts(instance: Instance, options: SupervisorOptions) -> bool:
+    return instance.lost is None and instance.has_served and instance.restarts < options.restarts
+
+
+def lost(
+    instance: Instance, records: Sequence[RankRecord], silent: Mapping[int, str], over_s: float | None
+) -> str | None:
+    """Return why the step of an instance must be killed: Slurm waits minutes for a node that is lost.
+
+    The leader is ``silent``, with the end of a sentence, or a rank has failed ``over_s`` seconds ago.
+    """
+    if silent and not any(record.rank == 0 and record.ended_at is not None for record in records):
+        return f"{rank_name(records, instance.step, 0)}: {silent[0]}"
+    ended = [record for record in records if record.ended_at is not None]
+    grace_s = ENDED_GRACE_S if ended and len(ended) == ended[0].world_size else STEP_GRACE_S
+    is_overdue = over_s is not None and over_s > grace_s
+    return how_it_ended(records, ExitCode.START) if is_overdue else None
+
+
+def _was_signalled(record: RankRecord) -> bool:
+    return (record.stopped_by or "").startswith("SIG")

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.certificate import make_certificate, take_certificate
 from trtllm_hpc.runtime.front import FRONT_RESTARTS, Front, Gateway
 from trtllm_hpc.runtime.instances.instance import SupervisorOptions
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import start_bound
-from trtllm_hpc.runtime.proxy import Proxy, ProxyOptions, ProxyRecord, write_key
+from trtllm_hpc.runtime.proxy import Proxy, ProxyOptions, ProxyRecord, make_certificate, write_key
 from trtllm_hpc.runtime.records import try_event
 
 _TICK_S = 0.2
@@ -34,7 +33,6 @@ class Proxies:
         self._paths, self._options, self._is_signalled = paths, options, is_signalled
         self.ports: dict[str, int] = {}
         """Of the proxy on this node, by the kind of server that it leads to."""
-        self.certificate_name: str | None = None
         self.own: Proxy | None = None
         """The proxy on this node."""
         self.front: Front | None = None
@@ -65,7 +63,7 @@ class Proxies:
                 free = free_ports(len(numbers))
                 ports |= {f"server_{number}": port for number, port in zip(numbers, free, strict=True)}
                 servers[role] = [f"127.0.0.1:{port}" for port in free]
-            self.front = Front(self._paths, servers, fronts, options.hang_seconds)
+            self.front = Front(self._paths, servers, fronts)
         proxy = self.own = Proxy(self._paths, 0, options.proxy, ports, options.leaders.get(0, ()), further)
         if "openai" in self.ports and "http" in self.ports:
             self.gateway = Gateway(self._paths, proxy.gateway)
@@ -80,9 +78,7 @@ class Proxies:
             write_key(self._paths.key)
         if self._options.roles:
             write_key(self._paths.servers_key)
-        if self._options.certificate is not None:
-            self.certificate_name = take_certificate(self._paths, self._options.certificate)
-        elif self._options.tls:
+        if self._options.tls:
             make_certificate(self._paths, proxy.address)
 
     def _open_others(self) -> dict[int, ProxyRecord]:

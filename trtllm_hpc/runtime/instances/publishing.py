@@ -12,11 +12,10 @@ from typing import Any
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.certificate import fingerprint
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.instances.proxies import Proxies
 from trtllm_hpc.runtime.leader import ReadyRecord
-from trtllm_hpc.runtime.notice import notify
+from trtllm_hpc.runtime.proxy import fingerprint
 from trtllm_hpc.runtime.records import Endpoint, read_events, try_event
 from trtllm_hpc.runtime.renewal import note_renewed
 
@@ -82,7 +81,6 @@ class Publisher:
             key_file=str(self._paths.key) if options.key else None,
             certificate_file=str(self._paths.certificate) if options.tls else None,
             fingerprint=fingerprint(self._paths.certificate) if options.tls else None,
-            certificate_name=self._proxies.certificate_name,
             instances=1 if options.roles else options.count,
             **where,
         )
@@ -92,8 +90,6 @@ class Publisher:
             note_renewed(self._paths, ready_at)
         try_event(self._paths, "serve", "ready", **asdict(endpoint))
         print(f"ready: {', '.join(endpoint.models)} at {endpoint.places}", flush=True)
-        sentence = f"ready at {endpoint.place} on {endpoint.host}"
-        notify(self._paths, "ready", sentence, http=endpoint.place)
 
     def _at_the_proxy(self, address: str) -> dict[str, Any]:
         """Return the fields of the endpoint that say where the proxy answers."""

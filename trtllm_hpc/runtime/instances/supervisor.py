@@ -2,7 +2,7 @@
 
 On the job's first node, outside of any container, it alone writes the endpoint and the stage's events. A
 child process (``instance.sh``) starts an instance's ranks. What ends an instance or the run is decided in
-:mod:`ending`.
+:mod:`instance`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from contextlib import suppress
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, serve_steps, write_json
 from trtllm_hpc.runtime.blame import failed_by_itself, verdict
-from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import Heartbeat, Troubles, stopped_below
 from trtllm_hpc.runtime.instances.clients import ClientWatch
-from trtllm_hpc.runtime.instances.ending import RunEnd, after_end, early_end, lost
-from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
+from trtllm_hpc.runtime.instances.instance import (
+    Instance,
+    RunEnd,
+    SupervisorOptions,
+    after_end,
+    early_end,
+    lost,
+)
 from trtllm_hpc.runtime.instances.proxies import Proxies
 from trtllm_hpc.runtime.instances.publishing import Publisher
 from trtllm_hpc.runtime.lock import add_findings
@@ -55,7 +60,6 @@ class RunSupervisor:
             paths, options.companion_start_seconds, options.companion_silence_seconds, self._heartbeat.file
         )
         self._clients = ClientWatch(paths, self._proxies, options.idle_seconds)
-        self._engine = EngineCheck(paths)
         self._troubles = Troubles(paths, "serve", options.hang_seconds)
         self._signal: str | None = None
         self._is_warned = False
@@ -104,8 +108,6 @@ class RunSupervisor:
         if self._signal is not None:
             self._proxies.remove_folder()  # after KillWait Slurm kills this process, whatever is left to do
         if self._stopping_since is None:
-            if self._engine.fault is not None and not self._has_failed:
-                self._end_run(RunEnd(self._engine.fault))
             if self._is_warned:
                 self._drain()
             elif self._proxies.watch(may_restart=self._publisher.is_published):
@@ -127,8 +129,7 @@ class RunSupervisor:
 
     def _publish_or_watch(self) -> None:
         front, gateway = self._proxies.front, self._proxies.gateway
-        all_ready = all(instance.state == "ready" for instance in self._instances if instance.lives)
-        if front is not None and (why := front.watch(servers_ready=all_ready)) is not None:
+        if front is not None and (why := front.watch()) is not None:
             self._end_run(RunEnd(why))
         if gateway is not None and (why := gateway.tick()) is not None:
             try_event(self._paths, "serve", "gateway_failed", why=why)
@@ -173,12 +174,6 @@ class RunSupervisor:
         else:
             self._end_if_lost(instance, child)
 
-    def _others(self, instance: Instance) -> int:
-        """Return how many others live: of the same phase, in a disaggregated run."""
-        role = self._options.role
-        others = (other for other in self._instances if other is not instance)
-        return sum(other.lives for other in others if role(other.number) == role(instance.number))
-
     def _end_if_lost(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
         """End the step of an instance that is lost; look once a second."""
         now = time.monotonic()
@@ -190,8 +185,8 @@ class RunSupervisor:
         has_failed = verdict(records) is not None or any(map(failed_by_itself, records))
         if instance.over_since is None and has_failed:
             instance.over_since = now
-        others, is_stopping = self._others(instance), self._stopping_since is not None
-        end = early_end(instance, records, self._options, others, is_stopping=is_stopping)
+        is_stopping = self._stopping_since is not None
+        end = early_end(instance, records, self._options, is_stopping=is_stopping)
         if end is not None and self._signal is None and not self._has_failed:
             self._end_run(end)
         over_s = None if instance.over_since is None else now - instance.over_since
@@ -206,13 +201,11 @@ class RunSupervisor:
                 self._code = self._code or returncode  # a rank failed while the server stopped
             return
         records = rank_records(self._paths, instance.step)
-        others = self._others(instance)
-        state, reason, run_end = after_end(instance, records, returncode, self._options, others)
-        instance.state, instance.reason = state, reason
-        if state == "ended":
+        instance.state, instance.reason, run_end = after_end(instance, records, returncode, self._options)
+        if instance.state == "ended":
             self._note_signal("SIGTERM")
             return
-        if state == "restarting":
+        if instance.state == "restarting":
             pause_s = min(_FIRST_PAUSE_S * 2**instance.restarts, _LONGEST_PAUSE_S)
             instance.restart_at = time.monotonic() + pause_s
             instance.restarts += 1

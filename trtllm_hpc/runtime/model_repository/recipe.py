@@ -26,8 +26,6 @@ class ModelEdits:
     max_queue_size: int | None = None
     preserve_ordering: bool = False
     """Send responses in the order of the requests, whichever instance is the first to be done."""
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    """Values of ``parameters`` by key."""
     models: Mapping[str, str] = field(default_factory=dict)
     """New names of the models in an ensemble's steps, by old name."""
 

@@ -8,35 +8,49 @@ anything to the text format.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.runtime.model_repository.check import in_model
+from trtllm_hpc.errors import Diagnostic, RenderError
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, Value
 from trtllm_hpc.runtime.model_repository.schema import json_format, schema, text_format
 
 Values = Mapping[str, Value | None]
 
+
+def in_model(model: str, message: str, hint: str, line: int | None = None) -> Diagnostic:
+    """Return a diagnostic about something that Triton would refuse; ``line`` is one of ``config.pbtxt``."""
+    file = model if line is None else f"{model}/config.pbtxt"
+    return Diagnostic("repository", message, file, line=line, hint=hint)
+
+
+class RepositoryInvalid(RenderError):
+    """The repository cannot be made from these templates and values."""
+
+    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        count = len(self.diagnostics)
+        heading = f"The model repository has {count} problem{'s' if count != 1 else ''}."
+        super().__init__("\n".join([heading, *map(str, self.diagnostics)]))
+
+
 # Strings and comments first: their content is not structure. A string ends at its line's end at the latest.
 _TOKEN = re.compile(
     r"""(?P<string>"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)"""
     r"""|(?P<comment>\#[^\n]*)"""
-    r"""|(?P<placeholder>\$\{[^}\n]*\}?)""",
-    re.VERBOSE,
+    r"""|(?P<placeholder>\$\{[A-Za-z_]\w*\})""",
+    re.VERBOSE | re.ASCII,
 )
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_]\w*)\}", re.ASCII)
-_ANYTHING_LIKE_IT = re.compile(r"\$\{([^}\n\"']*)\}?")
-NAME = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
+_WORD = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Placeholder:
+class TemplatePlaceholder:
     """One placeholder and its position."""
 
     name: str
-    """The text between the braces; with them if they are not closed."""
     line: int
     structural: bool
     """Whether it is outside quotes, where it prevents parsing."""
@@ -47,16 +61,16 @@ class Placeholder:
     """The field before it, e.g. ``data_type``."""
 
 
-def find_placeholders(text: str) -> Iterator[Placeholder]:
+def find_placeholders(text: str) -> Iterator[TemplatePlaceholder]:
     """Yield every placeholder outside comments, in the order of the text."""
     for token in _TOKEN.finditer(text):
         if token["comment"] is not None:
             continue
-        for match in _ANYTHING_LIKE_IT.finditer(token[0]):
+        for match in _PLACEHOLDER.finditer(token[0]):
             start = token.start() + match.start()
             fields = re.findall(r"(\w+)\s*[:\[{]", text[max(0, start - 200) : start])
-            yield Placeholder(
-                name=match[1] if match[0].endswith("}") else match[0],
+            yield TemplatePlaceholder(
+                name=match[1],
                 line=text.count("\n", 0, start) + 1,
                 structural=token["placeholder"] is not None,
                 start=start,
@@ -92,29 +106,19 @@ def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Diagno
     return _fill_strings(message, values), []
 
 
-def _faults(placeholder: Placeholder, values: Values, model: str) -> Iterator[Diagnostic]:
+def _faults(placeholder: TemplatePlaceholder, values: Values, model: str) -> Iterator[Diagnostic]:
     """Yield what is wrong with a placeholder or with its value."""
     name, line = placeholder.name, placeholder.line
     what, hint = f"${{{name}}} ({placeholder.field})", f"set repository.parameters.{model}.{name}"
-    if not NAME.match(name):
-        message = f"{name!r} ({placeholder.field}) is not a placeholder that can be filled."
-        yield in_model(model, message, "write it as ${name}", line)
-        return
     if name not in values:
-        message = f"nothing defines {what}."
-        yield in_model(model, message, hint if placeholder.structural else f"{hint}, or null", line)
+        yield in_model(model, f"nothing defines {what}.", hint, line)
         return
     value = values[name]
-    if value is None:
-        if placeholder.structural or placeholder.field != "string_value":
-            message = f"{what} has no value, and Triton loads no model without one."
-            yield in_model(model, message, hint, line)
-    elif isinstance(value, str) and placeholder.structural and not NAME.match(value):
+    if value is None and (placeholder.structural or placeholder.field != "string_value"):
+        message = f"{what} has no value, and Triton loads no model without one."
+        yield in_model(model, message, hint, line)
+    elif isinstance(value, str) and placeholder.structural and not _WORD.match(value):
         yield in_model(model, f"{what} cannot be {value!r}: it must be a number, a word or true.", hint, line)
-    elif isinstance(value, str) and value.startswith("${"):
-        # Upstream's models take such a value for an unfilled placeholder and use their default.
-        message = f"the value {value!r} of ${{{name}}} looks like a placeholder itself."
-        yield in_model(model, message, "write the value itself", line)
 
 
 def _fill_strings(message: Any, values: Values) -> Any:
@@ -152,8 +156,6 @@ def edit(message: Any, recipe: ModelRecipe) -> None:
             message.instance_group.add(kind=schema().ModelInstanceGroup.KIND_CPU)
         for group in message.instance_group:
             group.count = edits.instances
-    for key, value in edits.parameters.items():
-        message.parameters[key].string_value = value
     for step in message.ensemble_scheduling.step:
         step.model_name = edits.models.get(step.model_name, step.model_name)
 

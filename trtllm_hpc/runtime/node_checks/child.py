@@ -25,7 +25,7 @@ _LOG_LINES = 6
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChildReport:
     """How far a child came."""
 
     steps: dict[str, Any]
@@ -44,7 +44,7 @@ class Outcome:
 
 def run_child(
     paths: RunPaths, part: str, environment: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
-) -> Outcome:
+) -> ChildReport:
     """Run a part's work in a child of its own, by default with this process's environment."""
     program = [sys.executable, sys.argv[0], f"--run={paths.folder}", "node-check", part, "--child"]
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +65,7 @@ def run_child(
         sys.stdout.flush()
         lines = output.read_text(encoding="utf-8").splitlines() if output.exists() else []
     steps = dict(json.loads(line) for line in lines)
-    return Outcome(steps, ended, "\n".join(text.splitlines()[-_LOG_LINES:]))
+    return ChildReport(steps, ended, "\n".join(text.splitlines()[-_LOG_LINES:]))
 
 
 def _ended(code: int) -> str:

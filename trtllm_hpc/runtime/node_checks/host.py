@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -12,17 +11,15 @@ from typing import Any
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import full_file_system, locked_memory, shared_memory, transports
+from trtllm_hpc.runtime.network import NETWORK_OK
 from trtllm_hpc.runtime.node import interface_address, locked_memory_kib, query_gpus, shm_free_gib
-from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
+from trtllm_hpc.runtime.node_checks.exchange import Findings, Wanted
 from trtllm_hpc.runtime.process import output_of
 from trtllm_hpc.runtime.records import read_events
 
 _HAPROXY = (2, 4)
 """The proxy's configuration needs it (docs/explanation/decisions/proxy.md)."""
 _TIMEOUT_S = 30
-_NODES = "nodes"
-_SLOW_GBPS = 1.0
-"""Below this, in GB/s, tensor parallelism over nodes waits for the network most of the time."""
 
 
 def look_at_host(paths: RunPaths, wanted: Wanted) -> Findings:
@@ -32,7 +29,7 @@ def look_at_host(paths: RunPaths, wanted: Wanted) -> Findings:
         "node-haproxy": _haproxy(wanted, facts),
         "node-mpi-plugin": _mpi_plugin(wanted, facts),
         "node-interface": _interface(wanted, facts),
-        "node-network": network_between(paths, _NODES) if wanted.measures_network else None,
+        "node-network": _network(paths) if wanted.tries_network else None,
         "node-transports": transports(facts["host"], os.environ),
         "node-gpus": _gpus(wanted, facts),
         "node-shared-memory": shared_memory(facts["host"], shm_free_gib(), wanted.ranks // wanted.nodes or 1),
@@ -90,28 +87,18 @@ def _interface(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
     return fail(f"{message} (it has: {', '.join(present)})", "set network_interface in the cluster profile")
 
 
-def network_between(paths: RunPaths, whom: str) -> Diagnostic:
-    """Judge what an earlier step has measured between ``nodes``, or by NCCL between the ranks of these."""
-    of_ranks, lists = whom != _NODES, {"reason": list[str](), "warning": list[str]()}
-    hint = "set network_interface in the profile; NCCL_DEBUG=INFO in its environment shows what NCCL chooses"
+def _network(paths: RunPaths) -> Diagnostic:
+    """Judge what the step before has found in the network between the nodes."""
+    faults = list[str]()
     for event in read_events(paths):
-        for kind, text in event.data.items():
-            if event.name.startswith("preflight_") and text.startswith("network: between ranks") == of_ranks:
-                lists[kind].append(text.removeprefix("network: "))
-    if lists["reason"]:
-        return fail("; ".join(lists["reason"]), hint)
-    try:
-        record = json.loads(paths.network.read_text())
-        record = record["ranks"] if of_ranks else record
-        rate, trip = min(it["rate"] for it in record["links"]), max(it["trip_us"] for it in record["links"])
-    except (OSError, ValueError, LookupError):
-        why = lists["warning"] or [f"the network between {whom} was not measured"]
-        return unknown(why[0], "run the same command with --keep, then read logs/preflight_*.out")
-    rate = min([rate, *record.get("all_reduce", {}).values()])
-    said = f"{rate:.2f} GB/s between {whom}, round trip {trip:.0f} us ({record['transport']})"
-    if of_ranks and rate < _SLOW_GBPS and len({it["a"].partition("(")[2] for it in record["links"]}) > 1:
-        lists["warning"].append("slow for tensor parallelism")
-    return warn("; ".join([said, *lists["warning"]]), hint) if lists["warning"] else ok(said)
+        if event.name == NETWORK_OK:
+            return ok("the nodes reach each other")
+        if event.name == "preflight_failed":
+            faults.append(str(event.data["reason"]).removeprefix("network: "))
+    if faults:
+        return fail("; ".join(faults), "set network_interface in the profile, or ask your site")
+    hint = "run the same command with --keep, then read logs/preflight_*.out"
+    return unknown("whether the nodes reach each other is not known", hint)
 
 
 def _gpus(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:

@@ -8,28 +8,21 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
+from trtllm_hpc.errors import Diagnostic, fail, ok, unknown
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import alone
 from trtllm_hpc.runtime.caches import CACHES, OF_HOME, TOP
 from trtllm_hpc.runtime.checks import installed_versions, planned_version, wheel_numpy
-from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child
-from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
-from trtllm_hpc.runtime.process import captured, output_of
-from trtllm_hpc.runtime.served_model import (
-    VOCABULARY,
-    VOCABULARY_VARIABLE,
-    chat_of,
-    has_vocabulary,
-    vocabulary_variables,
-)
+from trtllm_hpc.runtime.node_checks.child import ChildReport, attempt, error_of, record, run_child
+from trtllm_hpc.runtime.node_checks.exchange import Findings, Wanted
+from trtllm_hpc.runtime.process import captured
 
-_HELP_S, _VERSION_S = 180, 30
+_HELP_S = 180
 _OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 _PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "flashinfer-python", "mpi4py", "pydantic")
 _LAUNCHER_NEEDS = ("openssl", "ps")
@@ -39,44 +32,20 @@ _LAUNCHER_NEEDS = ("openssl", "ps")
 def look_at_image(paths: RunPaths, wanted: Wanted) -> Findings:
     """Look at the image."""
     installed = installed_versions(_PACKAGES)
-    facts: dict[str, Any] = {"packages": installed, "versions": _versions(installed)}
-    listed = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    facts: dict[str, Any] = {"packages": installed}
     release = installed.get("tensorrt_llm")
     found: dict[str, Diagnostic | None] = {
-        "image-versions": ok(f"the image has {listed or 'no package and no library that is asked for'}"),
         "image-release": None if wanted.release is None else planned_version(wanted.release, release),
         "image-numpy": None if wanted.has_tensorrt_llm else wheel_numpy(),
-        "image-home": _home(),
         "image-caches": _caches(),
-        "image-vocabulary": _vocabulary(wanted),
         "image-launcher": _launcher(wanted),
     }
     facts["programs"], found["image-programs"], found["image-options"] = _programs(wanted)
     if wanted.has_tensorrt_llm:
         outcome = run_child(paths, "image", alone())
-        read = {name: outcome.steps.get(name) for name in ("serve_options", "llm_api")}
-        facts |= {name: it for name, it in read.items() if it is not None and error_of(it) is None}
         found["image-import"] = _imported(outcome)
         found["image-parsers"] = _parsed(outcome)
     return found, facts
-
-
-_VERSIONS = {
-    "Open MPI": ("ompi_info", "--version"),
-    "PMIx": ("pmix_info", "--version"),
-    "UCX": ("ucx_info", "-v"),
-}
-"""How libraries are asked for their version; others are named by variables of NVIDIA's images."""
-_NAMED = {"CUDA": "CUDA_VERSION", "NCCL": "NCCL_VERSION", "Triton": "NVIDIA_TRITON_SERVER_VERSION"}
-
-
-def _versions(installed: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions of packages and libraries, as far as the image has or names them."""
-    named = {name: os.environ[variable] for name, variable in _NAMED.items() if variable in os.environ}
-    for name, command in _VERSIONS.items():
-        if found := re.search(r"\d+\.\d+[\w.]*", output_of(command, _VERSION_S) or ""):
-            named[name] = found[0]
-    return {**installed, **named}
 
 
 def _writable(folder: Path) -> str | None:
@@ -88,17 +57,6 @@ def _writable(folder: Path) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-def _home() -> Diagnostic:
-    home = Path.home()
-    if (why := _writable(home)) is None:
-        return ok(f"the home in the container, {home}, is writable")
-    return warn(
-        f"the home in the container, {home}, is not writable ({why}): libraries that keep files in ~ fail",
-        "TensorRT-LLM's caches have folders of their own (check image-caches); for others set HOME in the "
-        "profile's environment",
-    )
 
 
 def _caches() -> Diagnostic | None:
@@ -113,17 +71,6 @@ def _caches() -> Diagnostic | None:
         return ok(f"all {len(places)} cache folders are writable in the container")
     hint = "name a folder that the nodes share and you may write to as container.cache_folder in the profile"
     return fail(f"caches that cannot be written in the container: {', '.join(broken)}", hint)
-
-
-def _vocabulary(wanted: Wanted) -> Diagnostic | None:
-    if wanted.model is None or chat_of(wanted.model, wanted.tokenizer) != "harmony":
-        return None
-    with tempfile.TemporaryDirectory() as made:
-        variables = {**os.environ, **vocabulary_variables(wanted.model, wanted.tokenizer, Path(made))}
-        if has_vocabulary(Path(variables.get(VOCABULARY_VARIABLE, "/nowhere"))):
-            return ok("gpt-oss's vocabulary is there, so it can chat without the internet")
-    hint = f"set environment.{VOCABULARY_VARIABLE} in the profile to a mounted folder with {VOCABULARY}"
-    return fail("gpt-oss's vocabulary is missing in the container: its first chat needs the internet", hint)
 
 
 def _launcher(wanted: Wanted) -> Diagnostic | None:
@@ -180,13 +127,11 @@ def _help(program: Sequence[str]) -> str:
 
 
 def read_image(wanted: Wanted) -> None:
-    """In the child: import TensorRT-LLM, read what it takes, and have it parse what the plan renders."""
+    """In the child: import TensorRT-LLM, and have it parse what the plan renders."""
     from trtllm_hpc.runtime import upstream
 
     if error_of(attempt("import", lambda: __import__("tensorrt_llm").__version__)) is not None:
         return
-    attempt("serve_options", upstream.server_options)
-    attempt("llm_api", upstream.llm_api_keys)
     refusals: dict[str, str] = {}
     parsers = {
         f"trtllm-serve ({name})": partial(upstream.server_arguments, words)
@@ -201,12 +146,12 @@ def read_image(wanted: Wanted) -> None:
     for name, parse in parsers.items():
         try:
             parse()
-        except upstream.Refused as error:
+        except upstream.RefusedByUpstream as error:
             refusals[name] = str(error)
     record("parsed", {"names": list(parsers), "refused": refusals})
 
 
-def _imported(outcome: Outcome) -> Diagnostic:
+def _imported(outcome: ChildReport) -> Diagnostic:
     version = outcome.steps.get("import")
     if isinstance(version, str):
         return ok(f"TensorRT-LLM {version} can be imported in the image")
@@ -220,11 +165,11 @@ def _import_hint(why: str) -> str:
     if "No module named 'tensorrt_llm'" in why:
         return "name an image with TensorRT-LLM as container.image in the profile"
     if "Read-only" in why or "Permission" in why:
-        return "something writes where the container may not: see the checks image-home and image-caches"
+        return "something writes where the container may not: see the check image-caches"
     return "trtllm-hpc explain knows many such messages; --keep keeps this check's logs"
 
 
-def _parsed(outcome: Outcome) -> Diagnostic | None:
+def _parsed(outcome: ChildReport) -> Diagnostic | None:
     result = outcome.steps.get("parsed")
     if result is None:
         return unknown(f"upstream's parsers were not reached ({outcome.why('import tensorrt_llm')})")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from functools import partial
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.node_checks.exchange import Wanted, write_found
 from trtllm_hpc.runtime.node_checks.host import look_at_host
 from trtllm_hpc.runtime.node_checks.image import look_at_image, read_image
-from trtllm_hpc.runtime.node_checks.records import Wanted, write_found
-from trtllm_hpc.runtime.node_checks.steps import look_at_step, try_step
+from trtllm_hpc.runtime.node_checks.steps import join_ranks, look_at_ranks
 
 UNATTENDED_VARIABLE = "TRTLLM_HPC_UNATTENDED_SECONDS"
 _UNATTENDED_S = 60.0
@@ -26,9 +25,9 @@ def check_node(paths: RunPaths, part: str, *, is_child: bool) -> int:
     wanted = Wanted.read(paths.node_checks)
     assert wanted is not None, paths.node_checks
     if is_child:
-        read_image(wanted) if part == "image" else try_step(wanted, part)
+        {"image": read_image, "ranks": join_ranks}[part](wanted)
     else:
-        look = {"host": look_at_host, "image": look_at_image}.get(part, partial(look_at_step, part=part))
+        look = {"host": look_at_host, "image": look_at_image, "ranks": look_at_ranks}[part]
         write_found(paths, part, *look(paths, wanted))
     return ExitCode.OK
 

@@ -1,50 +1,44 @@
-"""Each kind of job step in the scripts: are TensorRT-LLM and MPI imported, and are the ranks joined?"""
+"""The ranks' job step: are TensorRT-LLM and MPI imported, and are the ranks joined?"""
 
 from __future__ import annotations
 
+import os
 import socket
+import time
+from datetime import timedelta
 from typing import Any
 
-from trtllm_hpc.errors import Diagnostic, fail, ok
+from trtllm_hpc.errors import Diagnostic, fail, ok, unknown
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.alone import alone
-from trtllm_hpc.runtime.node import step_tasks
-from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, run_child
-from trtllm_hpc.runtime.node_checks.host import network_between
+from trtllm_hpc.runtime.node import free_ports, interface_address, interface_towards, own_address, step_tasks
+from trtllm_hpc.runtime.node_checks.child import ChildReport, attempt, error_of, run_child
+from trtllm_hpc.runtime.node_checks.exchange import Findings, Wanted
 from trtllm_hpc.runtime.node_checks.image import _import_hint
-from trtllm_hpc.runtime.node_checks.records import Findings, Wanted
 
-_PURPOSE = {
-    "build": "the step that builds engines and quantizes checkpoints",
-    "ranks": "the ranks' step",
-    "front": "the step of the front of disaggregated serving",
-}
+_MEET_S = 60.0
+_PMIX = "MPI in the image must be built with PMIx: compare the profile's mpi with `srun --mpi=list`"
+_BYTES, _TIMES = 64 << 20, 5
 
 
-def look_at_step(paths: RunPaths, wanted: Wanted, part: str) -> Findings:
-    """Look at one kind of step."""
-    # As build.sh starts its commands.
-    environment = alone() if part == "build" else None
-    outcome = run_child(paths, part, environment)
-    found: dict[str, Diagnostic | None] = {f"import-{part}": _imported(outcome, wanted, part)}
-    facts = dict(outcome.steps)
-    if part == "ranks":
-        found["ranks-joined"] = _joined(outcome, wanted)
-        found["ranks-bandwidth"] = network_between(
-            paths, "two nodes" if wanted.nodes > 1 else "ranks of a node"
-        )
-    return found, facts
+def look_at_ranks(paths: RunPaths, wanted: Wanted) -> Findings:
+    """Look at the ranks' step."""
+    outcome = run_child(paths, "ranks")
+    found = {
+        "import-ranks": _imported(outcome, wanted),
+        "ranks-joined": _joined(outcome, wanted),
+        "ranks-nccl": _reduced(outcome),
+    }
+    return found, dict(outcome.steps)
 
 
-def try_step(wanted: Wanted, part: str) -> None:
-    """In the child: import what upstream's programs import there; in the ranks' step, join the others."""
+def join_ranks(wanted: Wanted) -> None:
+    """In the child: import what a server's ranks import, and join the others."""
     if error_of(attempt("mpi4py", _start_mpi)) is not None:
         return
     if wanted.has_tensorrt_llm:
         attempt("tensorrt_llm", lambda: __import__("tensorrt_llm").__version__)
-    if part != "ranks":
-        return
-    attempt("joined", _meet)
+    if error_of(attempt("joined", _meet)) is None:
+        attempt("nccl", lambda: _all_reduce(wanted))
 
 
 def _start_mpi() -> str:
@@ -60,29 +54,65 @@ def _meet() -> dict[str, Any]:
     return {"world_size": world.Get_size(), "hosts": world.allgather(socket.gethostname())}
 
 
-def _imported(outcome: Outcome, wanted: Wanted, part: str) -> Diagnostic:
-    where = _PURPOSE[part]
+def _all_reduce(wanted: Wanted) -> dict[str, Any]:
+    """Join the ranks by NCCL, or by Gloo where a node has fewer GPUs than ranks; measure an all-reduce."""
+    import torch
+    from mpi4py import MPI
+
+    if wanted.network_interface and interface_address(wanted.network_interface) is None:
+        raise OSError(f"there is no interface {wanted.network_interface} with an IPv4 address")
+    world, dist = MPI.COMM_WORLD, torch.distributed
+    own = (own_address(wanted.network_interface), free_ports(1)[0]) if world.Get_rank() == 0 else None
+    address, port = world.bcast(own)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    has_gpus = min(world.allgather(gpus)) >= world.Get_size() // wanted.nodes
+    if interface := wanted.network_interface or interface_towards(address):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    if wanted.network_interface:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", wanted.network_interface)
+    device = f"cuda:{int(os.environ.get('SLURM_LOCALID') or 0) % gpus}" if has_gpus else "cpu"
+    if has_gpus:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if has_gpus else "gloo",
+        init_method=f"tcp://{address}:{port}",
+        rank=world.Get_rank(),
+        world_size=world.Get_size(),
+        timeout=timedelta(seconds=_MEET_S),
+    )
+    data = torch.ones(_BYTES // 4, device=device)
+    began = time.monotonic()
+    for count in range(1 + _TIMES):
+        dist.all_reduce(data)
+        if has_gpus:
+            torch.cuda.synchronize()
+        if count == 0:  # the first one makes the connections
+            began = time.monotonic()
+    size = world.Get_size()
+    rate = 2 * (size - 1) / size * _BYTES * _TIMES / 1e9 / (time.monotonic() - began)
+    dist.destroy_process_group()
+    nccl: Any = torch.cuda.nccl
+    version = ".".join(map(str, nccl.version())) if has_gpus else ""
+    return {"library": f"NCCL {version}" if has_gpus else "Gloo", "gb_per_s": round(rate, 2)}
+
+
+def _imported(outcome: ChildReport, wanted: Wanted) -> Diagnostic:
     for step in ("mpi4py", *(("tensorrt_llm",) if wanted.has_tensorrt_llm else ())):
         result = outcome.steps.get(step)
         if (why := error_of(result)) is not None:
-            return fail(f"{step} cannot be imported in {where}: {why}", _import_hint(why))
+            return fail(f"{step} cannot be imported in the ranks' step: {why}", _import_hint(why))
         if result is None:
-            return fail(f"importing {step} in {where} {outcome.ended}: {_last(outcome)}", _abort_hint(part))
-    return ok(f"{where} imports mpi4py.MPI{' and tensorrt_llm' if wanted.has_tensorrt_llm else ''}")
+            message = f"importing {step} in the ranks' step {outcome.ended}: {_last(outcome)}"
+            return fail(message, _PMIX)
+    return ok(f"the ranks' step imports mpi4py.MPI{' and tensorrt_llm' if wanted.has_tensorrt_llm else ''}")
 
 
-def _last(outcome: Outcome) -> str:
+def _last(outcome: ChildReport) -> str:
     lines = [line.strip(" -") for line in outcome.log.splitlines()]
     return " ".join(line for line in lines if line)[:400] or "it printed nothing"
 
 
-def _abort_hint(part: str) -> str:
-    if part == "ranks":
-        return "MPI in the image must be built with PMIx: compare the profile's mpi with `srun --mpi=list`"
-    return "the same command with --keep; MPI's own message is in the step's log"
-
-
-def _joined(outcome: Outcome, wanted: Wanted) -> Diagnostic | None:
+def _joined(outcome: ChildReport, wanted: Wanted) -> Diagnostic | None:
     joined = outcome.steps.get("joined")
     if joined is None:
         return None  # the import has failed, and its row says why
@@ -93,6 +123,20 @@ def _joined(outcome: Outcome, wanted: Wanted) -> Diagnostic | None:
     tasks = step_tasks() or wanted.ranks
     if joined["world_size"] != tasks:
         message = f"MPI sees a world of {joined['world_size']} in a step of {tasks} tasks"
-        return fail(message, "the image's MPI needs PMIx; compare the profile's mpi with `srun --mpi=list`")
+        return fail(message, _PMIX)
     hosts = sorted(set(joined["hosts"]))
     return ok(f"MPI joins {tasks} ranks on {', '.join(hosts)}")
+
+
+def _reduced(outcome: ChildReport) -> Diagnostic | None:
+    joined, result = outcome.steps.get("joined"), outcome.steps.get("nccl")
+    if joined is None or error_of(joined):
+        return None  # another row says why
+    hint = "set network_interface in the profile; NCCL_DEBUG=INFO in its environment shows what NCCL does"
+    if result is None:
+        return fail(f"the ranks' first all-reduce {outcome.ended}: {_last(outcome)}", hint)
+    if (why := error_of(result)) and why.startswith("ModuleNotFoundError"):
+        return unknown(f"NCCL is not tried: {why}")
+    if why:
+        return fail(f"the ranks do not reach each other by NCCL: {why}", hint)
+    return ok(f"{result['library']} joins the ranks: an all-reduce of {result['gb_per_s']:.2f} GB/s")

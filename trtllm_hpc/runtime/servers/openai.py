@@ -5,23 +5,19 @@ from __future__ import annotations
 import http.client
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.process import descendants
+from trtllm_hpc.runtime.probe import PROMPT, Asked, Question, QuestionRefused, quickly
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE
-from trtllm_hpc.runtime.served_model import Chat, chat_of, vocabulary_variables, with_auth_key
-from trtllm_hpc.runtime.server_http import PROMPT, Asked, Question, Refused, quickly
+from trtllm_hpc.runtime.served_model import chat_of, vocabulary_variables, with_auth_key
 from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
 
-_ESTABLISHED, _LISTENS = "01", "0A"
-"""``TCP_ESTABLISHED`` and ``TCP_LISTEN`` in /proc/net/tcp."""
-_TOKENS = (1, 2, 3, 4)
-"""A prompt for ``trtllm-serve``: kv_cache_aware needs no tokenizer for it, which the front of 1.2.1 would get
-from the Hub. Other servers may take text only."""
+_ESTABLISHED = "01"
+"""``TCP_ESTABLISHED`` in /proc/net/tcp."""
 
 
 def start_command(paths: RunPaths, options: RankOptions, scratch: Path) -> StartCommand:
@@ -57,14 +53,12 @@ class OpenAIHttp:
     """The endpoint of a server with OpenAI's protocol.
 
     The health path answers as soon as the server listens, and goes on when a rank has died. The server is
-    ready when it has made a token: ``/health_generate`` of ``trtllm-serve`` makes one, with the model's chat
-    template, but not in gpt-oss's way. Where that path is missing, fails or does not fit, a chat model is
-    asked for a chat, any other model for a completion.
+    ready when it has made a token: of a chat if the model has a template, else of a completion.
 
     Args:
-        place: ``address:port``. models: the server's models, if it need not be asked for them; ``unlisted``:
-        of a server that lists none. health: path that answers with status 200. generate: path that makes a
-        token; ``None``: the server has no such path.
+        place: ``address:port``. models: the server's models, if it need not be asked for them. unlisted: the
+        model of a server that lists none. health: path that answers with status 200. prompt: of the
+        completion, as text or tokens.
     """
 
     def __init__(
@@ -73,16 +67,13 @@ class OpenAIHttp:
         models: Sequence[str] = (),
         *,
         unlisted: str | None = None,
-        chat: Chat = "none",
+        chats: bool = False,
         health: str = "/health",
-        generate: str | None = "/health_generate",
+        prompt: str | Sequence[int] = PROMPT,
     ) -> None:
         self._place, self._known_models = place, list(models)
         self._unlisted = [] if unlisted is None else [unlisted]
-        self._chats = chat != "none"
-        self._health = health
-        self._generate = None if chat == "harmony" else generate
-        self._prompt = PROMPT if generate is None else _TOKENS
+        self._chats, self._health, self._prompt = chats, health, prompt
         self._asked: Asked | None = None
         self._says: str | None = None
 
@@ -90,13 +81,8 @@ class OpenAIHttp:
     def of(cls, options: RankOptions) -> OpenAIHttp:
         """Return the endpoint of the server that rank 0 starts."""
         spec = options.spec
-        return cls(
-            _place(options),
-            unlisted=spec.model if spec.generate is None else None,
-            chat="none" if spec.model is None else chat_of(spec.model, spec.tokenizer),
-            health=spec.health,
-            generate=spec.generate,
-        )
+        chats = spec.model is not None and chat_of(spec.model, spec.tokenizer) != "none"
+        return cls(_place(options), unlisted=spec.model, chats=chats, health=spec.health)
 
     def endpoint(self) -> dict[str, Any]:
         """Return the URL of the endpoint in a run without a proxy."""
@@ -105,29 +91,27 @@ class OpenAIHttp:
 
     def ready_models(self) -> list[str] | None:
         """Return the name of the model once the server has made a token; ``None`` before."""
-        if quickly(self.connection, "GET", self._health) is None:
+        if quickly(self.connection, "GET", self._health) is None or not (models := self._models()):
             return None
         if self._asked is None:
-            self._asked = Asked(self.connection, self._question(self._models()))
+            self._asked = Asked(self.connection, self._question(models))
         if not self._asked.wait(0):
             return None
         asked, self._asked = self._asked, None
         try:
             asked.check()
-        except Refused as error:
-            self._generate, self._says = None, str(error)
+        except QuestionRefused as error:
+            self._says = str(error)
             return None
         except OSError:
             return None
-        return self._models() or None
+        return models
 
     def not_ready(self) -> str:
         """Return how far it has come."""
         if self._asked is None and self._says is None:
-            ports = ", ".join(map(str, _listening_ports(descendants(os.getpid()))))
-            elsewhere = f" at {self._place}, but listens at port {ports}" if ports else ""
-            return f"the server does not answer{elsewhere}"
-        what = "a chat" if self._chats else "one"
+            return f"the server does not answer at {self._place}"
+        what = "a chat" if self._chats else "a completion"
         refusal = "" if self._says is None else f"; asked for {what}, it said: {self._says}"
         return f"{self._health} answers, but no token comes{refusal}"
 
@@ -145,17 +129,13 @@ class OpenAIHttp:
 
     def others_ask(self) -> bool:
         """Return whether more than one connection is open: the proxy keeps none without a request."""
-        port = int(self._place.rpartition(":")[2])
-        return sum(local == port and state == _ESTABLISHED for local, state, _ in _sockets()) > 1
+        return _open_connections(int(self._place.rpartition(":")[2])) > 1
 
     def _question(self, models: Sequence[str]) -> Question:
-        name = models[0] if models else ""
-        if self._generate is not None:
-            return Question(name, self._generate, None)
         chat = {"messages": [{"role": "user", "content": PROMPT}]}
-        body = {"model": name, "max_tokens": 1, **(chat if self._chats else {"prompt": self._prompt})}
+        asked = chat if self._chats else {"prompt": self._prompt}
         path = "/v1/chat/completions" if self._chats else "/v1/completions"
-        return Question(name, path, json.dumps(body).encode())
+        return Question(models[0], path, json.dumps({"model": models[0], "max_tokens": 1, **asked}).encode())
 
     def _models(self) -> list[str]:
         if self._known_models:
@@ -167,21 +147,12 @@ class OpenAIHttp:
             return self._unlisted
 
 
-def _listening_ports(processes: Iterable[int]) -> list[int]:
-    """Return the TCP ports at which processes of this node listen."""
-    inodes = set()
-    for process in processes:
-        with suppress(OSError):  # it has ended
-            for descriptor in Path(f"/proc/{process}/fd").iterdir():
-                with suppress(OSError):
-                    inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
-    return sorted({port for port, state, inode in _sockets() if state == _LISTENS and inode in inodes})
-
-
-def _sockets() -> Iterator[tuple[int, str, str]]:
-    """Yield local port, state and inode of each TCP socket of this node (the kernel's proc_net_tcp.rst)."""
+def _open_connections(port: int) -> int:
+    """Return how many TCP connections to a port of this node are open (the kernel's proc_net_tcp.rst)."""
+    found = 0
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for row in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
-                _, local, _, state, _, _, _, _, _, inode, *_ = row.split()
-                yield int(local.rpartition(":")[2], 16), state, inode
+                _, local, _, state, *_ = row.split()
+                found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
+    return found

@@ -20,8 +20,8 @@ from urllib.parse import quote
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import wheel_numpy
+from trtllm_hpc.runtime.probe import PROMPT, QUICK_S, Question, call, quickly
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE
-from trtllm_hpc.runtime.server_http import PROMPT, QUICK_S, Question, call, quickly
 from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
 
 WHEEL = "pytriton"

@@ -55,28 +55,6 @@ def first_release(family: Family, model_config: Mapping[str, Any] | None) -> tup
     return name if named or len(family.architectures) == 1 else family.name, first[name]
 
 
-@dataclass(frozen=True)
-class Preparation:
-    """How a family's ``build.py`` gets weights that it cannot take from Hugging Face's."""
-
-    program: str
-    """Makes them, in a folder for each number of ranks."""
-    option: str
-    """Of ``build.py``, for that folder."""
-    always: bool
-    """Whether ``build.py`` reads no other weights; else it needs them for int8 scales alone."""
-
-
-PREPARATIONS: Mapping[str, Preparation] = {
-    # examples/gpt/README.md of 0.5 to 0.8
-    "gpt": Preparation("hf_gpt_convert.py", "--model_dir", always=True),
-    # examples/llama/README.md, 'SmoothQuant' and 'INT8 weight only + INT8 KV cache'. build.py looks at the
-    # model's folder first, so the option takes its place.
-    "llama": Preparation("hf_llama_convert.py", "--ft_model_dir", always=False),
-}
-"""By the family of the programs, for releases with ``build.py``."""
-
-
 @cache
 def family_folder(version: str, family: str) -> str | None:
     """The folder of a family's programs below TensorRT-LLM's ``examples``: ``models/core/llama``."""

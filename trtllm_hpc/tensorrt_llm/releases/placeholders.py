@@ -36,12 +36,6 @@ class Placeholder:
     until: str | None
     """The last release that has it; ``None``: the newest still does."""
 
-    @property
-    def parameter(self) -> str | None:
-        """Key in the model's ``parameters``, if it fills one."""
-        _, separator, key = (self.place or "").partition("parameters.")
-        return key if separator else None
-
     def misfit(self, value: Value) -> str | None:
         """What is wrong with a value, to follow its name in a sentence; ``None`` if it fits."""
         if self.choices:
@@ -84,37 +78,6 @@ def known_placeholders(version: str, group: str, model: str) -> Mapping[str, Pla
     A template may be of a commit between two releases: what is known at all can be filled in it.
     """
     return {name: _placeholder(name, entry, version) for name, entry in _entries(group, model).items()}
-
-
-@cache
-def settable_placeholders(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
-    """Those of ``placeholders_of``, and parameters that the release's template has with a fixed value."""
-    entries, known = _entries(group, model), known_placeholders(version, group, model)
-    return {
-        name: known[name]
-        for name, entry in entries.items()
-        if _has({**entry, "since": entry.get("parameter_since", entry["since"])}, version)
-    }
-
-
-def differences(version: str, found: Mapping[tuple[str, str], set[str]]) -> list[str]:
-    """How known templates' placeholders, by group and model, differ from those of a release, by line."""
-    lines = []
-    for group, model in templates():
-        there = found.get((group, model))
-        if there is None:
-            continue
-        wanted = set(placeholders_of(version, group, model))
-        if there - wanted:
-            lines.append(f"{group}/{model} has {', '.join(sorted(there - wanted))}")
-        if wanted - there:
-            lines.append(f"{group}/{model} lacks {', '.join(sorted(wanted - there))}")
-    return lines
-
-
-def templates() -> tuple[tuple[str, str], ...]:
-    """Every template that is known, as group and model."""
-    return tuple((group, model) for group, models in read_data("placeholders").items() for model in models)
 
 
 def _entries(group: str, model: str) -> Mapping[str, Mapping[str, Any]]:

@@ -13,16 +13,8 @@ from packaging.version import InvalidVersion, Version
 
 from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.errors import ExitCode, TrtllmHpcError
-from trtllm_hpc.tensorrt_llm.releases.commands import (
-    BY_FAMILY,
-    Command,
-    Option,
-    families_with,
-    load_command,
-    releases_with,
-)
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data, with_tuples
-from trtllm_hpc.tensorrt_llm.releases.placeholders import differences
+from trtllm_hpc.tensorrt_llm.releases.programs import Program, load_program
 
 _TAG = re.compile(r"tritonserver[^/]*?(?<!\d)(\d\d\.\d\d)-trtllm")
 """In ``nvidia/tritonserver:24.12-trtllm-python-py3`` and ``tritonserver_24.12-trtllm-python-py3.sqsh``."""
@@ -75,24 +67,24 @@ class Release:
         """Whether this release is ``version`` or a later one."""
         return parsed(self.version) >= parsed(version)
 
-    def command(self, name: str, family: str = "llama") -> Command | None:
+    def program(self, name: str, family: str = "llama") -> Program | None:
         """The tool ``name`` for models of ``family``; ``None``: this release does not have it."""
-        return load_command(self.version, name, family)
+        return load_program(self.version, name, family)
 
     @property
     def builds_with(self) -> tuple[str, ...]:
         """The programs that make an engine of a checkpoint, in their order; empty: none."""
         names = ("build.py", "convert_checkpoint.py", "trtllm-build")
-        there = [name for name in names if self.command(name) is not None]
+        there = [name for name in names if self.program(name) is not None]
         # In 0.7 trtllm-build was there for a few other models, and nothing converted for it.
         return ("build.py",) if "build.py" in there else tuple(there)
 
     def build_default(self, option: str) -> int | None:
         """What the build takes for an option that is left out; ``None`` if no number is known."""
         for name in ("trtllm-build", "build.py"):
-            command = self.command(name)
-            if command is not None and option in command.options:
-                default = command.options[option].default
+            program = self.program(name)
+            if program is not None and option in program.options:
+                default = program.options[option].default
                 return default if type(default) is int else None
         return None
 
@@ -210,58 +202,3 @@ def _version(text: str) -> Version | None:
     with suppress(InvalidVersion):
         return Version(text)
     return None
-
-
-def fitting_releases(found: Mapping[tuple[str, str], set[str]]) -> list[str]:
-    """The releases, oldest first, whose model templates have exactly these placeholders."""
-    return [release.version for release in releases() if not differences(release.version, found)]
-
-
-_BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
-
-
-def no_program(release: Release, name: str, family: str) -> tuple[str, str | None]:
-    """Why a release has no program ``name`` for ``family``: a sentence and a hint."""
-    suffix = f" for {family}" if name in BY_FAMILY else ""
-    sentence = f"TensorRT-LLM {release.version} has no {name}{suffix}"
-    having = releases_with(name, family)
-    if not having:
-        families = families_with(release.version, name)
-        hint = f"{name} exists for {', '.join(families)}" if families else None
-        return f"{sentence}, nor has any other release known here", hint
-    newer = parsed(having[0]) > parsed(release.version)
-    when = f"it came with {having[0]}" if newer else f"the last with it is {having[-1]}"
-    builders = _BUILDERS if name in _BUILDERS else ()
-    there = [other for other in builders if load_command(release.version, other, family) is not None]
-    return f"{sentence}: {when}", f"this release has {' and '.join(there)}" if there else None
-
-
-@cache
-def option_lifetime(
-    program: str, option: str, family: str, value: str | None = None, here: str | None = None
-) -> str:
-    """Return which releases have an option (one that takes ``value`` if given), to follow a colon.
-
-    Empty if none has it, or if the release ``here`` has it too.
-    """
-    versions = releases_with(program, family)
-    having: dict[str, Option] = {}
-    for version in versions:
-        command = load_command(version, program, family)
-        found = command.find(option) if command is not None else None
-        if found is not None and (value is None or not found.choices or value in found.choices):
-            having[version] = found
-    if not having or here in having:
-        return ""
-    taken = list(having)
-    first, last = taken[0], taken[-1]
-    # The value is worth a mention only where others would be refused.
-    has_choices = any(found.choices for found in having.values())
-    what = f"{option} {value}" if value is not None and has_choices else option
-    newer = versions[versions.index(last) + 1 :]
-    if newer:
-        since = "" if first == versions[0] else f" from {first}"
-        return f"{program} had {what}{since} until {last}, {newer[0]} dropped it"
-    if versions[-1] != releases()[-1].version:
-        return f"{program} had {what} from {first} until {last}, its last release"
-    return f"{program} has {what} since {first}"

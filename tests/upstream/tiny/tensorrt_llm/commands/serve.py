@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 import yaml
 from tensorrt_llm.llmapi.disagg_utils import parse_disagg_config_file  # type: ignore[import-not-found]
 from tensorrt_llm.llmapi.llm_args import update_llm_args_with_extra_dict  # type: ignore[import-not-found]
-
-
-class ChoiceWithAlias(click.Choice[str]):
-    """A choice with further spellings."""
-
-    aliases: ClassVar[dict[str, str]] = {"torch": "pytorch"}
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(self.aliases.get(value, value), param, ctx)
 
 
 def launch_server(host: str, port: int, llm_args: dict[str, Any]) -> None:
@@ -36,7 +27,7 @@ class OpenAIDisaggServer:
 @click.argument("model")
 @click.option("--host", default="localhost")
 @click.option("--port", type=int, default=8000)
-@click.option("--backend", type=ChoiceWithAlias(["pytorch", "tensorrt"]), default="pytorch")
+@click.option("--backend", type=click.Choice(["pytorch", "tensorrt"]), default="pytorch")
 @click.option("--tokenizer")
 @click.option("--tensor_parallel_size", "--tp_size", type=int, default=1)
 @click.option("--pipeline_parallel_size", "--pp_size", type=int, default=1)
@@ -46,8 +37,7 @@ class OpenAIDisaggServer:
 @click.option("--max_num_tokens", type=int)
 @click.option("--max_seq_len", type=int)
 @click.option("--config", "--extra_llm_api_options", "config")
-@click.option("--telemetry/--no-telemetry")
-def serve(host: str, port: int, config: str | None, telemetry: bool, **arguments: Any) -> None:
+def serve(host: str, port: int, config: str | None, **arguments: Any) -> None:
     """Serve MODEL."""
     extra = yaml.safe_load(Path(config).read_text()) if config else {}
     launch_server(host, port, update_llm_args_with_extra_dict(arguments, extra))

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
-
-
-class Policy(Enum):
-    """A word that becomes a member of an enumeration."""
-
-    MAX_UTILIZATION = "MAX_UTILIZATION"
-    GUARANTEED_NO_EVICT = "GUARANTEED_NO_EVICT"
 
 
 class KvCacheConfig(_Strict):
@@ -26,12 +18,6 @@ class KvCacheConfig(_Strict):
     free_gpu_memory_fraction: float = 0.9
     enable_block_reuse: bool = True
     max_attention_window: list[int] | None = None
-
-
-class SchedulerConfig(_Strict):
-    """A section with an enumeration."""
-
-    capacity_scheduler_policy: Policy = Policy.GUARANTEED_NO_EVICT
 
 
 class CacheTransceiverConfig(_Strict):
@@ -46,9 +32,7 @@ class DecodingBaseConfig(_Strict):
     """The section with variants."""
 
     max_draft_len: int | None = None
-    speculative_model: Path | None = Field(
-        default=None, validation_alias=AliasChoices("speculative_model", "speculative_model_dir")
-    )
+    speculative_model: Path | None = None
 
 
 class NGramDecodingConfig(DecodingBaseConfig):
@@ -86,7 +70,7 @@ class TorchLlmArgs(_Strict):
     env_overrides: dict[str, str] | None = None
     stream_interval: int = 1
     kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)
-    scheduler_config: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    scheduler_config: dict[str, str] | None = None
     cache_transceiver_config: CacheTransceiverConfig | None = None
     speculative_config: NGramDecodingConfig | DraftTargetDecodingConfig | None = None
 

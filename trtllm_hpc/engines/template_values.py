@@ -1,0 +1,261 @@
+"""Which placeholders of upstream's templates each key fills, and the recipe of a whole model repository."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
+from trtllm_hpc.tensorrt_llm.releases.placeholders import (
+    Placeholder,
+    known_placeholders,
+    placeholders_of,
+)
+from trtllm_hpc.tensorrt_llm.releases.release import Release
+
+_PIPELINE = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
+GROUPS: Mapping[str, str] = {
+    **dict.fromkeys(_PIPELINE, "inflight_batcher_llm"),
+    "disaggregated_serving_bls": "disaggregated_serving",
+}
+"""Models of a repository and the group of their templates."""
+_BLS = ("tensorrt_llm_bls", "disaggregated_serving_bls")
+_OF_THE_SAME_NAME = (
+    *(
+        "batching_strategy",
+        "enable_trt_overlap",
+        "gpu_device_ids",
+        "decoding_mode",
+        "exclude_input_in_output",
+    ),
+)
+"""Keys of ``repository`` whose placeholder in ``tensorrt_llm`` has the same name."""
+
+
+def _in(placeholder: str, *models: str) -> tuple[tuple[str, str], ...]:
+    return tuple((model, placeholder) for model in models)
+
+
+KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "repository.decoupled": _in("decoupled_mode", "tensorrt_llm", *_BLS),
+    "model.tokenizer": _in("tokenizer_dir", "preprocessing", "postprocessing"),
+    "repository.add_special_tokens": _in("add_special_tokens", "preprocessing"),
+    "repository.skip_special_tokens": _in("skip_special_tokens", "postprocessing"),
+    "repository.accumulate_tokens": _in("accumulate_tokens", "tensorrt_llm_bls"),
+    "repository.max_queue_delay_microseconds": _in(
+        "max_queue_delay_microseconds", "tensorrt_llm", "preprocessing"
+    ),
+    "repository.max_queue_size": _in("max_queue_size", "tensorrt_llm", "preprocessing"),
+    "kv_cache.enable_block_reuse": _in("enable_kv_cache_reuse", "tensorrt_llm"),
+    "engine.enable_chunked_prefill": _in("enable_chunked_context", "tensorrt_llm"),
+    # 0.6 has the window under another name.
+    "kv_cache.max_attention_window": (
+        ("tensorrt_llm", "max_attention_window_size"),
+        ("tensorrt_llm", "max_kv_cache_length"),
+    ),
+    "repository.logits_datatype": _in("logits_datatype", "tensorrt_llm", "ensemble", *_BLS),
+    "repository.prompt_embedding_table_data_type": _in(
+        "prompt_embedding_table_data_type", "tensorrt_llm", "tensorrt_llm_bls"
+    ),
+    "engine.capacity_scheduler_policy": _in("batch_scheduler_policy", "tensorrt_llm"),
+    "kv_cache.max_tokens": _in("max_tokens_in_paged_kv_cache", "tensorrt_llm"),
+    "kv_cache.free_gpu_memory_fraction": _in("kv_cache_free_gpu_mem_fraction", "tensorrt_llm"),
+    "kv_cache.host_cache_size": _in("kv_cache_host_memory_bytes", "tensorrt_llm"),
+    "kv_cache.sink_token_length": _in("sink_token_length", "tensorrt_llm"),
+    **{f"repository.{name}": _in(name, "tensorrt_llm") for name in _OF_THE_SAME_NAME},
+}
+"""Keys that are placeholders; the others are changes of the parsed configuration, which any release takes."""
+
+PLANNED: Mapping[tuple[str, str], str] = {
+    **{place: key for key, places in KEYS.items() for place in places},
+    ("tensorrt_llm", "triton_backend"): "engine.backend",
+    ("tensorrt_llm", "engine_dir"): "engine.directory",
+    ("tensorrt_llm", "max_beam_width"): "engine.max_beam_width",
+    ("tensorrt_llm", "multi_block_mode"): "engine.multi_block_mode",
+    ("tensorrt_llm", "enable_context_fmha_fp32_acc"): "engine.context_fmha_fp32_acc",
+    ("tensorrt_llm", "participant_ids"): "serve.disaggregated",
+    ("preprocessing", "preprocessing_instance_count"): "repository.preprocessing_instances",
+    ("postprocessing", "postprocessing_instance_count"): "repository.postprocessing_instances",
+    ("tensorrt_llm_bls", "bls_instance_count"): "repository.bls_instances",
+    ("disaggregated_serving_bls", "disaggregated_serving_bls_count"): "repository.bls_instances",
+    ("disaggregated_serving_bls", "context_model_name"): "serve.disaggregated",
+    ("disaggregated_serving_bls", "generation_model_name"): "serve.disaggregated",
+    **{(model, "triton_max_batch_size"): "repository.triton_max_batch_size" for model in GROUPS},
+}
+"""The key that fills a placeholder; ``repository.parameters`` is for all others."""
+
+
+def placeholders(release: Release, model: str) -> Mapping[str, Placeholder]:
+    """Return the placeholders of the release's template of a model, by name."""
+    return placeholders_of(release.version, GROUPS[model], model)
+
+
+def as_words(value: object) -> bool | int | float | str:
+    """A key's value as its placeholder takes it: a list is text with commas."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(item) for item in value)
+    assert isinstance(value, (bool, int, float, str)), value
+    return value
+
+
+def value_of(job: JobFile, key: str) -> Any:
+    """Return the value of a key of ``KEYS``."""
+    section, name = key.split(".")
+    return getattr(getattr(job, section), name)
+
+
+@cache
+def default_of(key: str) -> Any:
+    """Return the default of a key of ``KEYS``."""
+    return value_of(JobFile(name="defaults"), key)
+
+
+MOST_BLS_INSTANCES = 8
+"""Instances of the BLS model by default, at most: each is a process that answers one request at a time."""
+Values = Mapping[str, Value | None]
+
+
+@dataclass(frozen=True)
+class _Copy:
+    name: str
+    engine: str
+    instances: int = 1
+    gpu_device_ids: str | None = None
+    participant_ids: str | None = None
+
+
+def recipe(facts: EngineFacts, release: Release, paths: RunPaths) -> RepositoryRecipe:
+    """Return how to make the job's repository from the release's templates."""
+    job = facts.job
+    engine, phases = job.engine.directory or str(paths.engine), job.serve.disaggregated
+    template = _Templates(job, release)
+    if job.serve.mode == "disaggregated" and phases is not None:
+        # Rank 0 orchestrates; then come the context's ranks, then the generation's.
+        rank = 1 + sum(map(len, phases.context.instances))
+        copies = [
+            _phase("context", phases.context.engine or engine, phases.context.instances, 1),
+            _phase("generation", phases.generation.engine or engine, phases.generation.instances, rank),
+        ]
+        serves = {"context_model_name": "context", "generation_model_name": "generation"}
+        ensembles = [template.ensemble("ensemble", "disaggregated_serving_bls")]
+        bls = [template.bls("disaggregated_serving_bls", "disaggregated_serving_bls_count", serves)]
+    else:
+        copies = [
+            _Copy(copy.name, copy.engine or engine, gpu_device_ids=str(as_words(copy.gpu_device_ids)))
+            for copy in job.repository.models
+        ] or [_Copy("tensorrt_llm", engine, instances=job.repository.instances)]
+        ensembles = [template.ensemble(_named_as("ensemble", copy.name), copy.name) for copy in copies]
+        has_bls = bool(placeholders(release, "tensorrt_llm_bls"))
+        bls = [
+            template.bls(
+                "tensorrt_llm_bls",
+                "bls_instance_count",
+                {"tensorrt_llm_model_name": copy.name},
+                _named_as("tensorrt_llm_bls", copy.name),
+            )
+            for copy in copies
+            if has_bls
+        ]
+    texts = [template.text_model(model) for model in ("preprocessing", "postprocessing")]
+    engines = [template.tensorrt_llm(copy) for copy in copies]
+    return RepositoryRecipe(release.version, (*ensembles, *texts, *engines, *bls))
+
+
+def _named_as(model: str, copy: str) -> str:
+    """``ensemble`` of ``tensorrt_llm``, ``ensemble_2`` of ``tensorrt_llm_2``, ``ensemble_x`` of ``x``."""
+    end = copy.removeprefix("tensorrt_llm").lstrip("_")
+    return f"{model}_{end}" if end else model
+
+
+def _phase(name: str, engine: str, instances: Sequence[Sequence[int]], first_rank: int) -> _Copy:
+    ranks, rank = [], first_rank
+    for gpus in instances:
+        ranks.append(",".join(str(rank + index) for index in range(len(gpus))))
+        rank += len(gpus)
+    devices = ";".join(",".join(map(str, gpus)) for gpus in instances)
+    return _Copy(name, engine, len(instances), devices, ";".join(ranks))
+
+
+class _Templates:
+    """What fills the release's template of each kind of model."""
+
+    def __init__(self, job: JobFile, release: Release) -> None:
+        self.job = job
+        self.release = release
+        # Requests that Triton hands over at once: as asked, or what the engine is built for.
+        asked = job.repository.triton_max_batch_size or job.engine.max_batch_size
+        self.batch = asked or release.build_default("--max_batch_size") or 1
+
+    def ensemble(self, name: str, serves: str) -> ModelRecipe:
+        return self._model("ensemble", {}, ModelEdits(models={"tensorrt_llm": serves}), name)
+
+    def text_model(self, model: str) -> ModelRecipe:
+        keys = self.job.repository
+        instances = getattr(keys, f"{model}_instances")
+        planned = {
+            "tokenizer_dir": self.job.model.tokenizer or self.job.model.path,
+            f"{model}_instance_count": instances,
+        }
+        # Each token of a stream is a request to postprocessing: with several instances they overtake.
+        ordered = model == "postprocessing" and keys.decoupled and instances > 1
+        return self._model(model, planned, ModelEdits(instances=instances, preserve_ordering=ordered))
+
+    def bls(self, model: str, count: str, serves: Mapping[str, str], name: str | None = None) -> ModelRecipe:
+        instances = self.job.repository.bls_instances or min(self.batch, MOST_BLS_INSTANCES)
+        edits = ModelEdits(decoupled=self.job.repository.decoupled, instances=instances)
+        return self._model(model, {count: instances, **serves}, edits, name)
+
+    def tensorrt_llm(self, copy: _Copy) -> ModelRecipe:
+        job = self.job
+        planned: dict[str, Value | None] = {
+            "triton_backend": job.engine.backend,
+            "engine_dir": copy.engine,
+            "max_beam_width": job.engine.max_beam_width,
+            "multi_block_mode": job.engine.multi_block_mode,
+            "enable_context_fmha_fp32_acc": job.engine.context_fmha_fp32_acc,
+            "participant_ids": copy.participant_ids,
+        }
+        if copy.gpu_device_ids is not None:
+            planned["gpu_device_ids"] = copy.gpu_device_ids
+        edits = ModelEdits(
+            decoupled=job.repository.decoupled,
+            instances=copy.instances,
+            backend=job.engine.backend,
+            max_queue_delay_microseconds=job.repository.max_queue_delay_microseconds or None,
+            max_queue_size=job.repository.max_queue_size or None,
+        )
+        return self._model("tensorrt_llm", planned, edits, copy.name)
+
+    def _model(self, model: str, planned: Values, edits: ModelEdits, name: str | None = None) -> ModelRecipe:
+        """Fill ``all_models/<its group>/<model>``.
+
+        A container may carry templates from between two releases, so every placeholder that is known gets a
+        value. One without a value is left to the backend: its parameter is removed, or emptied where the
+        model's code requires it.
+        """
+        name, given = name or model, self.job.repository.parameters
+        by_hand = {**given.get(model, {}), **given.get(name, {})}
+        from_keys = {
+            placeholder: as_words(value)
+            for key, places in KEYS.items()
+            for owner, placeholder in places
+            if owner == model and (value := value_of(self.job, key)) is not None
+        }
+        chosen = {**from_keys, **planned, "triton_max_batch_size": self.batch, **by_hand}
+        values: dict[str, Value | None] = {}
+        for placeholder, known in known_placeholders(self.release.version, GROUPS[model], model).items():
+            value = chosen.get(placeholder, known.fallback)
+            if value is not None or not known.required:
+                values[placeholder] = known.unset if value is None else value
+        return ModelRecipe(
+            name=name,
+            template=f"{GROUPS[model]}/{model}",
+            values={**values, **{key: by_hand[key] for key in by_hand if key not in values}},
+            edits=replace(edits, max_batch_size=self.batch),
+            asked=tuple(key for key in by_hand if key not in placeholders(self.release, model)),
+        )
