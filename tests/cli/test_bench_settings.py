@@ -36,7 +36,7 @@ def settings_of(base: Benchmark, given: dict[str, Any], **engine: Any) -> Benchm
         ({"concurrency": [2], "rate_per_second": [3.0]}, "--rate: an open loop has a rate"),
         ({"concurrency": [2], "arrival": "gamma"}, "--arrival: a closed loop has no gaps"),
         ({"burstiness": 0.3}, "burstiness: has an effect with --arrival gamma only"),
-        ({**TRACE, "concurrency": [5], "workload.speed": 2.0}, "workload.speed: the times of the trace"),
+        ({**TRACE, "rate_per_second": [5.0]}, "--rate: a trace has its own times; leave it out"),
         ({"find_max": True, "slo": "latency<1s", "rate_per_second": [1.0, 2.0]}, "finds the others itself"),
         ({"rate_per_second": [2.0, 2.0]}, "--rate: 2.0 is listed twice; list each once"),
         ({"requests": 5}, "--requests: that is 5 requests of a level, and figures need 10 (min_requests)"),

@@ -204,7 +204,7 @@ def test_all_problems_are_reported_at_once_and_nothing_is_written(
     assert not (files / "runs").exists() and fake_slurm.calls() == []
 
 
-WRONG = [f"--set={it}" for it in ("serve.nodes=many", "serve.nods=2", "nonsense", "model.seed=3")]
+WRONG = [f"--set={it}" for it in ("serve.nodes=many", "serve.nods=2", "nonsense", "serve.instances=3")]
 IMAGE = "--set=cluster.container.image=tritonserver:25.10-trtllm-python-py3"
 
 
@@ -219,7 +219,7 @@ IMAGE = "--set=cluster.container.image=tritonserver:25.10-trtllm-python-py3"
         (("job.yaml", "--cluster", "site"), ["called 'site'; did you mean ./site.yaml?"]),
         (
             ("job.yaml", "--cluster", "local", *WRONG),
-            ["--set serve.nodes=VALUE --set KEY=VALUE --set KEY=VALUE --set model.seed=3"],
+            ["--set serve.nodes=VALUE --set KEY=VALUE --set KEY=VALUE --set serve.instances=3"],
         ),
         (
             ("ifb-gpt", "--cluster", "pyxis", IMAGE),
@@ -244,7 +244,7 @@ IMAGE = "--set=cluster.container.image=tritonserver:25.10-trtllm-python-py3"
 def test_a_mistake_gets_a_sentence_and_the_next_command(
     home: Path, types: Types, words: tuple[str, ...], said: list[str]
 ) -> None:
-    (home / "job.yaml").write_text("name: demo\nmodel: {seed: 1}\nserve: {nodes: 1}\n")
+    (home / "job.yaml").write_text("name: demo\nmodel: {synthetic: tiny-llama}\nserve: {nodes: 1}\n")
     (home / "latest.yaml").write_text("name: latest\n")
     (home / "site.yaml").write_text("name: site\npartition: gpu\ngpus_per_node: 4\n")
     refused = types("render", *words)
@@ -261,7 +261,7 @@ def test_an_impossible_runs_folder_is_refused(files: Path, types: Types) -> None
         key = f"cluster.runs_folder=/{'x' * 300}"
         refused = types(name, "job.yaml", "--cluster", "local", "--set", key)
         said = refused.output + refused.errors
-        assert refused.code == ExitCode.CONFIG and "runs_folder" in said and "namei -l" in said
+        assert refused.code == ExitCode.CONFIG and "namei -l" in said and "Traceback" not in said
 
 
 def test_a_prompt_without_quotes_is_advised_to_have_them(home: Path, types: Types) -> None:
