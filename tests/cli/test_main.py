@@ -51,8 +51,20 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [
-        *(("submti", "submit"), ("stat", "status"), ("serve", "submit")),
-        *(("chat", "client --chat"), ("validate", "doctor"), ("ps", "runs"), ("stop", "cancel")),
+        *(
+            ("submti", "submit"),
+            ("stat", "status"),
+            ("serve", "submit"),
+            ("start", "submit"),
+            ("run", "submit"),
+        ),
+        *(
+            ("chat", "client --chat"),
+            ("validate", "doctor"),
+            ("list", "runs"),
+            ("ps", "runs"),
+            ("stop", "cancel"),
+        ),
     ],
 )
 def test_a_wrong_command_gets_the_one_that_it_means_elsewhere_or_the_nearest(
@@ -62,6 +74,13 @@ def test_a_wrong_command_gets_the_one_that_it_means_elsewhere_or_the_nearest(
         main([wrong])
     assert end.value.code == ExitCode.USAGE
     assert f"No such command {wrong!r}. Did you mean {right!r}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("submit", "job.yaml"), ("sweep", "job.yaml"), ("bench", "run")])
+def test_a_dry_run_leads_to_render(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*words, "--dry-run"])
+    assert "No such option '--dry-run'. Did you mean the command 'render'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -106,6 +125,16 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     )
     assert (answer.returncode, answer.stderr) == (0, "")
     assert "a line of a log" in answer.stdout
+
+
+@pytest.mark.parametrize("encoding", ["latin1", "ascii"])
+def test_a_terminal_without_unicode_shows_other_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    _, paths = written(tmp_path / "run", scheduler="local")
+    code, output, errors = run("status", str(paths.folder))
+    assert (code, errors) == (0, "") and "-----" in output
 
 
 @pytest.mark.parametrize("closed", [">&- 2>&-", "<&- >&-", "| true", "2>&1 >/dev/null | true"])

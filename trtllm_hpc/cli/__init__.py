@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gc
 import importlib
@@ -62,6 +63,8 @@ _SHARED = {
 """Commands that live in another command's module."""
 
 
+_ASCII = str.maketrans({"─": "-", "…": "..."})
+"""For encodings without these; other letters become escapes such as ``\\u2192``."""
 _MEANT = {
     **dict.fromkeys(("serve", "start", "run", "launch"), "submit"),
     **dict.fromkeys(("validate", "check", "lint"), "doctor"),
@@ -219,13 +222,20 @@ def _run(args: list[str]) -> int:
 
 
 def _prepare_streams() -> None:
-    """Replace closed streams, and print what an encoding lacks as escapes instead of failing."""
+    """Replace closed streams, and print what an encoding lacks in other letters instead of failing."""
+    codecs.register_error("trtllm-hpc", _in_ascii)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller: the next file to be opened would get its number
             setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: PTH123, SIM115
         elif number and isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="trtllm-hpc")
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end].translate(_ASCII)
+    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
 def _print_error(text: str) -> None:
