@@ -46,6 +46,10 @@ def test_a_measurement_without_a_summary_cannot_be_shown(tmp_path: Path) -> None
     results.mkdir(parents=True)
     write_plan(RunPaths(results.parent))
     append_records(results / "killed.jsonl", served(50, requests=300))
+    run = str(tmp_path / "runs" / "demo-1")
+    [listed] = documented("bench list", types("bench", "list", run, "--json").stdout)
+    assert (listed["name"], listed["valid"]) == ("killed", None)
+    assert "not finished" in types("bench", "list", run).stdout
     for form in ([], ["--json"]):
         with pytest.raises(RunNotFound, match=r"killed\.json is not a measurement"):
             types("bench", "show", str(tmp_path / "runs" / "demo-1:killed"), *form)

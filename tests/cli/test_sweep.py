@@ -43,6 +43,8 @@ def test_a_sweep_is_submitted_listed_shown_and_cancelled(types: Types, home: Pat
         f"next: trtllm-hpc sweep status {name}, or trtllm-hpc sweep watch {name}",
     ]
     assert name in types("sweep", "list").output
+    [listed] = documented("sweep list", types("sweep", "list", "--json").output)
+    assert (listed["sweep_id"], listed["variants"]) == (name, 2)
     shown = types("sweep", "status")
     assert shown.code == 0 and "2 pending" in shown.output and "max_batch_size" in shown.output
     assert documented("sweep status", types("sweep", "status", name, "--json").output)["settled"] is False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease
@@ -21,6 +22,15 @@ def test_the_table_has_a_row_for_every_release() -> None:
     assert "24.04, 24.05" in rows["0.9.0"] and "9.3.0" in rows["0.9.0"]
     assert "build.py" in rows["0.7.1"] and "trtllm-build" not in rows["0.7.1"]
     assert rows["1.2.1"].endswith("tensorrtllm, python, pytorch")
+
+
+def test_each_table_is_json_too() -> None:
+    [release] = [it for it in documented("versions", versions("--json").output) if it["version"] == "0.16.0"]
+    assert documented("versions show", versions("show", "0.16", "--json").output) == release
+    program = documented("versions show", versions("show", "0.13", "trtllm-build", "--json").output)
+    assert program["options"]["--max_batch_size"]["default"] == 256
+    lost = versions("--json", "show", "0.16")
+    assert lost.exit_code == ExitCode.USAGE and "Write --json after 'show'" in lost.output
 
 
 @pytest.mark.parametrize("word", ["0.16", "24.12", "nvcr.io/nvidia/tritonserver:24.12-trtllm-python-py3"])

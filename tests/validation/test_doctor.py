@@ -100,7 +100,8 @@ def test_submit_goes_on_with_what_is_to_be_ignored(fake_slurm: FakeSlurm, types:
     assert line.endswith(" (ignored)")  # still said, but not that submit refuses it
 
 
-def test_a_server_that_may_need_no_weights_is_told_how_to_go_on(types: Types, home: Path) -> None:
+def test_doctor_ignores_what_submit_ignores(types: Types, home: Path) -> None:
+    """A server that needs no weights is told how to go on without them, and then everything is met."""
     (home / "model").mkdir()
     (home / "model/config.json").write_text("{}")
     (home / "model/tokenizer.json").write_text("{}")
@@ -112,6 +113,11 @@ def test_a_server_that_may_need_no_weights_is_told_how_to_go_on(types: Types, ho
     code, output, _ = types("doctor", "dummy.yaml", "--cluster", "local")
     [row] = [line for line in output.splitlines() if line.startswith("model-files")]
     assert code == ExitCode.CONFIG and "fail" in row and "--ignore model-files" in row
+    code, output, _ = types("doctor", "dummy.yaml", "--cluster", "local", "--ignore", "model-files")
+    [row] = [line for line in output.splitlines() if line.startswith("model-files")]
+    assert code == 0 and "warn" in row and "(ignored)" in row
+    code, _, errors = types("doctor", "dummy.yaml", "--cluster", "local", "--ignore", "model-fils")
+    assert code == ExitCode.CONFIG and "no check is called 'model-fils'" in errors
 
 
 def test_render_only_warns(types: Types, home: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -25,9 +25,6 @@ from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import NONE, format_time
 from trtllm_hpc.runs.find import find_run, list_runs
-
-if TYPE_CHECKING:
-    pass
 
 
 def _folder(ctx: click.Context, param: click.Parameter, value: str) -> RunPaths:

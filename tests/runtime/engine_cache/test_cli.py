@@ -106,6 +106,8 @@ def test_verify_names_what_is_broken(types: Types, built: Run, kind: str) -> Non
     assert f"engines prune {built.entry().name} --yes" in broken.errors
     assert f"{built.entry('convert').name}: whole" in broken.output
     assert types("engines", "verify", "convert").code == 0
+    record = documented("engines verify", types("engines", "verify", "--json").output)
+    assert record["entries"] == 2 and record["faults"][0]["entry"] == built.entry().name
 
 
 def test_damage_that_only_reading_finds_is_remembered_until_it_is_repaired(types: Types, built: Run) -> None:
