@@ -71,6 +71,7 @@ def test_lengths_beyond_the_engine_s_limits_are_refused(given: dict[str, Any], w
     ("base", "given", "gone"),
     [
         ({"concurrency": 32}, {"rate_per_second": [3.0]}, "concurrency"),
+        ({"concurrency": 32}, {"concurrency": [1, 8, 32]}, "concurrency"),
         ({"rates_per_second": [2.0, 3.0]}, {"concurrency": [1, 8]}, "rates_per_second"),
         ({"concurrency": 32, "requests": 50}, {"duration_seconds": 30.0}, "requests"),
         ({"warmup_requests": 3}, {"warmup_seconds": 1.0}, "warmup_requests"),

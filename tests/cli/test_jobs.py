@@ -24,12 +24,15 @@ def test_every_shipped_job_file_is_listed_with_what_it_shows() -> None:
     assert (deepseek["model"], deepseek["gpu_types"]) == ("DeepSeek-R1-0528", "H100 or H200")
 
 
-def test_the_list_fits_a_terminal_without_a_broken_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtllm_hpc.report.tables.terminal_width", lambda: 60)
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_list_fits_a_terminal_without_a_broken_word(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr("trtllm_hpc.report.tables.terminal_width", lambda: width)
     monkeypatch.setenv("TERM", "dumb")
     output = CliRunner().invoke(command, ["jobs", "list"], catch_exceptions=False).output
-    assert all(len(line) <= 60 for line in output.splitlines())
+    assert all(len(line) <= width for line in output.splitlines())
     assert set(jobs()) <= set(output.split())
+    if width == 80:
+        assert output.splitlines()[1].split() == ["model", "backend", "nodes", "GPUs"]
 
 
 def test_a_job_file_is_shown_as_it_is() -> None:

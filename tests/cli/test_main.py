@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -154,3 +156,18 @@ def test_a_full_disk_under_the_output_is_one_sentence(tmp_path: Path) -> None:
     )
     assert answer.stderr == "error: The output cannot be written: No space left on device.\n"
     assert answer.returncode == ExitCode.INTERNAL
+
+
+def test_every_option_in_seconds_or_minutes_takes_a_time() -> None:
+    def options(found: click.Command) -> Iterator[click.Option]:
+        yield from (it for it in found.params if isinstance(it, click.Option))
+        if isinstance(found, click.Group):
+            with click.Context(found) as context:
+                for name in found.list_commands(context):
+                    yield from options(found.get_command(context, name) or click.Command(""))
+
+    times = [
+        it for it in options(command) if re.search(r"seconds|minutes|SPAN", f"{it.opts} {it.metavar}", re.I)
+    ]
+    assert {it.opts[0] for it in times} >= {"--wait-seconds", "--duration", "--older-than", "--expires"}
+    assert [it.opts[0] for it in times if it.type.convert("2h", it, None) < 2] == []
