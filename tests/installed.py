@@ -26,7 +26,7 @@ OF_EXTRAS = {
     "torch",
     "transformers",
 }
-ANY_SPEED = ["--min-requests", "20", "--min-window-seconds", "0.01", "--max-late-share", "1"]
+ANY_SPEED = ["--set", "min_requests=20", "--set", "min_window_seconds=0.01", "--set", "max_late_share=1"]
 WORDS = ["One", " job", " file", ",", " one", " command", "."]
 
 

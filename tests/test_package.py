@@ -97,16 +97,3 @@ def loaded_by(statement: str) -> set[str]:
 )
 def test_importing_takes_no_heavy_library(module: str) -> None:
     assert loaded_by(f"import {module}") & set(HEAVY) == set()
-
-
-def test_importing_the_package_opens_no_file_but_its_own_code() -> None:
-    script = (
-        "import sys\n"
-        "seen = []\n"
-        "sys.addaudithook(lambda event, arguments: seen.append((event, str(arguments[0])))"
-        " if event in ('open', 'subprocess.Popen', 'os.posix_spawn', 'os.fork') else None)\n"
-        "import trtllm_hpc, trtllm_hpc.cli\n"
-        "print([what for what in seen if not what[1].endswith(('.py', '.pyc'))])"
-    )
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert answer.stdout == "[]\n"

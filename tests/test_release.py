@@ -22,14 +22,8 @@ SETTINGS.read(ROOT / "setup.cfg")
 EXTRAS = SETTINGS["options.extras_require"]
 WORKFLOW = ROOT / ".github/workflows/ci.yml"
 INSTALL = next((ROOT / "docs").rglob("install.md"))
-CONTAINER = ROOT / "container/reference.def"
 PACKAGED = ("trtllm_hpc/", "templates/", "jobs/", "slurm/")
 """The folders that the wheel holds; all but the first below ``trtllm_hpc/``."""
-
-
-def pythons(text: str) -> list[str]:
-    """Return the releases of Python that a text names, in order and each once."""
-    return [*dict.fromkeys(re.findall(r"\b3\.1\d\b", text))]
 
 
 def tracked() -> list[str]:
@@ -80,14 +74,17 @@ def test_every_extra_that_is_named_exists() -> None:
     assert sorted(rows) == sorted(["none", *EXTRAS])
 
 
-def test_the_same_pythons_are_declared_tried_and_described() -> None:
-    declared = pythons(SETTINGS["metadata"]["classifiers"])
+def test_no_document_installs_by_a_name_that_the_index_does_not_have() -> None:
+    for document in [*DOCUMENTS, *(ROOT / "docs").rglob("*.py"), *(ROOT / "docs").rglob("*.ipynb")]:
+        text = document.read_text(encoding="utf-8")
+        assert not re.search(r"pip install (-\S+ )*'?trtllm-hpc\b(?!.* @ )", text), document
+
+
+def test_the_same_pythons_are_declared_and_tried() -> None:
+    declared = re.findall(r"\b3\.1\d\b", SETTINGS["metadata"]["classifiers"])
     [tried] = re.findall(r"(?m)^PYTHONS \?= (.*)$", (ROOT / "Makefile").read_text())
     jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
-    assert pythons(tried) == jobs["wheels"]["strategy"]["matrix"]["python"] == declared
-    assert SETTINGS["options"]["python_requires"] == f">={declared[0]}"
-    [heading] = re.findall(r"(?m)^\| extra \|.*$", INSTALL.read_text())
-    assert pythons(heading) == declared
+    assert tried.split() == jobs["wheels"]["strategy"]["matrix"]["python"] == [*dict.fromkeys(declared)]
 
 
 def test_the_changelog_begins_with_what_is_not_released_and_the_version() -> None:

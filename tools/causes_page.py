@@ -72,14 +72,14 @@ The answer says how much is known: in words, as `degree` in JSON ([fields](json.
 | `first error` | the line is an error, and no other error explains it; no more is known | 4 |
 | no cause | no error, or errors after which the log goes on for long; the nearest lines are shown | 0 |
 
-`explain --why` lists every line that was looked at, and what it was taken for. How often the answer is right
-on logs that nobody here had seen is on [another page](../explanation/unseen-logs.md).
+How often the answer is right on logs that nobody here had seen is on
+[another page](../explanation/unseen-logs.md).
 
 ## Causes of your own
 
 Tables in `~/.config/trtllm-hpc/causes/*.toml`, in the [site's](../how-to/sites.md)
 `/etc/trtllm-hpc/causes/`, and in the folder that the cluster profile names
-(`causes_folder`), come before the shipped ones. `trtllm-hpc explain --check FILE` checks a table.
+(`causes_folder`), come before the shipped ones. `explain` prints what is wrong in them.
 
 ```toml
 [site-scratch]

@@ -100,6 +100,6 @@ of these folders: `--runs`, `$TRTLLM_HPC_RUNS`, `runs_folder` in `~/.config/trtl
 `runs_folder`. `$TRTLLM_HPC_CLUSTER` sets the profile when `--cluster` is not given. A `JOB` is a file, or the
 name of a shipped job file (`tiny-llama`).
 
-The shell completes commands, options, profiles, shipped jobs, runs, measurements and the keys of `--set`:
+The shell completes commands, options, profiles, shipped jobs, runs, sweeps and measurements:
 `eval "$(_TRTLLM_HPC_COMPLETE=bash_source trtllm-hpc)"`, likewise with `zsh_source` and `fish_source`.
 """

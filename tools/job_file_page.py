@@ -206,8 +206,8 @@ first line names, and `trtllm-hpc schema job` prints. An unknown key is an error
 one; all errors are shown at once, with file, line and fix.
 
 Layers: built-in defaults < the profile's `job_defaults` < the files that the job file
-[extends](../how-to/job-files.md) < the job file < `--set engine.tensor_parallel=4`. `trtllm-hpc jobs show
-job.yaml --resolved` prints the result. A key that is left out has its default; `null` leaves the choice to
+[extends](../how-to/job-files.md) < the job file < `--set engine.tensor_parallel=4`. `spec.yaml` in a
+run folder has the result. A key that is left out has its default; `null` leaves the choice to
 the backend, the release or the cluster, as the key's meaning says. Upper limits of 100,000 and more are in
 the schema alone. A *time* is text such as `90s`, `15m`, `1h30m` or `30d`, or as Slurm writes it: `30:00`
 (minutes and seconds), `4:00:00`, `1-12:00:00`. A bare number is in the unit in the key's name.

@@ -15,19 +15,17 @@ from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.endpoint import EndpointAccess
 from trtllm_hpc.cli.engines import VerifiedEngines
 from trtllm_hpc.cli.metrics import MetricsSample
-from trtllm_hpc.cli.render import RenderedRun
-from trtllm_hpc.cli.submit import SubmittedRun
+from trtllm_hpc.cli.submit import RenderedRun, SubmittedRun
 from trtllm_hpc.cli.sweep_run import CheckedSweep
 from trtllm_hpc.cli.sweep_saved import SweepRow
-from trtllm_hpc.engine_cache.contents import EngineDetails, EngineRow
+from trtllm_hpc.engine_cache.contents import EngineRow
 from trtllm_hpc.evaluation.scores import EvaluationSummary
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.runs.guests import ProxyClient
 from trtllm_hpc.runs.hub import ModelRow
 from trtllm_hpc.runs.listing import ListedRun
-from trtllm_hpc.runs.prune import PrunedList
-from trtllm_hpc.runs.shipped_jobs import ResolvedJob, ShippedJob
+from trtllm_hpc.runs.shipped_jobs import ShippedJob
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
 from trtllm_hpc.sweeps.measured import SweepResults
@@ -38,45 +36,33 @@ from trtllm_hpc.validation.checks import DoctorReport
 
 OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "jobs list": {"": list[ShippedJob]},
-    "jobs show": {"": ResolvedJob},
     "render": {"": RenderedRun},
     "doctor": {"": DoctorReport},
     "sweep run": {"": SweepStatus, "with `--check`": CheckedSweep},
     "sweep list": {"": list[SweepRow]},
     "sweep status": {"": SweepStatus},
     "sweep watch": {"": SweepStatus},
-    "sweep cancel": {"": SweepStatus},
-    "sweep resume": {"": SweepStatus},
     "sweep report": {"": SweepResults},
     "runs": {"": list[ListedRun]},
-    "runs prune": {"": PrunedList},
     "status": {"": RunStatus},
     "submit": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},
     "watch": {"": RunStatus},
-    "cancel": {"": RunStatus},
-    "resume": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},
     "logs": {"": list[LogRow]},
     "explain": {"": list[Finding]},
     "client": {"": PromptRecord},
     "evaluate": {"": EvaluationSummary},
+    "bench list": {"": list[MeasurementRow]},
     "bench show": {"": MeasurementSummary},
     "bench run": {"": MeasurementSummary},
-    "bench list": {"": list[MeasurementRow]},
     "bench compare": {"": Comparison},
     "endpoint": {"": EndpointAccess, "with `--invite`, `--revoke` or `--invited`": list[ProxyClient]},
     "metrics": {"": MetricsSample},
     "engines list": {"": list[EngineRow]},
-    "engines show": {"": EngineDetails},
     "engines verify": {"": VerifiedEngines},
-    "engines prune": {"": PrunedList},
     "models list": {"": list[ModelRow]},
-    "models fetch": {"": ModelRow},
-    "models prune": {"": PrunedList},
     "versions": {"": list[Release]},
     "versions show": {"of a release": Release, "of a program of it": Program},
     "sandbox status": {"": Status},
-    "sandbox up": {"": Status},
-    "sandbox down": {"": Status},
 }
 """By the command's words, in the order of the page, and by the form, where a command has several."""
 

@@ -31,7 +31,6 @@ __all__ = [
     "DoctorReport",
     "JobFile",
     "Measurement",
-    "NodeReport",
     "Plan",
     "Run",
     "RunState",
@@ -41,7 +40,6 @@ __all__ = [
     "TrtllmHpcError",
     "bench",
     "bench_url",
-    "check_on_nodes",
     "doctor",
     "load_job",
     "plan",
@@ -66,7 +64,6 @@ if TYPE_CHECKING:
     from trtllm_hpc.config.job import JobFile
     from trtllm_hpc.errors import TrtllmHpcError
     from trtllm_hpc.plan.model import Plan
-    from trtllm_hpc.runs.node_checks import NodeReport, check_on_nodes
     from trtllm_hpc.runs.status import RunState, RunStatus
     from trtllm_hpc.sweeps.status import SweepStatus
     from trtllm_hpc.validation.checks import DoctorReport
@@ -80,7 +77,6 @@ _MODULES = {
     "DoctorReport": "validation.checks",
     "JobFile": "config.job",
     "Measurement": "api.measurement",
-    "NodeReport": "runs.node_checks",
     "Plan": "plan.model",
     "Run": "api.run",
     "RunState": "runs.status",
@@ -90,7 +86,6 @@ _MODULES = {
     "TrtllmHpcError": "errors",
     "bench": "api.measurement",
     "bench_url": "api.measurement",
-    "check_on_nodes": "runs.node_checks",
     "doctor": "api.jobs",
     "load_job": "api.jobs",
     "plan": "api.jobs",

@@ -27,9 +27,9 @@ def test_conversations_are_measured_by_turn_and_shown(tmp_path: Path) -> None:
     script = Script([delta(reasoning_content="hm"), 0.02, delta("GR"), delta("ÜN"), END, DONE])
     make_tokenizer(tokenizer := tmp_path / "tokenizer")
     options = [
-        *("--workload", "conversations", "--turns", "3", "--think-time", "0.01", "--input-tokens", "20"),
-        *("--prefix-tokens", "12", "--tokenizer", str(tokenizer), "--concurrency", "2", "--requests", "6"),
-        *("--warmup", "0", "--save-as", "talks", *map(str, LENIENT)),
+        *("--workload", "conversations", "--set", "workload.turns=3", "--set", "workload.think_seconds=0.01"),
+        *("--input-tokens", "20", "--set", "workload.prefix_tokens=12", "--tokenizer", str(tokenizer)),
+        *("--concurrency", "2", "--requests", "6", "--warmup", "0", "--save-as", "talks", *LENIENT),
     ]
     with openai_server(script) as endpoint:
         place = ["--url", endpoint.openai_url or "", "--output", str(tmp_path / "out")]

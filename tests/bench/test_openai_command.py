@@ -74,7 +74,7 @@ def test_a_run_without_triton_is_measured_over_completions(run: RunPaths, script
     script.pages["/health"] = b""
     script.pages["/metrics"] = json.dumps([{**STEP, "numActiveRequests": 9}, STEP], indent=1).encode()
     script.pages["/prometheus/metrics"] = b'trtllm_generation_tokens_total{model_name="one"} 21.0\n'
-    result = types("bench", run.folder, "--no-report", *QUICK)
+    result = types("bench", run.folder, *QUICK)
     assert result.exit_code == 0
     found = measured(run)
     assert (found.model, found.protocol, found.streaming) == ("one", "openai", True)
@@ -106,7 +106,7 @@ def test_a_report_that_cannot_be_drawn_fails_nothing(
 def test_a_chat_and_an_exact_length(run: RunPaths, script: Script) -> None:
     script.pages["/health"] = b""
     script.pieces = [event("ÜN", reason="length"), event(usage=(5, 2)), DONE]
-    result = types("bench", run.folder, "--no-report", "--protocol", "openai-chat", "--exact-output", *QUICK)
+    result = types("bench", run.folder, "--protocol", "openai-chat", "--exact-output", *QUICK)
     assert {path for path, _, _ in script.asked} == {"/v1/chat/completions"}
     assert {(body["min_tokens"], body["ignore_eos"]) for body in script.bodies} == {(3, True)}
     assert isinstance(result.exception, InvalidMeasurement)
@@ -117,7 +117,7 @@ def test_ids_of_a_file_are_sent_as_they_are(run: RunPaths, script: Script, tmp_p
     script.pages["/health"] = b""
     file = tmp_path / "ids.jsonl"
     file.write_text('{"token_ids": [3, 5]}\n{"prompt": "text"}\n')
-    more = ("--workload", "dataset", "--file", file, "--no-report")
+    more = ("--workload", "dataset", "--file", file)
     assert types("bench", run.folder, *more, *QUICK).exit_code == 0
     prompts = [body["prompt"] for body in script.bodies]
     assert [3, 5] in prompts and "text" in prompts
@@ -146,8 +146,7 @@ def test_a_url_is_measured_without_a_run(endpoint: Endpoint, script: Script, tmp
     assert found.provenance["server"]["url"] == endpoint.openai_url and "run" not in found.provenance
     assert "server-metrics" not in [warning.code for warning in found.verdict.warnings]
     assert files.report.stat().st_size > 10_000
-    listed = json.loads(types("bench", "list", folder, "--json").stdout)
-    assert [row["name"] for row in listed] == ["mine"]
+    assert "mine" in types("bench", "list", folder).stdout
     assert types("bench", "show", f"{folder}:mine").stdout == result.stdout
     again = types("bench", "--url", endpoint.openai_url, "--output", folder, *QUICK, "--save-as", "other")
     assert again.exit_code == 0
@@ -200,9 +199,9 @@ def test_the_url_may_leave_out_v1_or_name_what_is_no_such_server(endpoint: Endpo
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--url", "http://one"), "--url needs --output"),
+        (("--url", "http://one"), "--url and --output FOLDER go"),
         (("one", "--url", "http://one", "--output", "x"), "not both"),
-        (("one", "--output", "x"), "goes with --url"),
+        (("one", "--output", "x"), "--url and --output FOLDER go"),
     ],
 )
 def test_options_that_do_not_go_together(
@@ -217,7 +216,7 @@ def test_options_that_do_not_go_together(
 
 def test_a_server_that_only_fails(script: Script, endpoint: Endpoint, tmp_path: Path) -> None:
     script.body, script.status = b'{"error": {"message": "out of order"}}', 500
-    result = types("bench", "--url", endpoint.openai_url, "--output", tmp_path, "--no-report", *QUICK)
+    result = types("bench", "--url", endpoint.openai_url, "--output", tmp_path, *QUICK)
     assert isinstance(result.exception, InvalidMeasurement)
     assert "out of order" in str(result.exception) and "bench show" in str(result.exception)
 

@@ -142,7 +142,7 @@ def test_a_send_may_be_late_by_a_millisecond_or_a_fiftieth_of_the_latency(
     assert "late" not in codes(sent_late(allowed_ms - 0.01))
     [finding] = verdict(sent_late(allowed_ms + 0.01)).findings
     assert finding.code == "late" and finding.facts["allowed_ms"] == pytest.approx(allowed_ms)
-    assert "--processes" in sentence_of(finding)
+    assert "--set processes" in sentence_of(finding)
 
 
 def test_a_few_late_sends_count_where_a_figure_shows_them() -> None:

@@ -1,26 +1,33 @@
-"""What the options of ``trtllm-hpc bench`` make of the settings of a run."""
+"""What the options of ``trtllm-hpc bench`` make of the settings of a run, and what they are refused for."""
 
 from __future__ import annotations
 
-from operator import attrgetter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from trtllm_hpc.cli.bench_run import command as bench_run
+from tests.report.make import make, write_run
+from trtllm_hpc.api.measurement import Measurement
+from trtllm_hpc.bench.levels import OpenLoop
+from trtllm_hpc.bench.records import append_records
+from trtllm_hpc.bench.results import Finding, Verdict, write_measurement
 from trtllm_hpc.cli.bench_run import given_settings, settings_for
-from trtllm_hpc.config.benchmark import EXCLUSIVE, Benchmark
+from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import Companion, JobFile
+from trtllm_hpc.errors import InvalidMeasurement
 
 TRACE = {"workload.kind": "trace", "workload.path": "/a.jsonl"}
+NORMAL = {"workload.kind": "normal"}
+LIMITS = {"max_input_len": 200, "max_seq_len": 256}
 
 
-def settings_of(base: Benchmark, given: dict[str, Any]) -> Benchmark:
-    engine = Engine(backend="tensorrtllm", max_lora_rank=8)
-    job = JobFile(name="demo", companion=Companion(benchmark=base), engine=engine)
-    return settings_for(job, given)
+def settings_of(base: Benchmark, given: dict[str, Any], **engine: Any) -> Benchmark:
+    built = Engine.model_validate({"backend": "tensorrtllm", "max_lora_rank": 8, **engine})
+    return settings_for(JobFile(name="demo", companion=Companion(benchmark=base), engine=built), given)
 
 
 @pytest.mark.parametrize(
@@ -28,22 +35,13 @@ def settings_of(base: Benchmark, given: dict[str, Any]) -> Benchmark:
     [
         ({"concurrency": [2], "rate_per_second": [3.0]}, "--rate: an open loop has a rate"),
         ({"concurrency": [2], "arrival": "gamma"}, "--arrival: a closed loop has no gaps"),
-        ({"concurrency": [2], "burstiness": 0.3}, "--burstiness: a closed loop has no gaps"),
-        (
-            {"burstiness": 0.3},
-            "--burstiness: has an effect with --arrival gamma only",
-        ),
+        ({"burstiness": 0.3}, "burstiness: has an effect with --arrival gamma only"),
         ({**TRACE, "rate_per_second": [5.0]}, "--rate: a trace has its own times; leave it out"),
-        (
-            {"requests": 20, "duration_seconds": 3.0},
-            "--duration: the window ends after a number",
-        ),
-        ({"warmup_requests": 2, "warmup_seconds": 1.0}, "--warmup-seconds: the warm-up ends after"),
         ({"find_max": True, "slo": "latency<1s", "rate_per_second": [1.0, 2.0]}, "finds the others itself"),
         ({"rate_per_second": [2.0, 2.0]}, "--rate: 2.0 is listed twice; list each once"),
-        ({"concurrency": [2, 2]}, "--concurrency: 2 is listed twice; list each once"),
-        ({"requests": 5}, "--requests: that is 5 requests of a level, and figures need 10 (--min-requests)"),
-        ({"rate_per_second": [50.0]}, "window of 0.4 s, and figures need 1 s (--min-window-seconds)"),
+        ({"requests": 5}, "--requests: that is 5 requests of a level, and figures need 10 (min_requests)"),
+        ({"rate_per_second": [50.0]}, "window of 0.4 s, and figures need 1 s (min_window_seconds)"),
+        ({"no_such": 1}, "no_such: Extra inputs are not permitted"),
     ],
 )
 def test_options_without_effect_are_refused(given: dict[str, Any], words: str) -> None:
@@ -54,113 +52,81 @@ def test_options_without_effect_are_refused(given: dict[str, Any], words: str) -
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "words"),
     [
-        {"concurrency": [2]},
-        {"arrival": "gamma", "burstiness": 0.3},
-        {**TRACE, "workload.speed": 2.0},
-        {**TRACE, "rate_per_second": [5.0], "arrival": "poisson", "requests": 20},
-        {**TRACE, "concurrency": [5]},
-        {"find_max": True, "slo": "latency<1s", "rate_per_second": [2.0]},
+        ({"max_tokens": 256}, "--max-tokens: 256 tokens and a prompt do not fit"),
+        ({**NORMAL, "workload.output_tokens": 999}, "--output-tokens: 999 tokens"),
+        ({**NORMAL, "workload.input_tokens": 99999}, "--input-tokens: prompts of 99999"),
     ],
 )
-def test_options_with_an_effect_are_accepted(given: dict[str, Any]) -> None:
-    taken = settings_of(Benchmark(), given)
-    for field, value in given.items():
-        first = value[0] if isinstance(value, list) else value
-        assert attrgetter(field)(taken) == first
+def test_lengths_beyond_the_engine_s_limits_are_refused(given: dict[str, Any], words: str) -> None:
+    just_fits = {**NORMAL, "max_tokens": 255, "workload.input_tokens": 200}
+    assert settings_of(Benchmark(), just_fits, **LIMITS).max_tokens == 255
+    with pytest.raises(click.UsageError) as refused:
+        settings_of(Benchmark(), given, **LIMITS)
+    assert refused.value.message.startswith(words)
 
 
-VALUES: dict[str, Any] = {
-    "concurrency": 32,
-    "concurrencies": [1, 8, 33],
-    "rate_per_second": 6.0,
-    "rates_per_second": [2.0, 3.0],
-    "requests": 50,
-    "duration_seconds": 30.0,
-    "warmup_requests": 0,
-    "warmup_seconds": 0.0,
-    "find_max": True,
-}
-"""A value of each key that excludes others. The keys with one such value have it in their names."""
-NEEDED: dict[str, dict[str, Any]] = {
-    "arrival=trace": {"workload.kind": "trace", "workload.path": "/a.jsonl", "requests": 50},
-    "find_max": {"slo": "latency<1s"},
-    "requests": {"rate_per_second": 5.0},
-}
-"""Other keys without which a key is refused."""
-SWEPT = {"rates_per_second": "rate_per_second", "concurrencies": "concurrency"}
-"""The option of a key that takes several values."""
-WITHOUT_EFFECT = [
-    (key, other)
-    for key, others in {
-        "rate_per_second": ("concurrency", "concurrencies", "rates_per_second", "arrival=trace"),
-        "arrival=gamma": ("concurrency", "concurrencies"),
-        "burstiness=0.5": ("concurrency", "concurrencies"),
-    }.items()
-    for other in others
-]
-"""Keys that would have no effect beside others, the only ones that the others do not exclude."""
-PAIRS = [pair for first, second, *_ in EXCLUSIVE for pair in ((first, second), (second, first))]
+@pytest.mark.parametrize(
+    ("base", "given", "gone"),
+    [
+        ({"concurrency": 32}, {"rate_per_second": [3.0]}, "concurrency"),
+        ({"concurrency": 32}, {"concurrency": [1, 8, 32]}, "concurrency"),
+        ({"rates_per_second": [2.0, 3.0]}, {"concurrency": [1, 8]}, "rates_per_second"),
+        ({"concurrency": 32, "requests": 50}, {"duration_seconds": 30.0}, "requests"),
+        ({"warmup_requests": 3}, {"warmup_seconds": 1.0}, "warmup_requests"),
+        ({"rate_per_second": 6.0, "find_max": True, "slo": "latency<1s"}, {"concurrency": [2]}, "find_max"),
+        ({"arrival": "gamma", "burstiness": 0.3}, {"concurrency": [2]}, ""),
+    ],
+)
+def test_what_is_typed_replaces_what_the_job_file_has(
+    base: dict[str, Any], given: dict[str, Any], gone: str
+) -> None:
+    before = Benchmark.model_validate(base)
+    settings = settings_of(before, given)
+    [(field, value)] = given.items()
+    swept = {"concurrency": "concurrencies"} if isinstance(value, list) and len(value) > 1 else {}
+    expected = value[0] if isinstance(value, list) and not swept else value
+    assert getattr(settings, swept.get(field, field)) == expected
+    assert not gone or getattr(settings, gone) != getattr(before, gone)
 
 
-def written(key: str) -> dict[str, Any]:
-    """Return a benchmark that has a key, and what the key needs, by dotted key."""
-    field, _, value = key.partition("=")
-    return {**NEEDED.get(key, {}), field: (float(value) if value[:1].isdigit() else value) or VALUES[field]}
-
-
-def section(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a section of a job file from dotted keys."""
-    inner = {field.partition(".")[2]: value for field, value in fields.items() if "." in field}
-    return {**{field: value for field, value in fields.items() if "." not in field}, "workload": inner}
-
-
-def typed(key: str) -> dict[str, Any]:
-    """Return the options that give the same."""
-    given = {SWEPT.get(field, field): value for field, value in written(key).items()}
-    return {
-        field: [value] if field in SWEPT.values() and not isinstance(value, list) else value
-        for field, value in given.items()
-    }
-
-
-def value_of(settings: Benchmark, key: str) -> Any:
-    return attrgetter(key.partition("=")[0])(settings)
-
-
-@pytest.mark.parametrize(("key", "other"), [*PAIRS, *WITHOUT_EFFECT])
-def test_what_is_typed_replaces_what_the_job_file_has(key: str, other: str) -> None:
-    base = Benchmark.model_validate(section(written(other)))
-    given = typed(key)
-    if key == "burstiness=0.5":
-        given["arrival"] = "gamma"
-    settings = settings_of(base, given)
-    assert value_of(settings, key) == value_of(Benchmark.model_validate(section(written(key))), key)
-    assert value_of(settings, other) != value_of(base, other)
-
-
-@pytest.mark.parametrize(("first", "second"), [pair[:2] for pair in EXCLUSIVE])
-def test_of_two_typed_options_that_exclude_each_other_none_is_chosen(first: str, second: str) -> None:
-    fields = {SWEPT.get(key.partition("=")[0]) or key.partition("=")[0] for key in (first, second)}
-    if len(fields) == 2:  # "--concurrency" is one option for both keys
-        with pytest.raises(click.UsageError):
-            settings_of(Benchmark(), {**typed(first), **typed(second)})
-
-
-def test_no_slo_removes_the_limits_of_the_job_file() -> None:
-    """They may be about tokens' times, and this measurement is without streaming."""
-    context = bench_run.make_context("run", ["latest", "--no-slo", "--no-streaming"], resilient_parsing=True)
-    given = given_settings(context)
+def test_keys_without_an_option_are_set_and_removed_by_set() -> None:
+    given = given_settings({"rate_per_second": [4.0]}, ("slo=null", "workload.turns=6", "concurrency=3"))
+    assert given == {"rate_per_second": [4.0], "slo": None, "workload.turns": 6, "concurrency": [3]}
     base = Benchmark(slo="ttft.p99<500ms", streaming=True)
-    assert settings_of(base, given).slo is None
-    assert settings_of(base, {}).slo == "ttft.p99<500ms"
-    with pytest.raises(click.UsageError, match="--slo: the search needs limits"):
-        settings_of(base.model_copy(update={"find_max": True}), given)
+    # The limits may be about tokens' times, and this measurement is without streaming.
+    assert settings_of(base, {"slo": None, "streaming": False}).slo is None
 
 
-def test_settings_of_the_job_file_without_effect_are_accepted() -> None:
-    base = Benchmark(arrival="gamma", burstiness=0.3, rate_per_second=3.0)
-    assert settings_of(base, {"concurrency": [2]}).concurrency == 2
-    assert settings_of(base, {"burstiness": 0.5}).burstiness == 0.5
-    assert settings_of(base, {"arrival": "poisson"}).arrival == "poisson"
+@pytest.mark.parametrize(
+    ("status", "error", "hint", "answered"),
+    [
+        ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "raise request_timeout_seconds (now 2.0)", 0),
+        ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "raise request_timeout_seconds (now 2.0)", -2),
+        ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "trtllm-hpc logs {} --rank 0 shows what", 5),
+        ("UNAVAILABLE", "no connection to n1:8001", "trtllm-hpc status ", 0),
+        ("INTERNAL", "no luck", "trtllm-hpc logs ", 0),
+    ],
+)
+def test_the_hint_depends_on_the_error(
+    tmp_path: Path, status: str, error: str, hint: str, answered: int
+) -> None:
+    made = make([OpenLoop(4.0)], requests=10)
+    paths = write_run(tmp_path / "run", made)
+    found = Measurement(paths, "benchmark")
+    found.files.requests.unlink()
+    code = "server-gone" if status == "UNAVAILABLE" else "errors"
+    failed = [replace(one, status=status, error=error, chunks_s=()) for one in made.records[answered:]]
+    append_records(found.files.requests, [*made.records[:answered], *failed])
+    measurement = replace(
+        made.measurement,
+        settings={**made.measurement.settings, "request_timeout_seconds": 2.0},
+        errors={error: 10},
+        verdict=Verdict([Finding(code, sentence="It failed.")]),
+    )
+    write_measurement(found.files.summary, measurement)
+    with pytest.raises(InvalidMeasurement) as refused:
+        found.check()
+    assert (refused.value.hint or "").startswith(hint.format(paths.folder))
+    assert refused.value.message == f"It failed. Most frequent error (10 times): {error}"

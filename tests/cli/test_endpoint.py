@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-import pytest
-
 from trtllm_hpc.cli.endpoint import access
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -40,19 +38,3 @@ def test_an_encrypted_endpoint_is_trusted_by_its_certificate_alone() -> None:
     assert found.python is not None
     compile(found.python, "snippet", "exec")
     assert "http_client=httpx.Client(verify=trusted)" in found.python
-
-
-@pytest.mark.parametrize(
-    ("name", "connection", "host"),
-    [
-        ("login1.example.org", "1.2.3.4 5 6.7.8.9 22", "login1.example.org"),
-        ("login1", "1.2.3.4 5 6.7.8.9 22", "6.7.8.9"),
-        ("login1", "", "LOGIN_NODE"),
-    ],
-)
-def test_a_laptop_gets_a_host_that_it_can_know(
-    monkeypatch: pytest.MonkeyPatch, name: str, connection: str, host: str
-) -> None:
-    monkeypatch.setattr("socket.getfqdn", lambda: name)
-    monkeypatch.setenv("SSH_CONNECTION", connection)
-    assert access("run", TRITON, "ensemble", chats=False).ssh.endswith(f"@{host}")

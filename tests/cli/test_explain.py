@@ -16,7 +16,7 @@ from tests.plans import write_plan
 from tests.runs.made import written
 from tests.schemas.check import documented
 from trtllm_hpc.cli import command
-from trtllm_hpc.errors import ConfigError, ExitCode
+from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.causes.table import use_site_tables
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import add_event
@@ -66,27 +66,17 @@ def test_the_logs_are_read_together_and_the_root_cause_comes_first(logs: tuple[s
     assert code(result) == 1
 
 
-EXPIRED = """srun: error: Unable to confirm allocation for job 7: Invalid job id specified
-srun: error: Check SLURM_JOB_ID environment variable. Expired or invalid job 7
-"""
-ENDED = {
-    "slurm-step-cancelled": "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-28T09:00:00 ***",
-    "slurm-time-limit": "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11 DUE TO TIME LIMIT ***",
-    "slurm-node-failure": "srun: error: Node failure on n2",
-    "slurm-job-expired": "a line",
-}
-
-
-@pytest.mark.parametrize("ended", ENDED)
-def test_that_a_job_has_ended_is_a_consequence_of_its_end(tmp_path: Path, ended: str) -> None:
-    (tmp_path / "serve.out").write_text(f"srun: Job step aborted: Waiting up to 32 seconds\n{EXPIRED}")
-    (tmp_path / "serve_0.out").write_text(f"{ENDED[ended]}\n")
-    if ended == "slurm-job-expired":  # in a shell of one's own it is the cause
-        (tmp_path / "serve.out").write_text(EXPIRED)
+@pytest.mark.parametrize("has_end", [True, False])
+def test_that_a_job_has_ended_is_a_consequence_of_its_end(tmp_path: Path, has_end: bool) -> None:
+    expired = "srun: error: Check SLURM_JOB_ID environment variable. Expired or invalid job 7\n"
+    (tmp_path / "serve.out").write_text(expired)
+    if has_end:  # without it, in a shell of one's own, it is the cause
+        ended = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11 DUE TO TIME LIMIT ***\n"
+        (tmp_path / "serve_0.out").write_text(ended)
     found = documented("explain", explain("--json", str(tmp_path)).output)
-    assert found[0]["id"] == ended
-    [expired] = [it for it in found if it["id"] == "slurm-job-expired"]
-    assert expired["kind"] == ("root" if ended == "slurm-job-expired" else "consequence")
+    assert found[0]["id"] == ("slurm-time-limit" if has_end else "slurm-job-expired")
+    kinds = {it["id"]: it["kind"] for it in found}
+    assert kinds["slurm-job-expired"] == ("consequence" if has_end else "root")
 
 
 def ended_run(folder: Path, last: str, code: int = 0) -> RunPaths:
@@ -115,7 +105,6 @@ def test_a_run_that_has_not_failed_has_no_cause(tmp_path: Path, last: str, words
     result = CliRunner().invoke(command, ["explain", run], standalone_mode=False)
     assert (result.output, code(result)) == (words, 0)
     assert documented("explain", explain("--json", run).output) == []
-    assert "first error, python-error: RuntimeError: the loop is closed" in explain(run, "--why").output
 
 
 def test_the_causes_of_a_run_are_those_of_its_status(tmp_path: Path) -> None:
@@ -131,25 +120,10 @@ def test_the_causes_of_a_run_are_those_of_its_status(tmp_path: Path) -> None:
     assert found[0]["sentence"] == "No server could listen at port 8000."
 
 
-def test_json_is_a_list_as_the_schema_says(logs: tuple[str, str]) -> None:
-    found = documented("explain", explain("--json", *logs).output)
-    assert [(it["id"], it["kind"], it["file"], it["line"], it["rank"]) for it in found] == [
-        ("cuda-out-of-memory", "root", logs[1], 2, 1),
-        ("nccl-remote", "consequence", logs[0], 1, 0),
-    ]
-
-
-def test_a_clean_log_has_no_cause(tmp_path: Path) -> None:
-    clean = tmp_path / "clean.out"
-    clean.write_text('I0721 10:02:03.123456 99 a.cc:1] "error: none"\n20 requests, 0 errors\nready\n')
-    assert documented("explain", explain("--json", str(clean)).output) == []
-    result = CliRunner().invoke(command, ["explain", str(clean)], standalone_mode=False)
-    assert result.output.startswith("No cause was found.\n") and code(result) == 0
-
-
 @pytest.mark.parametrize(
     ("line", "label", "exit_code"),
     [
+        ("20 requests, 0 errors", "", 0),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "cause", 1),
         ("PermissionError: [Errno 13] Permission denied: '/.cache'", "likely cause", 3),
         ("slurmstepd: error: the moon is in the wrong house", "first error", 4),
@@ -158,13 +132,16 @@ def test_a_clean_log_has_no_cause(tmp_path: Path) -> None:
 def test_the_answer_says_how_much_is_known(tmp_path: Path, line: str, label: str, exit_code: int) -> None:
     (tmp_path / "a.out").write_text(f"fine\n{line}\n")
     result = CliRunner().invoke(command, ["explain", str(tmp_path / "a.out")], standalone_mode=False)
-    assert result.output.startswith(f"{label}: ") and f"a.out:2: {line}" in result.output
+    records = documented("explain", explain("--json", str(tmp_path / "a.out")).output)
     assert code(result) == exit_code
-    [record] = documented("explain", explain("--json", str(tmp_path / "a.out")).output)
-    assert record["degree"] == ("known cause" if label == "cause" else label)
+    if not label:
+        assert result.output.startswith("No cause was found.\n") and records == []
+        return
+    assert result.output.startswith(f"{label}: ") and f"a.out:2: {line}" in result.output
+    assert [it["degree"] for it in records] == ["known cause" if label == "cause" else label]
 
 
-@pytest.mark.parametrize("pack", ["gzip", "bz2", "lzma", "zstd", "utf-16", "damaged gzip"])
+@pytest.mark.parametrize("pack", ["gzip", "zstd", "utf-16", "damaged gzip"])
 def test_logs_are_read_as_people_keep_them(tmp_path: Path, pack: str) -> None:
     log = tmp_path / "a.log"
     if pack == "utf-16":
@@ -187,18 +164,10 @@ def test_what_cannot_be_read_is_said_and_the_rest_explained(tmp_path: Path, logs
         and "cause: The GPU's memory is full." in result.output
     )
     assert "empty.out is empty." in explain(str(tmp_path / "empty.out")).output
+    gone = CliRunner().invoke(command, ["explain", str(tmp_path / "none")], standalone_mode=False)
+    assert code(gone) == ExitCode.USAGE
     (tmp_path / "odd.out").write_text("fine\nthere is no such model\nthe end\n")
     assert "  | there is no such model" in explain(str(tmp_path / "odd.out")).output
-
-
-def test_why_shows_every_candidate_and_its_part(tmp_path: Path) -> None:
-    log = tmp_path / "a.out"
-    log.write_text(
-        "RuntimeError: Executor worker died during initialization\nIndexError: list index out of range\n"
-    )
-    shown = explain(str(log), "--why").output
-    assert f"{log}:1: consequence, failed-elsewhere: RuntimeError: Executor worker died" in shown
-    assert f"{log}:2: first error, python-fault: IndexError" in shown
 
 
 TABLE = """[site-lustre]
@@ -223,14 +192,12 @@ def test_a_site_teaches_causes_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert explain(str(log)).output.startswith("cause: Our scratch is ill: 11-0: evicted.")
     log.write_text(OOM)
     assert "The GPU's memory is full" not in explain(str(log)).output
-    assert "2 entries, no error" in explain("--check", str(table)).output
     table.write_text(TABLE.replace("(?P<what>.+)", "(.+").replace("next =", "nxt ="))
     use_tables_anew()
-    checked = explain("--check", str(table))
-    assert isinstance(checked.exception, ConfigError)
+    said = explain(str(log)).output
+    assert f"error: 3 problems found.\n{table}: site-lustre" in said
     for problem in ("has no key next", "has a key nxt", "is no regular expression"):
-        assert problem in str(checked.exception)
-    assert f"error: 3 problems found.\n{table}: site-lustre" in explain(str(log)).output
+        assert problem in said
 
 
 def test_the_profile_names_a_folder_of_causes(tmp_path: Path) -> None:
@@ -247,11 +214,6 @@ def test_the_standard_input_is_read(words: tuple[str, ...]) -> None:
     program = [sys.executable, "-m", "trtllm_hpc", "explain", *words, "--json"]
     found = documented("explain", subprocess.run(program, input=OOM, capture_output=True, text=True).stdout)
     assert [(it["id"], it["file"], it["rank"]) for it in found] == [("cuda-out-of-memory", "-", None)]
-
-
-def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    result = CliRunner().invoke(command, ["explain", str(tmp_path / "none")], standalone_mode=False)
-    assert code(result) == ExitCode.USAGE
 
 
 def test_a_run_folder_or_another_folder_stands_for_its_logs(tmp_path: Path, logs: tuple[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""2,000 bad job files through ``render`` and ``submit``: no traceback, no stray file, nothing submitted."""
+"""1,000 bad job files through ``render`` and ``submit``: no traceback, no stray file, nothing submitted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,7 @@ class Place:
 
     folder: Path
     home: Path
-    tools: Path
-
-    @property
-    def submitted(self) -> Path:
-        return self.tools / "submitted"
+    submitted: Path
 
     def stray(self) -> list[str]:
         """Files that are no part of a run."""
@@ -50,30 +45,30 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    made = Place(tmp_path / "work", tmp_path / "home", tmp_path / "tools")
-    for folder in (made.folder, made.home, made.tools):
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    tools = tmp_path / "tools"
+    made = Place(tmp_path / "work", tmp_path / "home", tools / "submitted")
+    for folder in (made.folder, made.home, tools):
         folder.mkdir()
-    # Quicker than the strict fake, which tests/scheduler has: here it is called a thousand times.
-    (made.tools / "sbatch").write_text(f"#!/bin/sh\necho x >> '{made.submitted}'\necho 1\n")
-    for name in ("squeue", "sacct", "scancel"):
-        (made.tools / name).write_text(f"#!/bin/sh\necho {name} >> '{made.submitted}'\nexit 64\n")
-    # What it offers may be asked before anything is submitted.
-    limits = '[ "$1 $2 $3" = "--oneliner show partition" ] && exit 0'
-    (made.tools / "scontrol").write_text(
-        f"#!/bin/sh\n{limits}\necho scontrol >> '{made.submitted}'\nexit 64\n"
-    )
-    offers = '[ "$*" = --mpi=list ] || [ "$*" = --help ] && echo pmix && exit 0'
-    (made.tools / "srun").write_text(f"#!/bin/sh\n{offers}\necho srun >> '{made.submitted}'\nexit 64\n")
-    for tool in made.tools.iterdir():
-        tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(made.tools), prepend=os.pathsep)
+    # Quicker than the strict fake, which tests/scheduler has: here it is called a thousand times. What Slurm
+    # offers may be asked before anything is submitted.
+    noted = f"echo x >> '{made.submitted}'"
+    lines = {
+        "sbatch": f"{noted}; echo 1",
+        "scontrol": f'[ "$1 $2 $3" = "--oneliner show partition" ] && exit 0; {noted}; exit 64',
+        "srun": f'[ "$*" = --mpi=list ] || [ "$*" = --help ] && echo pmix && exit 0; {noted}; exit 64',
+        **dict.fromkeys(("squeue", "sacct", "scancel"), f"{noted}; exit 64"),
+    }
+    for tool, line in lines.items():
+        (tools / tool).write_text(f"#!/bin/sh\n{line}\n")
+        (tools / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
     monkeypatch.setenv("HOME", str(made.home))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(made.home / ".config"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(made.tools / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tools / "cache"))
     monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
     monkeypatch.chdir(made.folder)
-    yield made
+    return made
 
 
 def arguments_of(name: str, cluster: str, overrides: list[str]) -> list[str]:
@@ -84,8 +79,8 @@ def arguments_of(name: str, cluster: str, overrides: list[str]) -> list[str]:
     return [word.replace("\0", "") for word in words]
 
 
-def type_it(place: Place, arguments: list[str]) -> int:
-    """Run the command and look at what it did."""
+def assert_refused_or_made(place: Place, arguments: list[str]) -> int:
+    """Run the command: it makes one run, or says why not, and leaves nothing else."""
     errors, output = io.StringIO(), io.StringIO()
     with (
         contextlib.redirect_stderr(errors),
@@ -116,35 +111,32 @@ def type_it(place: Place, arguments: list[str]) -> int:
 commands = st.sampled_from(["render", "submit"])
 
 
-@pytest.mark.parametrize("quarter", range(4))  # so that several processes share the thousand
-@settings(FUZZ, max_examples=examples(250))
-@given(name=commands, job=settings_for(JobFile), more=settings_for(JobFile))
+@pytest.mark.parametrize("half", range(2))  # so that several processes share them
+@settings(FUZZ, max_examples=examples(200))
+@given(
+    name=commands,
+    job=settings_for(JobFile),
+    more=settings_for(JobFile),
+    profile=settings_for(ClusterProfile),
+)
 def test_wrong_values(
-    quarter: int, place: Place, name: str, job: list[tuple[str, Any]], more: list[tuple[str, Any]]
+    half: int,
+    place: Place,
+    name: str,
+    job: list[tuple[str, Any]],
+    more: list[tuple[str, Any]],
+    profile: list[tuple[str, Any]],
 ) -> None:
     (place.folder / "job.yaml").write_bytes(flow(nested(job)).encode())
-    (place.folder / "cluster.yaml").write_text("name: here\npartition: batch\nnode_local_folders: []\n")
-    type_it(place, arguments_of(name, "./cluster.yaml", [f"{key}={flow(value)}" for key, value in more]))
+    here = {"name": "here", "partition": "batch", "node_local_folders": []}
+    # Where runs are made is the profile's to say, and the local scheduler would start them.
+    kept = [(key, value) for key, value in profile if key not in ("runs_folder", "scheduler")]
+    (place.folder / "cluster.yaml").write_bytes(flow(nested(kept) if half else here).encode())
+    arguments = arguments_of(name, "./cluster.yaml", [f"{key}={flow(value)}" for key, value in more])
+    assert_refused_or_made(place, arguments)
 
 
 @settings(FUZZ, max_examples=examples(300))
-@given(
-    name=commands,
-    world=st.lists(st.integers(-2, 5000), min_size=3, max_size=3),
-    nodes=st.one_of(st.none(), st.integers(-1, 100)),
-    gpus=st.integers(-1, 65),
-)
-def test_impossible_parallelism(
-    place: Place, name: str, world: list[int], nodes: int | None, gpus: int
-) -> None:
-    tensor, pipeline, context = world
-    engine = {"tensor_parallel": tensor, "pipeline_parallel": pipeline, "context_parallel": context}
-    (place.folder / "job.yaml").write_text(flow({"name": "a", "engine": engine, "serve": {"nodes": nodes}}))
-    (place.folder / "cluster.yaml").write_text(flow({"name": "b", "gpus_per_node": gpus}))
-    type_it(place, arguments_of(name, "./cluster.yaml", []))
-
-
-@settings(FUZZ, max_examples=examples(400))
 @example(name="render", value="~\0", field="model.path")
 @given(
     name=commands, value=hostile, field=st.sampled_from(["name", "model.path", "companion.request.prompt"])
@@ -154,10 +146,10 @@ def test_hostile_strings(place: Place, name: str, value: str, field: str) -> Non
     (place.folder / "cluster.yaml").write_bytes(
         flow({"name": "b", "environment": {"NOTE": value}, "partition": value}).encode("utf-8")
     )
-    type_it(place, arguments_of(name, "./cluster.yaml", []))
+    assert_refused_or_made(place, arguments_of(name, "./cluster.yaml", []))
 
 
-@settings(FUZZ, max_examples=examples(400))
+@settings(FUZZ, max_examples=examples(300))
 @given(
     name=commands,
     overrides=st.lists(
@@ -168,14 +160,4 @@ def test_hostile_strings(place: Place, name: str, value: str, field: str) -> Non
 def test_hostile_settings_and_profiles(place: Place, name: str, overrides: list[str], cluster: str) -> None:
     (place.folder / "job.yaml").write_text("name: a\n")
     (place.folder / "cluster.yaml").write_text("name: b\n")
-    type_it(place, arguments_of(name, cluster, overrides))
-
-
-@settings(FUZZ, max_examples=examples(150))
-@given(name=commands, profile=settings_for(ClusterProfile))
-def test_wrong_profiles(place: Place, name: str, profile: list[tuple[str, Any]]) -> None:
-    # Where runs are made is the profile's to say, and the local scheduler would start them.
-    kept = [(key, value) for key, value in profile if key not in ("runs_folder", "scheduler")]
-    (place.folder / "job.yaml").write_text("name: a\n")
-    (place.folder / "cluster.yaml").write_bytes(flow(nested(kept)).encode())
-    type_it(place, arguments_of(name, "./cluster.yaml", []))
+    assert_refused_or_made(place, arguments_of(name, cluster, overrides))

@@ -31,21 +31,13 @@ def types(*words: str) -> Result:
     return CliRunner().invoke(trtllm_hpc, list(words), catch_exceptions=False)
 
 
-def test_a_summary_outside_a_run_folder_is_shown() -> None:
+def test_a_summary_outside_a_run_folder_is_shown_and_compared_without_a_report(tmp_path: Path) -> None:
     shown = types("bench", "show", "up.json", "--json")
     assert documented("bench show", shown.stdout)["name"] == "up"
-
-
-def test_summaries_outside_a_run_folder_are_compared(tmp_path: Path) -> None:
     compared = types("bench", "compare", "up.json", "down.json")
-    assert compared.exit_code == 0
-    for name in ("up", "down"):
-        assert f"note: {tmp_path / name}.json has one pass: the spread" in compared.stdout
-
-
-def test_a_report_of_it_is_refused() -> None:
-    result = CliRunner().invoke(trtllm_hpc, ["report", "up.json"])
-    assert isinstance(result.exception, RunNotFound) and "is in no run folder" in str(result.exception)
+    assert compared.exit_code == 0 and f"note: {tmp_path}/down.json has one pass" in compared.stdout
+    with pytest.raises(RunNotFound, match="is in no run folder"):
+        types("report", "up.json")
 
 
 def test_a_measurement_without_a_summary_cannot_be_shown(tmp_path: Path) -> None:
@@ -54,6 +46,10 @@ def test_a_measurement_without_a_summary_cannot_be_shown(tmp_path: Path) -> None
     results.mkdir(parents=True)
     write_plan(RunPaths(results.parent))
     append_records(results / "killed.jsonl", served(50, requests=300))
+    run = str(tmp_path / "runs" / "demo-1")
+    [listed] = documented("bench list", types("bench", "list", run, "--json").stdout)
+    assert (listed["name"], listed["valid"]) == ("killed", None)
+    assert "not finished" in types("bench", "list", run).stdout
     for form in ([], ["--json"]):
         with pytest.raises(RunNotFound, match=r"killed\.json is not a measurement"):
             types("bench", "show", str(tmp_path / "runs" / "demo-1:killed"), *form)

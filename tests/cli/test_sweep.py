@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.cli.test_completion import offered
 from tests.cli.typed import Types
 from tests.cli.typed import home as home
 from tests.cli.typed import types as types
@@ -34,7 +32,7 @@ def folder(home: Path) -> Path:
 
 
 def test_a_sweep_is_submitted_listed_shown_and_cancelled(types: Types, home: Path) -> None:
-    begun = types("sweep", "job.yaml", "--max-running", "1")
+    begun = types("sweep", "job.yaml", "--set", "sweep.max_running=1")
     assert begun.code == 0, begun.errors
     name = folder(home).name
     assert begun.output.splitlines() == [
@@ -44,16 +42,15 @@ def test_a_sweep_is_submitted_listed_shown_and_cancelled(types: Types, home: Pat
         "  submitted 2 of 2: bs8",
         f"next: trtllm-hpc sweep status {name}, or trtllm-hpc sweep watch {name}",
     ]
-    assert documented("sweep list", types("sweep", "list", "--json").output)[0]["sweep_id"] == name
     assert name in types("sweep", "list").output
+    [listed] = documented("sweep list", types("sweep", "list", "--json").output)
+    assert (listed["sweep_id"], listed["variants"]) == (name, 2)
     shown = types("sweep", "status")
     assert shown.code == 0 and "2 pending" in shown.output and "max_batch_size" in shown.output
     assert documented("sweep status", types("sweep", "status", name, "--json").output)["settled"] is False
     assert types("status", f"{name}/bs8").code == 0
-    one = documented("sweep cancel", types("sweep", "cancel", "latest", "bs8", "--json").output)
-    assert [it["state"] for it in one["variants"]] == ["pending", "cancelled"]
-    again = documented("sweep resume", types("sweep", "resume", "--json").output)
-    assert [it["state"] for it in again["variants"]] == ["pending", "pending"]
+    assert "1 pending, 1 cancelled" in types("sweep", "cancel", "latest", "bs8").output
+    assert "submitted 1 of 1: bs8" in types("sweep", "resume").output
     assert (
         types("sweep", "resume").output
         == "nothing to submit: every variant has completed, or is in the queue\n"
@@ -74,21 +71,6 @@ def test_check_submits_nothing(types: Types, home: Path, fake_slurm: FakeSlurm) 
     assert not fake_slurm.jobs and not (home / "runs").exists()
 
 
-def test_json_has_the_state_of_every_variant(types: Types) -> None:
-    begun = types("sweep", "run", "job.yaml", "--json")
-    assert [it["state"] for it in documented("sweep run", begun.output)["variants"]] == ["pending"] * 2
-
-
-def test_many_variants_need_yes(types: Types, fake_slurm: FakeSlurm) -> None:
-    many = ",".join(map(str, range(1, 66)))
-    refused = types("sweep", "job.yaml", "--sweep", f"engine.max_batch_size={many}")
-    assert refused.code == ExitCode.SUBMISSION and "65 variants, with 195 jobs" in refused.errors
-    assert not fake_slurm.jobs
-    assert types("sweep", "job.yaml", "--yes").code == 0
-    assert types("sweep", "job.yaml", "--allocation", "one").code == 0
-    assert len(fake_slurm.jobs) == 7
-
-
 def test_what_was_left_out_is_said(types: Types) -> None:
     begun = types("sweep", "job.yaml", "--sweep", "engine.max_batch_size=4,0", "--skip-refused")
     assert begun.code == 0
@@ -99,12 +81,10 @@ def test_what_was_left_out_is_said(types: Types) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("sweep", "stats"), ExitCode.CONFIG, "Did you mean the command 'status'?"),
         (("sweep", "status", "nothing"), ExitCode.RUN, "No sweep is called 'nothing'"),
         (("sweep", "status"), ExitCode.RUN, "has none"),
         (("sweep", "tiny-llama"), ExitCode.CONFIG, "nothing varies"),
         (("submit", "job.yaml"), ExitCode.CONFIG, "trtllm-hpc sweep run job.yaml"),
-        (("sweep", "job.yaml", "--max-running", "0"), ExitCode.USAGE, "0 is not in the range"),
     ],
 )
 def test_a_mistake_gets_a_sentence(types: Types, words: tuple[str, ...], code: int, said: str) -> None:
@@ -117,15 +97,6 @@ def test_a_damaged_record_is_no_traceback(types: Types, home: Path) -> None:
     (folder(home) / "sweep.json").write_text("{")
     answer = types("sweep", "status", folder(home).name)
     assert answer.code == ExitCode.RUN and "damaged" in answer.errors
-    assert json.loads(types("sweep", "list", "--json").output) == []
+    assert "no sweeps in" in types("sweep", "list").output
     assert types("sweep", "job.yaml").code == 0
     assert types("sweep", "status", "demo").code == 0
-
-
-def test_the_shell_completes_sweeps_and_their_variants(types: Types, home: Path) -> None:
-    types("sweep", "job.yaml")
-    name = folder(home).name
-    assert offered("sweep", "status") == ["latest", name]
-    assert offered("sweep", "cancel", name, incomplete="b") == ["bs4", "bs8"]
-    assert "status" in offered("sweep", incomplete="st") and "tiny-llama" in offered("sweep")
-    assert offered("sweep", "job.yaml", "--sweep", incomplete="serve.no") == ["serve.nodes="]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from click.testing import CliRunner, Result
 
@@ -17,10 +15,6 @@ def versions(*words: str) -> Result:
     return CliRunner().invoke(command, ["versions", *words], catch_exceptions=False)
 
 
-def as_json(*words: str) -> Any:
-    return documented("versions show" if words[0] == "show" else "versions", versions(*words).output)
-
-
 def test_the_table_has_a_row_for_every_release() -> None:
     lines = versions().output.splitlines()
     assert " ".join(lines[0].split()) == "release containers TensorRT Python CUDA builds with backends"
@@ -30,16 +24,16 @@ def test_the_table_has_a_row_for_every_release() -> None:
     assert rows["1.2.1"].endswith("tensorrtllm, python, pytorch")
 
 
-def test_the_same_as_json() -> None:
-    (release,) = [record for record in as_json("--json") if record["version"] == "0.16.0"]
-    assert release["tags"] == ["24.12"]
-    assert release["builds_with"] == ["convert_checkpoint.py", "trtllm-build"]
-    assert release["source"]
+def test_each_table_is_json_too() -> None:
+    [release] = [it for it in documented("versions", versions("--json").output) if it["version"] == "0.16.0"]
+    assert documented("versions show", versions("show", "0.16", "--json").output) == release
+    program = documented("versions show", versions("show", "0.13", "trtllm-build", "--json").output)
+    assert program["options"]["--max_batch_size"]["default"] == 256
+    lost = versions("--json", "show", "0.16")
+    assert lost.exit_code == ExitCode.USAGE and "Write --json after 'show'" in lost.output
 
 
-@pytest.mark.parametrize(
-    "word", ["0.16", "0.16.0", "24.12", "nvcr.io/nvidia/tritonserver:24.12-trtllm-python-py3"]
-)
+@pytest.mark.parametrize("word", ["0.16", "24.12", "nvcr.io/nvidia/tritonserver:24.12-trtllm-python-py3"])
 def test_a_release_goes_by_several_names(word: str) -> None:
     shown = versions("show", word).output
     assert shown.startswith("TensorRT-LLM 0.16.0\n") and "convert_checkpoint.py" in shown
@@ -51,24 +45,17 @@ def test_a_program_s_options_have_their_default() -> None:
     assert "256" in batch and "Other releases have another default." in batch
 
 
-def test_a_list_says_how_surely_it_was_read() -> None:
-    assert "list: verified" in versions("show", "0.9", "trtllm-build").output
-    assert "list: taken from 0.14.0.dev2024100800" in versions("show", "0.14", "trtllm-build").output
-    record = as_json("show", "0.9", "trtllm-build", "--json")
-    assert record["status"] == "verified" and "v0.9.0" in record["source"]
-    assert "checkpoint" in record["options"]["--tp_size"]["ignored"]
-
-
-def test_sub_commands_are_shown_too() -> None:
-    shown = versions("show", "1.0", "trtllm-serve").output
-    assert "trtllm-serve disaggregated of TensorRT-LLM 1.0.0" in shown
-    record = as_json("show", "1.0", "trtllm-serve", "--json")
-    assert record["subcommands"]["disaggregated"]["name"] == "trtllm-serve disaggregated"
-
-
-def test_a_family_has_options_of_its_own() -> None:
-    assert "--gpt_variant" in versions("show", "0.16", "convert_checkpoint.py", "--family", "gpt").output
-    assert "--gpt_variant" not in versions("show", "0.16", "convert_checkpoint.py").output
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("0.9", "trtllm-build"), "list: verified"),
+        (("0.14", "trtllm-build"), "list: taken from 0.14.0.dev2024100800"),
+        (("1.0", "trtllm-serve"), "trtllm-serve disaggregated of TensorRT-LLM 1.0.0"),
+        (("0.16", "convert_checkpoint.py", "--family", "gpt"), "--gpt_variant"),
+    ],
+)
+def test_a_list_says_how_surely_it_was_read_and_for_what(words: tuple[str, ...], shown: str) -> None:
+    assert shown in versions("show", *words).output
 
 
 @pytest.mark.parametrize(
@@ -94,21 +81,3 @@ def test_an_unknown_release_is_refused(word: str, message: str) -> None:
 def test_a_program_that_the_release_lacks_is_refused(program: str, message: str) -> None:
     result = versions("show", "0.16", program)
     assert result.exit_code == ExitCode.USAGE and message in result.output
-
-
-def test_json_in_the_wrong_place_is_not_lost() -> None:
-    result = versions("--json", "show", "0.16")
-    assert result.exit_code == ExitCode.USAGE
-    assert "after 'show'" in result.output
-
-
-@pytest.mark.parametrize("width", [60, 80, 100])
-def test_the_releases_fit_a_terminal_without_a_broken_word(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = {word.strip("─") for word in CliRunner().invoke(command, ["versions"]).stdout.split()}
-    monkeypatch.setattr("trtllm_hpc.report.tables.terminal_width", lambda: width)
-    monkeypatch.setenv("TERM", "dumb")
-    table = CliRunner().invoke(command, ["versions"]).stdout.partition("(no room for")[0]
-    assert all(len(line) <= width for line in table.splitlines())
-    assert {word.strip("─") for word in table.split()} <= whole

@@ -52,17 +52,6 @@ def test_into_a_pipe_it_prints_lines_and_then_the_end(
     assert (code, output.splitlines()[0]) == (0, "completed: every stage has completed")
 
 
-def test_a_stage_without_news_gets_a_line_now_and_then(
-    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock, types: Types, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trtllm_hpc.report.live.time", clock)
-    monkeypatch.setattr("trtllm_hpc.runs.watch._FILE_PAUSE_S", 100.0)
-    clock.at(1500, lambda: finish(fake_slurm))
-    lines = [line for line in types("watch").errors.splitlines() if line.startswith("  serve: runs")]
-    spans = [line.partition("(")[2].partition(",")[0] for line in lines]
-    assert spans[0] == "for 1:00" and 3 <= len(spans) <= 4, spans
-
-
 def test_on_a_terminal_the_last_lines_of_the_log_are_below_the_stages(
     fake_slurm: FakeSlurm, run: RunPaths, clock: Clock, types: Types, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,7 +95,7 @@ def test_two_commands_do_not_evaluate_under_one_name(tmp_path: Path, monkeypatch
         (["--save-as", "../../x"], "must be letters"),
         (["--save-as", "evaluation"], "the job's own evaluation"),
         (["--save-as", "evaluation.scores"], "the job's own evaluation"),
-        (["--tasks", "a\nb"], "--tasks: "),
+        (["--tasks", "a\nb"], "tasks: "),
         (["--not-worse-than", "nobody"], "nobody"),
         (["--not-worse-than", "tp2-bs16"], "has no finished evaluation to compare with"),
     ],

@@ -93,7 +93,7 @@ def test_it_is_measured(run: trtllm_hpc.Run) -> None:
         **LENIENT,
     )
     measured.check()
-    assert [result.level.label for result in measured.levels] == ["1 at once", "2 at once"]
+    assert [result.level.label for result in measured.summary.levels] == ["1 at once", "2 at once"]
     assert told and "level" in told[-1]
     assert measured.figures["finished_rate_per_s"] > 0 and measured.figures["output_tokens_per_s"] > 0
     found = trtllm_hpc.Measurement.find("from-python:from-python", run.folder.parent)

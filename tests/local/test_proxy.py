@@ -76,15 +76,13 @@ def test_the_runs_own_commands_are_let_in(run: RunPaths) -> None:
         "4",
         "--max-tokens",
         "2",
-        "--min-requests",
-        "1",
-        "--min-window-seconds",
-        "0",
+        "--set=min_requests=1",
+        "--set=min_window_seconds=0",
     )
     commands = (
         ("client", run.folder, "--prompt", "Hello", "--max-tokens", "4"),
-        ("bench", run.folder, *few, "--max-late-share", "1"),
-        ("bench", run.folder, *few, "--max-late-share", "1", "--protocol", "http"),
+        ("bench", run.folder, *few, "--set", "max_late_share=1"),
+        ("bench", run.folder, *few, "--set", "max_late_share=1", "--protocol", "http"),
         ("metrics", run.folder),
         ("status", run.folder),
     )

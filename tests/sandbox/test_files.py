@@ -5,19 +5,20 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.waiting import eventually
-from trtllm_hpc.sandbox.files import rendered
-from trtllm_hpc.sandbox.layout import JOB_IDS, POOLS, Folder, Layout, Shape, interface_name
+from trtllm_hpc.sandbox.hosts import JOB_IDS, POOLS, SandboxLayout, Shape, interface_name
+from trtllm_hpc.sandbox.state_folder import Folder, rendered
 
-LAYOUT = Layout("try-1", Shape(nodes=2, gpus_per_node=4), "10.97.3")
+LAYOUT = SandboxLayout("try-1", Shape(nodes=2, gpus_per_node=4), "10.97.3")
 
-REAL = Layout("try-1", Shape(2, 2, real_gpus=True), "10.97.3", ("nvidia0", "nvidia1", "nvidia2", "nvidia3"))
+REAL = SandboxLayout(
+    "try-1", Shape(2, 2, real_gpus=True), "10.97.3", ("nvidia0", "nvidia1", "nvidia2", "nvidia3")
+)
 
 
 def values(**others: object) -> dict[str, object]:
@@ -46,15 +47,11 @@ def test_every_path_in_slurm_conf_is_the_sandboxs_own() -> None:
     found = settings(rendered("slurm.conf", values())).values()
     paths = [value.removeprefix("socket=") for value in found if value.startswith(("/", "socket="))]
     outside = [path for path in paths if not path.startswith("/run/trtllm-hpc/try-1/")]
-    assert outside == ["/bin/true"]
-    assert len(paths) > 5
-
-
-def test_the_database_keeps_its_temporary_tables_away_from_other_sandboxes() -> None:
-    """/tmp is shared, and servers in PID namespaces of their own would choose the same names there."""
-    found = settings(rendered("my.cnf", values()).replace(" = ", "="))
+    assert outside == ["/bin/true"] and len(paths) > 5
+    # /tmp is shared, and servers in PID namespaces of their own would choose the same names there.
+    database = settings(rendered("my.cnf", values()).replace(" = ", "="))
     for name in ("datadir", "socket", "pid-file", "log-error", "tmpdir"):
-        assert found[name].startswith("/run/trtllm-hpc/try-1/")
+        assert database[name].startswith("/run/trtllm-hpc/try-1/")
 
 
 def test_nodes_have_names_addresses_and_gpus() -> None:
@@ -67,12 +64,6 @@ def test_nodes_have_names_addresses_and_gpus() -> None:
     assert gpus[3] == "Name=gpu File=/run/trtllm-hpc/try-1/dev/gpu3"
 
 
-def test_nodes_without_gpus_name_none() -> None:
-    without = values(layout=replace(LAYOUT, shape=Shape(nodes=2, gpus_per_node=0)))
-    assert "Gres=gpu" not in rendered("slurm.conf", without)
-    assert "Name=gpu" not in rendered("gres.conf", without)
-
-
 @pytest.mark.parametrize(
     ("version", "plugin"),
     [((21, 8), None), ((22, 5), "cgroup/v1"), ((23, 11), "cgroup/v1"), ((24, 11), "disabled")],
@@ -83,21 +74,11 @@ def test_the_cgroup_plugin_is_one_that_the_release_knows(
     assert settings(rendered("cgroup.conf", values(version=version))).get("CgroupPlugin") == plugin
 
 
-def test_hosts_keep_the_machines_own_and_name_every_member() -> None:
-    lines = rendered("hosts", values()).splitlines()
-    assert lines == [
-        "127.0.0.1 localhost",
-        "10.97.3.1 sbx-try-1-head",
-        "10.97.3.11 sbx-try-1-n1",
-        "10.97.3.12 sbx-try-1-n2",
-    ]
-
-
 @pytest.mark.parametrize("name", ["init.sh", "epilog.sh", "policy-rc.d"])
 @pytest.mark.parametrize("layout", [LAYOUT, REAL], ids=["claimed", "real"])
-def test_shell_scripts_pass_shellcheck(name: str, layout: Layout, tmp_path: Path) -> None:
+def test_shell_scripts_pass_shellcheck(name: str, layout: SandboxLayout, tmp_path: Path) -> None:
     script = tmp_path / name
-    script.write_text(rendered(name, values(layout=layout, pid=1, started="2", set_aside="/a b/policy")))
+    script.write_text(rendered(name, values(layout=layout, pid=1, started="2")))
     subprocess.run(["bash", "-n", script], check=True)
     done = subprocess.run(["shellcheck", script], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
@@ -125,18 +106,16 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-@pytest.mark.parametrize("name", ["a", "default", "elevenchars", "a-name-of-thirty-two-characters-"[:31]])
-def test_interface_names_fit_the_kernel(name: str) -> None:
-    assert len(interface_name(name)) <= 15
+def test_interface_names_fit_the_kernel_and_differ() -> None:
+    names = [interface_name(name) for name in ("a", "default", "lifecycle-tests-one", "lifecycle-tests-two")]
+    assert all(len(name) <= 15 for name in names) and len(set(names)) == 4
 
 
 def test_sandboxes_on_different_subnets_never_use_the_same_job_id() -> None:
-    layouts = [Layout("try-1", Shape(1, 0), f"{pool}.{number}") for pool in POOLS for number in range(256)]
+    layouts = [
+        SandboxLayout("try-1", Shape(1, 0), f"{pool}.{number}") for pool in POOLS for number in range(256)
+    ]
     first = [layout.first_job_id for layout in layouts]
     assert first[0] == 1
     assert all(after - before == JOB_IDS for before, after in pairwise(first))
     assert first[-1] + JOB_IDS < 67_043_328  # MaxJobId in slurm.conf(5)
-
-
-def test_long_names_with_one_beginning_have_different_interfaces() -> None:
-    assert interface_name("lifecycle-tests-one") != interface_name("lifecycle-tests-two")

@@ -56,32 +56,11 @@ def test_missing_packages_are_named_with_the_command_that_brings_them(
 
 
 @pytest.mark.usefixtures("as_root")
-def test_a_missing_library_counts_as_a_missing_package(
-    commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_kernel_refuses_is_named(commands: Commands, refused: Refused) -> None:
     commands.add(*requirements.COMMANDS)
-    monkeypatch.setattr(requirements, "LIBRARIES", {"/nowhere/*/libpmix.so": "libpmix-dev"})
-    assert requirements.missing_packages() == ["libpmix-dev"]
-
-
-@pytest.mark.usefixtures("as_root")
-@pytest.mark.parametrize(
-    ("refusing", "named"),
-    [
-        ("exit 1", "does not permit namespaces"),
-        ('case "$*" in *mount*tmpfs*) exit 1;; esac', "does not permit mounts in a namespace"),
-        ('case "$*" in *bridge*) exit 1;; esac', "does not permit network bridges"),
-        ('case "$*" in *veth*) exit 1;; esac', "does not permit virtual network interfaces"),
-    ],
-)
-def test_what_the_kernel_refuses_is_named(
-    refusing: str, named: str, commands: Commands, refused: Refused
-) -> None:
-    commands.add(*requirements.COMMANDS)
-    commands.add("unshare", script=f"echo 'Operation not permitted' >&2\n{refusing}")
+    commands.add("unshare", script="echo 'Operation not permitted' >&2\nexit 1")
     said = refused("up")
-    assert named in said
-    assert "Operation not permitted" in said
+    assert "does not permit namespaces" in said and "Operation not permitted" in said
     assert "privileged container" in said
     assert {call.split()[0] for call in commands.called} == {"unshare"}
 
@@ -94,16 +73,9 @@ def test_another_system_than_linux_is_refused(
     assert commands.called == []
 
 
-@pytest.mark.parametrize("name", ["", "Default", "a/b", "../x", "a b", "-a", "a-", "x" * 33, "a\nb", "ä"])
+@pytest.mark.parametrize("name", ["", "Default", "../x", "-a", "x" * 33, "a\nb"])
 def test_names_that_cannot_be_host_names_are_refused(name: str, refused: Refused) -> None:
     assert "cannot name a sandbox" in refused("status", "--name", name, code=ExitCode.SANDBOX)
-
-
-@pytest.mark.parametrize("option", [("--nodes", "0"), ("--nodes", "33"), ("--gpus-per-node", "17")])
-def test_impossible_shapes_are_a_wrong_command_line(option: tuple[str, str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["sandbox", "up", *option])
-    assert left.value.code == ExitCode.USAGE
 
 
 def test_the_status_of_no_sandbox_is_down(root_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

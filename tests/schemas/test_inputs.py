@@ -121,7 +121,7 @@ def test_defaults_for_jobs_may_be_any_part_of_a_job_file() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("job", ()), ("job", ("--backend", "tensorrtllm")), ("cluster", ("--no-slurm",))],
+    [("job", ()), ("job", ("--backend", "tensorrtllm")), ("cluster", ())],
 )
 def test_what_init_writes_names_its_schema_and_is_valid(
     types: Types, home: Path, kind: str, options: tuple[str, ...]

@@ -26,7 +26,7 @@ from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord
 from trtllm_hpc.sandbox import Node, Sandbox, requirements
-from trtllm_hpc.sandbox.layout import JOB_IDS
+from trtllm_hpc.sandbox.hosts import JOB_IDS
 
 ROOT = Path(__file__).parent.parent.parent
 USER = pwd.getpwnam("nobody")

@@ -212,7 +212,7 @@ def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, eng
     asked = person.types("client", run.folder, "--prompt", "Hello", "--max-tokens", "4", "--json")
     assert asked.returncode == 0, asked.stderr
     few = ("--requests", "8", "--rate", "4", "--max-tokens", "2")  # a window of well over a second
-    measured = person.types("bench", run.folder, *few, "--min-requests", "1", "--max-late-share", "1")
+    measured = person.types("bench", run.folder, *few, "--set", "min_requests=1", "--set", "max_late_share=1")
     assert measured.returncode == 0, measured.stderr
     assert_answered_as_by_ensemble(endpoint)
     # A worker opens no port, and the ports are not the well-known ones.

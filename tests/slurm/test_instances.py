@@ -29,8 +29,8 @@ from trtllm_hpc.runtime.records import Endpoint, read_events
 pytestmark = pytest.mark.slurm
 
 LENIENT = (
-    *("--min-requests", "1", "--max-late-share", "1"),
-    *("--min-window-seconds", "0", "--max-error-share", "1"),
+    *("--set", "min_requests=1", "--set", "max_late_share=1"),
+    *("--set", "min_window_seconds=0", "--set", "max_error_share=1"),
 )
 NOTICED_S = 2.0
 """After this time nothing is sent to an instance that has died."""

@@ -223,4 +223,4 @@ def test_what_it_cannot_do_is_refused(person: Person) -> None:
     local = person.types("doctor", job, "--cluster", "local", "--on-nodes")
     assert local.returncode == ExitCode.SUBMISSION and "runs jobs on this machine" in local.stderr
     assert person.types("doctor", "--on-nodes").returncode == ExitCode.USAGE
-    assert person.types("doctor", job, "--keep").returncode == ExitCode.USAGE
+    assert person.types("doctor", job, "--nodes", "2").returncode == ExitCode.USAGE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import time
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.bench.measure import MeasuredServer
     from trtllm_hpc.bench.progress import Snapshot
     from trtllm_hpc.bench.records import RequestRecord
-    from trtllm_hpc.bench.results import LevelResult, MeasurementSummary
+    from trtllm_hpc.bench.results import MeasurementSummary
     from trtllm_hpc.config.benchmark import Benchmark
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -149,11 +148,6 @@ class Measurement:
         return self.summary.valid
 
     @property
-    def levels(self) -> Sequence[LevelResult]:
-        """The levels of load, in the order of measurement, with every pass."""
-        return self.summary.levels
-
-    @property
     def figures(self) -> Mapping[str, float]:
         """The figures of the headline level by key, e.g. ``output_tokens_per_s`` and ``ttft_ms.p99``.
 
@@ -165,7 +159,7 @@ class Measurement:
         from trtllm_hpc.report.headline import headline_level
 
         level = headline_level(self.summary)
-        return {} if level is None else level_figures(self.levels[level])
+        return {} if level is None else level_figures(self.summary.levels[level])
 
     def to_pandas(self, rows: Literal["requests", "levels"] = "requests") -> DataFrame:
         """Return a table with a row for each request, or for each level of load.
@@ -210,9 +204,9 @@ class Measurement:
 
         run, summary = call_name(self.paths), self.summary
         failed = [one for one in self.records if one.measured and not one.ok]
+        codes = {finding.code for finding in summary.verdict.findings}
         if not is_run(self.paths.folder):
             return f"trtllm-hpc bench show {self.call_name}, and see the server's own log"
-        codes = {finding.code for finding in summary.verdict.findings}
         if codes & {"server-gone", "ended-server-gone"}:
             return f"trtllm-hpc status {run}"
         if "requests-broke" in codes:
@@ -226,8 +220,9 @@ class Measurement:
                 "serve.hang_timeout_seconds a server that hangs is ended"
             )
         if 2 * sum(one.status == TIMED_OUT for one in failed) > len(failed):
-            limit = self.summary.settings.get("request_timeout_seconds")
-            return f"raise --timeout-seconds (now {limit}), or request a lower rate or shorter answers"
+            limit = summary.settings.get("request_timeout_seconds")
+            raised = f"raise request_timeout_seconds (now {limit}) with --set"
+            return f"{raised}, or request a lower rate or shorter answers"
         return f"trtllm-hpc logs {run} --rank 0"
 
     def report(self, to: Path | str | None = None) -> Path:
@@ -242,17 +237,14 @@ class Measurement:
         """
         from trtllm_hpc.report.html.page import write_report
 
-        self._refuse_copy()
-        file = self.files.report if to is None else Path(to)
-        write_report(self.paths, self.name, file)
-        return file
-
-    def _refuse_copy(self) -> None:
         if self._is_copy:
             raise RunNotFound(
                 f"{self.files.summary} is in no run folder, and a report needs the run's files.",
                 hint=f"trtllm-hpc bench show {self.call_name}",
             )
+        file = self.files.report if to is None else Path(to)
+        write_report(self.paths, self.name, file)
+        return file
 
 
 def bench(
@@ -397,23 +389,15 @@ def measured_folder(name: str, runs: Path | str | None = None) -> RunPaths:
 @contextmanager
 def _reserved(paths: RunPaths, name: str | None) -> Iterator[Measurement]:
     """Yield a new measurement, whose name no other process can take meanwhile. Raises NameRefused."""
-    by_time = time.strftime("bench-%Y%m%d-%H%M%S")
-    names = [by_time, f"{by_time}-{os.getpid()}"] if name is None else [_checked(paths, name)]
+    chosen = _checked(paths, time.strftime("bench-%Y%m%d-%H%M%S") if name is None else name)
     paths.results.mkdir(parents=True, exist_ok=True)
+    lock = paths.results / f".{chosen}.lock"
+    message = f"another command measures {paths.run_id} as {chosen!r} right now. Choose another name."
     with ExitStack() as held:
-        for chosen in names:
-            lock = paths.results / f".{chosen}.lock"
-            message = f"another command measures {paths.run_id} as {chosen!r} right now. Choose another name."
-            try:
-                held.enter_context(locked(lock, NameRefused(message)))
-                held.callback(_forget, lock)
-                _checked(paths, chosen)  # the other command may just have ended
-                break
-            except NameRefused:
-                if chosen == names[-1]:
-                    raise
-            except OSError:  # the results will be kept elsewhere
-                break
+        with suppress(OSError):  # the folder is closed: the results will be kept elsewhere
+            held.enter_context(locked(lock, NameRefused(message)))
+            held.callback(_forget, lock)
+        _checked(paths, chosen)  # the other command may just have ended
         yield Measurement(paths, chosen)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.client.sync_client import Client
     from trtllm_hpc.config.job import JobFile
     from trtllm_hpc.engine_cache.lookup import CachedEngine
-    from trtllm_hpc.runs.listing import ListedRun
-    from trtllm_hpc.runs.prune import Pruned
-    from trtllm_hpc.runs.status import RunState, RunStatus
+    from trtllm_hpc.runs.status import RunStatus
     from trtllm_hpc.runs.watch import RunProgress
     from trtllm_hpc.runtime.records import Endpoint
 
@@ -80,51 +78,6 @@ class Run:
         folder = default_runs_folder() if runs is None else Path(runs)
         return [cls(paths) for paths in list_runs(folder)]
 
-    @classmethod
-    def overview(
-        cls,
-        runs: Path | str | None = None,
-        *,
-        states: Iterable[RunState | str] = (),
-        on_warning: Callable[[str], object] = _logger.warning,
-    ) -> Sequence[ListedRun]:
-        """Return the runs of a folder with their states, the newest first; asks Slurm once for all.
-
-        Args:
-            states: only runs in one of these; all without any.
-            on_warning: receives a sentence if Slurm does not answer; the states are ``None`` then.
-        """
-        from trtllm_hpc.runs.listing import listed_runs
-        from trtllm_hpc.runs.status import RunState
-
-        wanted = [RunState(state) for state in states]
-        folder = default_runs_folder() if runs is None else Path(runs)
-        return listed_runs(folder, states=wanted, warn=on_warning)
-
-    @classmethod
-    def prune(
-        cls,
-        runs: Path | str | None = None,
-        *,
-        older_than_s: float | None = None,
-        remove: bool = False,
-        on_warning: Callable[[str], object] = _logger.warning,
-    ) -> Sequence[Pruned]:
-        """Return which ended runs would be removed, or with ``remove`` were.
-
-        Without ``older_than_s``: only what an interrupted removal has left. A run always
-        stays if one of its jobs has not ended, or Slurm does not say so.
-
-        Args:
-            older_than_s: only runs that ended longer ago.
-            on_warning: receives a sentence if Slurm does not answer.
-        """
-        from trtllm_hpc.runs.prune import Selection, prune_runs
-
-        folder = default_runs_folder() if runs is None else Path(runs)
-        selection = Selection(older_than_s=older_than_s)
-        return prune_runs(folder, selection, remove_them=remove, warn=on_warning)
-
     @property
     def id(self) -> str:
         """The name of the run's folder."""
@@ -170,12 +123,6 @@ class Run:
         from trtllm_hpc.runs.status import status_or_files
 
         return status_or_files(self.paths)[0]
-
-    @property
-    def cause(self) -> str | None:
-        """What failed first, in a sentence; ``None`` while nothing has."""
-        status = self.status
-        return status.sentence if status.exit_code else None
 
     @property
     def endpoint(self) -> Endpoint | None:

@@ -55,16 +55,16 @@ UNLISTED = ("gateway",)
 """Commands that jobs type, and people seldom: they are not in the help text."""
 _SHARED = {
     **dict.fromkeys(("jobs", "schema"), "init"),
-    **dict.fromkeys(("resume", "watch"), "submit"),
+    **dict.fromkeys(("render", "resume", "watch"), "submit"),
     "cancel": "status",
     "report": "bench_saved",
+    "sweep": "bench",
 }
 """Commands that live in another command's module."""
 
 
 _ASCII = str.maketrans({"─": "-", "…": "..."})
 """For encodings without these; other letters become escapes such as ``\\u2192``."""
-
 _MEANT = {
     **dict.fromkeys(("serve", "start", "run", "launch"), "submit"),
     **dict.fromkeys(("validate", "check", "lint"), "doctor"),

@@ -1,4 +1,4 @@
-"""``trtllm-hpc bench [run]``: measure the served model of a run, with an option for each setting."""
+"""``trtllm-hpc bench [run]``: measure the served model of a run."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click import BOOL, FLOAT, INT, STRING, Choice
-from click.core import ParameterSource
 
 from trtllm_hpc.cli.bench_saved import show_measurement
 from trtllm_hpc.cli.options import (
     ParameterType,
-    Time,
+    Span,
     json_option,
     optional_run,
     runs_folder,
     runs_option,
+    section_option,
+    section_settings,
     terminating_as_interrupt,
     url_options,
-    valid_text,
-    wait_option,
 )
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths
@@ -32,41 +31,6 @@ if TYPE_CHECKING:
     from trtllm_hpc.client.connect import Address
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.config.job import JobFile
-
-
-class Setting(click.Option):
-    """The option of a setting: of a dotted field of ``Benchmark``, or of ``no_`` and a field that it unsets.
-
-    It is called as the field, unless ``option`` names it. The range of a number is checked with all settings.
-    """
-
-    def __init__(
-        self,
-        field: str,
-        metavar: str | None,
-        kind: ParameterType,
-        help: str,
-        option: str = "",
-        *,
-        multiple: bool = False,
-    ) -> None:
-        self.field = field
-        self.option = option or f"--{field.rpartition('.')[2].replace('_', '-')}"
-        is_switch = kind is BOOL and not self.option.startswith("--no-")
-        names = [
-            f"{self.option}/--no-{self.option[2:]}" if is_switch else self.option,
-            field.replace(".", "__"),
-        ]
-        super().__init__(
-            names,
-            type=kind,
-            metavar=metavar,
-            is_flag=kind is BOOL,
-            default=None,
-            multiple=multiple,
-            help=help,
-            callback=valid_text if multiple else None,
-        )
 
 
 class _Listed(ParameterType):
@@ -86,144 +50,78 @@ class _Listed(ParameterType):
 
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 _FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True)
-_SECTIONS: Mapping[str, tuple[Setting, ...]] = {
-    "Load": (
-        Setting(
-            "rate_per_second",
-            "RATE[,...]",
-            _Listed(FLOAT),
-            "Open loop: requests per second, sent even if earlier ones are not answered. Several: a sweep.",
-            "--rate",
-        ),
-        Setting(
-            "concurrency",
-            "N[,...]",
-            _Listed(INT),
-            "Closed loop instead: N requests, or conversations, at once.",
-        ),
-        Setting(
-            "arrival",
-            None,
-            Choice(["constant", "poisson", "gamma", "trace"]),
-            "Distribution of the gaps of an open loop.",
-        ),
-        Setting("burstiness", "SHAPE", FLOAT, "Shape of gamma gaps: 1 is Poisson, less comes in bursts."),
-        Setting("requests", "N", INT, "Measured requests, or conversations, of each level."),
-        Setting("duration_seconds", "SECONDS", Time(1), "Length of each level instead.", "--duration"),
-        Setting(
-            "warmup_requests", "N", INT, "The same load before each level; recorded, not counted.", "--warmup"
-        ),
-        Setting("warmup_seconds", "SECONDS", Time(1), "Length of the warm-up instead."),
-        Setting("processes", "N", INT, "Client processes that share the load, if one core is not enough."),
-        Setting("repeats", "N", INT, "Passes over each level; from 2 on, figures have confidence intervals."),
+_WORKLOADS = Choice(["prompts", "dataset", "normal", "shared-prefix", "trace", "conversations"])
+_SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
+    (
+        *("rate_per_second", "--rate", _Listed(FLOAT), "RATE[,...]"),
+        "Open loop: requests per second, sent even if earlier ones are not answered. Several: a sweep.",
     ),
-    "Workload": (
-        Setting(
-            "workload.kind",
-            None,
-            Choice(["prompts", "dataset", "normal", "shared-prefix", "trace", "conversations"]),
-            "Source of prompts and lengths.",
-            "--workload",
-        ),
-        Setting("workload.prompts", "TEXT", STRING, "A prompt; can be repeated.", "--prompt", multiple=True),
-        Setting("workload.path", "FILE", _FILE, "The dataset, trace or conversations.", "--file"),
-        Setting("workload.speed", "FACTOR", FLOAT, "Replay a trace this many times faster."),
-        Setting("workload.turns", "N", INT, "Mean number of turns of a conversation."),
-        Setting("workload.turns_stdev", "TURNS", FLOAT, "Standard deviation of that number."),
-        Setting(
-            "workload.think_seconds",
-            "SECONDS",
-            Time(1),
-            "Mean time from answer to next turn.",
-            "--think-time",
-        ),
-        Setting(
-            "workload.think_seconds_stdev", "SECONDS", Time(1), "Its standard deviation.", "--think-stdev"
-        ),
-        Setting("workload.input_tokens", "N", INT, "Mean length of a prompt, or of a turn."),
-        Setting(
-            "workload.input_tokens_stdev",
-            "TOKENS",
-            FLOAT,
-            "Standard deviation of the prompt length.",
-            "--input-stdev",
-        ),
-        Setting("workload.output_tokens", "N", INT, "Mean length of an answer."),
-        Setting(
-            "workload.output_tokens_stdev",
-            "TOKENS",
-            FLOAT,
-            "Standard deviation of the answer length.",
-            "--output-stdev",
-        ),
-        Setting("workload.prefix_tokens", "N", INT, "Length of a shared prefix, or system prompt."),
-        Setting("workload.prefixes", "N", INT, "Number of different prefixes, used in turn."),
-        Setting("workload.max_input_tokens", "N", INT, "Leave out longer prompts; cut drawn lengths to it."),
-        Setting("workload.tokenizer", "FOLDER", _FOLDER, "Folder with tokenizer.json."),
-        Setting("max_tokens", "N", INT, "Maximum output tokens of a request."),
-        Setting("exact_output", None, BOOL, "Whether answers must have exactly that many tokens."),
-        Setting("seed", "N", INT, "Seed of prompts and arrivals."),
+    (
+        *("concurrency", "--concurrency", _Listed(INT), "N[,...]"),
+        "Closed loop instead: N requests, or conversations, at once.",
     ),
-    "Requests": (
-        Setting("model", "NAME", STRING, "E.g. ensemble, tensorrt_llm, or what an OpenAI server serves."),
-        Setting(
-            "protocol",
-            None,
-            Choice(["grpc", "http", "openai", "openai-chat"]),
-            "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where "
-            "the server is Triton, else completions, and chat for conversations.",
-        ),
-        Setting("streaming", None, BOOL, "Whether to request streamed answers."),
-        Setting(
-            "request_timeout_seconds", "SECONDS", Time(1), "Timeout of each request.", "--timeout-seconds"
-        ),
+    (
+        *("arrival", "--arrival", Choice(["constant", "poisson", "gamma", "trace"]), ""),
+        "Distribution of the gaps of an open loop.",
     ),
-    "Limits and validity": (
-        Setting(
-            "slo", "LIMITS", STRING, "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput."
-        ),
-        Setting("no_slo", None, BOOL, "No limits, not even the job file's."),
-        Setting("find_max", None, BOOL, "Find the highest rate at which --slo holds."),
-        Setting(
-            "max_error_share", "SHARE", FLOAT, "Figures are invalid if a larger share of requests failed."
-        ),
-        Setting(
-            "max_failures_in_a_row", "N", INT, "End when so many requests in a row have failed; 0: never."
-        ),
-        Setting("max_late_share", "SHARE", FLOAT, "Figures are invalid if a larger share was sent late."),
-        Setting("min_requests", "N", INT, "Figures are invalid if fewer requests were measured."),
-        Setting("min_window_seconds", "SECONDS", Time(1), "Figures are invalid if the window was shorter."),
+    ("requests", "--requests", INT, "N", "Measured requests, or conversations, of each level."),
+    ("duration_seconds", "--duration", Span(1), "SECONDS", "Length of each level instead."),
+    (
+        *("warmup_requests", "--warmup", INT, "N"),
+        "The same load before each level; recorded, not counted.",
     ),
-}
-_SETTINGS = tuple(setting for settings in _SECTIONS.values() for setting in settings)
-_OPTION_OF = {setting.field: setting.option for setting in _SETTINGS} | {
+    (
+        *("repeats", "--repeats", INT, "N"),
+        "Passes over each level; from 2 on, figures have confidence intervals.",
+    ),
+    ("workload.kind", "--workload", _WORKLOADS, "", "Source of prompts and lengths."),
+    ("workload.path", "--file", _FILE, "FILE", "The dataset, trace or conversations."),
+    ("workload.input_tokens", "--input-tokens", INT, "N", "Mean length of a prompt, or of a turn."),
+    ("workload.output_tokens", "--output-tokens", INT, "N", "Mean length of an answer."),
+    ("workload.tokenizer", "--tokenizer", _FOLDER, "FOLDER", "Folder with tokenizer.json."),
+    ("max_tokens", "--max-tokens", INT, "N", "Maximum output tokens of a request."),
+    ("exact_output", "--exact-output", BOOL, "", "Answers must have exactly that many tokens."),
+    ("model", "--model", STRING, "NAME", "E.g. ensemble, tensorrt_llm, or what an OpenAI server serves."),
+    (
+        *("protocol", "--protocol", Choice(["grpc", "http", "openai", "openai-chat"]), ""),
+        "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server is Triton, "
+        "else completions, and chat for conversations.",
+    ),
+    ("streaming", "--streaming/--no-streaming", BOOL, "", "Whether to request streamed answers."),
+    (
+        *("slo", "--slo", STRING, "LIMITS"),
+        "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput.",
+    ),
+    ("find_max", "--find-max", BOOL, "", "Find the highest rate at which --slo holds."),
+)
+"""Field of ``companion.benchmark``, option, type, metavar and help. The other fields go by ``--set``."""
+_OPTION_OF = {field: option.partition("/")[0] for field, option, *_ in _SETTINGS} | {
     "rates_per_second": "--rate",
     "concurrencies": "--concurrency",
 }
 
 
-class SettingsCommand(click.Command):
-    """A command with an option for every setting, in sections of its help; see :func:`given_settings`."""
-
-    def __init__(self, name: str | None, *, params: list[click.Parameter], **attributes: Any) -> None:
-        super().__init__(name, params=[*_SETTINGS, *params], **attributes)
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the settings by section, then the other options."""
-        others = [parameter for parameter in self.get_params(ctx) if parameter not in _SETTINGS]
-        for title, options in {**_SECTIONS, "Output": others}.items():
-            with formatter.section(title):
-                formatter.write_dl([row for it in options if (row := it.get_help_record(ctx)) is not None])
+def _parameter(field: str, option: str, kind: Any, metavar: str, help: str) -> click.Option:
+    return click.Option(
+        [option, field.replace(".", "__")],
+        type=kind,
+        is_flag=kind is BOOL,
+        metavar=metavar or None,
+        default=None,
+        help=help,
+    )
 
 
-def given_settings(ctx: click.Context) -> dict[str, Any]:
-    """Return the settings given as options, by their dotted fields."""
-    given = {}
-    for it in _SETTINGS:
-        assert it.name is not None
-        if ctx.get_parameter_source(it.name) is ParameterSource.COMMANDLINE:
-            value = ctx.params[it.name]
-            given[it.field] = list(value) if it.multiple else value
+def given_settings(options: Mapping[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings given as options and as ``--set``, by their dotted fields."""
+    given = section_settings(settings)
+    for several in ("rate_per_second", "concurrency"):
+        if several in given and not isinstance(given[several], list):
+            given[several] = [given[several]]
+    for field, *_ in _SETTINGS:
+        value = options.get(field.replace(".", "__"))
+        if value is not None:
+            given[field] = value
     return given
 
 
@@ -253,10 +151,10 @@ def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
     return settings
 
 
-@click.command("run", cls=SettingsCommand)
+@click.command("run", params=[_parameter(*row) for row in _SETTINGS])
+@section_option("companion.benchmark", "burstiness=0.5")
 @runs_option
 @optional_run
-@wait_option
 @url_options(
     "Measure a server that was not started by this program instead of a run: http:// or https:// for "
     "OpenAI's protocol or Triton, grpc:// or grpcs:// for Triton's gRPC port. Needs --output."
@@ -274,7 +172,6 @@ def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
     help="Write results/NAME.json and the files beside it; NAME must be new. Only the companion's, "
     "'benchmark', may be replaced.  [default: bench-DATE-TIME]",
 )
-@click.option("--report/--no-report", default=True, help="Whether to write the HTML report.")
 @json_option
 @click.pass_context
 def command(
@@ -282,19 +179,19 @@ def command(
     /,
     run: RunPaths | None,
     runs: Any,
-    wait_seconds: float,
+    settings: tuple[str, ...],
     address: Address | None,
     output: Path | None,
     name: str | None,
-    report: bool,
     as_json: bool,
-    **settings: Any,
+    **options: Any,
 ) -> None:
     """Measure the served model of RUN, or of any --url; see 'trtllm-hpc bench --help'.
 
     \b
     Examples:
       trtllm-hpc bench latest --requests 100 --rate 8 --save-as rate-8
+      trtllm-hpc bench latest --rate 2 --workload conversations --set workload.turns=6
       trtllm-hpc bench --url http://node7:8000/v1 --output measured --concurrency 8
     """
     from trtllm_hpc.api.measurement import Measurement, NameRefused, bench, bench_url
@@ -302,20 +199,18 @@ def command(
     from trtllm_hpc.bench.measure import MeasurementInterrupted
     from trtllm_hpc.bench.progress import terminal_progress
 
-    if address is None and output is not None:
-        raise click.UsageError("--output goes with --url; a run keeps its own results.")
     if address is not None and run is not None:
         raise click.UsageError(f"Measure the run {run.run_id} or --url, not both.")
-    if address is not None and output is None:
-        raise click.UsageError("--url needs --output FOLDER for the results: there is no run to keep them.")
+    if (address is None) != (output is None):
+        raise click.UsageError("--url and --output FOLDER go together: without a run the folder keeps them.")
     found = Run(run or find_run("latest", runs_folder(ctx))) if address is None else None
-    base = settings_for(None if found is None else found.job, given_settings(ctx))
+    base = settings_for(None if found is None else found.job, given_settings(options, settings))
     interrupted = False
     try:
         with terminating_as_interrupt(), terminal_progress() as show:
             common: dict[str, Any] = {"name": name, "base": base, "on_progress": show}
             if found is not None:
-                measurement = bench(found, wait_s=wait_seconds, **common)
+                measurement = bench(found, **common)
             else:
                 assert address is not None and output is not None
                 common |= {"key_file": address.key_file, "certificate": address.certificate_file}
@@ -325,22 +220,21 @@ def command(
         measurement, interrupted = Measurement(paths, early.measurement.name), True
     except NameRefused as error:
         raise click.BadParameter(error.diagnostics[0].message, param_hint="'--save-as'") from None
-    _write(measurement, report=report)
+    _write_report(measurement)
     show_measurement(measurement, as_json=as_json)
     if interrupted:
         raise click.Abort
     measurement.check()
 
 
-def _write(found: Measurement, *, report: bool) -> None:
+def _write_report(found: Measurement) -> None:
     """Write the report, and print which files the measurement has."""
     files = found.files
     click.echo(f"written: {files.summary} and, beside it, {files.requests.name}", err=True)
     click.echo(f"written: {files.table}", err=True)
-    if report:
-        try:
-            click.echo(f"written: {found.report()}", err=True)
-        except Exception as error:  # noqa: BLE001 - the figures are there, whatever a library refuses
-            click.echo(f"no report: {error}\n  then: trtllm-hpc report {found.call_name}", err=True)
+    try:
+        click.echo(f"written: {found.report()}", err=True)
+    except Exception as error:  # noqa: BLE001 - the figures are there, whatever a library refuses
+        click.echo(f"no report: {error}\n  then: trtllm-hpc report {found.call_name}", err=True)
     if not is_run(found.paths.folder):
         click.echo(f"again: trtllm-hpc bench show {found.call_name}", err=True)

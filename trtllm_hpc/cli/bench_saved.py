@@ -13,7 +13,7 @@ from trtllm_hpc.api.measurement import Measurement, measured_folder
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.listing import print_listing
 from trtllm_hpc.cli.options import (
-    OutputFile,
+    OUTPUT_FILE,
     complete_run,
     complete_with,
     json_option,
@@ -57,13 +57,13 @@ class MeasurementRow:
 
     name: str
     """Its name for ``bench show RUN:NAME``."""
-    levels: tuple[str, ...]
+    levels: tuple[str, ...] = ()
     """Levels of load, e.g. ``8/s`` or ``32 at once``; empty for one that has not finished."""
-    valid: bool | None
+    valid: bool | None = None
     """Whether the figures may be used; ``None``: it has not finished."""
-    requests: int | None
+    requests: int | None = None
     """Measured requests of all levels and passes."""
-    started_at: float | None
+    started_at: float | None = None
     """Seconds since the epoch."""
 
 
@@ -78,14 +78,8 @@ def list_command(run: RunPaths, runs: Any, as_json: bool) -> None:
     Example:
       trtllm-hpc bench list latest
     """
-    rows = [_row(found) for found in Measurement.list(Run(run))]
-    if not rows and not as_json:
-        click.echo(
-            f"Run {run.run_id} has no measurement yet.\n  next: trtllm-hpc bench {call_name(run)}", err=True
-        )
-        return
     print_listing(
-        rows,
+        [_row(found) for found in Measurement.list(Run(run))],
         {
             "name": lambda row: row.name,
             "started": lambda row: format_time(row.started_at),
@@ -94,6 +88,7 @@ def list_command(run: RunPaths, runs: Any, as_json: bool) -> None:
             "valid": lambda row: {True: "yes", False: "no", None: "not finished"}[row.valid],
         },
         as_json=as_json,
+        empty=f"Run {run.run_id} has no measurement yet.\n  next: trtllm-hpc bench {call_name(run)}",
         right=("requests",),
     )
 
@@ -102,9 +97,9 @@ def _row(found: Measurement) -> MeasurementRow:
     try:
         summary = found.summary
     except RunNotFound:
-        return MeasurementRow(found.name, (), None, None, None)
-    labels = tuple(result.level.label for result in summary.levels)
-    requests = sum(result.measured for result in summary.levels)
+        return MeasurementRow(found.name)
+    labels = tuple(it.level.label for it in summary.levels)
+    requests = sum(it.measured for it in summary.levels)
     return MeasurementRow(found.name, labels, summary.valid, requests, summary.started_at)
 
 
@@ -194,7 +189,7 @@ def compare_command(
 @_found_argument
 @click.option(
     "--output",
-    type=OutputFile(),
+    type=OUTPUT_FILE,
     metavar="FILE",
     help="Write the report here.  [default: report.html of the run, or results/NAME.html]",
 )

@@ -14,7 +14,7 @@ from trtllm_hpc.cli.options import (
     EXISTING_FILE,
     Command,
     OutputFile,
-    Time,
+    Span,
     runs_folder,
     runs_option,
     url_options,
@@ -133,8 +133,7 @@ def _request_options(command: Command) -> Command:
 @click.option(
     "--chat",
     is_flag=True,
-    help="Ask over OpenAI's chat, which puts the question into the model's template. Without a prompt, on a"
-    " terminal, it is a talk: Ctrl-C ends an answer, Ctrl-D the talk.",
+    help="Ask over OpenAI's chat, which puts the question into the model's template.",
 )
 @click.option("--system", metavar="TEXT", callback=valid_text, help="What a --chat begins with.")
 @click.option(
@@ -142,7 +141,7 @@ def _request_options(command: Command) -> Command:
     default=None,
     help="Show the text as it is generated.  [default: of a single prompt, if the model streams]",
 )
-@click.option("--timeout-seconds", type=Time(1, 0.1), default=120.0, show_default=True, metavar="S")
+@click.option("--timeout-seconds", type=Span(1, 0.1), default=120.0, show_default=True, metavar="S")
 @wait_option
 @click.option(
     "--lora-dir",
@@ -210,8 +209,7 @@ def command(
         prompts = [*words, *prompts]
     else:
         run, prompts = _run_and_prompts(words, prompts, ctx)
-    is_talk = given["chat"] and not prompts and not given["as_json"] and sys.stdin.isatty()
-    if not prompts and not is_talk:
+    if not prompts:
         raise click.UsageError("A prompt is missing: trtllm-hpc client [RUN] PROMPT.")
     options = {name: given.pop(name) for name in _TYPED}
     if options["max_tokens"] is None and not given["chat"]:
@@ -225,12 +223,7 @@ def command(
     settings.refuse_contradictions(is_run=run is not None)
     target = address or endpoint_of(cast(RunPaths, run), wait_seconds)
     try:
-        if is_talk:
-            from trtllm_hpc.cli.client_chat import talk
-
-            talk(target, settings, run)
-        else:
-            Asking(target, settings, run).carry_out()
+        Asking(target, settings, run).carry_out()
     except RequestFailed as error:
         if run is not None:
             error.hint = error.hint or f"trtllm-hpc logs {call_name(run)} --rank 0"

@@ -17,7 +17,7 @@ from trtllm_hpc.cli.options import print_json
 from trtllm_hpc.client.async_client import AsyncClient, chat_request
 from trtllm_hpc.client.connect import Address, Protocol, Target
 from trtllm_hpc.client.lora import read_adapter
-from trtllm_hpc.client.request import Answer, Message, Prompt, Request
+from trtllm_hpc.client.request import Answer, Prompt, Request
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.logs.reading import for_output
 from trtllm_hpc.paths import RunPaths, write_aside, write_json
@@ -45,11 +45,6 @@ class Settings:
     save: bool
     save_logits: Path | None
     as_json: bool
-
-    def messages(self, question: str) -> list[Message]:
-        """Return the first messages of a chat."""
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": question}]
 
     def refuse_contradictions(self, *, is_run: bool) -> None:
         """Raise UsageError for options that do not go together."""
@@ -165,9 +160,12 @@ class Asking:
             )
             for prompt, adapter in zip(settings.prompts, adapters, strict=True)
         ]
-        if settings.chat:
-            return [chat_request(settings.messages(str(each.prompt)), each) for each in requests]
-        return requests
+        if not settings.chat:
+            return requests
+        system = [] if settings.system is None else [{"role": "system", "content": settings.system}]
+        return [
+            chat_request([*system, {"role": "user", "content": str(each.prompt)}], each) for each in requests
+        ]
 
     async def _ask_all(self, client: AsyncClient, requests: Sequence[Request]) -> None:
         slots = asyncio.Semaphore(_AT_ONCE)

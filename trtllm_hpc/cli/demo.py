@@ -20,7 +20,6 @@ import click
 from trtllm_hpc.api.jobs import submit
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.options import print_step, print_warning, terminating_as_interrupt
-from trtllm_hpc.cli.sandbox import down
 from trtllm_hpc.errors import SandboxImpossible, SubmissionError, TrtllmHpcError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import for_output
@@ -74,8 +73,7 @@ class _Traces:
 @click.option("--tour", is_flag=True, help="Go on: compare a second setting, kill a server, see the cause.")
 @click.option("--local", "is_local", is_flag=True, help="Without Slurm: serve with the profile 'local'.")
 @click.option("--remove", is_flag=True, help="End the demo's servers and remove everything that it has made.")
-@click.option("--name", default="default", show_default=True, help="Name of the sandbox, the Slurm cluster.")
-def command(tour: bool, is_local: bool, remove: bool, name: str) -> None:
+def command(tour: bool, is_local: bool, remove: bool) -> None:
     """Serve a small model on this machine, ask it, measure it: in two minutes, without a GPU.
 
     As root it starts a real Slurm cluster (`sandbox up`, with the Debian packages
@@ -101,7 +99,7 @@ def command(tour: bool, is_local: bool, remove: bool, name: str) -> None:
                 hint="pip install 'trtllm-hpc[mpi,reference,report]'",
             )
         try:
-            _demo(traces, None if is_local else Sandbox(name), tour=tour)
+            _demo(traces, None if is_local else Sandbox(), tour=tour)
         except KeyboardInterrupt:
             click.echo(f"\nWhat the demo has made is removed by: {_typed('demo --remove')}", err=True)
             raise click.Abort from None
@@ -293,7 +291,8 @@ def _remove(traces: _Traces) -> None:
             click.echo(f"removed: {folder}")
             shutil.rmtree(folder)
     for name in traces.made["sandboxes"]:
-        click.get_current_context().invoke(down, name=name)  # asks if there are jobs of others
+        Sandbox(name).down(tell=print_step)
+        click.echo(f"removed: the sandbox {name}")
     shutil.rmtree(traces.folder, ignore_errors=True)
     for name in traces.made["runs"]:
         with suppress(OSError):  # other runs are in it

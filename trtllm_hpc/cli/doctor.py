@@ -6,14 +6,12 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from click.core import ParameterSource
 
 from trtllm_hpc.cli.options import (
-    OutputFile,
-    Time,
+    OUTPUT_FILE,
     ignore_option,
     job_options,
     json_option,
@@ -44,38 +42,27 @@ _OUTCOMES: dict[State, str] = {
 @click.option(
     "--nodes",
     type=click.IntRange(1, 2),
-    default=1,
-    show_default=True,
-    help="With --on-nodes: 2 also tries the network between two nodes.",
+    help="With --on-nodes: 2 also tries the network between two nodes.  [default: 1]",
 )
 @click.option(
     "--bundle",
-    type=OutputFile(),
+    type=OUTPUT_FILE,
     metavar="FILE",
     help="With --on-nodes: write all that was found, to attach to an issue.",
 )
-@click.option("--with-names", is_flag=True, help="Leave your user name and home folder in the bundle.")
-@click.option(
-    "--wait-minutes",
-    type=Time(60, 0.01),
-    default=60.0,
-    show_default=True,
-    help="With --on-nodes: give up if the job has not started after this time.",
-)
 @click.option("--keep", is_flag=True, help="With --on-nodes: leave the folder with scripts and logs.")
 @json_option
-@click.pass_context
 def command(
-    context: click.Context,
-    /,
     job_file: Path | None,
     cluster: str,
     settings: tuple[str, ...],
     runs: Path | None,
     ignore: tuple[str, ...],
     on_nodes: bool,
+    nodes: int | None,
+    bundle: Path | None,
+    keep: bool,
     as_json: bool,
-    **options: Any,
 ) -> int:
     """Check JOB, this machine and the cluster; without JOB, only machine and cluster.
 
@@ -95,45 +82,28 @@ def command(
     """
     if on_nodes and job_file is None:
         raise click.UsageError("--on-nodes looks at the image and the programs of a JOB: name one.")
-    given = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    if given and not on_nodes:
-        raise click.UsageError(f"--{given[0].replace('_', '-')} goes with --on-nodes.")
+    if (nodes or bundle or keep) and not on_nodes:
+        raise click.UsageError("--nodes, --bundle and --keep go with --on-nodes.")
     from trtllm_hpc.api.jobs import doctor
 
     report = doctor(job_file, cluster, settings, runs, ignored_checks=ignore)
     if on_nodes:
+        from trtllm_hpc.paths import write_text
+        from trtllm_hpc.report.doctor import bundle_text
+        from trtllm_hpc.runs.node_checks import check_on_nodes
+
         assert job_file is not None
         with terminating_as_interrupt():
-            report = _with_nodes(report, (job_file, cluster, settings, runs), **options)
+            show = partial(click.echo, err=True)
+            found = check_on_nodes(job_file, cluster, settings, runs, nodes=nodes or 1, keep=keep, show=show)
+        report = replace(report, checks=(*report.checks, *found.checks))
+        if bundle is not None:
+            write_text(bundle, bundle_text(found, report.checks), mode=0o644)
     if as_json:
         print_json(report)
     else:
         _print_tables(report)
     return ExitCode.OK if report.ok else ExitCode.CONFIG
-
-
-def _with_nodes(
-    report: DoctorReport,
-    place: tuple[Path, str, tuple[str, ...], Path | None],
-    *,
-    bundle: Path | None,
-    with_names: bool,
-    wait_minutes: float,
-    **options: Any,
-) -> DoctorReport:
-    """Return the report with what a job on the nodes has found, and write the bundle."""
-    from trtllm_hpc.paths import write_text
-    from trtllm_hpc.report.doctor import bundle_text
-    from trtllm_hpc.runs.node_checks import check_on_nodes
-
-    found = check_on_nodes(
-        *place, **options, wait_s=wait_minutes * 60, show=lambda sentence: click.echo(sentence, err=True)
-    )
-    notes = [f"scripts and logs are in {found.folder}"] if found.folder else []
-    report = replace(report, checks=(*report.checks, *found.checks), notes=(*report.notes, *notes))
-    if bundle is not None:
-        write_text(bundle, bundle_text(found, report.checks, with_names=with_names), mode=0o644)
-    return report
 
 
 def _print_tables(report: DoctorReport) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
 import shlex
-import socket
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,43 +13,29 @@ from urllib.parse import urlsplit
 
 import click
 
-from trtllm_hpc.cli.options import Time, complete_with, json_option, print_json, run_argument, wait_option
+from trtllm_hpc.cli.options import Span, json_option, print_json, run_argument
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.status import client_lines
-from trtllm_hpc.runtime.guests import read_guests
 from trtllm_hpc.runtime.records import Endpoint
 
 _TIMEOUT_S = 30.0
 _QUESTION = "What is machine learning?"
 _TOKENS = 64
 _LOCAL_PORT = 8000
-_PLACEHOLDER = "LOGIN_NODE"
-
-
-def _guest_names(ctx: click.Context) -> list[str]:
-    run = ctx.params.get("run")
-    return [guest.name for guest in read_guests(run)] if isinstance(run, RunPaths) else []
 
 
 @click.command("endpoint")
 @run_argument
-@wait_option
 @click.option("--invite", metavar="NAME", help="Make a key for a colleague, who may then ask this server.")
 @click.option(
-    "--expires", type=Time(), metavar="SPAN", help="With --invite: how long the key is good, e.g. 7d."
+    "--expires", type=Span(), metavar="SPAN", help="With --invite: how long the key is good, e.g. 7d."
 )
-@click.option(
-    "--revoke",
-    metavar="NAME",
-    shell_complete=complete_with(_guest_names),
-    help="End a colleague's key at once.",
-)
+@click.option("--revoke", metavar="NAME", help="End a colleague's key at once.")
 @click.option("--invited", "lists", is_flag=True, help="List the colleagues, and how often each has asked.")
 @json_option
 def command(
     run: RunPaths,
     runs: Path | None,
-    wait_seconds: float,
     invite: str | None,
     expires: float | None,
     revoke: str | None,
@@ -74,7 +58,6 @@ def command(
       trtllm-hpc endpoint chat --invite alice --expires 7d
       trtllm-hpc endpoint chat --invited
       trtllm-hpc endpoint chat --revoke alice
-      trtllm-hpc endpoint chat --wait-seconds 600
       eval "$(trtllm-hpc endpoint --json | jq -r .curl)"
     """
     if expires is not None and invite is None:
@@ -84,7 +67,7 @@ def command(
         return
     from trtllm_hpc.runs.endpoint import endpoint_of
 
-    endpoint = endpoint_of(run, wait_seconds)
+    endpoint = endpoint_of(run, 0.0)
     found = _access(run, endpoint)
     if as_json:
         print_json(found)
@@ -150,13 +133,10 @@ def _print_access(endpoint: Endpoint, found: EndpointAccess) -> None:
     for title, lines in (
         ("In bash or zsh", found.curl),
         ("In Python", found.python),
-        (f"On a laptop, where it is then at localhost:{_LOCAL_PORT}", found.ssh),
+        (f"On a laptop, by the name that you log in to; it is then at localhost:{_LOCAL_PORT}", found.ssh),
     ):
         if lines is not None:
-            click.echo(f"\n{title}:\n")
-            click.echo("\n".join(f"  {line}".rstrip() for line in lines.splitlines()))
-    if found.ssh.endswith(_PLACEHOLDER):
-        click.echo(f"\n{_PLACEHOLDER} is the name that you give to ssh to log in here.")
+            click.echo(f"\n{title}:\n\n{indent(lines, '  ')}")
 
 
 def _chats(endpoint: Endpoint, model: str) -> bool:
@@ -217,16 +197,8 @@ def access(
         endpoint.certificate_file,
         _curl(endpoint, url, model, chats, length),
         None if endpoint.openai_url is None else _python(endpoint, model, chats),
-        f"ssh -N -L {_LOCAL_PORT}:{urlsplit(url).netloc} {getpass.getuser()}@{_this_host()}",
+        f"ssh -N -L {_LOCAL_PORT}:{urlsplit(url).netloc} {getpass.getuser()}@LOGIN_NODE",
     )
-
-
-def _this_host() -> str:
-    """Return this machine for a laptop: its name with a domain, or the address that ssh came in by."""
-    name, by_ssh = socket.getfqdn(), os.environ.get("SSH_CONNECTION", "").split()
-    if "." in name:
-        return name
-    return by_ssh[2] if len(by_ssh) == 4 else _PLACEHOLDER
 
 
 def _body(model: str, chats: bool) -> dict[str, object]:

@@ -24,21 +24,18 @@ if TYPE_CHECKING:
 @options.optional_run
 @click.option("--tasks", metavar="NAME[,...]", help="Tasks of lm-eval, or shipped ones: facts.")
 @click.option("--limit", type=click.IntRange(min=1), help="Ask only the first N questions of each task.")
-@click.option("--few-shot", type=click.IntRange(0, 100), help="Solved examples before each question.")
 @click.option("--threshold", type=click.FloatRange(0, 1), help="The gate: the score of each task, e.g. 0.9.")
 @click.option("--not-worse-than", metavar="RUN", help="The gate: id or folder of a run to compare with.")
-@click.option("--protocol", type=click.Choice(["completions", "chat"]), help="How questions are asked.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens of an answer.")
-@click.option("--data", type=click.Path(resolve_path=True), help="Folder of the data sets.")
+@options.section_option("companion.evaluate", "few_shot=5")
 @click.option("--prepare", metavar="TASK[,...]", help="Only fetch the data of these tasks, on a login node.")
 @click.option("--save-as", "name", metavar="NAME", help="An earlier NAME goes on: its answers are kept.")
-@options.wait_option
 @options.json_option
 def command(
     run: RunPaths | None,
     runs: Path | None,
     name: str | None,
-    wait_seconds: float,
+    prepare: str | None,
+    settings: tuple[str, ...],
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -54,21 +51,22 @@ def command(
       trtllm-hpc evaluate latest --tasks gsm8k --limit 200 --not-worse-than chat-20260101-120000-1a2b
     """
     from trtllm_hpc.client.async_client import AsyncClient
+    from trtllm_hpc.evaluation import tasks
     from trtllm_hpc.evaluation.evaluate import TIMEOUT_S, evaluate
-    from trtllm_hpc.evaluation.tasks import data_folder, is_shipped, prepare
     from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
 
-    if given["prepare"]:
-        settings = _settings(None, {**given, "tasks": given["prepare"]})
-        for task in settings.tasks:
-            if is_shipped(task):
+    if prepare:
+        chosen = _settings(None, settings, {"tasks": prepare})
+        for task in chosen.tasks:
+            if tasks.is_shipped(task):
                 click.echo(f"{task}: its questions are shipped with trtllm-hpc; nothing to fetch")
                 continue
-            click.echo(f"{task}: {prepare(task, settings)} questions are in {data_folder(settings)}")
+            count = tasks.prepare(task, chosen)
+            click.echo(f"{task}: {count} questions are in {tasks.data_folder(chosen)}")
         return
     run = run or find_run("latest", runs or default_runs_folder())
-    settings, name = _with_base(_settings(run, given), run, runs), _checked(name)
-    endpoint, follow = endpoint_of(run, wait_seconds), follower_of(run, restarts=True)
+    chosen, name = _with_base(_settings(run, settings, given), run, runs), _checked(name)
+    endpoint, follow = endpoint_of(run, 0.0), follower_of(run, restarts=True)
 
     def client() -> AsyncClient:
         return AsyncClient(endpoint, protocol="openai", timeout_s=TIMEOUT_S, follow=follow)
@@ -79,7 +77,7 @@ def command(
     message = f"Another command evaluates {run.run_id} as {name!r} right now; choose another name."
     busy = click.BadParameter(message, param_hint="'--save-as'")
     with locked(file.with_name(f".{name}.lock"), busy):
-        summary = evaluate(run, name, client, settings, _show)
+        summary = evaluate(run, name, client, chosen, _show)
     options.print_json(summary) if as_json else click.echo("\n".join(summary.lines()))
     summary.check(f"read questions, targets and answers: less {run.evaluation(name, 'samples.jsonl')}")
 
@@ -118,8 +116,8 @@ def _with_base(settings: Evaluation, run: RunPaths, runs: Path | None) -> Evalua
     return settings.model_copy(update={"not_worse_than": str(base.folder.resolve())})
 
 
-def _settings(run: RunPaths | None, given: dict[str, Any]) -> Evaluation:
-    """Return the job file's settings with those given as options over them."""
+def _settings(run: RunPaths | None, settings: tuple[str, ...], given: dict[str, Any]) -> Evaluation:
+    """Return the job file's settings with those given as ``--set`` and as options over them."""
     from pydantic import ValidationError
 
     from trtllm_hpc.config.evaluation import Evaluation
@@ -127,14 +125,13 @@ def _settings(run: RunPaths | None, given: dict[str, Any]) -> Evaluation:
 
     own = None if run is None else read_spec(run.spec).companion.evaluate
     values = {} if own is None else own.model_dump()
-    for key in Evaluation.model_fields.keys() & given.keys():
-        if (value := given[key]) is not None:
-            listed = key == "tasks"
-            values[key] = [it.strip() for it in value.split(",") if it.strip()] if listed else value
+    values |= options.section_settings(settings) | {key: it for key, it in given.items() if it is not None}
+    if isinstance(values.get("tasks"), str):
+        values["tasks"] = [it.strip() for it in values["tasks"].split(",") if it.strip()]
     if not values.get("tasks"):
         raise click.UsageError("The run's job file has no companion.evaluate: name the --tasks, e.g. facts.")
     try:
         return Evaluation.model_validate(values)
     except ValidationError as error:
-        wrong = [f"--{str(it['loc'][0]).replace('_', '-')}: {it['msg']}" for it in error.errors()]
+        wrong = [f"{it['loc'][0]}: {it['msg']}" for it in error.errors()]
         raise click.UsageError("; ".join(wrong)) from None

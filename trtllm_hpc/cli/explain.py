@@ -18,7 +18,7 @@ import click
 from trtllm_hpc.cli.options import json_option, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import ExitCode, RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import Finding, cause_lines, likeliest_first, of_lines
-from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables, read_table
+from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables
 from trtllm_hpc.logs.facts import LogFacts, facts_of_stream, logs_facts, nearest_to_an_error
 from trtllm_hpc.logs.files import stage_of
 from trtllm_hpc.logs.packed import opened
@@ -35,26 +35,10 @@ _EXIT_CODES = {Degree.KNOWN: 1, Degree.LIKELY: 3, Degree.FIRST_ERROR: 4}
 
 @click.command("explain")
 @click.argument("files", nargs=-1, metavar="[FILE|FOLDER|RUN...|-]", type=click.Path(allow_dash=True))
-@click.option(
-    "--why", is_flag=True, help="Also list every line that was a candidate, and what it was taken for."
-)
-@click.option(
-    "--check",
-    metavar="FILE",
-    type=click.Path(exists=True, path_type=Path),
-    help="Check a table of causes of your own.",
-)
 @runs_option
 @json_option
 @click.pass_context
-def command(
-    context: click.Context,
-    files: tuple[str, ...],
-    why: bool,
-    check: Path | None,
-    runs: Path | None,
-    as_json: bool,
-) -> int:
+def command(context: click.Context, files: tuple[str, ...], runs: Path | None, as_json: bool) -> int:
     """Say what went wrong in logs: of Slurm, pyxis, MPI, NCCL, CUDA, TensorRT-LLM, Triton.
 
     All files are read together, as the logs of one job: the likeliest cause
@@ -79,18 +63,12 @@ def command(
       trtllm-hpc explain
       trtllm-hpc explain slurm-4711.out
       trtllm-hpc explain logs/*.out --json
-      trtllm-hpc explain latest --why
       journalctl -k | trtllm-hpc explain -
-      trtllm-hpc explain --check ~/.config/trtllm-hpc/causes/site.toml
 
     \b
     Exit codes: 0 no cause was found, 1 a known cause, 3 a likely cause, 4 a first
     error; 2 a file cannot be read.
     """
-    if check is not None:
-        entries = read_table(check)
-        click.echo(f"{check}: {len(entries)} entries, no error.")
-        return 0
     logs, told, unread = _logs_in(files or ("-" if _is_piped() else "latest",), runs_folder(context))
     for problem in [*unread, *map(str, own_tables()[1])]:
         click.echo(f"error: {escaped(problem)}", err=True)
@@ -111,9 +89,6 @@ def command(
             for name, fact in zip(logs, facts, strict=True):
                 log = cast(BinaryIO, piped) if name == "-" else opened(Path(name))
                 _say_nearest(name, fact, log, alone=len(logs) == 1)
-    if why and not as_json:
-        of_runs = [it for status in told for it in _files_below(RunPaths(status.folder).logs)]
-        _say_why([*logs, *of_runs], [*facts, *logs_facts([Path(it) for it in of_runs])])
     root = next((it for it in found if it.kind is Kind.ROOT), next(iter(found), None))
     return int(ExitCode.USAGE) if not (logs or told) else 0 if root is None else _EXIT_CODES[root.degree]
 
@@ -164,14 +139,6 @@ def _say_nearest(name: str, facts: LogFacts, log: BinaryIO, *, alone: bool) -> N
     click.echo("\n".join(f"  | {quoted(line)}" for line in lines))
     if facts.unread_bytes:
         click.echo(f"  not searched: {format_bytes(facts.unread_bytes)} in the middle of {escaped(name)}")
-
-
-def _say_why(logs: Sequence[str], facts: Sequence[LogFacts]) -> None:
-    click.echo("\nThe lines that were looked at, and what each was taken for:")
-    for name, fact in zip(logs, facts, strict=True):
-        for one in fact.candidates:
-            role = one.degree.value if one.kind is Kind.ROOT else one.kind.value
-            click.echo(f"  {escaped(name)}:{one.line or '?'}: {role}, {one.id}: {quoted(one.match)}")
 
 
 def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[RunStatus], list[str]]:

@@ -25,15 +25,13 @@ if TYPE_CHECKING:
 @click.option("--tokenizer", type=EXISTING_FOLDER, help="Folder with tokenizer.json; by default the run's.")
 @click.option("--name", help="Name of the model in requests; by default the run's.")
 @click.option("--fd", type=click.IntRange(min=0), help="Number of an inherited socket that listens.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on, with --port.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port of this machine to listen on.")
 def command(
     run: Path | None,
     address: Address | None,
     tokenizer: Path | None,
     name: str | None,
     fd: int | None,
-    host: str,
     port: int | None,
 ) -> None:
     """Answer OpenAI's protocol in front of a Triton server, until SIGTERM.
@@ -60,7 +58,7 @@ def command(
         raise NotReady(f"{run} has no endpoint yet.", hint="name Triton's address: --url grpc://HOST:PORT")
     sockets = [] if fd is None else [socket.socket(fileno=fd)]
     if port is not None:
-        sockets.append(listen(host, port))
+        sockets.append(listen(port))
     if not sockets:
         raise click.UsageError("Say where to listen: --port or --fd.")
     serve(sockets, target, facts)

@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtllm_hpc.cli.listing import print_listing
-from trtllm_hpc.cli.options import (
-    cluster_option,
-    complete_with,
-    force_option,
-    job_names,
-    json_option,
-    print_json,
-    refuse_existing,
-    save,
-    set_option,
-)
+from trtllm_hpc.cli.options import complete_with, job_names, json_option, refuse_existing, save_new
 from trtllm_hpc.config.schemas import NAMES, schema, schema_file
 
 if TYPE_CHECKING:
@@ -70,7 +60,6 @@ _BACKENDS = {
     shell_complete=complete_with(job_names),
     help="Copy a shipped job file with its comments; 'trtllm-hpc jobs list' names them.",
 )
-@click.option("--name", metavar="NAME", help="Name of the job.  [default: that of FILE]")
 @click.option(
     "--model",
     metavar="FOLDER",
@@ -79,7 +68,6 @@ _BACKENDS = {
 @click.option(
     "--gpu",
     metavar="KIND",
-    shell_complete=complete_with(lambda _: _gpus()),
     help="Read the checkpoint in --model, and find settings for it on this kind of GPU, such as h200.",
 )
 @click.option(
@@ -87,16 +75,13 @@ _BACKENDS = {
     type=click.Choice(["latency", "throughput"]),
     help="With --gpu: quick answers for a few users, or many at once.  [default: throughput]",
 )
-@force_option
 def job(
     file: Path,
     backend: str | None,
     recipe: str | None,
-    name: str | None,
     model: str | None,
     gpu: str | None,
     goal: Goal | None,
-    force: bool,
 ) -> None:
     """Write a commented job file.
 
@@ -131,26 +116,21 @@ def job(
         raise click.UsageError("--model needs --gpu or --from; else edit the file.")
     if (goal or gpu) and not (model and gpu):
         raise click.UsageError("--gpu needs --model, and --goal needs both.")
-    if gpu and gpu not in _gpus():
-        raise click.BadParameter(f"there is no {gpu!r}, only {', '.join(_gpus())}.", param_hint="--gpu")
-    title, notes = name or _name_from(file, "my-job"), list[str]()
+    refuse_existing(file)
+    title, notes = _name_from(file, "my-job"), list[str]()
     template, cluster = _BACKENDS[backend or "reference"]
-    text = ""
     if recipe is not None:
         shipped = described(recipe, _shipped(recipe, "--from"))
         text = copy_of(recipe, title, model, "hub" if of_hub else "path")
         cluster = "pyxis" if shipped.gpus else "local"
         notes += [f"model.hub is {model}: there is no folder of this name."] if of_hub else []
+        text = f"{_rendered('_schema.j2', 'job').rstrip()}\n\n{text}"
     elif model is not None and gpu is not None:
-        from trtllm_hpc.runs.fitting_job import fitting_job
-
-        text, notes = fitting_job(file.parent / model, title, model, gpu, goal or "throughput")
+        text, notes = _fitting(file, title, model, gpu, goal or "throughput")
         cluster = "pyxis"
-    refuse_existing(file, force)
-    if text:
-        save(file, f"{_rendered('_schema.j2', 'job').rstrip()}\n\n{text}")
     else:
-        save(file, _rendered("job.yaml.j2", "job", title=title, backend=template))
+        text = _rendered("job.yaml.j2", "job", title=title, backend=template)
+    save_new(file, text)
     first = ""
     if cluster == "local" and shutil.which("sinfo"):
         first, cluster = "trtllm-hpc init cluster mysite.yaml, then ", "./mysite.yaml"
@@ -159,10 +139,15 @@ def job(
     click.echo(f"  next: {first}trtllm-hpc render {as_argument(written)} --cluster {cluster}")
 
 
-def _gpus() -> list[str]:
+def _fitting(file: Path, title: str, model: str, gpu: str, goal: Goal) -> tuple[str, list[str]]:
+    """Return a job file for a checkpoint and a kind of GPU, and what to know about it."""
     from trtllm_hpc.config.cluster import gpus
+    from trtllm_hpc.runs.fitting_job import fitting_job
 
-    return list(gpus())
+    if gpu not in gpus():
+        raise click.BadParameter(f"there is no {gpu!r}, only {', '.join(gpus())}.", param_hint="--gpu")
+    text, notes = fitting_job(file.parent / model, title, model, gpu, goal)
+    return f"{_rendered('_schema.j2', 'job').rstrip()}\n\n{text}", notes
 
 
 def _name_from(file: Path, otherwise: str) -> str:
@@ -181,18 +166,12 @@ def _rendered(template: str, kind: str, **values: object) -> str:
 
 @command.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path("cluster.yaml"), metavar="[FILE]")
-@click.option(
-    "--from-slurm/--no-slurm",
-    default=None,
-    help="Query the live Slurm, or leave placeholders.  [default: query it if there is one]",
-)
-@force_option
-def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
+def cluster(file: Path) -> None:
     """Write a commented cluster profile.
 
     FILE defaults to cluster.yaml. Partitions, GPUs per node, MPI plugins and
-    pyxis come from sinfo and srun. With pyxis the image is NVIDIA's, of the
-    release that a job file names.
+    pyxis come from sinfo and srun; without Slurm the file has placeholders. With
+    pyxis the image is NVIDIA's, of the release that a job file names.
 
     \b
     Example:
@@ -203,19 +182,17 @@ def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
     from trtllm_hpc.runtime.servers.triton import only_wheel_has_server
     from trtllm_hpc.scheduler.discovery import query_cluster
 
-    refuse_existing(file, force)
+    refuse_existing(file)
     facts = None
-    if from_slurm is not False:
-        try:
-            facts = query_cluster()
-        except SubmissionError as error:
-            if from_slurm:
-                raise SubmissionError(error.message, hint="trtllm-hpc init cluster --no-slurm") from None
-            click.echo(f"Slurm was not queried: {error.message} The profile has placeholders; fill them in.")
+    try:
+        facts = query_cluster()
+    except SubmissionError as error:
+        click.echo(f"Slurm was not queried: {error.message} The profile has placeholders; fill them in.")
     chosen = facts.chosen if facts is not None else None
     wheel = facts is not None and not facts.has_pyxis and only_wheel_has_server()
     title = _name_from(file, "my-cluster")
-    save(file, _rendered("cluster.yaml.j2", "cluster", title=title, facts=facts, chosen=chosen, wheel=wheel))
+    text = _rendered("cluster.yaml.j2", "cluster", title=title, facts=facts, chosen=chosen, wheel=wheel)
+    save_new(file, text)
     written = click.format_filename(file)
     click.echo(f"Wrote {written}.")
     if chosen is not None:
@@ -274,40 +251,15 @@ def list_(as_json: bool) -> None:
 
 
 @jobs_command.command()
-@click.argument("job", metavar="JOB", shell_complete=complete_with(job_names, files=True))
-@click.option(
-    "--resolved", is_flag=True, help="Print every key, after all layers: job_defaults, extends, --set."
-)
-@cluster_option
-@set_option
-@json_option
-def show(job: str, resolved: bool, cluster: str, settings: tuple[str, ...], as_json: bool) -> None:
-    """Print the job file JOB with its comments; JOB is a shipped one's name or a file.
-
-    With --resolved, print the whole job as `submit` would run it, whether or
-    not it fits the profile; `doctor` checks that. The output is a job file.
+@click.argument("job", metavar="JOB", shell_complete=complete_with(job_names))
+def show(job: str) -> None:
+    """Print the shipped job file JOB with its comments.
 
     \b
-    Examples:
+    Example:
       trtllm-hpc jobs show qwen3-8b
-      trtllm-hpc jobs show mine.yaml --resolved --cluster mysite
-      trtllm-hpc jobs show mine.yaml --resolved --set engine.tensor_parallel=2
     """
-    from trtllm_hpc.config.dump import job_yaml
-    from trtllm_hpc.config.files import find_job
-    from trtllm_hpc.runs.shipped_jobs import ResolvedJob
-    from trtllm_hpc.validation.load import load_job
-
-    file = find_job(Path(job))
-    if not file.is_file():
-        file = _shipped(job, "JOB")
-    if resolved:
-        whole = load_job(Path(job), cluster, settings)
-        print_json(ResolvedJob(whole.model_dump())) if as_json else click.echo(job_yaml(whole), nl=False)
-        return
-    if settings or as_json:
-        raise click.UsageError("--set and --json need --resolved.")
-    click.echo(file.read_text(encoding="utf-8"), nl=False)
+    click.echo(_shipped(job, "JOB").read_text(encoding="utf-8"), nl=False)
 
 
 def _shipped(name: str, parameter: str) -> Path:

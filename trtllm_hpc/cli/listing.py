@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trtllm_hpc.cli.options import Time, json_option, print_json
+from trtllm_hpc.cli.options import Span, print_json
 
 if TYPE_CHECKING:
     from trtllm_hpc.report.tables import Cell
@@ -62,25 +62,19 @@ def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Se
             older_than: float | None,
             names: tuple[str, ...] = (),
             yes: bool,
-            as_json: bool,
             **others: Any,
         ) -> None:
             from trtllm_hpc.report.formatting import format_bytes
-            from trtllm_hpc.runs.prune import PrunedList, Selection
+            from trtllm_hpc.runs.prune import Selection
 
             if names and older_than is not None:
                 raise click.UsageError("Give either names or --older-than.")
             selection = Selection(names, older_than)
             chosen = choose(selection=selection, remove_them=yes, **others)
-            if as_json:
-                print_json(PrunedList(yes, tuple(chosen)))
-                return
             done = "removed" if yes else "would be removed"
             for it in chosen:
                 click.echo(
-                    f"{it.name}: {done}, it {it.why}"
-                    if it.kept is None
-                    else f"{it.name}: stays, it {it.kept}"
+                    f"{it.name}: {f'{done}, it {it.why}' if it.kept is None else f'stays, it {it.kept}'}"
                 )
             going = [it for it in chosen if it.kept is None]
             size = f", {format_bytes(sum(it.bytes or 0 for it in going))}" if with_sizes else ""
@@ -88,10 +82,9 @@ def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Se
             if going and not yes:
                 click.echo("  next: the same command with --yes")
 
-        json_option(prune)
         click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")(prune)
         ago = f"Those {last} longer ago: 12h, 30d, 8w."
-        click.option("--older-than", type=Time(), metavar="SPAN", help=ago)(prune)
+        click.option("--older-than", type=Span(), metavar="SPAN", help=ago)(prune)
         return prune
 
     return make

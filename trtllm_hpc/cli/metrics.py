@@ -9,29 +9,25 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.bench.server_metrics.series import Series, describe
-from trtllm_hpc.cli.options import Time, json_option, optional_run, print_json, runs_folder, runs_option
+from trtllm_hpc.bench.server_metrics.series import describe
+from trtllm_hpc.cli.options import json_option, optional_run, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.report.formatting import NONE, format_bytes
+from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.report.tables import Table, as_text, terminal_width
 from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.find import find_run
 from trtllm_hpc.runtime.records import Endpoint
+
+_INTERVAL_S = 1.0
+"""Between two samples of ``--watch``."""
 
 
 @click.command("metrics")
 @runs_option
 @optional_run
 @click.option(
-    "--watch", is_flag=True, help="Sample again and again until Ctrl-C, and show the rates in between."
-)
-@click.option(
-    "--interval-seconds",
-    type=Time(1, 0.1),
-    default=1.0,
-    show_default=True,
-    help="Interval between two samples of --watch.",
+    "--watch", is_flag=True, help="Sample every second until Ctrl-C, and show the rates in between."
 )
 @json_option
 @click.pass_context
@@ -40,7 +36,6 @@ def command(
     run: RunPaths | None,
     runs: Path | None,
     watch: bool,
-    interval_seconds: float,
     as_json: bool,
 ) -> None:
     """Show the metrics of RUN's server: its engine, its queue and its memory.
@@ -69,10 +64,10 @@ def command(
             else:
                 click.echo(_text(sample), nl=False)
         elif as_json:
-            for sample in _samples(endpoint, interval_seconds):
+            for sample in _samples(endpoint):
                 print_json(sample, indent=None)
         else:
-            _redraw(endpoint, interval_seconds)
+            _redraw(endpoint)
     except RequestFailed as error:
         error.hint = error.hint or f"trtllm-hpc status {call_name(run)}"
         raise
@@ -94,14 +89,14 @@ class MetricsSample:
     """By the key of each figure, such as `kv_used_share`."""
 
 
-def _samples(endpoint: Endpoint, interval_s: float) -> Iterator[MetricsSample]:
+def _samples(endpoint: Endpoint) -> Iterator[MetricsSample]:
     """Yield one sample for each interval, the first after the first interval."""
     from trtllm_hpc.bench.server_metrics.sampling import fetch_page
     from trtllm_hpc.bench.server_metrics.series import values
 
     before, before_s = fetch_page(endpoint), time.monotonic()
     while True:
-        time.sleep(interval_s)
+        time.sleep(_INTERVAL_S)
         page, page_s = fetch_page(endpoint), time.monotonic()
         over_s = page_s - before_s
         yield MetricsSample(endpoint.metrics, endpoint.host, over_s, values(page, before, over_s))
@@ -114,10 +109,10 @@ def _text(sample: MetricsSample) -> str:
     return f"{title}\n\n{server_text(sample.values)}"
 
 
-def _redraw(endpoint: Endpoint, interval_s: float) -> None:
+def _redraw(endpoint: Endpoint) -> None:
     """Redraw the samples on a terminal; into a pipe print one after the other."""
     if terminal_width() is None:
-        for sample in _samples(endpoint, interval_s):
+        for sample in _samples(endpoint):
             click.echo(_text(sample))
         return
     from rich.console import Console
@@ -125,49 +120,20 @@ def _redraw(endpoint: Endpoint, interval_s: float) -> None:
     from rich.text import Text
 
     with Live(console=Console(emoji=False), auto_refresh=False) as live:
-        for sample in _samples(endpoint, interval_s):
+        for sample in _samples(endpoint):
             live.update(Text(_text(sample)), refresh=True)
 
 
 def server_text(values: Mapping[str, float]) -> str:
-    """Return the figures of the engine and the host, and below them a row for each of Triton's models."""
+    """Return a table of the figures of the engine, of Triton's models and of the host."""
     series = {key: describe(key) for key in values}
-    others = [key for key in values if series[key].of != "model"]
-    parts = []
-    if not any(series[key].of == "engine" for key in others):
-        parts.append("This server shows nothing of its engine: its backend has no metrics.\n")
-    if others:
-        table = Table("server", "now", right=("now",))
-        for key in others:
-            model = f" ({series[key].model})" if series[key].model else ""
-            table.add_row(series[key].label + model, in_unit(values[key], series[key].unit))
-        parts.append(as_text(table))
-    if len(others) < len(values):
-        parts.append(as_text(_models({series[key]: values[key] for key in values if key not in others})))
-    return "\n".join(parts)
-
-
-def _models(values: Mapping[Series, float]) -> Table:
-    """Return a table with a row for each model and a column for each figure, in the order of ``values``."""
-    columns = {series.key: _HEADERS.get(series.key, series.key) for series in values}
-    table = Table("model", *columns.values(), right=(*columns.values(),))
-    for model in dict.fromkeys(series.model for series in values):
-        cells = {
-            series.key: in_unit(value, series.unit)
-            for series, value in values.items()
-            if series.model == model
-        }
-        table.add_row(model or "", *(cells.get(key, NONE) for key in columns))
-    return table
-
-
-_HEADERS = {
-    "finished_per_s": "finished",
-    "failed_per_s": "failed",
-    "queue_ms": "queue",
-    "compute_ms": "compute",
-    "duration_ms": "in all",
-}
+    table = Table("server", "model", "now", right=("now",))
+    for key, one in series.items():
+        label = one.key.replace("_", " ") if one.of == "model" else one.label
+        table.add_row(label, one.model or "", in_unit(values[key], one.unit))
+    if any(one.of == "engine" for one in series.values()):
+        return as_text(table)
+    return f"This server shows nothing of its engine: its backend has no metrics.\n{as_text(table)}"
 
 
 def in_unit(value: float, unit: str) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from trtllm_hpc.cli.listing import print_listing, pruning
-from trtllm_hpc.cli.options import cluster_option, complete_with, json_option, print_json
-from trtllm_hpc.config.hub import known_models, models_folder
-from trtllm_hpc.errors import TrtllmHpcError
+from trtllm_hpc.cli.options import cluster_option, json_option
+from trtllm_hpc.config.hub import models_folder
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_time
 from trtllm_hpc.runs import fetched_models, hub
 from trtllm_hpc.runs.fetched_models import MODELS, default_folder, is_fetched
@@ -42,12 +40,6 @@ def _folder(cluster: str) -> Path:
     return models_folder(profile.models_folder, hub.runs_folder(profile))
 
 
-def _names(ctx: click.Context) -> list[str]:
-    with suppress(OSError, TrtllmHpcError):
-        return [*MODELS, *{record.hub for _, record in known_models(_folder(str(ctx.params["cluster"])))}]
-    return [*MODELS]
-
-
 @command.command("list")
 @cluster_option
 @json_option
@@ -70,33 +62,21 @@ def list_(cluster: str, as_json: bool) -> None:
     )
 
 
+def _row(name: str) -> ModelRow:
+    folder, model = default_folder(name), MODELS[name]
+    return ModelRow(name, model.summary, model.licence, str(folder), is_fetched(folder))
+
+
 @command.command()
-@click.argument("name", shell_complete=complete_with(_names))
+@click.argument("name")
 @click.option("--revision", help="Branch, tag or commit of a hub's model.  [default: main]")
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False),
     help="File with a token, for a gated or private model of a hub.",
 )
-@click.option(
-    "--to",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Write a small model there, instead of to ~/.cache/trtllm-hpc/models/NAME.",
-)
-@click.option("--again", is_flag=True, help="Fetch a small model even if it is there.")
 @cluster_option
-@json_option
-def fetch(
-    name: str,
-    revision: str | None,
-    token_file: str | None,
-    folder: Path | None,
-    again: bool,
-    cluster: str,
-    as_json: bool,
-) -> None:
+def fetch(name: str, revision: str | None, token_file: str | None, cluster: str) -> None:
     """Fetch the model NAME once: one of a hub (org/name), or a small one of `models list`.
 
     Its folder is printed, and can be the model.path of a job file. A job file
@@ -104,24 +84,17 @@ def fetch(
     command goes on where it was.
     """
     if "/" in name:
-        if folder or again:
-            raise click.UsageError("--to and --again are for small models; --cluster names a hub's folder.")
-        found, record = hub.find(_folder(cluster), name, revision, token_file)
+        found, _ = hub.find(_folder(cluster), name, revision, token_file)
         hub.fetch(found, token_file)
-        print_json(hub.row_of(found, record)) if as_json else click.echo(found)
+        click.echo(found)
         return
     if name not in MODELS:
         message = f"{name!r} is not org/name, and not among them: {', '.join(MODELS)}."
         raise click.BadParameter(message, param_hint="NAME")
-    target = folder.absolute() if folder else default_folder(name)
-    if again or not is_fetched(target):
-        fetched_models.fetch(MODELS[name], target, lambda line: click.echo(f"{line} ...", err=True))
-    print_json(_row(name, target)) if as_json else click.echo(target)
-
-
-def _row(name: str, folder: Path | None = None) -> ModelRow:
-    folder = folder or default_folder(name)
-    return ModelRow(name, MODELS[name].summary, MODELS[name].licence, str(folder), is_fetched(folder))
+    folder = default_folder(name)
+    if not is_fetched(folder):
+        fetched_models.fetch(MODELS[name], folder, lambda line: click.echo(f"{line} ...", err=True))
+    click.echo(folder)
 
 
 @command.command()

@@ -29,7 +29,7 @@ else:
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 def complete_with(names: Callable[[click.Context], Iterable[str]], *, files: bool = False) -> Complete:
@@ -41,15 +41,6 @@ def complete_with(names: Callable[[click.Context], Iterable[str]], *, files: boo
         return [*listed, *(CompletionItem(name) for name in names(ctx) if name.startswith(incomplete))]
 
     return complete
-
-
-def setting_keys(ctx: click.Context) -> list[str]:
-    """Return the keys that ``--set`` takes, each with its ``=``."""
-    from trtllm_hpc.config.cluster import ClusterProfile
-    from trtllm_hpc.config.job import JobFile
-    from trtllm_hpc.config.validate import all_keys
-
-    return [f"{key}=" for key in (*all_keys(JobFile), *all_keys(ClusterProfile, "cluster."))]
 
 
 def job_names(ctx: click.Context) -> list[str]:
@@ -65,22 +56,6 @@ def _profile_names(ctx: click.Context) -> list[str]:
     return list(profiles())
 
 
-class OutputFile(click.Path):
-    """A file to be written; refused before any work is done if it cannot be."""
-
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, writable=True, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path; click itself checks only a file that exists."""
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if not path.parent.is_dir():
-            self.fail(f"{path} cannot be written: there is no folder {path.parent}.", param, ctx)
-        if not os.access(path.parent, os.X_OK) or not (path.exists() or os.access(path.parent, os.W_OK)):
-            self.fail(f"{path} cannot be written: the folder {path.parent} is closed to you.", param, ctx)
-        return path
-
-
 def runs_folder(ctx: click.Context | None) -> Path:
     """Return the folder that ``--runs`` names, else the default one."""
     # Not "is None": click 8.3 and later use a sentinel for an option that was not given.
@@ -93,7 +68,7 @@ def found_run(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     return None if value is None else find_run(value, runs_folder(ctx))
 
 
-class Time(ParameterType):
+class Span(ParameterType):
     """A time such as ``90s``, ``2h`` or ``4:00:00``; a bare number is in ``unit_s``, or else refused."""
 
     name = "time"
@@ -138,17 +113,10 @@ def run_argument(command: Command) -> Command:
     return runs_option(argument(command))
 
 
-def _checks(_: click.Context) -> list[str]:
-    from trtllm_hpc.validation.checks import CHECKS
-
-    return [check.id for check in CHECKS]
-
-
 ignore_option = click.option(
     "--ignore",
     multiple=True,
     metavar="CHECK-ID",
-    shell_complete=complete_with(_checks),
     help="Go on although this check of `trtllm-hpc doctor` fails.  [repeatable]",
 )
 """Passed on as ``ignore: tuple[str, ...]``."""
@@ -157,7 +125,7 @@ json_option = click.option(
 )
 wait_option = click.option(
     "--wait-seconds",
-    type=Time(1),
+    type=Span(1),
     default=0.0,
     show_default=True,
     help="How long to wait for the server; 0: do not wait.",
@@ -167,10 +135,34 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="A.B=C",
-    shell_complete=complete_with(setting_keys),
     help="Override one key, e.g. --set serve.nodes=2 or --set cluster.partition=gpu.  [repeatable]",
 )
 """Passed on as ``settings: tuple[str, ...]``."""
+
+
+def section_option(section: str, example: str) -> Callable[[Command], Command]:
+    """``--set`` with the keys of one section of the job file; passed on as ``settings: tuple[str, ...]``."""
+    return click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help=f"Override any key of {section}, e.g. --set {example}.  [repeatable]",
+    )
+
+
+def section_settings(settings: tuple[str, ...]) -> dict[str, Any]:
+    """Return what :func:`section_option` was given, by dotted key; raises ConfigError."""
+    from trtllm_hpc.config.layers import read_settings
+
+    tree, _, wrong = read_settings(settings)
+    if wrong:
+        raise ConfigError(wrong)
+    given: dict[str, Any] = {}
+    for key, value in tree.data.items():
+        inner = {f"{key}.{name}": it for name, it in value.items()} if isinstance(value, dict) else None
+        given |= {key: value} if inner is None else inner
+    return given
 
 
 def _default_profile() -> str:
@@ -240,20 +232,21 @@ def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     return value
 
 
-def refuse_existing(file: Path, force: bool) -> None:
-    """Refuse to replace a file without ``--force``; raises ConfigError."""
-    if not force and os.path.lexists(file):
-        hint = f"name another file, or add --force to replace {file}"
-        raise ConfigError([Diagnostic("exists", "already exists; it was not changed", str(file), hint=hint)])
-
-
-def save(file: Path, text: str) -> None:
-    """Write a file that holds no secret, with the usual mode; raises ConfigError."""
+def save_new(file: Path, text: str) -> None:
+    """Write a new file that holds no secret, with the usual mode; raises ConfigError if it exists."""
+    refuse_existing(file)
     try:
         write_text(file, text, mode=0o644)
     except OSError as error:
         message = f"cannot be written: {error.strerror}"
         raise ConfigError([Diagnostic("unwritable", message, str(file))]) from None
+
+
+def refuse_existing(file: Path) -> None:
+    """Refuse to replace a file; raises ConfigError."""
+    if os.path.lexists(file):
+        hint = f"name another file, or remove {file}"
+        raise ConfigError([Diagnostic("exists", "already exists; it was not changed", str(file), hint=hint)])
 
 
 @contextmanager

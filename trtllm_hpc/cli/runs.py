@@ -8,7 +8,6 @@ from pathlib import Path, PurePath
 
 import click
 
-from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.listing import print_listing, pruning
 from trtllm_hpc.cli.options import (
     json_option,
@@ -18,7 +17,7 @@ from trtllm_hpc.cli.options import (
 )
 from trtllm_hpc.paths import default_runs_folder
 from trtllm_hpc.report.formatting import NONE, format_duration, quantity
-from trtllm_hpc.runs.listing import ListedRun
+from trtllm_hpc.runs.listing import ListedRun, listed_runs
 from trtllm_hpc.runs.prune import Pruned, Selection, prune_runs
 from trtllm_hpc.runs.status import RunState
 
@@ -52,7 +51,8 @@ def command(
             raise click.UsageError(f"Write options after {context.invoked_subcommand!r}.")
         return
 
-    rows = Run.overview(runs, states=states, on_warning=print_warning)
+    wanted = [RunState(state) for state in states]
+    rows = listed_runs(runs_folder(context), states=wanted, warn=print_warning)
     columns: dict[str, Callable[[ListedRun], str]] = {
         "run": lambda row: row.run_id,
         "state": lambda row: "unknown" if row.state is None else row.state.value,
@@ -84,6 +84,7 @@ def prune(runs: Path | None, selection: Selection, remove_them: bool) -> Sequenc
 
     \b
     Examples:
+      trtllm-hpc runs prune --older-than 30d
       trtllm-hpc runs prune --older-than 30d --yes
     """
     return prune_runs(runs or default_runs_folder(), selection, remove_them=remove_them, warn=print_warning)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -12,11 +11,8 @@ from trtllm_hpc.cli.options import json_option, print_json, print_step, terminat
 from trtllm_hpc.errors import ExitCode
 
 if TYPE_CHECKING:
-    from trtllm_hpc.sandbox import NodeStatus, Status
+    from trtllm_hpc.sandbox import Status
 
-install_option = click.option(
-    "--install", is_flag=True, help="Install missing Debian packages, without starting a service."
-)
 name_option = click.option(
     "--name", default="default", show_default=True, help="Name of the sandbox; several may be up at once."
 )
@@ -56,16 +52,8 @@ def command() -> None:
     show_default=True,
     help="claimed: nodes only claim to have GPUs. real: they share out the GPUs of this machine.",
 )
-@install_option
-@json_option
-def up(
-    name: str,
-    nodes: int,
-    gpus_per_node: int | None,
-    kind: str,
-    install: bool,
-    as_json: bool,
-) -> None:
+@click.option("--install", is_flag=True, help="Install missing Debian packages, without starting a service.")
+def up(name: str, nodes: int, gpus_per_node: int | None, kind: str, install: bool) -> None:
     """Start a sandbox and wait until its nodes are idle.
 
     \b
@@ -88,35 +76,24 @@ def up(
         click.echo(f"sandbox {name}: up after {time.monotonic() - started:.1f} s", err=True)
     else:
         click.echo(f"sandbox {name}: is already up: nothing to do", err=True)
-    _show(sandbox.status(), as_json)
+    _show(sandbox.status())
 
 
 @command.command()
 @name_option
-@click.option("--yes", is_flag=True, help="Kill its jobs without asking.")
-@json_option
-def down(name: str, yes: bool, as_json: bool) -> None:
+def down(name: str) -> None:
     """Remove every trace of a sandbox, whatever state it is in; its jobs are killed.
-
-    In a terminal it asks first if there are jobs.
 
     \b
     Examples:
       trtllm-hpc sandbox down
-      trtllm-hpc sandbox down --name second --yes
+      trtllm-hpc sandbox down --name second
     """
     from trtllm_hpc.sandbox import Sandbox
 
-    sandbox = Sandbox(name)
-    if not yes and (jobs := sandbox.jobs()):
-        click.echo("\n".join([f"sandbox {name} has jobs:", *(f"  {job}" for job in jobs)]), err=True)
-        if sys.stdin.isatty():
-            click.confirm("Kill them?", abort=True, err=True)
-    was_there = sandbox.down(tell=print_step)
+    was_there = Sandbox(name).down(tell=print_step)
     outcome = "down, nothing is left" if was_there else "does not exist: nothing to do"
     click.echo(f"sandbox {name}: {outcome}", err=True)
-    if as_json:
-        _show(sandbox.status(), as_json)
 
 
 @command.command()
@@ -130,21 +107,11 @@ def status(name: str, as_json: bool) -> int:
     from trtllm_hpc.sandbox import Sandbox
 
     found = Sandbox(name).status()
-    _show(found, as_json)
+    print_json(found) if as_json else _show(found)
     return ExitCode.OK if found.state == "up" else ExitCode.SANDBOX
 
 
-def _gpus(status: Status, node: NodeStatus) -> str:
-    """Number and kind of a node's GPUs, e.g. ``2 real GPUs (nvidia0, nvidia1)``."""
-    count = status.gpus_per_node
-    what = f"{count} {'real ' * status.real_gpus}GPU{'s' * (count != 1)}"
-    return f"{what} ({', '.join(node.gpus)})" if node.gpus else what
-
-
-def _show(status: Status, as_json: bool) -> None:
-    if as_json:
-        print_json(status)
-        return
+def _show(status: Status) -> None:
     click.echo(f"sandbox {status.name}: {status.state}")
     for problem in status.problems:
         click.echo(f"  problem: {problem}")
@@ -159,7 +126,8 @@ def _show(status: Status, as_json: bool) -> None:
     for daemon, answers in status.daemons.items():
         click.echo(f"  {daemon:<12} {answer[answers]}")
     for node in status.nodes:
-        click.echo(f"  {node.name:<24} {node.address:<15} {_gpus(status, node)}  {node.state}")
+        gpus = f"GPUs: {', '.join(node.gpus) or status.gpus_per_node}"
+        click.echo(f"  {node.name:<24} {node.address:<15} {gpus}  {node.state}")
     click.echo(f"  partitions   {', '.join(status.partitions)}")
     click.echo(f"  logs         {status.logs}")
     click.echo(f"  to use it    export SLURM_CONF={status.slurm_conf}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.status import client_lines, end_line, grouped, status_table, use_sentence
 from trtllm_hpc.report.tables import print_table
-from trtllm_hpc.runs.find import submitted_at
+from trtllm_hpc.runs.listing import listed_runs
 from trtllm_hpc.runs.status import RunState, RunStatus, status_or_files
 
 
@@ -107,29 +106,22 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
 @click.command("cancel")
 @runs_option
 @optional_run
-@click.option("--yes", is_flag=True, help="Without RUN: cancel the latest run that lives, and do not ask.")
-@json_option
 @click.pass_context
-def cancel_command(
-    context: click.Context, run: RunPaths | None, runs: Path | None, yes: bool, as_json: bool
-) -> None:
+def cancel_command(context: click.Context, run: RunPaths | None, runs: Path | None) -> None:
     """Cancel every job of RUN and wait until they have ended.
 
     Without RUN the only run that lives is cancelled: a run with a job that is in the
-    queue or runs. If several live, the command asks whether you mean the latest. A run
-    that has already ended is left unchanged; a submission that is going on is stopped.
-    The exit code is 5 if a job has not ended within a minute.
+    queue or runs. A run that has already ended is left unchanged; a submission that
+    is going on is stopped. The exit code is 5 if a job has not ended within a minute.
 
     \b
     Examples:
       trtllm-hpc cancel
       trtllm-hpc cancel latest
     """
-    found = Run(run if run is not None else _living(runs_folder(context), yes=yes))
+    found = Run(run if run is not None else _only_living(runs_folder(context)))
     status = found.cancel()
-    if as_json:
-        print_json(status)
-    elif status.state is RunState.RENDERED:
+    if status.state is RunState.RENDERED:
         click.echo(f"{found.id} was never submitted: there is nothing to cancel")
     else:
         click.echo(f"{found.id}: {status.state.value}, {status.sentence}")
@@ -138,27 +130,14 @@ def cancel_command(
         raise SubmissionError(message, hint=f"trtllm-hpc status {call_name(found.paths)}")
 
 
-def _living(runs: Path, *, yes: bool) -> RunPaths:
-    """Return the run to cancel when no RUN is given.
-
-    Raises:
-        RunNotFound: no run lives.
-        click.UsageError: several live, and there is no terminal to ask at.
-        click.Abort: the answer was no.
-    """
+def _only_living(runs: Path) -> RunPaths:
+    """Return the run to cancel when no RUN is given; raises RunNotFound unless exactly one lives."""
     # Where Slurm does not answer, each run may live.
-    rows = [row for row in Run.overview(runs, on_warning=print_warning) if row.live or row.state is None]
+    rows = [row for row in listed_runs(runs, warn=print_warning) if row.live or row.state is None]
     if not rows:
         message = f"No job of a run in {runs} is in the queue or runs: there is nothing to cancel."
         raise RunNotFound(message, hint="trtllm-hpc runs, or name the folder of runs with --runs")
-    rows.sort(key=lambda row: submitted_at(RunPaths(row.folder)) or row.created_at, reverse=True)
-    latest = rows[0]
-    if len(rows) > 1 and not yes:
+    if len(rows) > 1:
         states = ", ".join(f"{row.run_id} ({row.state.value if row.state else 'unknown'})" for row in rows)
-        if not sys.stdin.isatty():
-            raise click.UsageError(
-                f"{len(rows)} runs live: {states}. Name the run: trtllm-hpc cancel {latest.run_id}, "
-                "or write --yes to cancel this latest one."
-            )
-        click.confirm(f"{len(rows)} runs live: {states}.\nCancel {latest.run_id}?", abort=True, err=True)
-    return RunPaths(latest.folder)
+        raise RunNotFound(f"{len(rows)} runs live: {states}.", hint=f"trtllm-hpc cancel {rows[0].run_id}")
+    return RunPaths(rows[0].folder)

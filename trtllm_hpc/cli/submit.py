@@ -1,7 +1,8 @@
-"""``trtllm-hpc submit``, ``resume`` and ``watch``: jobs are submitted, and followed to their end."""
+"""``trtllm-hpc render``, ``submit``, ``resume`` and ``watch``: from a job file to jobs, and to their end."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from trtllm_hpc.cli.options import (
 from trtllm_hpc.engine_cache.lookup import CachedEngine
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
-from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_json
 from trtllm_hpc.report.engines import engine_lines
 from trtllm_hpc.report.status import end_line
@@ -37,6 +38,70 @@ watch_option = click.option(
     help="Follow the run to its end (or until only the server is left); exit with the code of what failed.",
 )
 """Passed on as ``wait``."""
+
+
+@dataclass(frozen=True)
+class RenderedRun:
+    """A run folder with its scripts; nothing is submitted."""
+
+    run_id: str
+    folder: str
+    """The run folder."""
+    scripts: tuple[str, ...]
+    """Paths of the sbatch scripts, in the order of submission."""
+    engine: CachedEngine | None
+    """What the cache has; ``None`` for a run that needs no engine from it."""
+
+
+@click.command("render")
+@job_options
+@json_option
+def render_command(
+    job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None, as_json: bool
+) -> None:
+    """Write the run folder of JOB with all its scripts; submit nothing.
+
+    Needs no Slurm on this machine. The scripts are those that `submit` would
+    submit, byte for byte. Of disaggregated serving, notes say which server
+    gets which nodes and GPUs.
+
+    \b
+    Examples:
+      trtllm-hpc render job.yaml --cluster pyxis
+      trtllm-hpc render qwen3-8b --cluster pyxis --set model.path=/scratch/models/Qwen3-8B
+      trtllm-hpc render job.yaml --set serve.nodes=2 --runs /scratch/$USER/runs
+    """
+    from trtllm_hpc.api.jobs import render
+
+    run = render(job_file, cluster, settings, runs, on_warning=print_warning)
+    if as_json:
+        files = tuple(str(file) for file in run.scripts)
+        print_json(RenderedRun(run.id, str(run.folder), files, run.engine))
+        return
+    click.echo(f"rendered {run.folder}")
+    for script in run.scripts:
+        click.echo(f"  {script.relative_to(run.folder)}")
+    for line in engine_lines(run.engine):
+        click.echo(line)
+    click.echo("\nTo submit by hand, in this order:")
+    click.echo(by_hand(run.paths))
+
+
+def by_hand(paths: RunPaths) -> str:
+    """Return the commands that do what ``submit`` does."""
+    plan = readable_plan(paths)
+    lines = [f"  cd {shlex.quote(str(paths.folder))}"]
+    if plan.slurm_conf:
+        lines.append(f"  export SLURM_CONF={shlex.quote(plan.slurm_conf)}")
+    for stage in plan.stages:
+        script = f"scripts/{stage.name}.sbatch"
+        if plan.scheduler == "local":
+            lines.append(f"  bash {script}{' &' * (stage.name == 'serve')}")
+            continue
+        conditions = ",".join(f"{it.kind}:${it.stage}" for it in stage.after)
+        option = f" --kill-on-invalid-dep=yes --dependency={conditions}" if conditions else ""
+        lines.append(f"  {stage.name}=$(sbatch --parsable{option} {script})")
+    return "\n".join(lines)
 
 
 @click.command("submit")
@@ -87,8 +152,7 @@ def command(
 @click.command("resume")
 @run_argument
 @watch_option
-@json_option
-def resume_command(run: RunPaths, runs: Path | None, wait: bool, as_json: bool) -> int:
+def resume_command(run: RunPaths, runs: Path | None, wait: bool) -> int:
     """Submit again the stages of RUN that have not ended well, in the same run folder.
 
     Stages that have completed are not repeated, but a companion needs its server
@@ -99,15 +163,13 @@ def resume_command(run: RunPaths, runs: Path | None, wait: bool, as_json: bool) 
     \b
     Examples:
       trtllm-hpc resume latest --wait
-      trtllm-hpc resume tiny-llama --json
     """
     found = Run(run)
     before = found.jobs
     found.resume()
-    if not (as_json and wait):
-        again = {stage: job for stage, job in found.jobs.items() if before.get(stage) != job}
-        _print_submitted(found, again, (), as_json=as_json, watched=wait)
-    return _watch(found, as_json=as_json) if wait else 0
+    again = {stage: job for stage, job in found.jobs.items() if before.get(stage) != job}
+    _print_submitted(found, again, (), as_json=False, watched=wait)
+    return _watch(found, as_json=False) if wait else 0
 
 
 @click.command("watch")
@@ -147,7 +209,7 @@ class SubmittedRun:
     jobs: dict[str, str]
     """Slurm's job id of each stage; with the profile ``local`` the process id."""
     engine: CachedEngine | None
-    """What the cache has; ``None`` for a run that needs no engine from it, or is resumed."""
+    """What the cache has; ``None`` for a run that needs no engine from it."""
 
 
 def _print_submitted(

@@ -9,21 +9,15 @@ import click
 
 from trtllm_hpc.api.sweep import Sweep, plan_sweep
 from trtllm_hpc.cli.options import (
-    complete_with,
     ignore_option,
     job_options,
     json_option,
     print_json,
     print_warning,
-    setting_keys,
 )
 from trtllm_hpc.cli.sweep_saved import print_submitted, watch
-from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.sweeps.create import PlannedSweep
 from trtllm_hpc.sweeps.record import Variant
-
-MANY = 64
-"""More variants need --yes: a mistyped grid is large at once."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +40,10 @@ class CheckedSweep:
     "options",
     multiple=True,
     metavar="KEY=A,B",
-    shell_complete=complete_with(setting_keys),
     help="Add a key with its values to the grid.  [repeatable]",
-)
-@click.option(
-    "--max-running", type=click.IntRange(min=1), metavar="N", help="At most N variants have jobs that run."
-)
-@click.option(
-    "--allocation",
-    type=click.Choice(["each", "one"]),
-    help="One: a single job serves and measures one variant after another.  [default: each]",
 )
 @click.option("--check", is_flag=True, help="Only check the variants and list them.")
 @click.option("--skip-refused", is_flag=True, help="Submit the others if some variants are wrong.")
-@click.option("--yes", is_flag=True, help=f"Submit more than {MANY} variants.")
 @ignore_option
 @click.option("--wait", is_flag=True, help="Follow the sweep to its end; exit with the code of what failed.")
 @json_option
@@ -69,11 +53,8 @@ def command(
     settings: tuple[str, ...],
     runs: Path | None,
     options: tuple[str, ...],
-    max_running: int | None,
-    allocation: str | None,
     check: bool,
     skip_refused: bool,
-    yes: bool,
     ignore: tuple[str, ...],
     wait: bool,
     as_json: bool,
@@ -83,18 +64,17 @@ def command(
     \b
     Examples:
       trtllm-hpc sweep run job.yaml --sweep engine.tensor_parallel=2,4,8
-      trtllm-hpc sweep run job.yaml --max-running 2 --wait
+      trtllm-hpc sweep run job.yaml --set sweep.max_running=2 --wait
+      trtllm-hpc sweep run job.yaml --set sweep.allocation=one
       trtllm-hpc sweep run job.yaml --check --json
 
     \b
     Exit codes: those of `submit`; with --wait that of the first variant that failed.
     """
-    added = [f"sweep.max_running={max_running}"] if max_running is not None else []
-    added += [f"sweep.allocation={allocation}"] if allocation is not None else []
     planned = plan_sweep(
         job_file,
         cluster,
-        (*settings, *added),
+        settings,
         runs,
         vary=options,
         skip_refused=skip_refused,
@@ -107,8 +87,6 @@ def command(
     if check:
         _print_checked(planned, as_json)
         return 0
-    if not yes:
-        _refuse_many(planned)
     planned.write()
     sweep = Sweep(planned.paths)
     count = len(planned.runs)
@@ -126,12 +104,3 @@ def _print_checked(planned: PlannedSweep, as_json: bool) -> None:
     for variant in record.variants:
         click.echo(f"{variant.name}{'  (left out)' if variant.refused else ''}")
     click.echo(f"{len(planned.runs)} variants, {planned.jobs} jobs; nothing was submitted")
-
-
-def _refuse_many(planned: PlannedSweep) -> None:
-    """Refuse a large sweep without --yes; raises SubmissionError."""
-    count, jobs = len(planned.runs), planned.jobs
-    if count > MANY:
-        raise SubmissionError(
-            f"These are {count} variants, with {jobs} jobs.", hint="the same command with --yes"
-        )

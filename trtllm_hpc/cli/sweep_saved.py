@@ -13,7 +13,6 @@ import click
 from trtllm_hpc.api.sweep import Sweep
 from trtllm_hpc.cli.listing import print_listing
 from trtllm_hpc.cli.options import (
-    OutputFile,
     complete_with,
     detaching,
     json_option,
@@ -38,13 +37,6 @@ def _found(ctx: click.Context, param: click.Parameter, value: str) -> Sweep:
     return Sweep(find_sweep(value, runs_folder(ctx)))
 
 
-def _variants(ctx: click.Context) -> list[str]:
-    sweep = ctx.params.get("sweep")
-    if not isinstance(sweep, Sweep):
-        sweep = Sweep(find_sweep("latest", runs_folder(ctx)))
-    return [it.name for it in sweep.record.variants]
-
-
 sweep_argument = click.argument(
     "sweep",
     default="latest",
@@ -55,9 +47,7 @@ sweep_argument = click.argument(
     ),
 )
 """Passed on as ``sweep: Sweep``."""
-_variants_argument = click.argument(
-    "variants", nargs=-1, metavar="[VARIANT]...", shell_complete=complete_with(_variants)
-)
+_variants_argument = click.argument("variants", nargs=-1, metavar="[VARIANT]...")
 
 
 @dataclass(frozen=True)
@@ -82,9 +72,8 @@ def list_command(runs: Path | None, as_json: bool) -> None:
     """List the sweeps, the newest first.
 
     \b
-    Examples:
+    Example:
       trtllm-hpc sweep list
-      trtllm-hpc sweep list --json
     """
     rows = []
     for sweep in Sweep.list(runs):
@@ -93,10 +82,8 @@ def list_command(runs: Path | None, as_json: bool) -> None:
         except RunNotFound as error:
             print_warning(error.message)
             continue
-        folder = str(sweep.paths.folder)
-        rows.append(
-            SweepRow(sweep.id, folder, record.name, record.keys, len(record.variants), record.created_at)
-        )
+        folder, count = str(sweep.paths.folder), len(record.variants)
+        rows.append(SweepRow(sweep.id, folder, record.name, record.keys, count, record.created_at))
     print_listing(
         rows,
         {
@@ -152,8 +139,7 @@ def watch_command(sweep: Sweep, runs: Path | None, as_json: bool) -> int:
 @sweep_argument
 @_variants_argument
 @runs_option
-@json_option
-def cancel_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
+def cancel_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -> None:
     """Cancel all jobs of SWEEP, or those of some variants.
 
     \b
@@ -161,15 +147,14 @@ def cancel_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None, a
       trtllm-hpc sweep cancel latest
       trtllm-hpc sweep cancel latest tp2-bs64 tp2-bs128
     """
-    _print_status(sweep.cancel(variants), as_json)
+    _print_status(sweep.cancel(variants), as_json=False)
 
 
 @click.command("resume")
 @sweep_argument
 @_variants_argument
 @runs_option
-@json_option
-def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
+def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -> None:
     """Submit the variants of SWEEP that have not completed and are not in the queue.
 
     Those that were never submitted, were cancelled, or have failed; or only those
@@ -180,47 +165,35 @@ def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None, a
       trtllm-hpc sweep resume latest
       trtllm-hpc sweep resume latest tp4-bs64
     """
-    print_submitted(sweep, variants, as_json=as_json)
+    print_submitted(sweep, variants, as_json=False)
 
 
 @click.command("report")
 @sweep_argument
 @click.option("--slo", metavar="LIMITS", help="Rank under these limits.  [default: those of the job file]")
-@click.option("--to", type=OutputFile(), metavar="FILE", help="The page.  [default: report.html of SWEEP]")
-@click.option("--csv", type=OutputFile(), metavar="FILE", help="Write a row for each level of each variant.")
 @runs_option
 @json_option
-def report_command(
-    sweep: Sweep,
-    slo: str | None,
-    runs: Path | None,
-    as_json: bool,
-    **files: Path | None,
-) -> None:
+def report_command(sweep: Sweep, slo: str | None, runs: Path | None, as_json: bool) -> None:
     """Write the report of SWEEP, one HTML file, and name its best variant.
 
     It shows what has been measured so far. The best variant has the most output
     tokens/s/GPU at its valid levels that hold the SLO. Needs the extra 'report'.
-    With --json the page is written only with --to.
+    With --json no page is written.
 
     \b
     Examples:
       trtllm-hpc sweep report latest --slo 'ttft.p99<500ms,tpot.p99<50ms'
-      trtllm-hpc sweep report latest --csv points.csv
+      trtllm-hpc sweep report latest --json
     """
-    from trtllm_hpc.sweeps.measured import write_csv
     from trtllm_hpc.sweeps.page import write_report
 
     results = sweep.results(slo=slo)
-    files["to"] = files["to"] or (None if as_json else sweep.paths.report)
-    for name, write in (("csv", write_csv), ("to", write_report)):
-        if (path := files[name]) is not None:
-            write(results, path)
-            click.echo(path, err=as_json)
     if as_json:
         print_json(results)
-    else:
-        click.echo(results.best.sentence)
+        return
+    write_report(results, sweep.paths.report)
+    click.echo(sweep.paths.report)
+    click.echo(results.best.sentence)
 
 
 def print_submitted(sweep: Sweep, only: Collection[str], *, as_json: bool) -> None:

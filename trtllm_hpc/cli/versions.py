@@ -5,10 +5,9 @@ from __future__ import annotations
 import click
 
 from trtllm_hpc.cli.listing import print_listing
-from trtllm_hpc.cli.options import complete_with, json_option, print_json
+from trtllm_hpc.cli.options import json_option, print_json
 from trtllm_hpc.report.formatting import NONE
 from trtllm_hpc.report.versions import print_program, print_release
-from trtllm_hpc.tensorrt_llm.releases.families import families
 from trtllm_hpc.tensorrt_llm.releases.programs import PROGRAM_FILES, Program, releases_with
 from trtllm_hpc.tensorrt_llm.releases.release import (
     Release,
@@ -19,15 +18,6 @@ from trtllm_hpc.tensorrt_llm.releases.release import (
     releases,
     tag_of_image,
 )
-
-_family_option = click.option(
-    "--family",
-    metavar="NAME",
-    shell_complete=complete_with(lambda _: sorted(families())),
-    help="Family of models, for build.py and convert_checkpoint.py.  [default: llama]",
-)
-_release_names = complete_with(lambda _: [name for it in releases() for name in (it.version, *it.tags)])
-_release_argument = click.argument("release", shell_complete=_release_names)
 
 
 @click.group(invoke_without_command=True)
@@ -66,13 +56,17 @@ def command(context: click.Context, as_json: bool) -> None:
 
 
 @command.command()
-@_release_argument
-@click.argument(
-    "program", required=False, metavar="[PROGRAM]", shell_complete=complete_with(lambda _: PROGRAM_FILES)
+@click.argument("release")
+@click.argument("program", required=False, metavar="[PROGRAM]")
+@click.option(
+    "--family",
+    metavar="NAME",
+    default="llama",
+    show_default=True,
+    help="Family of models, for build.py and convert_checkpoint.py.",
 )
-@_family_option
 @json_option
-def show(release: str, program: str | None, family: str | None, as_json: bool) -> None:
+def show(release: str, program: str | None, family: str, as_json: bool) -> None:
     """Show what RELEASE has: its programs, or the options of one PROGRAM.
 
     With a PROGRAM it lists each option with its default.
@@ -84,16 +78,13 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
       trtllm-hpc versions show 0.16 convert_checkpoint.py --family gpt
     """
     chosen = _release(release)
-    if program is not None:
-        found = _program(chosen, program, family or "llama")
-        if as_json:
-            print_json(found)
-        else:
-            print_program(found)
-    elif as_json:
-        print_json(chosen)
+    found = chosen if program is None else _program(chosen, program, family)
+    if as_json:
+        print_json(found)
+    elif isinstance(found, Program):
+        print_program(found)
     else:
-        print_release(chosen)
+        print_release(found)
 
 
 def _program(release: Release, name: str, family: str) -> Program:

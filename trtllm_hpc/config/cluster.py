@@ -201,7 +201,7 @@ class ClusterProfile(Section):
     """Folder on a disk that each node has for itself, for ``model.stage: node`` in job files."""
     causes_folder: AbsolutePath | None = None
     """Folder of the site's own tables of causes (``*.toml``), beside those that ``status`` and ``explain``
-    know; ``explain --check FILE`` checks one."""
+    know. ``explain`` prints what is wrong in them."""
     node_local_folders: list[AbsolutePath] = Field(
         default_factory=lambda: ["/tmp", "/var/tmp", "/dev/shm", "/run"]
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.engine_cache.cache import Cache, CacheEntry, Manifest, files_in, size_fault
@@ -48,25 +48,6 @@ class EngineRow:
     def entry(self) -> CacheEntry:
         """The entry in the cache."""
         return CacheEntry(Path(self.folder).parent)
-
-
-@dataclass(frozen=True)
-class EngineDetails(EngineRow):
-    """One output with all that is known of it."""
-
-    key: dict[str, Any]
-    """What the output depends on; empty if it cannot be read."""
-    uses: tuple[str, ...]
-    """Folders of the runs that have used it; they may be gone."""
-    manifest: Manifest | None
-    """What was built; ``None`` without an output."""
-
-
-def details_of(row: EngineRow) -> EngineDetails:
-    """Return everything that is known of an entry."""
-    entry = row.entry
-    uses = tuple(use.run for use in entry.uses())
-    return EngineDetails(**vars(row), key=entry.key() or {}, uses=uses, manifest=entry.manifest())
 
 
 def list_entries(cache: Cache) -> list[EngineRow]:

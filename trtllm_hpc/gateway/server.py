@@ -76,14 +76,12 @@ def serve(sockets: list[socket.socket], target: Target, facts: Facts) -> None:
     asyncio.run(main())
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address. Raises StartFailed if it cannot."""
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens on a port of this machine alone. Raises StartFailed if it cannot."""
     try:
-        made = socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
-        )
+        made = socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
         # Connections inherit it. asyncio does not set it for those of a socket that it has not made.
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return made
     except OSError as error:
-        raise StartFailed(f"{host}:{port} cannot be listened on: {error.strerror}.", hint="--port") from None
+        raise StartFailed(f"Port {port} cannot be listened on: {error.strerror}.", hint="--port") from None

@@ -68,10 +68,10 @@ _SHORT = 8
 """Values of variables up to this length are numbers, switches and names of interfaces."""
 
 
-def bundle_text(report: NodeReport, rows: Sequence[Diagnostic], *, with_names: bool) -> str:
-    """Return the bundle as JSON: no job file, no prompt, no key, no environment but versions.
+def bundle_text(report: NodeReport, rows: Sequence[Diagnostic]) -> str:
+    """Return the bundle as JSON.
 
-    Unless ``with_names``, the user's name and home folder are replaced.
+    It has no job file, prompt, key, nor environment but versions; the user's name and home are replaced.
     """
     record = {
         "trtllm_hpc": __version__,
@@ -82,14 +82,12 @@ def bundle_text(report: NodeReport, rows: Sequence[Diagnostic], *, with_names: b
     }
     # Rows quote logs, and a setup line with `set -x` writes variables into them.
     names = {value: _VALUE for value in report.cluster.environment.values() if len(value) > _SHORT}
-    if not with_names:
-        user = pwd.getpwuid(os.getuid())
-        homes = {str(Path.home()), user.pw_dir, os.path.realpath(user.pw_dir)} - {"/"}
-        names |= {**dict.fromkeys(homes, _HOME), user.pw_name: _USER, getpass.getuser(): _USER}
+    user = pwd.getpwuid(os.getuid())
+    homes = {str(Path.home()), user.pw_dir, os.path.realpath(user.pw_dir)} - {"/"}
+    names |= {**dict.fromkeys(homes, _HOME), user.pw_name: _USER, getpass.getuser(): _USER}
     longest_first = sorted(names, key=len, reverse=True)
     pattern = "|".join(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])" for name in longest_first)
-    record = _replaced(record, re.compile(pattern), names) if names else record
-    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(_replaced(record, re.compile(pattern), names), indent=2, ensure_ascii=False) + "\n"
 
 
 def _replaced(value: Any, pattern: re.Pattern[str], names: dict[str, str]) -> Any:

@@ -86,7 +86,7 @@ def fetch(model: FetchableModel, folder: Path, report: Callable[[str], None]) ->
             shutil.rmtree(folder, ignore_errors=True)
             made.rename(folder)
     except OSError as error:
-        hint = "--to names another folder."
+        hint = f"df -h {folder.parent}, and ls -ld {folder.parent}"
         raise FetchFailed(f"{folder} cannot be written: {error}.", hint=hint) from error
 
 

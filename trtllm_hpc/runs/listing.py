@@ -88,10 +88,10 @@ def listed_runs(
     reasons: bool = False,
     warn: Warn = lambda sentence: None,
 ) -> list[ListedRun]:
-    """Return the runs of a folder, the newest first, as :meth:`trtllm_hpc.Run.overview` does.
+    """Return the runs of a folder, the newest first, or only those in some ``states``.
 
     ``reasons``: read the logs of those that have failed; ``warn`` receives a sentence about each cluster that
-    does not answer.
+    does not answer, whose runs have the state ``None``.
     """
     runs = [(RunSnapshot(paths), created_at_of(paths)) for paths in list_runs(runs_folder)]
     created = {run: at for run, at in runs if at is not None}

@@ -36,6 +36,8 @@ Show = Callable[[str], object]
 
 _BEAT_S = 5.0
 _LOOK_S = 1.0
+_QUEUE_S = 3600.0
+"""Bound on the wait in the queue."""
 _END_S = 60.0
 """Bound on the end of a job that is cancelled."""
 _STATES = ("ok", "unknown", "warn", "fail")
@@ -51,8 +53,6 @@ class NodeReport:
     facts: dict[str, Any]
     """What the first task of each part has seen, by part."""
     cluster: ClusterProfile
-    folder: Path | None
-    """Where scripts and logs are; ``None``: removed."""
 
 
 def check_on_nodes(
@@ -62,7 +62,6 @@ def check_on_nodes(
     runs: Path | str | None = None,
     *,
     nodes: int = 1,
-    wait_s: float = 3600.0,
     keep: bool = False,
     show: Show = lambda sentence: None,
 ) -> NodeReport:
@@ -70,14 +69,13 @@ def check_on_nodes(
 
     Args:
         nodes: 1, or 2 to look at the network between nodes as well.
-        wait_s: bound on the wait in the queue, in seconds.
-        keep: leave the folder with the job's scripts and logs.
+        keep: leave the folder with the job's scripts and logs, and show its path.
         show: receives a sentence whenever the job has come further.
 
     Others, and the errors, are those of :func:`trtllm_hpc.plan`.
 
     Raises:
-        SubmissionError: Slurm refused the job, or it did not start in time.
+        SubmissionError: Slurm refused the job, or it did not start within an hour.
     """
     source = JobSource.of(job, cluster, (*settings, "model.stage=null"), runs)
     with plan_run(source, command="doctor") as plan:
@@ -92,15 +90,15 @@ def check_on_nodes(
         wanted = wanted_of(plan, checked)
         try:
             _write(paths, plan, checked, wanted)
-            info = _run(JobWatcher(Slurm(plan.cluster.slurm_conf)), paths, wait_s, show)
+            info = _run(JobWatcher(Slurm(plan.cluster.slurm_conf)), paths, show)
             found = read_found(paths)
             facts = {one.part: one.facts for one in reversed(found)}
             findings = [it for one in found for it in one.diagnostics] + _missing(paths, checked, facts, info)
-            return NodeReport(
-                tuple(_worst(findings)), wanted, facts, plan.cluster, paths.folder if keep else None
-            )
+            return NodeReport(tuple(_worst(findings)), wanted, facts, plan.cluster)
         finally:
-            if not keep:
+            if keep:
+                show(f"scripts and logs are in {paths.folder}")
+            else:
                 remove(paths.folder, attempts=9)  # somebody may still write, or NFS keep an open file
 
 
@@ -129,7 +127,7 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
 # The job ----------------------------------------------------------------------------------
 
 
-def _run(watcher: JobWatcher, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
+def _run(watcher: JobWatcher, paths: RunPaths, show: Show) -> JobInfo | None:
     """Submit the job and wait until it has ended; whatever happens, it does not go on."""
     from trtllm_hpc.scheduler.executor import RenderedScriptExecutor  # submitit takes its time
 
@@ -137,7 +135,7 @@ def _run(watcher: JobWatcher, paths: RunPaths, wait_s: float, show: Show) -> Job
         executor = RenderedScriptExecutor(paths.folder, watcher.slurm.conf)
         job = executor.submit(StageScript(str(paths.folder), "doctor", ())).run_job
         try:
-            return _wait(watcher, job, paths, wait_s, show)
+            return _wait(watcher, job, paths, show)
         finally:
             _end(watcher, job)
 
@@ -161,7 +159,7 @@ def _beating(file: Path) -> Iterator[None]:
         thread.join()
 
 
-def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
+def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, show: Show) -> JobInfo | None:
     """Return once the job has looked at everything (``None``), or has ended before, with its last state."""
     began, said, info = time.monotonic(), "", JobInfo(job.job_id, parse_state("PENDING"))
     while not paths.node_checks_over.exists():
@@ -175,12 +173,12 @@ def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, wait_s: float, show
         if info.state.name != "PENDING":
             found = len(list(paths.node_findings.glob("*.json")))
             sentence = f"job {job.job_id} runs on {info.nodes}: {found} results so far"
-        elif time.monotonic() - began < wait_s:
+        elif time.monotonic() - began < _QUEUE_S:
             sentence = f"job {job.job_id} waits in the queue ({info.reason})"
         else:
             raise SubmissionError(
-                f"Job {job.job_id} had not started after {wait_s / 60:.0f} minutes ({info.reason}).",
-                hint="squeue --me, then the same command with --wait-minutes longer",
+                f"Job {job.job_id} had not started after {_QUEUE_S / 60:.0f} minutes ({info.reason}).",
+                hint="squeue --me, then the same command",
             )
         if sentence != said:
             said = sentence

@@ -53,15 +53,6 @@ class Pruned:
     """Why it stays; ``None``: it goes."""
 
 
-@dataclass(frozen=True)
-class PrunedList:
-    """What was chosen to go."""
-
-    removed: bool
-    """Whether it was removed (``--yes``), or only listed."""
-    entries: tuple[Pruned, ...]
-
-
 def _choose(found: Iterable[tuple[float, Pruned]], selection: Selection, verb: str) -> list[Pruned]:
     """Return what a selection chooses; ``verb`` says what happened at the time that stands before each.
 

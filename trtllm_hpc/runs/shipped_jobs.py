@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.cluster import ClusterProfile
@@ -42,14 +41,6 @@ class ShippedJob:
     """The GPUs that the settings are for, ``H100 or H200``; ``None``: the file does not say."""
     summary: str
     """First sentence, up to its colon, of the comment at its top."""
-
-
-@dataclass(frozen=True)
-class ResolvedJob:
-    """A job after all layers."""
-
-    job: dict[str, Any]
-    """Every key with its value; `trtllm-hpc schema job` describes them."""
 
 
 def shipped_jobs() -> list[ShippedJob]:

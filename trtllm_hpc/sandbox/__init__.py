@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from trtllm_hpc.sandbox.cluster import NodeStatus, Status
-from trtllm_hpc.sandbox.layout import Shape
+from trtllm_hpc.sandbox.hosts import Shape
 from trtllm_hpc.sandbox.nodes import Node
 from trtllm_hpc.sandbox.processes import Process
 from trtllm_hpc.sandbox.sandbox import Sandbox

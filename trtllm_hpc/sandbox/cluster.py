@@ -11,18 +11,16 @@ from pathlib import Path
 
 from trtllm_hpc.errors import SandboxError, SandboxImpossible
 from trtllm_hpc.sandbox import processes
-from trtllm_hpc.sandbox.layout import Folder, Layout, interface_name
+from trtllm_hpc.sandbox.hosts import SandboxLayout, interface_name
 from trtllm_hpc.sandbox.nodes import Node, tail
 from trtllm_hpc.sandbox.processes import Progress
+from trtllm_hpc.sandbox.state_folder import Folder
 
 PARTITIONS = ("batch", "debug")
 """Partitions of every sandbox, the default one first."""
 
 START_TIMEOUT_S = 60.0
 """Limit for each daemon; on an idle machine each takes a second or two."""
-
-MISSES = 5
-"""Polls in a row without a daemon's process until it counts as ended: under load one can miss it."""
 
 HEALTHY = ("idle", "mixed", "allocated", "completing", "reserved", "planned")
 """States in sinfo of a node that takes jobs; a trailing ``*`` means that the node does not respond."""
@@ -49,14 +47,11 @@ class Status:
     name: str
     state: str
     """``up``, ``down``, ``starting`` (another command is starting it) or ``degraded``."""
-    nodes_wanted: int = 0
-    """Nodes that ``sandbox up`` was asked for."""
     gpus_per_node: int = 0
     real_gpus: bool = False
     """Whether they are GPUs of this machine; else nodes only claim to have them."""
     slurm_conf: str = ""
     """``SLURM_CONF`` for its Slurm's commands; empty if it is down."""
-    subnet: str = ""
     partitions: tuple[str, ...] = ()
     logs: str = ""
     """Folder of the daemons' logs."""
@@ -71,7 +66,7 @@ class Status:
 class Cluster:
     """The nodes of a sandbox, and its Slurm."""
 
-    layout: Layout
+    layout: SandboxLayout
 
     @property
     def folder(self) -> Folder:
@@ -134,12 +129,6 @@ class Cluster:
         states = self._answer("sinfo", "--Node", "--noheader", "--format=%N %T") or ""
         return dict(line.split(" ", 1) for line in states.split("\n") if " " in line)
 
-    def jobs(self) -> list[str]:
-        """A line ``ID NAME STATE of USER`` for each job in the queue; none if slurmctld does not answer."""
-        if not self.controller_answers():
-            return []
-        return (self._answer("squeue", "--noheader", "--format=%i %j %T of %u") or "").splitlines()
-
     def status(self) -> Status:
         """Which daemons and nodes answer, and what is wrong."""
         daemons = {
@@ -165,11 +154,9 @@ class Cluster:
         return Status(
             name=self.layout.name,
             state="degraded" if problems else "up",
-            nodes_wanted=self.layout.shape.nodes,
             gpus_per_node=self.layout.shape.gpus_per_node,
             real_gpus=self.layout.shape.real_gpus,
             slurm_conf=str(self.folder.slurm_conf),
-            subnet=f"{self.layout.subnet}.0/24",
             partitions=PARTITIONS,
             logs=str(self.folder.logs),
             daemons=daemons,
@@ -269,21 +256,12 @@ def _is_idle(cluster: Cluster, node: Node) -> bool:
 
 
 def _await(node: Node, program: str, answers: Callable[[], bool], log: Path) -> None:
-    """Wait until a daemon answers, or is seen to have ended."""
-    misses = 0
-
-    def answered_or_ended() -> bool:
-        nonlocal misses
-        if answers():
-            return True
-        misses = 0 if node.has_process(program) else misses + 1
-        return misses == MISSES
-
-    if processes.wait_until(answered_or_ended, START_TIMEOUT_S) and misses < MISSES:
+    """Wait until a daemon answers; raises SandboxError with the end of its log."""
+    if processes.wait_until(answers, START_TIMEOUT_S):
         return
-    what = f"did not answer within {START_TIMEOUT_S:g} s" if misses < MISSES else "ended"
     # A daemon that ends before it opens its log has written to its output only.
     opened = log.exists() and log.stat().st_size > 0
     raise SandboxError(
-        f"{program} on {node.name} {what}.\n{tail(log if opened else log.with_suffix('.out'))}"
+        f"{program} on {node.name} did not answer within {START_TIMEOUT_S:g} s.\n"
+        f"{tail(log if opened else log.with_suffix('.out'))}"
     )

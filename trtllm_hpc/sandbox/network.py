@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
-from trtllm_hpc.sandbox.layout import POOLS, Layout, interface_name
+from trtllm_hpc.sandbox.hosts import POOLS, SandboxLayout, interface_name
 from trtllm_hpc.sandbox.nodes import Node
 
 
@@ -41,7 +41,7 @@ def _routed_networks() -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     return networks
 
 
-def connect(layout: Layout, head: Node, nodes: list[Node]) -> None:
+def connect(layout: SandboxLayout, head: Node, nodes: list[Node]) -> None:
     """Make the bridge in the head, and connect the machine and every node to it by a veth pair.
 
     A node's interface is called ``eth0``.

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
-from trtllm_hpc.sandbox.layout import Folder, Host
+from trtllm_hpc.sandbox.hosts import Host
 from trtllm_hpc.sandbox.processes import Process
+from trtllm_hpc.sandbox.state_folder import Folder
 
 NAMESPACES = ("--mount", "--uts", "--net", "--pid")
 
@@ -87,12 +88,6 @@ class Node(Host):
             and each.arguments != ("sleep", "infinity")
             and processes.pid_namespace(each.pid) == namespace
         ]
-
-    def has_process(self, program: str) -> bool:
-        """Whether a program of that name runs here, or is being started by `setsid --fork`."""
-        return any(
-            Path(argument).name == program for each in self.processes() for argument in each.arguments[:3]
-        )
 
 
 def start(node: Node, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shlex
 import shutil
@@ -23,8 +22,6 @@ POLL_S = 0.05
 
 LOCK_TIMEOUT_S = 180.0
 """How long `up` and `down` wait for another `up` or `down` of the same sandbox."""
-_LONGEST_LOCK = 100
-"""Bytes; the kernel takes 107 (unix(7))."""
 
 Progress = Callable[[str], None]
 
@@ -54,9 +51,7 @@ def which(command: str) -> str | None:
 
 def all_processes() -> Iterator[Process]:
     """Every process that has a command line, that is, all but kernel threads."""
-    for folder in PROC.iterdir():
-        if not folder.name.isdigit():
-            continue
+    for folder in PROC.glob("[0-9]*"):
         try:
             raw = (folder / "cmdline").read_bytes()
         except OSError:
@@ -97,7 +92,7 @@ def run(
     *,
     timeout_s: float = 30,
     environment: Mapping[str, str] | None = None,
-    text_in: str | None = None,
+    text_in: str = "",
 ) -> str:
     """Run a command and return its output.
 
@@ -112,7 +107,6 @@ def run(
             text=True,
             timeout=timeout_s,
             input=text_in,
-            stdin=subprocess.DEVNULL if text_in is None else None,
             env=None if environment is None else dict(environment),
         )
     except OSError as error:
@@ -144,8 +138,6 @@ def lock(what: str, tell: Progress = silent, timeout_s: float = LOCK_TIMEOUT_S) 
     SandboxError if it has held the lock for all of ``timeout_s``.
     """
     name = f"trtllm-hpc {what}"
-    if len(name.encode()) > _LONGEST_LOCK:
-        name = f"trtllm-hpc {hashlib.sha256(what.encode()).hexdigest()}"
     with socket.socket(socket.AF_UNIX) as holder:
 
         def taken() -> bool:

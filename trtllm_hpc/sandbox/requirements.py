@@ -1,23 +1,20 @@
-"""What a sandbox needs of this machine, and the installation of Debian packages."""
+"""What a sandbox needs of this machine, its GPUs, and the installation of Debian packages."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
+import stat
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from trtllm_hpc.errors import SandboxError, SandboxImpossible
 from trtllm_hpc.paths import write_text
-from trtllm_hpc.runtime.process import captured
-from trtllm_hpc.sandbox import processes
-from trtllm_hpc.sandbox.files import rendered
+from trtllm_hpc.sandbox import processes, state_folder
+from trtllm_hpc.sandbox.hosts import MAX_GPUS, Shape
 from trtllm_hpc.sandbox.nodes import NAMESPACES, tail
 from trtllm_hpc.sandbox.processes import Progress
 
@@ -47,21 +44,16 @@ OPTIONAL = {"haproxy": "haproxy"}
 LIBRARIES = {"/usr/lib/*/libpmix.so": "libpmix-dev"}
 """Debian package of each library; `srun --mpi=pmix` loads this one by the name that only -dev has."""
 
-PROBES = {
-    "namespaces": ("true",),
-    "mounts in a namespace": ("mount", "-t", "tmpfs", "sandbox", "/tmp"),
-    "network bridges": ("ip", "link", "add", "name", "bridge0", "type", "bridge"),
-    "virtual network interfaces": ("ip", "link", "add", "name", "one", "type", "veth", "peer", "name", "two"),
-}
-"""What the kernel must permit, each with a command that tries it in namespaces of its own."""
+PROBE = (
+    "mount -t tmpfs sandbox /tmp && ip link add name bridge0 type bridge && "
+    "ip link add name one type veth peer name two"
+)
+"""Tries in namespaces of its own what the kernel must permit: mounts, bridges and virtual interfaces."""
 
 POLICY = Path("/usr/sbin/policy-rc.d")
-SET_ASIDE = Path("/usr/sbin/policy-rc.d.before-trtllm-hpc")
 INSTALL_TIMEOUT_S = 900.0
 LOG = Path("/var/log/trtllm-hpc-install.log")
 """What apt-get prints."""
-PROGRESS_S = 10.0
-"""Pause between two reports on an installation."""
 
 
 def check_platform() -> None:
@@ -95,32 +87,61 @@ def missing_packages(*, optional: bool = False) -> list[str]:
     return sorted(lacking)
 
 
-def install_command(packages: list[str]) -> str:
-    """The command that installs these packages."""
-    return f"apt-get install --no-install-recommends -y {' '.join(packages)}"
-
-
 def check_packages() -> None:
     """Raise ``SandboxImpossible`` if a command or library is missing."""
     if packages := missing_packages():
         raise SandboxImpossible(
             f"A sandbox needs Debian packages that are not installed: {', '.join(packages)}.",
             hint="trtllm-hpc sandbox up --install (starts none of their services), "
-            f"or {install_command(packages)}",
+            f"or apt-get install --no-install-recommends -y {' '.join(packages)}",
         )
 
 
 def check_kernel() -> None:
-    """Raise ``SandboxImpossible`` unless the kernel, or the container that this is in, permits all PROBES."""
-    for what, command in PROBES.items():
-        try:
-            processes.run(["unshare", *NAMESPACES, "--fork", "--kill-child", *command])
-        except SandboxError as error:
-            raise SandboxImpossible(
-                f"This machine does not permit {what}, which a sandbox needs. {error.message}",
-                hint="use a virtual machine or a privileged container "
-                "(docker run --privileged), or trtllm-hpc submit tiny-llama --cluster local",
-            ) from error
+    """Raise ``SandboxImpossible`` unless the kernel, or the container that this is in, permits the PROBE."""
+    try:
+        processes.run(["unshare", *NAMESPACES, "--fork", "--kill-child", "bash", "-c", PROBE])
+    except SandboxError as error:
+        raise SandboxImpossible(
+            f"This machine does not permit namespaces, mounts or virtual networks. {error.message}",
+            hint="use a virtual machine or a privileged container "
+            "(docker run --privileged), or trtllm-hpc submit tiny-llama --cluster local",
+        ) from error
+
+
+# GPUs -----------------------------------------------------------------------------------
+
+
+def gpu_devices() -> tuple[str, ...]:
+    """The names of the GPUs' device files in ``/dev``, such as ``nvidia0``, by number.
+
+    A driver makes one for each GPU; in a container there are only those that it was given, under
+    the machine's numbers.
+    """
+    found = [path for path in state_folder.DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    names = [path.name for path in found if stat.S_ISCHR(path.stat().st_mode)]
+    return tuple(sorted(names, key=lambda name: int(name.removeprefix("nvidia"))))
+
+
+def real_shape(nodes: int, gpus_per_node: int | None) -> Shape:
+    """The shape of a sandbox with the machine's own GPUs; ``None``: as many as there are for every node.
+
+    Raises SandboxImpossible if the machine has too few.
+    """
+    names = gpu_devices()
+    each = gpus_per_node or min(len(names) // nodes, MAX_GPUS) or 1
+    shape = Shape(nodes, each, real_gpus=True)
+    if nodes * each > len(names):
+        files = ", ".join(str(state_folder.DEVICES / name) for name in names) or "no /dev/nvidia0"
+        raise SandboxImpossible(
+            f"A sandbox of {shape} needs {nodes * each} NVIDIA GPUs; this machine has {len(names)}: {files}.",
+            hint="fewer --nodes, nvidia-smi -L as root (which makes the device files), or --gpus claimed, "
+            "for nodes that only claim to have GPUs",
+        )
+    return shape
+
+
+# Installation ---------------------------------------------------------------------------
 
 
 def install_missing(*, tell: Progress) -> list[str]:
@@ -133,7 +154,7 @@ def install_missing(*, tell: Progress) -> list[str]:
     packages = missing_packages(optional=True)
     if not packages:
         return []
-    if shutil.which("apt-get") is None:
+    if processes.which("apt-get") is None:
         raise SandboxImpossible(
             "There is no apt-get on this machine to install the packages with. "
             f"A sandbox needs what Debian calls {', '.join(packages)}.",
@@ -141,8 +162,8 @@ def install_missing(*, tell: Progress) -> list[str]:
         )
     tell(f"apt-get install {' '.join(packages)} (output in {LOG})")
     with services_held_back():
-        _apt_get("update", tell=tell)
-        _install(packages, tell)
+        _apt_get("update")
+        _apt_get("install", "--no-install-recommends", "-y", *packages)
     return packages
 
 
@@ -151,44 +172,23 @@ def services_held_back() -> Iterator[None]:
     """Let no package start, stop or restart a service within this context.
 
     Debian runs ``/usr/sbin/policy-rc.d`` before each such action (invoke-rc.d(8),
-    deb-systemd-invoke(1p)). A file that is already there is set aside and put back. If this
-    process is killed, the file that it leaves allows everything again.
+    deb-systemd-invoke(1p)). A file that is already there decides as before. If this process is killed, the
+    file that it leaves allows everything again.
     """
-    if POLICY.exists() and not SET_ASIDE.exists():
-        POLICY.rename(SET_ASIDE)
+    if POLICY.exists() and "trtllm-hpc" not in POLICY.read_text():
+        yield
+        return
     started = Path("/proc/self/stat").read_text().split()[21]
-    values: dict[str, object] = {"pid": os.getpid(), "started": started, "set_aside": str(SET_ASIDE)}
-    write_text(POLICY, rendered("policy-rc.d", values), mode=0o755)
+    text = state_folder.rendered("policy-rc.d", {"pid": os.getpid(), "started": started})
+    write_text(POLICY, text, mode=0o755)
     try:
         yield
     finally:
-        if SET_ASIDE.exists():
-            SET_ASIDE.replace(POLICY)
-        else:
-            POLICY.unlink(missing_ok=True)
+        POLICY.unlink(missing_ok=True)
 
 
-def _install(packages: list[str], tell: Progress) -> None:
-    """Install packages, and upgrade others only if apt-get finds no other way."""
-    install = install_command(packages).split()
-    with tempfile.NamedTemporaryFile("w") as preferences:
-        # The version that is installed goes before every other one (apt_preferences(5)).
-        preferences.write("Package: *\nPin: release a=now\nPin-Priority: 1001\n")
-        preferences.flush()
-        keeping = ["-o", f"Dir::Etc::Preferences={preferences.name}"]
-        if captured(["apt-get", "-s", *keeping, *install[1:]], INSTALL_TIMEOUT_S).returncode:
-            planned = captured(["apt-get", "-s", *install[1:]], INSTALL_TIMEOUT_S).stdout
-            names = re.findall(r"^Inst (\S+) \[", planned, re.MULTILINE)
-            tell(f"they need newer versions of {', '.join(names) or 'packages that are installed'}")
-            keeping = []
-        _apt_get(*keeping, *install[1:], tell=tell, hint=" ".join(install))
-
-
-def _apt_get(*arguments: str, tell: Progress, hint: str = "apt-get update") -> None:
-    """Run apt-get with its output in ``LOG``, and report now and then how far it is.
-
-    Raises SandboxImpossible, with the end of the output, if it failed or took too long.
-    """
+def _apt_get(*arguments: str) -> None:
+    """Run apt-get with its output in ``LOG``; raises SandboxImpossible, with the end of the output."""
     environment = {
         **os.environ,
         "PATH": processes.search_path(),
@@ -197,21 +197,21 @@ def _apt_get(*arguments: str, tell: Progress, hint: str = "apt-get update") -> N
         "NEEDRESTART_SUSPEND": "1",
     }
     command = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *arguments]
-    begun = time.monotonic()
+    why = "failed"
     with LOG.open("ab") as log:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    try:
-        while (passed_s := time.monotonic() - begun) < INSTALL_TIMEOUT_S:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(PROGRESS_S)
-                break
-            tell(f"apt-get, for {passed_s + PROGRESS_S:.0f} s: {tail(LOG, 1).splitlines()[-1].strip()[:60]}")
-        else:
-            raise SandboxImpossible(f"apt-get did not finish within {INSTALL_TIMEOUT_S:g} s.\n{tail(LOG)}")
-    finally:
-        process.kill()
-        process.wait()
-    if process.returncode != 0:
-        raise SandboxImpossible(
-            f"apt-get failed with exit code {process.returncode}.\n{tail(LOG)}", hint=hint
-        )
+        try:
+            done = subprocess.run(
+                command,
+                check=False,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                timeout=INSTALL_TIMEOUT_S,
+            )
+            if done.returncode == 0:
+                return
+            why = f"failed with exit code {done.returncode}"
+        except subprocess.TimeoutExpired:
+            why = f"did not finish within {INSTALL_TIMEOUT_S:g} s"
+    raise SandboxImpossible(f"apt-get {why}.\n{tail(LOG)}", hint=" ".join(["apt-get", *arguments]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,11 +14,12 @@ from typing import Any
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import read_json, write_text
 from trtllm_hpc.runtime.node import SCRATCH, remove_leftovers
-from trtllm_hpc.sandbox import files, gpus, network, nodes, requirements
+from trtllm_hpc.sandbox import network, nodes, requirements, state_folder
 from trtllm_hpc.sandbox.cluster import Cluster, Status, check_pmix, start_daemons
-from trtllm_hpc.sandbox.layout import JOB_IDS, ROOT, Folder, Layout, Shape, check_name
+from trtllm_hpc.sandbox.hosts import JOB_IDS, ROOT, SandboxLayout, Shape, check_name
 from trtllm_hpc.sandbox.nodes import Node, end_all, marked_processes
 from trtllm_hpc.sandbox.processes import Progress, lock, silent
+from trtllm_hpc.sandbox.state_folder import Folder
 
 DEFAULT_GPUS = 4
 """GPUs that a node claims to have if nothing else is said."""
@@ -43,13 +45,13 @@ class Sandbox:
         return {"SLURM_CONF": str(self.slurm_conf)}
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> SandboxLayout | None:
         """Hosts and addresses; ``None`` if there is no sandbox of this name."""
         raw = self._state()
         if raw is None:
             return None
         shape = Shape(raw["nodes"], raw["gpus_per_node"], raw.get("real_gpus", False))
-        return Layout(self.name, shape, raw["subnet"], tuple(raw.get("machine_gpus", ())))
+        return SandboxLayout(self.name, shape, raw["subnet"], tuple(raw.get("machine_gpus", ())))
 
     @property
     def nodes(self) -> list[Node]:
@@ -92,7 +94,7 @@ class Sandbox:
         requirements.check_platform()
         requirements.check_root()
         if real_gpus:
-            shape = gpus.real_shape(nodes, gpus_per_node)
+            shape = requirements.real_shape(nodes, gpus_per_node)
         else:
             shape = Shape(nodes, DEFAULT_GPUS if gpus_per_node is None else gpus_per_node)
         with self._locked(tell):
@@ -153,7 +155,7 @@ class Sandbox:
     def _start(self, shape: Shape, tell: Progress) -> None:
         layout = self._choose_subnet(shape)
         cluster = Cluster(layout)
-        files.write_files(self.folder, layout)
+        state_folder.write_files(self.folder, layout)
         tell(f"namespaces and network {layout.subnet}.0/24")
         with ExitStack() as stack:
             hosts = (cluster.head, *cluster.nodes)
@@ -167,7 +169,7 @@ class Sandbox:
                 nodes.keep(process)
         self._write_state(layout, complete=True)
 
-    def _choose_subnet(self, shape: Shape) -> Layout:
+    def _choose_subnet(self, shape: Shape) -> SandboxLayout:
         """Choose a subnet that neither the machine nor another sandbox uses.
 
         The state file claims it, since a sandbox that is being started has no route yet.
@@ -176,19 +178,16 @@ class Sandbox:
             self.folder.path.mkdir(mode=0o755, parents=True)
             others = (read_json(state) for state in ROOT.glob(f"*/{self.folder.state.name}"))
             subnet = network.free_subnet([other["subnet"] for other in others if other])
-            layout = Layout(self.name, shape, subnet, gpus.device_files() if shape.real_gpus else ())
+            layout = SandboxLayout(
+                self.name, shape, subnet, requirements.gpu_devices() if shape.real_gpus else ()
+            )
             self._write_state(layout, complete=False)
         return layout
 
-    def _write_state(self, layout: Layout, *, complete: bool) -> None:
+    def _write_state(self, layout: SandboxLayout, *, complete: bool) -> None:
         addresses = {"subnet": layout.subnet, "machine_gpus": layout.machine_gpus}
         record = {**asdict(layout.shape), **addresses, "complete": complete}
         write_text(self.folder.state, json.dumps(record) + "\n", mode=0o644)
-
-    def jobs(self) -> list[str]:
-        """A line ``ID NAME STATE of USER`` for each job in its queue; none if its Slurm does not answer."""
-        layout = self.layout
-        return [] if layout is None else Cluster(layout).jobs()
 
     def _remove(self) -> None:
         layout = self.layout
@@ -206,6 +205,10 @@ class Sandbox:
 
     @contextmanager
     def _locked(self, tell: Progress) -> Iterator[None]:
-        """Hold this sandbox against other commands."""
-        with files.umask(0o022), lock(f"sandbox {self.name}", tell):
-            yield
+        """Hold this sandbox against other commands; root's own umask may make files unreadable for users."""
+        previous = os.umask(0o022)
+        try:
+            with lock(f"sandbox {self.name}", tell):
+                yield
+        finally:
+            os.umask(previous)

@@ -34,7 +34,7 @@ class SubmissionRecord:
     """Whether every stage was submitted. Jobs wait for this before they do anything."""
     stages: dict[str, StageJob] = field(default_factory=dict)
     lane: int | None = None
-    """Of a sweep's variant: those of one lane run one after another (``sweep --max-running``)."""
+    """Of a sweep's variant: those of one lane run one after another (``sweep.max_running``)."""
     within: str | None = None
     """Folder of the sweep whose single job runs the stages, one variant after another."""
 

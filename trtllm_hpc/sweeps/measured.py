@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from io import StringIO
-from pathlib import Path
 
 from trtllm_hpc.bench.analysis.aggregate import over_repeats, overall_verdict
 from trtllm_hpc.bench.analysis.diff import workload_diff
@@ -19,7 +16,7 @@ from trtllm_hpc.config.files import read_spec
 from trtllm_hpc.errors import ConfigError, RunNotFound
 from trtllm_hpc.evaluation.scores import read_evaluation
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, write_text
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.report.frames import level_figures
 from trtllm_hpc.report.headline import is_valid, level_labels, load_of
 from trtllm_hpc.sweeps.points import Best, Point, best_variant, frontier
@@ -154,13 +151,3 @@ def _notes(
     for name in list(differ)[:1]:
         more = f" and {len(differ) - 1} more variants" if len(differ) > 1 else ""
         yield f"Compare with care: {name}{more} and {first} differ in workload: {'; '.join(differ[name])}."
-
-
-def write_csv(results: SweepResults, to: Path) -> None:
-    """Write a row for each point; a figure that is not known is empty."""
-    rows, text = [point.row() for point in results.points], StringIO()
-    names = dict.fromkeys(name for row in rows for name in row)
-    table = csv.DictWriter(text, list(names), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    write_text(to, text.getvalue())

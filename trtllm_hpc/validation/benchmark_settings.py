@@ -36,8 +36,8 @@ Named = Callable[[str], str]
 def settings_of(base: Benchmark, given: Mapping[str, Any], named: Named = str) -> Benchmark:
     """Return the settings of the job file with those ``given`` by dotted field, e.g. ``workload.kind``.
 
-    Those in ``SWEEPS`` are lists; ``no_slo`` removes the limits. Raises ConfigError with every conflict
-    between them, and everything given that would have no effect.
+    Those in ``SWEEPS`` are lists. Raises ConfigError with every conflict between them, and everything given
+    that would have no effect.
     """
     try:
         settings = Benchmark.model_validate(_merged(base.model_dump(), given))
@@ -90,8 +90,6 @@ def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings as a job file would have them, without those that a given one replaces."""
     typed = dict[str, Any]()
     for field, value in given.items():
-        if field == "no_slo":
-            field, value = "slo", None
         if field in SWEEPS:
             field, value = (SWEEPS[field], value) if len(value) > 1 else (field, value[0])
         typed[field] = value

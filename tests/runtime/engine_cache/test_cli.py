@@ -41,15 +41,15 @@ def built(runs: MakeRun) -> Run:
     return run
 
 
-def test_an_empty_cache_is_no_error(types: Types, home: Path) -> None:
+def test_an_empty_cache_is_no_error(types: Types, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments in (("list",), ("verify",), ("prune", "--older-than", "1d", "--yes")):
         assert types("engines", *arguments).code == 0
     assert documented("engines list", types("engines", "list", "--json").output) == []
     assert not (home / "engines").exists()
-    for name in ("list", "verify"):
-        output = types("engines", name, "--engines", str(home / "nowhere")).output
-        assert output == f"no engines in {home / 'nowhere'}, which is not there\n"
-        assert types("engines", name, "--engines", str(home)).output == f"no engines in {home}\n"
+    for folder, more in ((home / "nowhere", ", which is not there"), (home, "")):
+        monkeypatch.setenv("TRTLLM_HPC_ENGINES", str(folder))
+        for name in ("list", "verify"):
+            assert types("engines", name).output == f"no engines in {folder}{more}\n"
 
 
 def test_the_list_shows_everything(types: Types, built: Run) -> None:
@@ -72,25 +72,6 @@ def test_the_list_shows_everything(types: Types, built: Run) -> None:
         == sum(it.stat().st_size for it in built.entry().output.glob("*"))
         - (built.entry().output / "trtllm-hpc-manifest.json").stat().st_size
     )
-
-
-def test_one_engine_is_shown_by_any_beginning_of_its_name(types: Types, built: Run) -> None:
-    digits = built.entry().name.rpartition("-")[2]
-    for name in (built.entry().name, "build", digits[:8]):
-        shown = types("engines", "show", name)
-        assert shown.code == 0
-        for word in (
-            "--max_batch_size (build): 64",
-            "TensorRT-LLM: 0.16.0",
-            "rank0.engine",
-            str(built.paths.folder),
-        ):
-            assert word in shown.output, word
-    record = documented("engines show", types("engines", "show", "build", "--json").output)
-    assert record["uses"] == [str(built.paths.folder)] and record["manifest"]["job_id"] == "17"
-    unknown = types("engines", "show", "lora-1")
-    assert unknown.code == ExitCode.BUILD and "No engine is called 'lora-1'" in unknown.errors
-    assert "trtllm-hpc engines list" in unknown.errors
 
 
 def damage(folder: Path, kind: str) -> str:
@@ -126,7 +107,7 @@ def test_verify_names_what_is_broken(types: Types, built: Run, kind: str) -> Non
     assert f"{built.entry('convert').name}: whole" in broken.output
     assert types("engines", "verify", "convert").code == 0
     record = documented("engines verify", types("engines", "verify", "--json").output)
-    assert [fault["entry"] for fault in record["faults"]] == [built.entry().name]
+    assert record["entries"] == 2 and record["faults"][0]["entry"] == built.entry().name
 
 
 def test_damage_that_only_reading_finds_is_remembered_until_it_is_repaired(types: Types, built: Run) -> None:
@@ -139,7 +120,6 @@ def test_damage_that_only_reading_finds_is_remembered_until_it_is_repaired(types
     assert not entry.is_complete()
     assert entry.faults() == ["rank0.engine is not what was built: its SHA-256 differs"]
     assert "broken: " in " ".join(types("engines", "list").output.split())
-    assert f"{built.entry().name}: broken: " in types("engines", "show", built.entry().name).output
     file.write_bytes(good)
     assert types("engines", "verify").code == 0 and entry.is_complete()
 
@@ -164,8 +144,6 @@ def test_nothing_is_removed_without_a_selection_and_yes(types: Types, built: Run
     assert types("engines", "prune", "--yes").output == "0 removed, 0 B\n"
     listed = types("engines", "prune", "--older-than", "0d")
     assert "2 would be removed" in listed.output and "--yes" in listed.output
-    record = documented("engines prune", types("engines", "prune", "--older-than", "0d", "--json").output)
-    assert record["removed"] is False and {entry["kept"] for entry in record["entries"]} == {None}
     assert built.entry().is_complete()
     done = types("engines", "prune", "--older-than", "0d", "--yes")
     assert "2 removed" in done.output

@@ -7,7 +7,7 @@ from dataclasses import replace
 from trtllm_hpc.bench.results import Finding
 
 _LONGER = "Use more requests (--requests) or a longer window (--duration)."
-_CLIENT = "give the client more cores or a node of its own, raise --processes, or lower the rate."
+_CLIENT = "give the client more cores or a node of its own, add --set processes=4, or lower the rate."
 _EXACT = "The ids of --model tensorrt_llm are counted exactly."
 _TOKENIZER = "Name the tokenizer's folder (workload.tokenizer, --tokenizer)."
 

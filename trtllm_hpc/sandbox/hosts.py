@@ -1,4 +1,4 @@
-"""Names, addresses and paths of one sandbox: pure values that touch nothing."""
+"""Names and addresses of one sandbox: pure values that touch nothing."""
 
 from __future__ import annotations
 
@@ -58,13 +58,8 @@ class Shape:
         return f"{nodes} with {gpus} each"
 
     @property
-    def gpus(self) -> int:
-        """GPUs of all nodes together."""
-        return self.nodes * self.gpus_per_node
-
-    @property
     def gpu_type(self) -> str | None:
-        """Their GRES type."""
+        """The GRES type of the GPUs."""
         return REAL_GPU if self.real_gpus else None
 
 
@@ -78,7 +73,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SandboxLayout:
     """Hosts and addresses of a sandbox."""
 
     name: str
@@ -133,55 +128,3 @@ def interface_name(name: str) -> str:
     if len(plain) <= _INTERFACE_LIMIT:
         return plain
     return f"sbx-{name[:4]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
-
-
-class Folder:
-    """The state folder of the sandbox called ``name``, and every file in it."""
-
-    def __init__(self, name: str) -> None:
-        path = self.path = ROOT / check_name(name)
-        self.state = path / "state.json"
-        """Shape and subnet, and whether `up` has finished."""
-        self.etc = path / "etc"
-        """Slurm's configuration files; slurmdbd looks for its own beside slurm.conf."""
-        self.slurm_conf = self.etc / "slurm.conf"
-        self.database_conf = self.etc / "my.cnf"
-        self.hosts = self.etc / "hosts"
-        """Mounted over /etc/hosts in the sandbox."""
-        self.init = path / "init.sh"
-        """Process 1 of every node. The sandbox's processes are recognised by its path."""
-        self.stepd_source = path / "slurmstepd.py"
-        """The reaper; each node copies it to ``stepd``, since /run may be mounted noexec."""
-        self.epilog_source = path / "epilog.sh"
-        """Each node copies it to ``epilog``."""
-        self.private = path / "private"
-        """Mount point of a tmpfs of each node's own; empty from outside."""
-        self.stepd = self.private / "slurmstepd"
-        """The program that slurmd starts in place of slurmstepd."""
-        self.epilog = self.private / "epilog"
-        """The program that slurmd runs when a job has ended."""
-        self.database_socket = self.private / "mariadb.socket"
-        """MariaDB's socket, visible on the head only."""
-        self.munge = path / "munge"
-        """munged's files; only root can read the key."""
-        self.munge_key = self.munge / "munge.key"
-        self.munge_socket = self.munge / "munge.socket"
-        """Open to every user of the machine, as on a real cluster."""
-        self.controller = path / "slurmctld"
-        """slurmctld's StateSaveLocation."""
-        self.logs = path / "log"
-        """Folder with two files for each daemon."""
-        self.devices = path / "dev"
-        """The files by which Slurm counts the GPUs of a node."""
-
-    def log(self, daemon: str) -> Path:
-        """The log of a daemon; slurmd's is called ``slurmd-<host>``."""
-        return self.logs / f"{daemon}.log"
-
-    def output(self, daemon: str) -> Path:
-        """What a daemon prints before it opens its log."""
-        return self.logs / f"{daemon}.out"
-
-    def device(self, index: int) -> Path:
-        """The file of one GPU of every node; Slurm takes its number from the digits at the end."""
-        return self.devices / f"gpu{index}"
