@@ -13,7 +13,6 @@ import click
 from trtllm_hpc.cli.options import (
     EXISTING_FILE,
     Command,
-    OutputFile,
     Span,
     runs_folder,
     runs_option,
@@ -167,7 +166,7 @@ def _request_options(command: Command) -> Command:
 )
 @click.option(
     "--save-logits",
-    type=OutputFile(),
+    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Write the arrays of --context-logits and --generation-logits into a NumPy file (.npz).",
 )
