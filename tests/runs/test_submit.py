@@ -212,6 +212,23 @@ def test_a_clear_refusal_searches_no_queue_and_has_its_own_hint(
     assert not fake_slurm.calls("squeue")
 
 
+def test_a_refused_companion_is_named_with_the_limit_though_its_server_had_begun(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    _, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}})
+    fake_slurm.trouble("sbatch", None)
+    fake_slurm.trouble(
+        "sbatch", "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed"
+    )
+    with pytest.raises(SubmissionError):
+        submit_stages(paths)
+    fake_slurm.set("101", "CANCELLED", started="1790000000", ends="1790000009")
+    status = run_status(paths)
+    assert status.exit_code == ExitCode.SUBMISSION and status.state is RunState.FAILED
+    assert "stage companion was not submitted" in status.sentence and "AssocMaxSubmitJob" in status.sentence
+    assert "squeue --me" in status.causes[0].next
+
+
 def test_a_federation_names_its_cluster_behind_the_id(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     _, paths = written(tmp_path / "run")
     (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\necho a word from the site\necho '77;east'\n")
