@@ -451,6 +451,13 @@ def test_a_file_that_cannot_be_read_hides_nothing_else(run_of: RunOf, name: str)
     assert cancel_run(paths).stages[1].state == "CANCELLED"
 
 
+def test_a_server_without_a_started_instance_is_not_damaged(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "FAILED=7:0", "FAILED=7:0")
+    write_json(paths.instances, [])  # as where HAProxy does not start
+    add_event(paths, "serve", "failed", reason="HAProxy could not bind port 8000")
+    assert run_status(paths).sentence.endswith("HAProxy could not bind port 8000")
+
+
 def test_a_lost_submission_record_is_named_of_a_run_that_was_submitted(run_of: RunOf) -> None:
     paths = run_of("COMPLETED", "RUNNING", "PENDING")
     paths.jobs.unlink()

@@ -136,6 +136,17 @@ def test_a_job_that_slurm_took_is_found_after_an_unclear_answer(
     assert record.complete and run_status(paths).state is RunState.PENDING
 
 
+def test_the_token_goes_into_the_name_of_a_job_with_a_comment(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    _, paths = written(tmp_path / "run", sbatch_options=["--comment=project 7"])
+    after_sbatch(fake_slurm, TIMED_OUT)
+    token = submit_stages(paths).token
+    jobs = list(fake_slurm.jobs.values())
+    assert [it["name"] for it in jobs] == [
+        f"demo-{stage}:{token}" for stage in ("build", "serve", "companion")
+    ]
+    assert {it["comment"] for it in jobs} == {"project 7"}
+
+
 def test_a_wrapper_that_tries_again_leaves_no_second_job(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     _, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}}, companion="overlap")
     sbatch = fake_slurm.bin / "sbatch"
