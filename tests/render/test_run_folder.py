@@ -70,6 +70,16 @@ def test_a_disk_that_fills_up_leaves_nothing_half_made(tmp_path: Path, size: int
     assert str(caught.value.hint).startswith("ulimit -f unlimited, then")
 
 
+def test_a_umask_that_shuts_out_its_owner_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    before = os.umask(0o777)
+    try:
+        with pytest.raises(RenderError, match="umask of your shell, 0777, keeps you from") as caught:
+            write_run(plan(tmp_path / "run"))
+    finally:
+        os.umask(before)
+    assert str(caught.value.hint).startswith("umask 077") and list(tmp_path.iterdir()) == []
+
+
 def test_a_value_that_fits_no_script_leaves_nothing_half_made(tmp_path: Path) -> None:
     job, cluster = CASES["sandbox-two-ranks"]
     bad = plan_of(job, {**cluster, "environment": {"A": "a"}}, str(tmp_path / "run"))

@@ -11,7 +11,7 @@ from tests.logs.runs import add_rank
 from tests.runs.conftest import RunOf
 from trtllm_hpc.cli.explain import command as explain
 from trtllm_hpc.cli.status import command
-from trtllm_hpc.logs.causes.explain import Finding
+from trtllm_hpc.logs.causes.explain import Finding, capitalised
 from trtllm_hpc.logs.causes.table import causes
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.status import RunStatus, run_status
@@ -180,3 +180,8 @@ def test_what_the_cause_says_is_not_said_twice(run: RunPaths) -> None:
     add_event(run, "serve", "preflight_failed", reason=reason)
     assert [line for line in shown(run).splitlines() if reason in line] == [f"cause: {reason}."]
     assert reason in run_status(run).sentence
+
+
+def test_a_sentence_begins_with_a_capital_letter_but_a_host_and_a_path_stay() -> None:
+    texts = ("the disk is full", "sbx-n1 has no disk", "/dev/shm is full", "n1: lost", "rank 0 on n1 died")
+    assert [capitalised(text)[:4] for text in texts] == ["The ", "sbx-", "/dev", "n1: ", "Rank"]

@@ -87,7 +87,8 @@ def test_jobs_that_failed_before_are_counted_and_their_logs_explained(run: RunPa
     assert status.sentence.endswith("runs; job 104 waits to follow it; 3 earlier jobs have failed")
     assert [job.job_id for job in status.failed_jobs] == ["98", "99", "100"]
     said = CliRunner().invoke(main, ["status", str(run.folder)]).output
-    assert "earlier jobs 98, 99 failed: rank 0 on n0 ended with exit code 1\n" in said
+    why = "earlier jobs 98, 99 failed: rank 0 on n0 ended with exit code 1: The GPU's memory is full\n"
+    assert why in said
     assert "earlier job 100 failed: no MPI\nnext: trtllm-hpc explain " in said
     explained = CliRunner().invoke(main, ["explain", str(run.folder)]).output
     assert explained.startswith("cause: The GPU's memory is full.")

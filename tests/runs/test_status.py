@@ -18,10 +18,11 @@ from tests.runs.made import run_with, submitted, written
 from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli import command as main
-from trtllm_hpc.errors import ExitCode, SubmissionError
+from trtllm_hpc.errors import ExitCode, StartFailed, SubmissionError
 from trtllm_hpc.logs.snapshot import readable_plan
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runs.cancel import cancel_run
+from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.find import find_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runtime import checks
@@ -36,6 +37,38 @@ def publish(paths: RunPaths) -> None:
 
 PENDING, RUNNING, FAILED = RunState.PENDING, RunState.RUNNING, RunState.FAILED
 OK, BUILD, START = ExitCode.OK, ExitCode.BUILD, ExitCode.START
+
+
+@pytest.mark.parametrize(
+    ("why", "at", "state"),
+    [
+        ("Prolog error", "1005", FAILED),
+        ("Prolog error", "5000", RunState.CANCELLED),  # of a later job
+        ("new disk", "1005", RunState.CANCELLED),
+    ],
+)
+@pytest.mark.parametrize("accounting", [True, False])
+def test_a_failed_prolog_is_not_a_cancellation_and_ends_the_companion_s_wait(
+    run_of: RunOf,
+    fake_slurm: FakeSlurm,
+    monkeypatch: pytest.MonkeyPatch,
+    why: str,
+    at: str,
+    state: RunState,
+    accounting: bool,
+) -> None:
+    paths = run_of("COMPLETED", "CANCELLED", "RUNNING")
+    fake_slurm.configure(accounting=accounting)
+    fake_slurm.set("102", "CANCELLED", nodes="n[1-2]", started="1000", ends="1006")
+    fake_slurm.drain("n2", why, at)
+    status = run_status(paths)
+    assert status.state is state
+    if state is FAILED:
+        assert status.sentence == "stage serve was ended: the site's prolog failed on n2"
+        assert (status.exit_code, status.causes[0].id) == (START, "slurm-prolog")
+        monkeypatch.setenv("TRTLLM_HPC_JOB_ID", "103")
+        with pytest.raises(StartFailed, match="the site's prolog failed on n2"):
+            endpoint_of(paths, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -416,6 +449,13 @@ def test_a_file_that_cannot_be_read_hides_nothing_else(run_of: RunOf, name: str)
     assert [stage.job_id for stage in run_status(paths).stages][1:] == ["102", "103"]
     assert CliRunner().invoke(main, ["status", str(paths.folder)]).exception is None
     assert cancel_run(paths).stages[1].state == "CANCELLED"
+
+
+def test_a_server_without_a_started_instance_is_not_damaged(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "FAILED=7:0", "FAILED=7:0")
+    write_json(paths.instances, [])  # as where HAProxy does not start
+    add_event(paths, "serve", "failed", reason="HAProxy could not bind port 8000")
+    assert run_status(paths).sentence.endswith("HAProxy could not bind port 8000")
 
 
 def test_a_lost_submission_record_is_named_of_a_run_that_was_submitted(run_of: RunOf) -> None:

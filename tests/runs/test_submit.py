@@ -136,6 +136,17 @@ def test_a_job_that_slurm_took_is_found_after_an_unclear_answer(
     assert record.complete and run_status(paths).state is RunState.PENDING
 
 
+def test_the_token_goes_into_the_name_of_a_job_with_a_comment(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    _, paths = written(tmp_path / "run", sbatch_options=["--comment=project 7"])
+    after_sbatch(fake_slurm, TIMED_OUT)
+    token = submit_stages(paths).token
+    jobs = list(fake_slurm.jobs.values())
+    assert [it["name"] for it in jobs] == [
+        f"demo-{stage}:{token}" for stage in ("build", "serve", "companion")
+    ]
+    assert {it["comment"] for it in jobs} == {"project 7"}
+
+
 def test_a_wrapper_that_tries_again_leaves_no_second_job(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     _, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}}, companion="overlap")
     sbatch = fake_slurm.bin / "sbatch"
@@ -210,6 +221,23 @@ def test_a_clear_refusal_searches_no_queue_and_has_its_own_hint(
         submit_stages(paths)
     assert hint in (caught.value.hint or "") and "account in the" not in (caught.value.hint or "")
     assert not fake_slurm.calls("squeue")
+
+
+def test_a_refused_companion_is_named_with_the_limit_though_its_server_had_begun(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    _, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}})
+    fake_slurm.trouble("sbatch", None)
+    fake_slurm.trouble(
+        "sbatch", "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed"
+    )
+    with pytest.raises(SubmissionError):
+        submit_stages(paths)
+    fake_slurm.set("101", "CANCELLED", started="1790000000", ends="1790000009")
+    status = run_status(paths)
+    assert status.exit_code == ExitCode.SUBMISSION and status.state is RunState.FAILED
+    assert "stage companion was not submitted" in status.sentence and "AssocMaxSubmitJob" in status.sentence
+    assert "squeue --me" in status.causes[0].next
 
 
 def test_a_federation_names_its_cluster_behind_the_id(fake_slurm: FakeSlurm, tmp_path: Path) -> None:

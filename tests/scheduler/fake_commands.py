@@ -216,6 +216,10 @@ def sinfo(cluster: Cluster, arguments: list[str]) -> int:
     if arguments == ["--noheader", "--format=%P|%D|%G|%c|%m|%l"]:
         print("batch*|2|gpu:8|64|256000|infinite")
         return 0
+    if [*arguments[:2], *arguments[3:]] == ["--noheader", "--list-reasons", "--format=%N|%H|%E"]:
+        for node, (at, why) in cluster.record["drained"].items():
+            print(f"{node}|{at}|{why}")
+        return 0
     cluster.violation("sinfo", " ".join(arguments))
 
 

@@ -68,7 +68,7 @@ class FakeSlurm:
                 "partitions": {"batch": {}, "cpu": {}},
                 "accounts": ["mine"],
                 "nodes": ["n1", "n2", "n3"],
-                "drained": [],
+                "drained": {},
             }
         )
         program = folder / "fake_commands.pyc"
@@ -120,10 +120,10 @@ class FakeSlurm:
         with self._changed() as record:
             record.update(settings)
 
-    def drain(self, node: str) -> None:
-        """Take a node out of service."""
+    def drain(self, node: str, why: str = "none", at: str = "Unknown") -> None:
+        """Take a node out of service, at a moment in seconds since the epoch."""
         with self._changed() as record:
-            record["drained"].append(node)
+            record["drained"][node] = (at, why)
 
     def limit(self, partition: str, **fields: str | int) -> None:
         """Give a partition limits, under Slurm's names for them."""

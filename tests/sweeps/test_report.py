@@ -63,6 +63,17 @@ def test_a_chart_without_figures_says_what_is_missing(tmp_path: Path) -> None:
     assert "streamed" in reasons["Throughput and interactivity"]
 
 
+def test_levels_that_miss_the_slo_are_hollow_and_off_the_frontier(tmp_path: Path) -> None:
+    results = grid(tmp_path / "s").results(slo="ttft.p99<60ms")
+    chart = next(sections_of(results)).charts[0]
+    assert isinstance(chart, Chart)
+    rows = chart.datasets["points"]
+    assert {row["held"] for row in rows if not row["frontier"]} == {True, False}
+    assert all(row["held"] for row in rows if row["frontier"])
+    assert results.best.ranking[0].variant in {row["variant"] for row in rows if row["frontier"]}
+    assert '"filled": false' in json.dumps(chart.spec)
+
+
 # Files ------------------------------------------------------------------------------------------------
 
 

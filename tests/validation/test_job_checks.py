@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,25 @@ def test_a_model_that_is_not_whole(checked: Checked, model: Path) -> None:
     says(checked(), "model-files", "there are no weights")
     (model / "config.json").write_text("{")
     says(checked(), "model-files", "no config.json")
+
+
+def test_a_number_of_layers_that_the_weights_contradict(checked: Checked, model: Path) -> None:
+    index, shard = model / "model.safetensors.index.json", "model-00001-of-00002.safetensors"
+    for layers in (-1, 0, "2"):
+        write_json(model / "config.json", {**LLAMA_3_8B, "num_hidden_layers": layers})
+        says(checked(), "model-files", f"num_hidden_layers in {model / 'config.json'} is {layers!r}, not")
+    names = {f"model.layers.{number}.mlp.up_proj.weight": shard for number in range(2)}
+    write_json(index, {"weight_map": names})
+    for layers in (3, 10**9):
+        write_json(model / "config.json", {**LLAMA_3_8B, "num_hidden_layers": layers})
+        wrong = f"config.json in {model} says {layers} layers, and the weights have 2"
+        says(checked(), "model-files", wrong)
+    index.unlink()
+    header = json.dumps({"transformer.h.1.mlp.c_fc.weight": {"data_offsets": [0, 1]}}).encode()
+    (model / shard).write_bytes(len(header).to_bytes(8, "little") + header + bytes(2000))
+    says(checked(), "model-files", wrong)
+    write_json(model / "config.json", {**LLAMA_3_8B, "num_hidden_layers": 1})
+    assert state(checked(), "model-files") == "ok", "more layers predict further tokens"
 
 
 def test_a_file_where_a_folder_must_be(checked: Checked, model: Path) -> None:

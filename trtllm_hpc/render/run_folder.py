@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import secrets
 import shutil
@@ -72,6 +73,10 @@ def write_run(
     the folder cannot be made.
     """
     paths = RunPaths(plan.run_folder)
+    os.umask(mask := os.umask(0o077))
+    if mask & 0o700:
+        message = f"The umask of your shell, {mask:04o}, keeps you from your own new files."
+        raise RenderError(message, hint="umask 077, then the same command again")
     # All text first: a value that cannot be rendered must not leave a partial folder.
     if plan.stage("build") is not None:
         build = build or render_build(plan)

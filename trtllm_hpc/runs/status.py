@@ -18,6 +18,7 @@ from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
 from trtllm_hpc.logs.causes.explain import Finding
+from trtllm_hpc.logs.causes.table import Degree
 from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
 from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.reading import last_lines, stat_of
@@ -607,10 +608,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         causes=causes,
         use=run_use(run, stages),
         bad_nodes=run.bad_nodes,
-        failed_jobs=tuple(
-            FailedJob(**{**known_fields(FailedJob, it), "why": run.quoted(it["why"])})
-            for it in ([] if run.renewal is None else run.renewal.failed)
-        ),
+        failed_jobs=tuple(_failed_jobs(run)),
         front_restarts=tuple(run.quoted(str(it.data.get("why"))) for it in _named(served, "front_restarted")),
         gateway_failure=gateway[-1] if gateway else None,
         clients=clients_of(run.paths),
@@ -711,6 +709,19 @@ def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
     reported = str(last["reason"]) if last else None
     of_job = (failed.state, failed.exit_signal, failed.job_id)
     return StageFailure(stage, *of_job, first, reported, last.get("next"))
+
+
+def _failed_jobs(run: RunSnapshot) -> Iterator[FailedJob]:
+    """Yield the earlier jobs that failed, with the cause in the log of the rank that died first."""
+    for record in [] if run.renewal is None else run.renewal.failed:
+        job = FailedJob(**known_fields(FailedJob, record))
+        attempt = RunSnapshot(RunPaths(run.paths.attempts / str(job.attempt)))
+        attempt.plan = run.plan
+        first = first_failure(attempt)
+        cause = None if first is None else first.log.late_cause
+        known = cause is not None and cause.degree is not Degree.FIRST_ERROR
+        why = f"{job.why}: {cause.sentence.rstrip('.')}" if cause is not None and known else job.why
+        yield replace(job, why=run.quoted(why))
 
 
 def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:

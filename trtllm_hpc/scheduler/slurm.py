@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +27,7 @@ from trtllm_hpc.scheduler.job_info import (
     together,
 )
 from trtllm_hpc.scheduler.reasons import limit_in
-from trtllm_hpc.scheduler.states import LOST, JobState, parse_state
+from trtllm_hpc.scheduler.states import LOST, PROLOG_FAILED, JobState, parse_state
 
 TIMEOUT_S = 60.0
 """Bound on one command: a busy controller answers late, one that is gone never does."""
@@ -41,6 +43,8 @@ _ACCOUNTED = (
     "JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw,"
     "UID,User,JobName,WorkDir,SubmitLine"
 )
+_DRAINED_S = 10.0
+"""So long before the start of a job, or after its end, Slurm may drain a node on which its prolog failed."""
 _USER = re.compile(r"^ *UserId=(\S+)\((\d+)\)", re.MULTILINE)
 
 _SECONDS = {"SLURM_TIME_FORMAT": "%s"}
@@ -118,7 +122,8 @@ class Slurm:
             if info is None and queued is not None:
                 info = together([row for row in self._scontrol(job.job_id) if job.is_of(row.origin)])
             if info is not None:
-                known[job] = info
+                times = info.times if queued is None or info.times.ended_at else queued.times
+                known[job] = replace(info, state=self._state_after_prolog(info, times))
             others = [row.origin for row in rows.get(job.job_id, before) if not job.is_of(row.origin)]
             if others and job not in known:
                 now = f"{others[-1].name} of {others[-1].user}"
@@ -191,6 +196,19 @@ class Slurm:
                 JobInfo(job_id, parsed, pending, nodes, times=times, origin=Origin(_uid(uid), *origin))
             )
         return by_id(found)
+
+    def _state_after_prolog(self, info: JobInfo, times: JobTimes) -> JobState:
+        """Return PROLOG_FAILED if Slurm has cancelled the job and drained a node for that, else its state."""
+        if info.state.name != "CANCELLED" or not info.nodes:
+            return info.state
+        command = ["sinfo", "--noheader", "--list-reasons", f"--nodes={info.nodes}", "--format=%N|%H|%E"]
+        begin_s, end_s = (times.started_at or 0.0) - _DRAINED_S, (times.ended_at or math.inf) + _DRAINED_S
+        with suppress(SubmissionError):
+            for line in self._run(command, _SECONDS).stdout.splitlines():
+                node, at, why = [*line.split("|", 2), "", ""][:3]
+                if why.startswith("Prolog error") and begin_s <= (_moment(at) or 0.0) <= end_s:
+                    return replace(PROLOG_FAILED, sentence=PROLOG_FAILED.sentence.format(node=node))
+        return info.state
 
     def _sacct(self, jobs: Sequence[RunJob]) -> dict[str, list[JobInfo]]:
         """Return all that accounting has by these ids: also earlier jobs, and each time a job was queued."""

@@ -53,6 +53,9 @@ STATES = {state.name: state for state in _STATES}
 LOST = JobState("LOST", True, False, "is known to neither squeue, sacct nor scontrol")
 """A submitted job that Slurm does not know; never treated as completed."""
 
+PROLOG_FAILED = JobState("PROLOG_FAILED", True, False, "was ended: the site's prolog failed on {node}")
+"""A job that Slurm itself has cancelled; squeue and sacct show it as CANCELLED."""
+
 INTERRUPTED = JobState(
     "INTERRUPTED", True, False, "was not submitted: the submission did not come to its end"
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 CHECKS = Checks()
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_LAYER = re.compile(rb'"(?:[\w.]+\.)?(?:layers|h|blocks?)\.(\d+)\.')
+"""Number of a layer in the name of a tensor."""
 _LEAST_BYTES = 1024
 """Smallest size of a file of weights; a pointer of Git LFS is smaller."""
 
@@ -179,7 +182,26 @@ def model_files(context: Context) -> Diagnostic | None:
             if is_lfs_pointer(file):
                 return fail(f"{file} is a pointer of Git LFS, not the file", "run git lfs pull there")
             return fail(f"{file} has {size} bytes only: no weights", finish)
+    if wrong := _wrong_layers(context.model_config, folder):
+        return fail(wrong, f"correct {folder / 'config.json'}, or download the model again")
     return ok(f"the model's {len(names)} file{'s' * (len(names) > 1)} of weights are there")
+
+
+def _wrong_layers(config: Mapping[str, Any], folder: Path) -> str | None:
+    """Return that the number of layers is impossible, or above that of the weights."""
+    layers = config.get("num_hidden_layers")
+    if layers is None:
+        return None
+    if not isinstance(layers, int) or layers < 1:
+        return f"num_hidden_layers in {folder / 'config.json'} is {layers!r}, not a number above 0"
+    indexes = [folder / name for name in _INDEXES if (folder / name).is_file()]
+    stored = 0
+    for source in indexes or folder.glob("*.safetensors"):
+        with source.open("rb") as file:  # safetensors begins with the length of its header
+            size = -1 if indexes else min(int.from_bytes(file.read(8), "little"), 100 << 20)
+            stored = max([stored, *(int(number) + 1 for number in _LAYER.findall(file.read(size)))])
+    wrong = f"config.json in {folder} says {layers} layers, and the weights have {stored}"
+    return wrong if 0 < stored < layers else None
 
 
 def _weights(folder: Path) -> list[str]:
