@@ -31,6 +31,8 @@ def processes() -> dict[int, str]:
             variables = (folder / "environ").read_bytes().split(b"\0")
             if f"{RUN}={run()}".encode() in variables:
                 words = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+                if b"multiprocessing.resource_tracker" in words:
+                    continue  # Python's own, which ends with the process that asked for it
                 test = next((it for it in variables if it.startswith(b"PYTEST_CURRENT_TEST=")), b"")
                 found[int(folder.name)] = (words + test).decode(errors="replace")
     return found

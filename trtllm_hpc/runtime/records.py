@@ -107,10 +107,12 @@ class Endpoint(JsonRecord):
             return relayed
         try:
             key = Path(self.key_file).read_text(encoding="ascii").strip()
+            why = "" if key else "is empty"
         except (OSError, UnicodeDecodeError) as error:
             why = f"cannot be read: {getattr(error, 'strerror', None) or 'it does not hold a key'}"
+        if why:
             sentence = f"The server at {self.place} asks for a key, and {self.key_file} {why}."
-            raise RequestFailed(sentence, hint="ask the owner of the run for the key") from None
+            raise RequestFailed(sentence, hint="ask the owner of the run for the key")
         return {"authorization": f"Bearer {key}", **relayed}
 
     @property

@@ -16,6 +16,7 @@ from trtllm_hpc.bench.load.messages import LoadReply, Target
 from trtllm_hpc.bench.load.process import UsageMeter, gc_paused, on_sigint
 from trtllm_hpc.bench.load.timing import Clock, KernelTimer, StampBounds, run_stamped
 from trtllm_hpc.bench.load.turns import Conversation, Turns
+from trtllm_hpc.bench.metrics import distribution
 from trtllm_hpc.bench.records import NO_CONNECTION, OK
 from trtllm_hpc.bench.results import ClientUse
 
@@ -238,12 +239,19 @@ class _Load(ABC):
         replies = [reply for reply in self.replies if reply.ended_s >= 0]
         return LoadResult(
             replies,
-            replace(self.usage.total(), stamp_bound_s=bounds.p99_s(), stall_s=bounds.stall_p99_s()),
+            self._use(bounds),
             self.start_s,
             self.interrupted,
             disconnected=self.disconnected,
             failures=self.failures,
         )
+
+    def _use(self, bounds: StampBounds) -> ClientUse:
+        use = self.usage.total()
+        if not bounds.bounds_s:
+            return use
+        late_s, stall_s = distribution(bounds.bounds_s).p99, distribution(bounds.stalls_s).p99
+        return replace(use, stamp_bound_s=late_s, stall_s=stall_s)
 
     @property
     @abstractmethod

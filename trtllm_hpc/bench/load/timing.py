@@ -8,7 +8,7 @@ import os
 import selectors
 import time
 from array import array
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -99,7 +99,10 @@ class StampBounds(selectors.DefaultSelector):
         """``time.monotonic()`` of the last read of this turn, which whoever reads sets."""
         self._woke = self._since = time.monotonic()
         self._stalled_s = 0.0
-        self._bounds, self._stalls = array("d"), array("d")
+        self.bounds_s = array("d")
+        """Of the stamps of each turn in which something was read."""
+        self.stalls_s = array("d")
+        """For how long each of these turns had waited for a core."""
         try:
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # a kernel without these figures
@@ -109,8 +112,8 @@ class StampBounds(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for what is ready."""
         if self.last_read:
-            self._bounds.append(self.last_read - self._since)
-            self._stalls.append(self._stalled_s)
+            self.bounds_s.append(self.last_read - self._since)
+            self.stalls_s.append(self._stalled_s)
             self.last_read = 0.0
         begun = time.monotonic()
         ready = super().select(timeout)
@@ -127,24 +130,11 @@ class StampBounds(selectors.DefaultSelector):
         if self._schedstat >= 0:
             os.close(self._schedstat)
 
-    def p99_s(self) -> float:
-        """Return the 99th percentile of the bounds, in seconds; 0 if nothing was read."""
-        return _p99(self._bounds)
-
-    def stall_p99_s(self) -> float:
-        """Return the 99th percentile of the times for which a read waited for a core, in seconds."""
-        return _p99(self._stalls)
-
     def _without_core_s(self) -> float:
         """Return how long this thread was ready without a core so far (Linux, sched-stats.rst)."""
         if self._schedstat < 0:
             return 0.0
         return int(os.pread(self._schedstat, 100, 0).split()[1]) * 1e-9
-
-
-def _p99(values: Sequence[float]) -> float:
-    in_order = sorted(values)
-    return in_order[len(in_order) * 99 // 100] if in_order else 0.0
 
 
 def run_stamped(main: Callable[[StampBounds], Coroutine[Any, Any, _T]]) -> _T:
