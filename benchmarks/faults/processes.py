@@ -101,8 +101,8 @@ def limit_memory(scene: Scene, rank: str) -> Iterator[None]:
     group = Path("/sys/fs/cgroup/memory/trtllm-hpc-faults")
     group.mkdir(exist_ok=True)
     (group / "memory.limit_in_bytes").write_text(str(4 * 2**20))
-    assert eventually(scene.paths.rank_record("serve", int(rank)).exists, 30)
-    first = scene.find("rank", f"--rank={rank}")
+    # Before it starts the server: what a process has already is not charged to its new group.
+    first = scene.find(f"node={rank}", "rank", f"--rank={rank}")
     for pid in (first, *descendants(first)):
         with suppress(ProcessLookupError):
             (group / "cgroup.procs").write_text(str(pid))
