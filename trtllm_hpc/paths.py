@@ -104,7 +104,7 @@ class RunPaths:
     cluster = _Named("cluster.yaml")
     """The cluster profile with every default written out."""
     plan = _Named("plan.json")
-    """The plan: stages, rank layout and every command line."""
+    """The plan: stages, rank layout, servers and build steps."""
 
     lock = _Named("lock.json")
     """What the run is made of, without secrets: ``submit`` can repeat it."""

@@ -100,7 +100,7 @@ def limit_memory(scene: Scene, rank: str) -> Iterator[None]:
     """The kernel kills a process of a rank, whose cgroup has no memory left."""
     group = Path("/sys/fs/cgroup/memory/trtllm-hpc-faults")
     group.mkdir(exist_ok=True)
-    (group / "memory.limit_in_bytes").write_text(str(4 * 2**20))
+    (group / "memory.limit_in_bytes").write_text(str(32 * 2**20))
     # Before it starts the server: what a process has already is not charged to its new group.
     first = scene.find(f"node={rank}", "rank", f"--rank={rank}")
     for pid in (first, *descendants(first)):

@@ -27,7 +27,7 @@ def test_tasks_are_checked_before_the_queue(
     assert outcome().state == "ok"
     missing = outcome(tasks=["gsm8k"], data=str(tmp_path))
     assert missing.state == "fail" and "the data of task gsm8k (openai/gsm8k) are not in" in missing.message
-    assert f"trtllm-hpc evaluate --prepare gsm8k --data {tmp_path}" in missing.hint
+    assert f"trtllm-hpc evaluate --prepare gsm8k --set data={tmp_path}" in missing.hint
     base = outcome(not_worse_than="nobody")
     assert base.state == "fail" and "run nobody has no finished evaluation" in base.message
     keep(RunPaths(tmp_path / "runs" / "before"), summary(0.4))

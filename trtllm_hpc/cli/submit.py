@@ -62,8 +62,7 @@ def render_command(
     """Write the run folder of JOB with all its scripts; submit nothing.
 
     Needs no Slurm on this machine. The scripts are those that `submit` would
-    submit, byte for byte. Of disaggregated serving, notes say which server
-    gets which nodes and GPUs.
+    submit, byte for byte.
 
     \b
     Examples:

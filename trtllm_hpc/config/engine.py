@@ -124,8 +124,7 @@ class Engine(Section):
     max_input_len: TokenCount | None = None
     """Longest prompt, in tokens."""
     max_seq_len: TokenCount | None = None
-    """Longest prompt and answer together, in tokens; for an encoder-decoder model, of the decoder alone.
-    Releases before 0.11 take it as ``max_output_len``."""
+    """Longest prompt and answer together, in tokens. Releases before 0.11 take it as ``max_output_len``."""
     max_num_tokens: TokenCount | None = None
     """Tokens that one step computes, of all requests together; ``None`` with the reference backend: those of
     a full batch, at most 8192."""

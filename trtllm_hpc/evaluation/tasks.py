@@ -69,7 +69,7 @@ def check_task(task: str, settings: Evaluation) -> str:
     if known is None or not all((data / "datasets" / it).is_dir() for it in known["datasets"]):
         named = re.search(r"^dataset_path: *(\S+)", _definition(home, task).read_text("utf-8"), re.MULTILINE)
         message = f"the data of task {task}{f' ({named[1]})' if named else ''} are not in {data}"
-        command = f"trtllm-hpc evaluate --prepare {task}{f' --data {data}' if settings.data else ''}"
+        command = f"trtllm-hpc evaluate --prepare {task}{f' --set data={data}' if settings.data else ''}"
         raise refusal("evaluation-data", message, f"on a machine with internet: {command}")
     return str(home / known["home"])
 

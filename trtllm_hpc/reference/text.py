@@ -32,8 +32,10 @@ def switch(parameters: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def read_tokenizer_of(parameters: Mapping[str, str]) -> ModelTokenizer:
-    """The tokenizer that the parameters of a model name."""
-    return ModelTokenizer(Path(plain_path(parameters["tokenizer_dir"])))
+    """The tokenizer that the parameters of a model name. Raises RequestFailed if it cannot be read."""
+    tokenizer = ModelTokenizer(Path(plain_path(parameters["tokenizer_dir"])))
+    tokenizer.encode("")  # it reads its file when it is used, and a server without one must not become ready
+    return tokenizer
 
 
 def stop_words(tokenizer: ModelTokenizer, words: Sequence[str]) -> Array:

@@ -72,7 +72,7 @@ _OF_ENGINES: dict[str, _Judge] = {
 
 
 def _of_every_engine(judge: _Judge, context: Context) -> Diagnostic | None:
-    """Judge every engine in the folder: an encoder-decoder model has two. A failure counts first."""
+    """Judge the engine in the folder."""
     if context.engine_folder is None:
         return None
     engines = context.engines_read
