@@ -13,7 +13,9 @@ import pytest
 
 from tests.slurm.conftest import Person, bare_server
 from tests.waiting import eventually
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.bench.progress import read_progress
+from trtllm_hpc.bench.results import read_measurement
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint, read_events
 from trtllm_hpc.runtime.renewal import Renewal
 
@@ -80,6 +82,32 @@ def test_open_streams_end_before_the_next_job_serves_three_times_in_a_row(person
         "sacct", "--allocations", "--noheader", "--format=state,exitcode", "--jobs", ",".join(jobs)
     )
     assert [line.split() for line in accounted.splitlines()] == [["COMPLETED", "0:0"]] * 3
+    person.cancel(run)
+
+
+@pytest.mark.thorough
+def test_the_companion_s_benchmark_outlives_the_job_that_it_began_with(
+    person: Person, engine_alone: Path
+) -> None:
+    levels = {"rates_per_second": [20, 30], "requests": 200, "max_tokens": 4, "max_late_share": 1.0}
+    sections = {"serve": {"drain_seconds": 5}, "companion": {"benchmark": levels}}
+    job = renewing(person, engine_alone, "measured", **sections)
+    _, run = person.submit(job, wait=False)
+
+    def is_at_second_level() -> bool:
+        now = read_progress(run.benchmark_progress)
+        return now is not None and now.step.level == 1 and now.done > 0
+
+    assert eventually(is_at_second_level, 120), person.status(run)
+    person.slurm("scancel", "--signal=USR1", "--batch", serve_stage(person, run)["job_id"])
+    summary = run.measurement(COMPANION_MEASUREMENT).summary
+    assert eventually(lambda: run.measurement(COMPANION_MEASUREMENT).table.exists(), 90), person.status(run)
+    measured = read_measurement(summary)
+    assert measured.verdict.valid, measured.verdict.findings
+    assert [one.measured for level in measured.levels for one in level.passes] == [200, 200]
+    assert any("away" in str(warning) for warning in measured.verdict.warnings)
+    companion = next(one for one in person.status(run)["stages"] if one["stage"] == "companion")
+    assert companion["state"] in ("COMPLETED", "COMPLETING", "RUNNING")
     person.cancel(run)
 
 
