@@ -11,7 +11,7 @@ import pytest
 import trtllm_hpc
 from tests.plans import write_plan
 from tests.report.make import Made, make, write_run
-from trtllm_hpc.bench.levels import OpenLoop
+from trtllm_hpc.bench.results import OpenLoop
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
 
 

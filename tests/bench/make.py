@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trtllm_hpc.bench.analysis.slo import Slo
-from trtllm_hpc.bench.levels import Level, OpenLoop
 from trtllm_hpc.bench.records import MEASURED, OK, RequestRecord, Sample
-from trtllm_hpc.bench.results import ClientUse, Energy, Window
+from trtllm_hpc.bench.results import ClientUse, Energy, Level, OpenLoop, Window
 from trtllm_hpc.bench.workload.request import BY_SERVER
 
 IDLE = ClientUse(cpu_s=0.1, wall_s=1.0, busiest_share=0.1)

@@ -9,10 +9,9 @@ from typing import Any
 from trtllm_hpc.bench.analysis.aggregate import over_repeats
 from trtllm_hpc.bench.analysis.compare import Side
 from trtllm_hpc.bench.analysis.slo import parse_slo
-from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.records import RequestRecord, Sample
-from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, Pass, Verdict, Window
+from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, OpenLoop, Pass, Verdict, Window
 from trtllm_hpc.config.benchmark import Benchmark
 
 from .make import IDLE

@@ -16,12 +16,11 @@ from tests.bench.test_command import make_run
 from trtllm_hpc.api.measurement import Measurement
 from trtllm_hpc.bench import interruptions
 from trtllm_hpc.bench.interruptions import Follow, ServerIdentity, ended_parts, was_cut
-from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.measure import MeasuredServer, run_measurement
 from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step
 from trtllm_hpc.bench.records import RequestRecord, read_records
-from trtllm_hpc.bench.results import Finding, MeasurementSummary, Pass, Verdict
+from trtllm_hpc.bench.results import Finding, Level, MeasurementSummary, Pass, Verdict
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import InvalidMeasurement, JobLost
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, write_json

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from trtllm_hpc.bench.analysis.aggregate import by_turn, error_counts, over_repeats, overall_verdict
-from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.results import (
     Distribution,
     Figure,
     Finding,
     Interval,
     LevelResult,
+    OpenLoop,
     Pass,
     SearchResult,
     Verdict,

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtllm_hpc.bench.arrivals import Schedule, open_schedule
-from trtllm_hpc.bench.levels import OpenLoop
-from trtllm_hpc.bench.results import Window
+from trtllm_hpc.bench.results import OpenLoop, Window
 from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError

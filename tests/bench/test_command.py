@@ -16,11 +16,10 @@ from click.testing import CliRunner, Result
 from tests.bench.workload.helpers import read_workload
 from tests.plans import write_plan
 from tests.waiting import eventually
-from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step, read_progress
 from trtllm_hpc.bench.records import RequestRecord, read_records
-from trtllm_hpc.bench.results import MeasurementSummary, read_measurement
+from trtllm_hpc.bench.results import Level, MeasurementSummary, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import read_samples
 from trtllm_hpc.cli import command as trtllm_hpc
 from trtllm_hpc.config.benchmark import Benchmark

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from trtllm_hpc.bench.analysis.slo import parse_slo
-from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.metrics import BY_KEY, METRICS, distribution, figures
 from trtllm_hpc.bench.records import WARMUP, NoValue, RequestRecord
-from trtllm_hpc.bench.results import Distribution, Energy, Figure
+from trtllm_hpc.bench.results import ClosedLoop, Distribution, Energy, Figure
 
 from .make import request, sample
 

@@ -15,10 +15,9 @@ import trtllm_hpc as api
 from tests.bench.openai_server import DONE, Script, event, openai_server
 from tests.bench.test_command import LENIENT, make_run
 from tests.plans import write_plan
-from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step
-from trtllm_hpc.bench.results import MeasurementSummary, read_measurement
+from trtllm_hpc.bench.results import Level, MeasurementSummary, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import read_samples
 from trtllm_hpc.bench.targets import target_of
 from trtllm_hpc.cli import command as trtllm_hpc

@@ -10,9 +10,8 @@ import pytest
 from trtllm_hpc.bench.analysis import sentences
 from trtllm_hpc.bench.analysis.sentences import SENTENCES, sentence_of
 from trtllm_hpc.bench.analysis.validity import check_pass
-from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.records import DRAIN, WARMUP, RequestRecord
-from trtllm_hpc.bench.results import ClientUse, Energy, Finding, Verdict
+from trtllm_hpc.bench.results import ClientUse, ClosedLoop, Energy, Finding, OpenLoop, Verdict
 from trtllm_hpc.bench.workload.request import BY_TOKENIZER
 from trtllm_hpc.config.benchmark import Benchmark
 

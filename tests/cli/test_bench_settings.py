@@ -11,9 +11,8 @@ import pytest
 
 from tests.report.make import make, write_run
 from trtllm_hpc.api.measurement import Measurement
-from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.records import append_records
-from trtllm_hpc.bench.results import Finding, Verdict, write_measurement
+from trtllm_hpc.bench.results import Finding, OpenLoop, Verdict, write_measurement
 from trtllm_hpc.cli.bench_run import given_settings, settings_for
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.engine import Engine

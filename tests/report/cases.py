@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from tests.report.make import Made, make, noted, searched
-from trtllm_hpc.bench.levels import OpenLoop
-from trtllm_hpc.bench.results import Verdict
+from trtllm_hpc.bench.results import OpenLoop, Verdict
 
 HOSTILE = (
     "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 2'>{{ 7 * 7 }}\u2028'\""

@@ -12,14 +12,16 @@ from typing import Any
 from tests.plans import write_plan
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
-from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop
 from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.records import MEASURED, OK, WARMUP, RequestRecord, Sample, append_records
 from trtllm_hpc.bench.results import (
     ClientUse,
+    ClosedLoop,
     Finding,
+    Level,
     LevelResult,
     MeasurementSummary,
+    OpenLoop,
     Pass,
     SearchResult,
     Tried,

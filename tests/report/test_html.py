@@ -11,8 +11,7 @@ import pytest
 
 from tests.report.cases import CASES, HOSTILE
 from tests.report.make import Made, make, noted, searched, write_run
-from trtllm_hpc.bench.levels import OpenLoop
-from trtllm_hpc.bench.results import Interval, Verdict
+from trtllm_hpc.bench.results import Interval, OpenLoop, Verdict
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
 from trtllm_hpc.report.html import page
 from trtllm_hpc.report.html.chart import Chart, NoChart

@@ -8,8 +8,7 @@ import pytest
 
 from tests.report.cases import CASES
 from tests.report.make import Made, make, noted, searched, write_run
-from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
-from trtllm_hpc.bench.results import Interval, Verdict
+from trtllm_hpc.bench.results import ClosedLoop, Interval, OpenLoop, Verdict
 from trtllm_hpc.cli.submit import print_results
 from trtllm_hpc.report.formatting import quantity
 from trtllm_hpc.report.measurement_table import measurement_text, sentences

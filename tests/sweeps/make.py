@@ -12,8 +12,7 @@ from typing import Any
 from tests.plans import planned_stage, write_plan
 from tests.report.make import Made, make, noted, write_run
 from trtllm_hpc.bench.analysis.aggregate import overall_verdict
-from trtllm_hpc.bench.levels import ClosedLoop, Level
-from trtllm_hpc.bench.results import LevelResult, Verdict
+from trtllm_hpc.bench.results import ClosedLoop, Level, LevelResult, Verdict
 from trtllm_hpc.sweeps.measured import SweepResults, read_results
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, write_record
 from trtllm_hpc.sweeps.status import SweepStatus, VariantStatus

@@ -24,7 +24,7 @@ from tests.sweeps.make import (
     with_invalid_level,
     write_sweep,
 )
-from trtllm_hpc.bench.levels import OpenLoop
+from trtllm_hpc.bench.results import OpenLoop
 from trtllm_hpc.cli.sweep_saved import report_command
 from trtllm_hpc.report.html import page
 from trtllm_hpc.report.html.chart import Chart, NoChart

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_hpc.bench.levels import OpenLoop
-from trtllm_hpc.bench.results import Window
+from trtllm_hpc.bench.results import OpenLoop, Window
 from trtllm_hpc.bench.workload.random_numbers import random_source
 from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.config.benchmark import Benchmark

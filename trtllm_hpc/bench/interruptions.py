@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from trtllm_hpc.bench.levels import levels_of
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.passes import PassOutcome
 from trtllm_hpc.bench.records import RequestRecord, read_records
-from trtllm_hpc.bench.results import LevelResult, read_measurement
+from trtllm_hpc.bench.results import LevelResult, levels_of, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import RunNotFound

@@ -32,7 +32,6 @@ from trtllm_hpc.bench.interruptions import (
     read_earlier,
     was_cut,
 )
-from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.messages import COMPLETIONS
 from trtllm_hpc.bench.passes import Passes, PassOutcome, step_of
 from trtllm_hpc.bench.power import PowerReadings
@@ -42,10 +41,13 @@ from trtllm_hpc.bench.records import append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import (
     Finding,
+    Level,
     LevelResult,
     MeasurementSummary,
+    OpenLoop,
     Pass,
     SearchResult,
+    levels_of,
     write_measurement,
 )
 from trtllm_hpc.bench.search import RateOutcome, find_max, outcome_of

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.records import NoValue, RequestRecord, Sample
-from trtllm_hpc.bench.results import Distribution, Figure
+from trtllm_hpc.bench.results import Distribution, Figure, OpenLoop
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from typing import Any
 from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.arrivals import Schedule, open_schedule, request_counts
-from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.loops import ClosedPlan, LoadPlan, LoadResult, OpenPlan
 from trtllm_hpc.bench.load.messages import Target, parse_reply
 from trtllm_hpc.bench.load.process import real_time_priority
@@ -20,7 +19,7 @@ from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Step
 from trtllm_hpc.bench.records import RequestRecord, Sample
 from trtllm_hpc.bench.request_feed import PassRequests, RequestFeed
-from trtllm_hpc.bench.results import Finding, Pass, Window
+from trtllm_hpc.bench.results import ClosedLoop, Finding, Level, OpenLoop, Pass, Window, levels_of
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.request import TextEncoder
 from trtllm_hpc.config.benchmark import Benchmark

@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.bench.levels import Level
-from trtllm_hpc.bench.results import Energy, Window
+from trtllm_hpc.bench.results import Energy, Level, Window
 from trtllm_hpc.runtime.records import known_fields
 
 OK = "ok"

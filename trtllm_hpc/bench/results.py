@@ -1,4 +1,4 @@
-"""The results of a measurement, as written to ``results/NAME.json``.
+"""The levels of load of a measurement, and its results, as written to ``results/NAME.json``.
 
 A figure is a float, or a :class:`Distribution` over requests. Keys end with the unit (``ttft_ms``).
 """
@@ -9,14 +9,59 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name, read_json, write_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+    from trtllm_hpc.config.benchmark import Benchmark
+
+
+@dataclass(frozen=True)
+class OpenLoop:
+    """Requests are sent at times fixed beforehand, whether or not earlier ones are answered."""
+
+    rate_per_s: float
+    arrival: str = "poisson"
+    """``constant``, ``poisson``, ``gamma`` or ``trace``."""
+    burstiness: float = 1.0
+    """Shape of ``gamma`` gaps."""
+    kind: Literal["open-loop"] = "open-loop"
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and plots, e.g. ``8/s``."""
+        if self.arrival == "trace":
+            return "trace"
+        return f"{self.rate_per_s:g}/s"
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """A fixed number of requests is outstanding: each answer lets the next one be sent."""
+
+    concurrency: int
+    kind: Literal["closed-loop"] = "closed-loop"
+
+    @property
+    def label(self) -> str:
+        """Its name in tables and plots, e.g. ``32 at once``."""
+        return f"{self.concurrency} at once"
+
+
+Level = OpenLoop | ClosedLoop
+
+
+def levels_of(settings: Benchmark) -> list[Level]:
+    """Return the levels in the order in which they are run."""
+    concurrencies = settings.concurrencies or ([settings.concurrency] if settings.concurrency else [])
+    if concurrencies:
+        return [ClosedLoop(concurrency) for concurrency in concurrencies]
+    rates = settings.rates_per_second or [settings.rate_per_second]
+    return [OpenLoop(rate, settings.arrival, settings.burstiness) for rate in rates]
 
 
 @dataclass(frozen=True)
@@ -177,7 +222,7 @@ class TurnFigures:
 class LevelResult:
     """One level of load: its passes, and the figures over all of them."""
 
-    level: OpenLoop | ClosedLoop
+    level: Level
     passes: list[Pass]
     metrics: dict[str, Interval | dict[str, Interval]]
     """By the metric's key; for a distribution, by the statistic's name, too (``p99``)."""

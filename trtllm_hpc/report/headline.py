@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import PurePath
 
-from trtllm_hpc.bench.levels import ClosedLoop
-from trtllm_hpc.bench.results import Interval, LevelResult, MeasurementSummary
+from trtllm_hpc.bench.results import ClosedLoop, Interval, LevelResult, MeasurementSummary
 
 KEPT_UP = 0.9
 """Least share of the requests sent each second that a server which keeps up finishes."""

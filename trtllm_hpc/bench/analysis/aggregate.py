@@ -10,10 +10,10 @@ from typing import Any
 
 from trtllm_hpc.bench.analysis.sentences import sentence_of, stated
 from trtllm_hpc.bench.analysis.statistics import STATISTICS, t_interval, value_of
-from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.metrics import CACHED_SHARE, INPUT_TOKENS, LATENCY, TTFA, TTFT, figures
 from trtllm_hpc.bench.records import RequestRecord, Sample
 from trtllm_hpc.bench.results import (
+    ClosedLoop,
     Distribution,
     Figure,
     Finding,
