@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.bench.load.grpc_server import endpoint
 from trtllm_hpc.bench.load.messages import Target
-from trtllm_hpc.bench.request_feed import RequestFeed
+from trtllm_hpc.bench.passes import RequestFeed
 from trtllm_hpc.bench.workload.request import WorkloadSpec
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 

@@ -33,12 +33,11 @@ from trtllm_hpc.bench.interruptions import (
     was_cut,
 )
 from trtllm_hpc.bench.load.messages import COMPLETIONS
-from trtllm_hpc.bench.passes import Passes, PassOutcome, step_of
+from trtllm_hpc.bench.passes import Passes, PassOutcome, RequestFeed, step_of
 from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Show, Step, reported
 from trtllm_hpc.bench.provenance import provenance, workload_provenance
 from trtllm_hpc.bench.records import append_records
-from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import (
     Finding,
     Level,

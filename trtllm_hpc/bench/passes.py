@@ -1,27 +1,30 @@
-"""One pass over one level of load: its length, its window, its requests, records and figures."""
+"""One pass over one level of load: its requests from the workload, its length, window, records and figures."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.arrivals import Schedule, open_schedule, request_counts
 from trtllm_hpc.bench.load.loops import ClosedPlan, LoadPlan, LoadResult, OpenPlan
-from trtllm_hpc.bench.load.messages import Target, parse_reply
+from trtllm_hpc.bench.load.messages import Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.process import real_time_priority
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.bench.load.turns import Conversation
 from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Step
 from trtllm_hpc.bench.records import RequestRecord, Sample
-from trtllm_hpc.bench.request_feed import PassRequests, RequestFeed
 from trtllm_hpc.bench.results import ClosedLoop, Finding, Level, OpenLoop, Pass, Window, levels_of
 from trtllm_hpc.bench.token_counts import to_records
-from trtllm_hpc.bench.workload.request import TextEncoder
+from trtllm_hpc.bench.workload.build import make_workload
+from trtllm_hpc.bench.workload.request import TextEncoder, WorkloadRequest, WorkloadSpec
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import InvalidMeasurement
 
@@ -31,6 +34,69 @@ _MIN_REQUESTS_PER_SLOT = 20
 """Different requests for each slot of a closed loop that ends by time."""
 _REQUESTS_PER_SECOND = 20
 """The same for each slot and second of given prompts: enough for a model that answers in 50 ms."""
+
+
+@dataclass(frozen=True)
+class PassRequests:
+    """The requests of one pass."""
+
+    first_index: int
+    """Index of the first one in the workload."""
+    requests: list[WorkloadRequest]
+    """Of conversations the first turns."""
+    payloads: list[bytes]
+    """The same, serialised."""
+    conversations: list[Conversation] = field(default_factory=list)
+    """Those that the requests begin."""
+
+
+class RequestFeed:
+    """Requests that no earlier pass has sent, so that a server's cache of prompts does not have them.
+
+    Given prompts are repeated once all were sent, and each pass sends a trace from its beginning. Of
+    conversations, which only the load counts, their turns are the requests of the workload.
+    """
+
+    def __init__(self, spec: WorkloadSpec, target: Target) -> None:
+        self._spec, self._target = spec, target
+        self.built = make_workload(spec)
+        """The workload so far."""
+        self._sent = self._sent_before = 0
+
+    @property
+    def sent(self) -> list[WorkloadRequest]:
+        """All requests of the passes so far, by their index."""
+        return self.built.requests[: self._sent]
+
+    def take(self, count: int) -> PassRequests:
+        """Return the next ``count`` requests, or conversations; of a trace the first, fewer if it is shorter.
+
+        Raises ConfigError if the workload's file or its settings make no requests.
+        """
+        begins = self._begins()
+        first = 0 if self._spec.settings.replays else bisect_left(begins, self._sent)
+        if first + count > self._spec.count:
+            # Doubled, so that it is rarely made again: the number of passes of a search is not known.
+            self._spec = replace(self._spec, count=max(first + count, 2 * self._spec.count))
+            self.built = make_workload(self._spec)
+            begins = self._begins()
+        bounds = [*begins, len(self.built.requests)][first : first + count + 1]
+        talks = [Conversation(a, self.built.requests[a:b]) for a, b in pairwise(bounds)]
+        requests = [talk.turns[0] for talk in talks]
+        self._sent_before, self._sent = self._sent, max(self._sent, bounds[-1])
+        payloads = [
+            encode_request(request, self._target, str(index))
+            for index, request in zip(bounds, requests, strict=False)
+        ]
+        is_talk = self._spec.workload.kind == "conversations"
+        return PassRequests(bounds[0], requests, payloads, talks if is_talk else [])
+
+    def _begins(self) -> list[int]:
+        return [index for index, request in enumerate(self.built.requests) if request.turn in (None, 1)]
+
+    def put_back(self, end: int) -> None:
+        """Put back the requests of the last pass from index ``end`` on: not sent, or to be sent again."""
+        self._sent = max(self._sent_before, end)
 
 
 @dataclass(frozen=True)
