@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_hpc.bench.results import OpenLoop, Window
-from trtllm_hpc.bench.workload.random_numbers import random_source
+from trtllm_hpc.bench.workload.prompt_source import random_source
 from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError, Diagnostic

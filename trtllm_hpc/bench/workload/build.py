@@ -8,8 +8,14 @@ import numpy as np
 
 from trtllm_hpc.bench.workload.conversations import check_conversations, conversations
 from trtllm_hpc.bench.workload.dataset import counted, read_prompts
-from trtllm_hpc.bench.workload.prompt_source import PromptShape, draw_lengths, generated_requests
-from trtllm_hpc.bench.workload.random_numbers import draw_codes, random_order, random_source
+from trtllm_hpc.bench.workload.prompt_source import (
+    PromptShape,
+    draw_codes,
+    draw_lengths,
+    generated_requests,
+    random_order,
+    random_source,
+)
 from trtllm_hpc.bench.workload.request import BuiltWorkload, WorkloadRequest, WorkloadSpec
 from trtllm_hpc.bench.workload.trace import check_trace, trace
 from trtllm_hpc.config.benchmark import Benchmark, Workload

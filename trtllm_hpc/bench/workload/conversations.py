@@ -19,8 +19,14 @@ from trtllm_hpc.bench.workload.dataset import (
     request_of,
     turns_of,
 )
-from trtllm_hpc.bench.workload.prompt_source import PromptShape, draw_lengths, generated_requests
-from trtllm_hpc.bench.workload.random_numbers import draw_codes, random_order, random_source
+from trtllm_hpc.bench.workload.prompt_source import (
+    PromptShape,
+    draw_codes,
+    draw_lengths,
+    generated_requests,
+    random_order,
+    random_source,
+)
 from trtllm_hpc.bench.workload.request import (
     BuiltWorkload,
     WorkloadRequest,

@@ -1,14 +1,18 @@
-"""Generated prompts of drawn or given lengths: token ids, or texts of common words."""
+"""Generated prompts of drawn or given lengths: token ids, or texts of common words; and their random numbers.
+
+The same seed and settings give the same requests at the same times, with the same version of this toolkit
+and of NumPy, whose generators may change with a release (NEP 19).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trtllm_hpc.bench.workload.random_numbers import Codes, random_source
 from trtllm_hpc.bench.workload.request import (
     BY_TOKENIZER,
     BY_WORKLOAD,
@@ -45,6 +49,27 @@ _WORDS = """
 """
 COMMON_WORDS = tuple(_WORDS.split())
 """Most tokenizers have a token for each. Their order must not change: workloads are reproducible."""
+
+
+Codes = NDArray[np.int32]
+"""A random number for each token of a prompt, which selects a word or token id: equal codes, equal tokens."""
+
+
+def random_source(seed: int, name: str) -> np.random.Generator:
+    """Return the generator of what is named: what it draws does not change when another draws more."""
+    return np.random.default_rng([seed, *name.encode()])
+
+
+def draw_codes(source: np.random.Generator, count: int) -> Codes:
+    """Return codes for ``count`` tokens; their range is so large that the bias of a modulo is negligible."""
+    return source.integers(np.iinfo(np.int32).max, size=count, dtype=np.int32)
+
+
+def random_order(count: int, seed: int) -> Iterator[int]:
+    """Yield all numbers below ``count`` in random order, then again in another, without end."""
+    source = random_source(seed, "order")
+    while True:
+        yield from source.permutation(count).tolist()
 
 
 @dataclass(frozen=True)

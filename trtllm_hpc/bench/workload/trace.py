@@ -15,8 +15,13 @@ from trtllm_hpc.bench.workload.dataset import (
     request_of,
     too_long_note,
 )
-from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
-from trtllm_hpc.bench.workload.random_numbers import Codes, draw_codes, random_source
+from trtllm_hpc.bench.workload.prompt_source import (
+    Codes,
+    PromptShape,
+    draw_codes,
+    generated_requests,
+    random_source,
+)
 from trtllm_hpc.bench.workload.request import BuiltWorkload, WorkloadRequest, WorkloadSpec
 
 BLOCK_TOKENS = 512
