@@ -1,4 +1,4 @@
-"""One pass over one level of load: its requests from the workload, its length, window, records and figures."""
+"""One pass over one level of load: its requests, its length, its window, its records and figures."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.bench.analysis.aggregate import over_repeats, overall_verdict
-from trtllm_hpc.bench.analysis.diff import workload_diff
+from trtllm_hpc.bench.analysis.compare import workload_diff
 from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
 from trtllm_hpc.bench.metrics import GOODPUT
