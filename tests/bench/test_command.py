@@ -20,7 +20,7 @@ from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step, read_progress
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.results import Level, MeasurementSummary, read_measurement
-from trtllm_hpc.bench.server_metrics.sampling import read_samples
+from trtllm_hpc.bench.server_metrics import read_samples
 from trtllm_hpc.cli import command as trtllm_hpc
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.dump import job_yaml

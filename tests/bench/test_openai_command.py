@@ -18,7 +18,7 @@ from tests.plans import write_plan
 from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step
 from trtllm_hpc.bench.results import Level, MeasurementSummary, read_measurement
-from trtllm_hpc.bench.server_metrics.sampling import read_samples
+from trtllm_hpc.bench.server_metrics import read_samples
 from trtllm_hpc.bench.targets import target_of
 from trtllm_hpc.cli import command as trtllm_hpc
 from trtllm_hpc.config.benchmark import Benchmark

@@ -12,14 +12,18 @@ import pytest
 from tests.bench.metrics_port import endpoint_at, page, serving
 from tests.waiting import eventually
 from trtllm_hpc.bench.load.timing import Clock
-from trtllm_hpc.bench.server_metrics.sampling import (
+from trtllm_hpc.bench.server_metrics import (
+    SERIES,
+    Page,
     ServerSample,
+    describe,
     fetch_page,
     read_samples,
     sampled,
+    since_start,
+    values,
     write_samples,
 )
-from trtllm_hpc.bench.server_metrics.series import SERIES, Page, describe, since_start, values
 from trtllm_hpc.errors import RequestFailed
 
 MONOTONIC = Clock(zero=0.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.bench.server_metrics.series import Page, since_start
+from trtllm_hpc.bench.server_metrics import Page, since_start
 from trtllm_hpc.reference.generation import Load
 from trtllm_hpc.reference.metrics import gauges
 

@@ -29,7 +29,7 @@ from trtllm_hpc.bench.results import (
     Window,
     write_measurement,
 )
-from trtllm_hpc.bench.server_metrics.sampling import ServerSample, write_samples
+from trtllm_hpc.bench.server_metrics import ServerSample, write_samples
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint, add_event

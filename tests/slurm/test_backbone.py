@@ -19,7 +19,7 @@ from tests.slurm.openai_clients import assert_answered_as_by_ensemble
 from tests.waiting import eventually
 from trtllm_hpc.bench.records import read_records
 from trtllm_hpc.bench.results import read_measurement
-from trtllm_hpc.bench.server_metrics.sampling import read_samples
+from trtllm_hpc.bench.server_metrics import read_samples
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.lock import Lock

@@ -16,7 +16,7 @@ from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.passes import PassOutcome
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.results import LevelResult, levels_of, read_measurement
-from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
+from trtllm_hpc.bench.server_metrics import ServerSample, read_samples
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import MeasurementPaths, RunPaths, read_json

@@ -50,7 +50,7 @@ from trtllm_hpc.bench.results import (
     write_measurement,
 )
 from trtllm_hpc.bench.search import RateOutcome, find_max, outcome_of
-from trtllm_hpc.bench.server_metrics.sampling import Samples, sampled
+from trtllm_hpc.bench.server_metrics import Samples, sampled
 from trtllm_hpc.bench.targets import target_of
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
 from trtllm_hpc.bench.workload.tokenizers import find_tokenizer

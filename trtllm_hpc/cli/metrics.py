@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.bench.server_metrics.series import describe
+from trtllm_hpc.bench.server_metrics import describe
 from trtllm_hpc.cli.options import json_option, optional_run, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name
@@ -51,8 +51,7 @@ def command(
       trtllm-hpc metrics tiny-llama --json | jq .values.kv_used_share
     """
     run = run or find_run("latest", runs_folder(ctx))
-    from trtllm_hpc.bench.server_metrics.sampling import fetch_page
-    from trtllm_hpc.bench.server_metrics.series import since_start
+    from trtllm_hpc.bench.server_metrics import fetch_page, since_start
 
     endpoint = endpoint_of(run, 0.0)
     try:
@@ -91,8 +90,7 @@ class MetricsSample:
 
 def _samples(endpoint: Endpoint) -> Iterator[MetricsSample]:
     """Yield one sample for each interval, the first after the first interval."""
-    from trtllm_hpc.bench.server_metrics.sampling import fetch_page
-    from trtllm_hpc.bench.server_metrics.series import values
+    from trtllm_hpc.bench.server_metrics import fetch_page, values
 
     before, before_s = fetch_page(endpoint), time.monotonic()
     while True:

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from trtllm_hpc.bench.metrics import ITL, LATENCY, TPOT, TTFT, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.server_metrics.sampling import ServerSample
+from trtllm_hpc.bench.server_metrics import ServerSample
 from trtllm_hpc.report.headline import ascending_levels, figure_of, is_valid, load_of
 from trtllm_hpc.report.html.chart import (
     ASIDE,

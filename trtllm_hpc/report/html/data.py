@@ -7,7 +7,7 @@ from functools import cached_property
 
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, read_measurement
-from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
+from trtllm_hpc.bench.server_metrics import ServerSample, read_samples
 from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.report.headline import ascending_levels, headline_level, level_labels

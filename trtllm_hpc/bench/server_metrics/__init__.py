@@ -1,1 +1,0 @@
-"""The server's own metrics, sampled during a measurement."""
