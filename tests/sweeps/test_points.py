@@ -15,7 +15,7 @@ from tests.sweeps.make import BATCH, FINDING, SLO, TP, grid, measured, with_inva
 from trtllm_hpc.bench.analysis.slo import BadSlo
 from trtllm_hpc.bench.analysis.statistics import holm
 from trtllm_hpc.bench.results import Verdict
-from trtllm_hpc.sweeps.points import Point, best_variant, frontier
+from trtllm_hpc.sweeps.measured import Point, best_variant, frontier
 
 EMPTY = Point("a", {}, "1 at once", 1.0, "closed-loop", 1, 1, True, [], None, None, None, None, {}, [])
 

@@ -1,27 +1,95 @@
-"""What a sweep has measured."""
+"""What a sweep has measured: its points, which of them are on the frontier, and which variant is best."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
 
 from trtllm_hpc.bench.analysis.aggregate import over_repeats, overall_verdict
-from trtllm_hpc.bench.analysis.compare import workload_diff
+from trtllm_hpc.bench.analysis.compare import SIGNIFICANCE, workload_diff
 from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
+from trtllm_hpc.bench.analysis.statistics import holm, welch_test
 from trtllm_hpc.bench.metrics import GOODPUT
 from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, read_measurement
+from trtllm_hpc.config.dump import flow
 from trtllm_hpc.config.files import read_spec
 from trtllm_hpc.errors import ConfigError, RunNotFound
 from trtllm_hpc.evaluation.scores import read_evaluation
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
-from trtllm_hpc.report.frames import level_figures
-from trtllm_hpc.report.headline import is_valid, level_labels, load_of
-from trtllm_hpc.sweeps.points import Best, Point, best_variant, frontier
+from trtllm_hpc.report.formatting import quantity, share
+from trtllm_hpc.report.headline import is_valid, level_figures, level_labels, load_of
 from trtllm_hpc.sweeps.record import SweepPaths, read_record
 from trtllm_hpc.sweeps.status import SweepStatus, VariantStatus, sweep_status
+
+
+@dataclass(frozen=True)
+class Point:
+    """One level of load of one variant. Figures are means over its passes; ``None``: not measured."""
+
+    variant: str
+    values: Mapping[str, Any]
+    """The value of each key that differs between the variants."""
+    level: str
+    """For example ``32 at once`` or ``8/s``."""
+    load: float
+    """Requests outstanding (``closed-loop``), or requests asked for each second (``open-loop``)."""
+    load_kind: str
+    gpus: int | None
+    """GPUs of the serve stage on all its nodes, as planned; ``None`` without a plan."""
+    passes: int
+    valid: bool
+    """Whether the level's figures, and the whole measurement's, may be used."""
+    findings: Sequence[str]
+    """Why they may not."""
+    holds_slo: bool | None
+    """Whether every pass holds every limit; ``None`` without an SLO."""
+    output_tokens_per_s_per_gpu: float | None
+    """Of the whole server where the plan asks for no GPU."""
+    total_tokens_per_s_per_gpu: float | None
+    """The same with the tokens of the prompts."""
+    tokens_per_s_per_user: float | None
+    """Interactivity: 1000 / median TPOT in ms, as InferenceX (``utils/process_result.py``: median_intvty)."""
+    figures: Mapping[str, float]
+    """All figures of the level by key, as ``Measurement.figures`` has them, e.g. ``ttft_ms.p99``."""
+    each_pass: Sequence[float]
+    """Output tokens/s/GPU of each pass."""
+    frontier: bool = False
+    """Whether no other valid point within the SLO is superior in tokens/s/GPU and tokens/s/user."""
+
+    def row(self) -> dict[str, Any]:
+        """Return the point as a flat row: the keys that differ stand beside the figures."""
+        apart = ("variant", "values", "figures", "each_pass")
+        own = {name: value for name, value in vars(self).items() if name not in apart}
+        values = {key: flow(it) if isinstance(it, list | dict) else it for key, it in self.values.items()}
+        return {"variant": self.variant, **values, **own, "findings": " ".join(self.findings), **self.figures}
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A variant at its best level: valid, within the SLO, with the most output tokens/s/GPU."""
+
+    variant: str
+    level: str
+    output_tokens_per_s_per_gpu: float
+    p_value: float | None = None
+    """Of its difference to the best, adjusted; ``None`` of the best, and where a spread is unknown."""
+    significant: bool | None = None
+    """Whether the best is better by more than chance."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The ranking of the variants under the SLO."""
+
+    sentence: str
+    """Which is best, by how much, and whether that may be chance."""
+    ranking: Sequence[Ranked]
+    """The best first; without the variants that have no valid level within the SLO."""
 
 
 @dataclass(frozen=True)
@@ -151,3 +219,78 @@ def _notes(
     for name in list(differ)[:1]:
         more = f" and {len(differ) - 1} more variants" if len(differ) > 1 else ""
         yield f"Compare with care: {name}{more} and {first} differ in workload: {'; '.join(differ[name])}."
+
+
+# Which points are on the frontier, and which variant is best ------------------------------------------
+
+
+def frontier(points: Sequence[Point]) -> list[bool]:
+    """Return for each point whether it is on the frontier.
+
+    These are the valid points within the SLO, if there is one, to which no other such point is superior in
+    tokens/s/GPU or tokens/s/user without being inferior in the other.
+    """
+    found, last = set[int](), (0.0, 0.0)
+    known = [
+        (point.tokens_per_s_per_user, point.output_tokens_per_s_per_gpu, place)
+        for place, point in enumerate(points)
+        if point.valid and point.holds_slo is not False
+        if point.tokens_per_s_per_user and point.output_tokens_per_s_per_gpu
+    ]
+    for user, gpu, place in sorted(known, reverse=True):
+        if gpu > last[1] or (user, gpu) == last:
+            found.add(place)
+            last = (user, gpu)
+    return [place in found for place in range(len(points))]
+
+
+def best_variant(points: Sequence[Point], slo: str | None) -> Best:
+    """Rank the variants by output tokens/s/GPU at their best valid level that holds the SLO in every pass.
+
+    This is the rule of MLPerf Inference for servers: the most throughput within limits on latency (Reddi et
+    al. 2020, "MLPerf inference benchmark").
+
+    Each pass is one observation; variants are compared with Welch's t-test. The best is known only after
+    looking at all, so p-values are adjusted (Holm) for all pairs. Adjusted for the comparisons with the best
+    alone, a difference would be called significant in 16 % of sweeps of 64 equal variants (5 passes).
+    """
+    if slo is None:
+        return Best("Without an SLO no variant is best. Name one, for example --slo 'ttft.p99<500ms'.", [])
+    tops: dict[str, tuple[float, Point]] = {}
+    for point in points:
+        value = point.output_tokens_per_s_per_gpu or 0.0
+        if point.valid and point.holds_slo and value > tops.get(point.variant, (0.0,))[0]:
+            tops[point.variant] = (value, point)
+    if not tops:
+        return Best(f"No variant has a valid level that holds {slo}.", [])
+    in_order = [point for _, point in sorted(tops.values(), key=lambda it: it[0], reverse=True)]
+    tests = {
+        (a.variant, b.variant): test.p_value
+        for a, b in combinations(in_order, 2)
+        if (test := welch_test(a.each_pass, b.each_pass)) is not None
+    }
+    p_values = dict(zip(tests, holm(list(tests.values())), strict=True))
+    ranking = []
+    for point in in_order:
+        p_value = p_values.get((in_order[0].variant, point.variant))
+        significant = None if p_value is None else p_value < SIGNIFICANCE
+        ranking.append(Ranked(point.variant, point.level, tops[point.variant][0], p_value, significant))
+    return Best(_sentence(slo, ranking, len(tests)), ranking)
+
+
+def _sentence(slo: str, ranking: Sequence[Ranked], comparisons: int) -> str:
+    best, *others = ranking
+    words = f"{best.variant} ({best.level}): {quantity(best.output_tokens_per_s_per_gpu)} output tokens/s/GPU"
+    if not others:
+        return f"Only {words} is valid and holds {slo}."
+    second = others[0]
+    ahead = share(best.output_tokens_per_s_per_gpu / second.output_tokens_per_s_per_gpu - 1)
+    words = f"Best under {slo}: {words}, {ahead} more than the runner-up, {second.variant} ({second.level})."
+    if second.p_value is None:
+        return f"{words} This may be chance: a single pass has no spread. Measure with repeats: 5."
+    chance = "is significant" if second.significant else "may be chance"
+    chance += " (p < 0.001" if second.p_value < 0.001 else f" (p = {second.p_value:.2g}"
+    chance += f", adjusted for {comparisons} comparisons)" if comparisons > 1 else ")"
+    clear = sum(it.significant is True for it in others)
+    more = f" {clear} of {len(others)} other variants are significantly slower." if len(others) > 1 else ""
+    return f"{words} The difference {chance}.{more}"

@@ -25,8 +25,7 @@ from trtllm_hpc.report.html.chart import (
     word,
 )
 from trtllm_hpc.report.html.page import rendered
-from trtllm_hpc.sweeps.measured import SweepResults
-from trtllm_hpc.sweeps.points import Point
+from trtllm_hpc.sweeps.measured import Point, SweepResults
 
 _HEIGHT = 300
 _X = "M-.7,-.7L.7,.7M.7,-.7L-.7,.7"
