@@ -121,7 +121,7 @@ def test_a_shipped_task_needs_no_data() -> None:
 
 
 def test_a_run_has_its_scores_in_status_and_report(tmp_path: Path) -> None:
-    from trtllm_hpc.report.html.data import read_report_data
+    from trtllm_hpc.report.html.charts import read_report_data
     from trtllm_hpc.report.html.page import report_page
 
     run = grid(tmp_path / "s").paths.run("tp2-bs16")

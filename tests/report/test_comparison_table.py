@@ -7,7 +7,7 @@ import pytest
 from tests.bench.measured import measured
 from trtllm_hpc.bench.analysis.compare import ComparedFigure, compare
 from trtllm_hpc.bench.results import Finding, Verdict
-from trtllm_hpc.report.comparison_table import comparison_table, remarks, verdict
+from trtllm_hpc.report.measurement_table import comparison_table, remarks, verdict
 from trtllm_hpc.report.tables import as_text
 
 SLOWER = ComparedFigure(

@@ -15,8 +15,7 @@ from trtllm_hpc.bench.results import Interval, OpenLoop, Verdict
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
 from trtllm_hpc.report.html import page
 from trtllm_hpc.report.html.chart import Chart, NoChart
-from trtllm_hpc.report.html.charts import sections_of
-from trtllm_hpc.report.html.data import ReportData, read_report_data
+from trtllm_hpc.report.html.charts import ReportData, read_report_data, sections_of
 from trtllm_hpc.report.html.page import (
     cards,
     drawing_library,

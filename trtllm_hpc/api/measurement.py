@@ -155,8 +155,7 @@ class Measurement:
         highest load that the server kept up with. Figures are means over all passes; their formulas
         are in docs/reference/metrics.md. Empty without levels.
         """
-        from trtllm_hpc.report.frames import level_figures
-        from trtllm_hpc.report.headline import headline_level
+        from trtllm_hpc.report.headline import headline_level, level_figures
 
         level = headline_level(self.summary)
         return {} if level is None else level_figures(self.summary.levels[level])
@@ -173,7 +172,7 @@ class Measurement:
         Raises:
             TrtllmHpcError: pandas is not installed.
         """
-        from trtllm_hpc.report.frames import levels_frame, requests_frame
+        from trtllm_hpc.report.headline import levels_frame, requests_frame
 
         if rows == "levels":
             return levels_frame(self.summary)

@@ -178,7 +178,7 @@ def compare_command(
     if as_json:
         print_json(comparison)
     else:
-        from trtllm_hpc.report.comparison_table import print_comparison
+        from trtllm_hpc.report.measurement_table import print_comparison
 
         print_comparison(comparison)
     raise_if_worse(comparison, tolerance)

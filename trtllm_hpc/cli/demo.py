@@ -228,7 +228,7 @@ def _measure(run: Run, repeats: int) -> Measurement:
 
 def _compare(first: Measurement, second: Measurement) -> None:
     from trtllm_hpc.bench.analysis.compare import Side, compare
-    from trtllm_hpc.report.comparison_table import print_comparison
+    from trtllm_hpc.report.measurement_table import print_comparison
 
     _title(f"Comparing both: trtllm-hpc bench compare {first.call_name} {second.call_name}")
     sides = [Side(found.call_name, found.summary) for found in (first, second)]

@@ -26,8 +26,7 @@ from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_json
-from trtllm_hpc.report.engines import engine_lines
-from trtllm_hpc.report.status import end_line
+from trtllm_hpc.report.status import end_line, engine_lines
 from trtllm_hpc.runs.endpoint import was_submitted
 from trtllm_hpc.runs.status import RunState, RunStatus
 from trtllm_hpc.runtime.records import Endpoint, known_fields, read_events

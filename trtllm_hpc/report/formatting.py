@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtllm_hpc.bench.results import Interval, SearchResult
+    from trtllm_hpc.bench.results import Interval
 
 NONE = "-"
 _LONGEST_TEXT = 300
@@ -42,18 +42,6 @@ def plus_minus(interval: Interval) -> str:
     if interval.high is None:
         return ""
     return f"± {quantity(interval.high - interval.mean, 2)}"
-
-
-def search_sentence(search: SearchResult) -> str:
-    """Return the result of a search in one or two sentences."""
-    if search.max_rate_per_s is None:
-        found = f"No rate that was tried holds {search.slo}."
-    elif search.first_failing_per_s is None:
-        found = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s; no rate above it failed."
-    else:
-        found = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s, and fails at "
-        found += f"{search.first_failing_per_s:g}."
-    return f"{found} {search.stopped}" if search.stopped else found
 
 
 def format_time(seconds: float | None) -> str:

@@ -1,4 +1,5 @@
-"""A measurement as text: a row for each level, the latencies of the headline level, and what to know."""
+"""Measurements as text: one with its levels, the latencies of its headline level, and what to know; and two
+side by side."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trtllm_hpc.bench.analysis.compare import ComparedFigure, Comparison
 from trtllm_hpc.bench.analysis.slo import BadSlo, parse_slo
-from trtllm_hpc.bench.results import Figure, LevelResult, MeasurementSummary
-from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity, search_sentence
+from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, SearchResult
+from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity, share
 from trtllm_hpc.report.headline import (
     ascending_levels,
     figure_of,
@@ -18,7 +20,7 @@ from trtllm_hpc.report.headline import (
     level_labels,
     served,
 )
-from trtllm_hpc.report.tables import Table, as_text, terminal_width, wrap
+from trtllm_hpc.report.tables import Table, as_text, print_table, terminal_width, wrap
 
 _WIDTH = 100
 _LATENCIES = {
@@ -54,15 +56,10 @@ def measurement_text(measurement: MeasurementSummary, width: int = _WIDTH) -> st
 
     Figures without room are left out.
     """
-    header, rows = energy(measurement)
-    tables = [_levels(measurement), Table(*header, right=header[1:], rows=rows)]
+    tables = [_levels(measurement), energy_table(measurement)]
     level = headline_level(measurement)
     if level is not None:
-        turns = turn_rows(measurement, level)
-        tables += [
-            _latencies(measurement, level),
-            Table(*TURN_HEADER, right=TURN_HEADER[1:], optional=_PROMPT, rows=turns),
-        ]
+        tables += [_latencies(measurement, level), turns_table(measurement, level)]
     # The table of the levels stands there even without any.
     texts = [as_text(table, width) for table in tables if table.rows or table is tables[0]]
     texts = [f"{wrap(title(measurement), width)}\n", *texts, wrap("\n".join(sentences(measurement)), width)]
@@ -102,15 +99,15 @@ _ENERGY = {
 }
 
 
-def energy(measurement: MeasurementSummary) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: one for each level whose energy is known."""
+def energy_table(measurement: MeasurementSummary) -> Table:
+    """Return a table with a row for each level whose energy is known."""
     labels, levels = level_labels(measurement), measurement.levels
     rows = [
         [labels[place], *(_figure(levels[place], key) for key in _ENERGY.values())]
         for place in ascending_levels(measurement)
         if "power_mean_w" in levels[place].metrics
     ]
-    return ["energy at", *_ENERGY], rows
+    return Table("energy at", *_ENERGY, right=_ENERGY, rows=rows)
 
 
 def _latencies(measurement: MeasurementSummary, level: int) -> Table:
@@ -130,24 +127,23 @@ def _latencies(measurement: MeasurementSummary, level: int) -> Table:
 
 
 _PROMPT = ("prompt tokens", "cached share")
-TURN_HEADER = ("turn", "requests", "failed", *_PROMPT, "TTFT p50", "p99", "latency p50", "p99")
-"""The last four in milliseconds."""
 _OF_TURN = (
     *(("input_tokens", "p50"), ("cached_prompt_share", "real")),  # a float by itself
     *((f"{name}_ms", statistic) for name in ("ttft", "latency") for statistic in ("p50", "p99")),
 )
 
 
-def turn_rows(measurement: MeasurementSummary, level: int | None) -> list[list[str]]:
-    """Return a row of text for each turn of conversations, and one for the slowest turn of each."""
-    return [
-        [it.turn, f"{it.requests:,}", f"{it.failed:,}", *(_cell(it.metrics, *key) for key in _OF_TURN)]
-        for it in ([] if level is None else measurement.levels[level].turns)
-    ]
-
-
-def _cell(figures: Mapping[str, Figure], key: str, statistic: str) -> str:
-    return quantity(getattr(figures[key], statistic)) if key in figures else NONE
+def turns_table(measurement: MeasurementSummary, level: int | None) -> Table:
+    """Return a table with a row for each turn of a level's conversations; its times are in milliseconds."""
+    headers = ("requests", "failed", *_PROMPT, "TTFT p50", "p99", "latency p50", "p99")
+    table = Table("turn", *headers, right=headers, optional=_PROMPT)
+    for it in () if level is None else measurement.levels[level].turns:
+        figures = [
+            quantity(getattr(it.metrics[key], statistic)) if key in it.metrics else NONE
+            for key, statistic in _OF_TURN
+        ]
+        table.add_row(it.turn, f"{it.requests:,}", f"{it.failed:,}", *figures)
+    return table
 
 
 def title(measurement: MeasurementSummary) -> str:
@@ -166,7 +162,7 @@ def sentences(measurement: MeasurementSummary) -> Iterator[str]:
     if measurement.energy:
         yield f"energy: {measurement.energy}"
     if measurement.search is not None:
-        yield f"search: {search_sentence(measurement.search)}"
+        yield f"search: {_search_sentence(measurement.search)}"
     yield from _slo_sentences(measurement)
     yield from _token_sentences(measurement.tokens)
     for words, count in sorted(measurement.errors.items(), key=lambda item: -item[1]):
@@ -177,6 +173,18 @@ def sentences(measurement: MeasurementSummary) -> Iterator[str]:
     yield from (f"not valid: {finding}" for finding in measurement.verdict.findings)
     if measurement.verdict.valid:
         yield "valid: the figures may be used"
+
+
+def _search_sentence(search: SearchResult) -> str:
+    """Return the result of a search in one or two sentences."""
+    if search.max_rate_per_s is None:
+        found = f"No rate that was tried holds {search.slo}."
+    elif search.first_failing_per_s is None:
+        found = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s; no rate above it failed."
+    else:
+        found = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s, and fails at "
+        found += f"{search.first_failing_per_s:g}."
+    return f"{found} {search.stopped}" if search.stopped else found
 
 
 def _token_sentences(tokens: Mapping[str, Any]) -> Iterator[str]:
@@ -224,3 +232,81 @@ def _slo_sentences(measurement: MeasurementSummary) -> Iterator[str]:
         limit = f" (for the requests that were answered; {failed} failed)" if failed else ""
         yield f"slo {slo} holds at {', '.join(holding)}{limit}"
     yield from broken
+
+
+# Two measurements -----------------------------------------------------------------------------------
+
+_INTERVAL = "95 % of B - A"
+_NAMES = {"ttft_ms": "TTFT", "ttfa_ms": "TTFA", "tpot_ms": "TPOT", "itl_ms": "ITL"}
+_NAMES |= {"finished_rate_per_s": "finished", "output_tokens_per_s": "output", "total_tokens_per_s": "total"}
+"""Short names of metrics, so that a figure has one line in 80 columns."""
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print the table below its remarks; a narrow terminal does without the interval."""
+    print(wrap("\n".join(remarks(comparison)), terminal_width()))
+    print_table(comparison_table(comparison))
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Return a table with a row for each level and figure, and a verdict on each difference if judged."""
+    numbers = ("A", "B", "change", _INTERVAL)
+    table = Table(
+        *("figure", *numbers, "verdict"),
+        right=numbers,
+        one_line=("figure", _INTERVAL, "verdict"),
+        optional=(_INTERVAL,),
+    )
+    level = None
+    for row in comparison.rows:
+        if row.level != level:
+            level = row.level
+            table.add_row((level, "bold"), *[""] * 5)
+        table.add_row(
+            f"  {_short_name(row)}",
+            _in_unit(row, row.a),
+            _in_unit(row, row.b),
+            NONE if row.change is None else f"{row.change:+.1%}",
+            _interval(row),
+            (verdict(row), "bold red" if row.regressed else "") if comparison.judged else NONE,
+        )
+    return table
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """Return what a reader of the table must know, a line each."""
+    lines = [f"A: {comparison.a}", f"B: {comparison.b}"]
+    for kind, sentences in (
+        ("not valid", comparison.invalid),
+        ("different workload", comparison.workload),
+        ("different setting", comparison.settings),
+        ("different environment", comparison.environment),
+        ("note", comparison.notes),
+    ):
+        lines += [f"{kind}: {sentence}" for sentence in sentences]
+    return lines
+
+
+def verdict(row: ComparedFigure) -> str:
+    """Return ``same``, ``better`` or ``worse``, and whether that may be chance."""
+    if row.better is None or not row.beyond:
+        return "same"
+    direction = "better" if row.better else "worse"
+    if row.significant is None:
+        return f"{direction}, spread unknown"
+    return direction if row.significant else f"{direction}, perhaps by chance"
+
+
+def _short_name(row: ComparedFigure) -> str:
+    name = f"{_NAMES.get(row.key, row.label)} {row.statistic or ''}".rstrip()
+    return name if row.unit == "share" else f"{name} ({row.unit})"
+
+
+def _in_unit(row: ComparedFigure, value: float) -> str:
+    return share(value) if row.unit == "share" else quantity(value)
+
+
+def _interval(row: ComparedFigure) -> str:
+    if row.low is None or row.high is None:
+        return NONE
+    return f"{_in_unit(row, row.low)} to {_in_unit(row, row.high)}"

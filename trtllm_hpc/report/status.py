@@ -1,16 +1,19 @@
-"""The tables of all runs and of the stages of a run, what the run has used, and ranks in words."""
+"""The stages of a run as a table; its engine, what it has used, its guests and its ranks in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from trtllm_hpc.bench.progress import clock_text
-from trtllm_hpc.report.formatting import format_time, quantity
+from trtllm_hpc.report.formatting import format_duration, format_time, quantity
 from trtllm_hpc.report.tables import Table
 from trtllm_hpc.runs.guests import ProxyClient
 from trtllm_hpc.runs.status import RunStatus, StageStatus
+
+if TYPE_CHECKING:
+    from trtllm_hpc.engine_cache.lookup import CachedEngine
 
 _STYLES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "NOT SUBMITTED": "dim"}
 
@@ -29,6 +32,28 @@ def status_table(stages: Sequence[StageStatus], now: float) -> Table:
             f"{stage.sentence} ({times})" if times else stage.sentence,
         )
     return table
+
+
+def engine_lines(found: CachedEngine | None) -> list[str]:
+    """Return what `render` and `submit` print; nothing for a run that needs no engine from the cache."""
+    if found is None:
+        return []
+    if found.state == "unknown":
+        return [f"engine: the job will look in the cache ({found.reason})"]
+    if found.state == "found":
+        built = ""
+        if (made := found.entries[-1].manifest()) is not None:
+            job = f" by job {made.job_id}" if made.job_id else ""
+            took = format_duration(made.seconds)
+            built = f", built {format_time(made.built_at)}{job} on {made.host} in {took}"
+        return [f"engine: found in the cache ({found.name}{built}), nothing to build"]
+    rest = f"; of its steps, {', '.join(found.steps_found)} is there" if found.steps_found else ""
+    if found.broken:
+        return [f"engine: broken in the cache ({found.broken[0]}), it is built again{rest}"]
+    lines = [f"engine: not in the cache, it is built first ({found.name}){rest}"]
+    if found.nearest is not None:
+        lines += [f"  the nearest is {found.nearest}:", *(f"    {part}" for part in found.differences)]
+    return lines
 
 
 def use_sentence(status: RunStatus) -> str:

@@ -43,7 +43,7 @@ class Table:
         rows: Iterable[Sequence[Cell]] = (),
     ) -> None:
         self.headers, self.rows = headers, list(rows)
-        self._right, self._one_line, self._optional = right, one_line, optional
+        self.right, self._one_line, self._optional = right, one_line, optional
 
     def add_row(self, *cells: Cell) -> None:
         """Add a row with one cell for each header."""
@@ -80,7 +80,7 @@ class Table:
             # The box leaves one space between columns. (Before 14.3 rich's own padding widens the edges.)
             indent = _GAP - 1 if shown else 0
             header, *cells = (Padding(cell, (0, 0, 0, indent)) for cell in columns[place])
-            justify: JustifyMethod = "right" if self.headers[place] in self._right else "left"
+            justify: JustifyMethod = "right" if self.headers[place] in self.right else "left"
             table.add_column(header, justify=justify, width=column_width + indent, overflow="fold")
             shown.append(cells)
         for row in zip(*shown, strict=True):

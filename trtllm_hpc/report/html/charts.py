@@ -1,15 +1,27 @@
-"""The charts of a measurement: latency against throughput, distributions, requests over time, the server."""
+"""The charts of a measurement, and what the run folder has for them and for the rest of its report."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 from trtllm_hpc.bench.metrics import ITL, LATENCY, TPOT, TTFT, PerRequest
-from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.server_metrics import ServerSample
-from trtllm_hpc.report.headline import ascending_levels, figure_of, is_valid, load_of
+from trtllm_hpc.bench.records import RequestRecord, read_records
+from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, read_measurement
+from trtllm_hpc.bench.server_metrics import ServerSample, read_samples
+from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
+from trtllm_hpc.report.headline import (
+    ascending_levels,
+    figure_of,
+    headline_level,
+    is_valid,
+    level_labels,
+    load_of,
+)
 from trtllm_hpc.report.html.chart import (
     ASIDE,
     BAND,
@@ -26,7 +38,6 @@ from trtllm_hpc.report.html.chart import (
     number,
     word,
 )
-from trtllm_hpc.report.html.data import ReportData
 
 _MOST_LEVELS = 8
 """At most this many curves can be told apart in one chart."""
@@ -38,6 +49,53 @@ _MOST_SAMPLES = 400
 """Points of one line; of more samples, only the largest of each interval is drawn."""
 MOST = {"levels": _MOST_LEVELS, "points": _MOST_POINTS, "dots": _MOST_DOTS, "samples": _MOST_SAMPLES}
 """What is drawn at most, for the page to say."""
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """One measurement and all its records."""
+
+    run: str
+    """Id of the run."""
+    measurement: MeasurementSummary
+    records: list[RequestRecord]
+    samples: list[ServerSample]
+    evaluation: EvaluationSummary | None = None
+    """The companion's evaluation, in the report of its measurement."""
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The label of each level."""
+        return level_labels(self.measurement)
+
+    @cached_property
+    def ascending(self) -> list[tuple[str, LevelResult]]:
+        """Each level with its label, from the lowest load to the highest."""
+        levels = self.measurement.levels
+        return [(self.labels[place], levels[place]) for place in ascending_levels(self.measurement)]
+
+    @cached_property
+    def headline(self) -> int | None:
+        """The level whose figures represent the measurement; ``None`` without levels."""
+        return headline_level(self.measurement)
+
+
+def read_report_data(paths: RunPaths, name: str) -> ReportData:
+    """Read a measurement and its records. Records of a level without a summary are left out.
+
+    Raises RunNotFound if there is no such measurement, or another version wrote it.
+    """
+    files = paths.measurement(name)
+    measurement = read_measurement(files.summary)
+    records = read_records(files.requests) if files.requests.exists() else []
+    known = [record for record in records if record.level < len(measurement.levels)]
+    return ReportData(
+        paths.run_id,
+        measurement,
+        known,
+        read_samples(files.samples),
+        read_evaluation(paths.evaluation()) if name == COMPANION_MEASUREMENT else None,
+    )
 
 
 def sections_of(data: ReportData) -> Iterator[ChartSection]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache, partial
@@ -18,17 +18,40 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from trtllm_hpc import __version__
+from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, kept_in_cache, write_text
 from trtllm_hpc.render.environment import packaged_templates
-from trtllm_hpc.report.formatting import plus_minus, quantity, share
-from trtllm_hpc.report.headline import figure_of, keeps_up, served
+from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity, share
+from trtllm_hpc.report.headline import figure_of, is_valid, keeps_up, served
 from trtllm_hpc.report.html.chart import THEME, Chart, ChartSection
-from trtllm_hpc.report.html.charts import MOST, sections_of
-from trtllm_hpc.report.html.data import ReportData, read_report_data
-from trtllm_hpc.report.html.tables import tables_of
+from trtllm_hpc.report.html.charts import MOST, ReportData, read_report_data, sections_of
+from trtllm_hpc.report.measurement_table import energy_table, turns_table
+from trtllm_hpc.report.tables import Table
 
 _FOLDER = "report"
+_RATES = {
+    "sent/s": "sent_rate_per_s",
+    "finished/s": "finished_rate_per_s",
+    "output tokens/s": "output_tokens_per_s",
+}
+_LATENCIES = {
+    f"{name} {statistic} (ms)": (f"{name.lower()}_ms", statistic)
+    for name in ("TTFT", "TPOT", "latency")
+    for statistic in ("p50", "p99")
+}
+_MOST_ERRORS = 12
+_CARDS = (
+    ("finished_rate_per_s", None, "Throughput", "requests/s"),
+    ("output_tokens_per_s", None, "Output", "tokens/s"),
+    ("goodput_per_s", None, "Goodput", "requests/s"),
+    ("energy_per_output_token_j", None, "Energy", "J/output token"),
+    ("ttft_ms", "p50", "TTFT p50", "ms"),
+    ("ttft_ms", "p99", "TTFT p99", "ms"),
+    ("tpot_ms", "p50", "TPOT p50", "ms"),
+    ("latency_ms", "p50", "Latency p50", "ms"),
+    ("latency_ms", "p99", "Latency p99", "ms"),
+)
 
 
 def write_report(paths: RunPaths, name: str, to: Path) -> None:
@@ -38,18 +61,27 @@ def write_report(paths: RunPaths, name: str, to: Path) -> None:
 
 def report_page(data: ReportData) -> str:
     """Return the whole page as text."""
+    measurement = data.measurement
+    defaults = set(_flat(Benchmark().model_dump(mode="json")))
+    chosen = [setting for setting in _flat(measurement.settings) if setting not in defaults]
+    errors = sorted(measurement.errors.items(), key=lambda item: -item[1])[:_MOST_ERRORS]
     return rendered(
         "page",
         list(sections_of(data)),
-        title=f"{data.run}: {data.measurement.name}",
+        title=f"{data.run}: {measurement.name}",
         run=data.run,
-        measurement=data.measurement,
+        measurement=measurement,
         evaluation=data.evaluation,
         facts=_facts(data),
         headline=headline_words(data),
         cards=list(cards(data)),
         most=MOST,
-        **tables_of(data),
+        levels=_level_table(data),
+        energy=energy_table(measurement),
+        settings=Table("what", "value", rows=chosen),
+        provenance=Table("what", "value", rows=_flat(measurement.provenance)),
+        turns=turns_table(measurement, data.headline),
+        errors=Table("error", "requests", rows=((cut(words), f"{count:,}") for words, count in errors)),
     )
 
 
@@ -64,7 +96,8 @@ def rendered(template: str, sections: Sequence[ChartSection], *scripts: str, **v
         "sections": sections,
         "style": Markup(_source("style.css.j2")),
         "scripts": [Markup(text) for text in texts],
-        "script_hashes": [_hash(text) for text in texts],
+        # As a Content-Security-Policy names scripts (CSP level 3, hash-source).
+        "script_hashes": [b64encode(hashlib.sha256(it.encode()).digest()).decode() for it in texts],
         "chart_data": Markup(json_in_html({"charts": charts, "theme": THEME})),
         "version": __version__,
     }
@@ -109,11 +142,6 @@ def json_in_html(plain: Any) -> str:
     """Return JSON that is safe in a ``script`` element: it cannot end the element or open a comment."""
     text = json.dumps(plain, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _hash(script: str) -> str:
-    """Return the script's hash as a Content-Security-Policy names it (CSP level 3, hash-source)."""
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 @lru_cache(maxsize=1)
@@ -169,25 +197,37 @@ def cards(data: ReportData) -> Iterator[Card]:
         return
     result = data.measurement.levels[data.headline]
     asked = figure_of(result, "asked_rate_per_s")
-    for key, statistic, label, unit, note in (
-        (
-            "finished_rate_per_s",
-            None,
-            "Throughput",
-            "requests/s",
-            f"asked {quantity(asked.mean)}" if asked else "",
-        ),
-        ("output_tokens_per_s", None, "Output", "tokens/s", ""),
-        ("goodput_per_s", None, "Goodput", "requests/s", "within the SLO"),
-        ("energy_per_output_token_j", None, "Energy", "J/output token", ""),
-        ("ttft_ms", "p50", "TTFT p50", "ms", ""),
-        ("ttft_ms", "p99", "TTFT p99", "ms", ""),
-        ("tpot_ms", "p50", "TPOT p50", "ms", ""),
-        ("latency_ms", "p50", "Latency p50", "ms", ""),
-        ("latency_ms", "p99", "Latency p99", "ms", ""),
-    ):
+    notes = {"finished_rate_per_s": f"asked {quantity(asked.mean)}" if asked else ""}
+    notes["goodput_per_s"] = "within the SLO"
+    for key, statistic, label, unit in _CARDS:
         if (figure := figure_of(result, key, statistic)) is not None:
-            notes = [words for words in (plus_minus(figure), note) if words]
-            yield Card(label, quantity(figure.mean), unit, "; ".join(notes))
+            words = filter(None, (plus_minus(figure), notes.get(key)))
+            yield Card(label, quantity(figure.mean), unit, "; ".join(words))
     failed = share(result.failed / result.measured if result.measured else None)
     yield Card("Failed", failed, "", f"{result.failed:,} of {result.measured:,}")
+
+
+def _level_table(data: ReportData) -> Table:
+    """Return a row for each level, with its most important figures."""
+    headers = ("valid", "passes", "requests", "failed", *_RATES, *_LATENCIES)
+    table = Table("level", *headers, right=headers)
+    for label, result in data.ascending:
+        figures = [figure_of(result, key) for key in _RATES.values()]
+        figures += [figure_of(result, *which) for which in _LATENCIES.values()]
+        # The margin stands below the figure.
+        cells = [NONE if it is None else f"{quantity(it.mean)}\n{plus_minus(it)}".strip() for it in figures]
+        counts = (str(len(result.passes)), f"{result.measured:,}", f"{result.failed:,}")
+        table.add_row(label, "yes" if is_valid(result) else "NO", *counts, *cells)
+    return table
+
+
+def _flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield nested keys joined by dots, with values as text."""
+    for key, value in plain.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{name}.")
+        elif isinstance(value, (list, tuple)):
+            yield name, cut(", ".join(map(str, value))) or NONE
+        else:
+            yield name, NONE if value is None or value == {} else cut(str(value))
