@@ -7,7 +7,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +22,6 @@ _PATIENCE_S, _DEAD_S, _PAUSE_S = 12.0, 20.0, 0.2
 """Ranks of large servers write up to 10 s late."""
 _LEAST_SHARE = 0.9
 """Share of a window that must have been measured on every GPU."""
-
-
-@dataclass
-class _Use:
-    """One GPU in a window."""
-
-    until: float
-    """Earlier readings are counted already, for two ranks may read one GPU, or lie outside the window."""
-    name: str = ""
-    seconds: float = 0.0
-    joules: float = 0.0
-    reasons_s: Counter[str] = field(default_factory=Counter)
-
-    def add(self, reading: dict[str, Any], end: float) -> None:
-        """Add the part of a reading that lies in the window."""
-        gpu = reading["uuid"] if reading["index"] is None else f"GPU{reading['index']}"
-        self.name = f"{gpu} of {reading['host']}"
-        inside_s = min(reading["time"], end) - max(reading["time"] - reading["seconds"], self.until)
-        if inside_s > 0:
-            self.until, self.seconds = reading["time"], self.seconds + inside_s
-            self.joules += reading["joules"] * inside_s / reading["seconds"]
-            self.reasons_s.update(dict.fromkeys(reading.get("throttled") or (), inside_s))
 
 
 class PowerReadings:
@@ -77,26 +54,36 @@ class PowerReadings:
         """Return the energy in the window of a pass, once the ranks have written it; ``None``: not known."""
         zero = time.time() - self._clock.now()
         begin, end = window.start_s + zero, window.end_s + zero
-        uses: dict[str, _Use] = defaultdict(lambda: _Use(begin))
+        gpus: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for reading in self._lines_until(end):
-            uses[reading["uuid"]].add(reading, end)
-        if not uses or end <= begin:
+            gpus[reading["uuid"]].append(reading)
+        if not gpus or end <= begin:
             return None
-        missing = [use.name for use in uses.values() if use.seconds < _LEAST_SHARE * window.length_s]
+        watts, slowed, missing = 0.0, list[str](), list[str]()
+        for readings in gpus.values():
+            gpu, index = readings[-1]["uuid"], readings[-1]["index"]
+            name = f"{gpu if index is None else f'GPU{index}'} of {readings[-1]['host']}"
+            until, seconds, joules, reasons_s = begin, 0.0, 0.0, Counter[str]()
+            for reading in readings:
+                # Two ranks may read one GPU, and a reading may lie outside the window.
+                inside_s = min(reading["time"], end) - max(reading["time"] - reading["seconds"], until)
+                if inside_s > 0:
+                    until, seconds = reading["time"], seconds + inside_s
+                    joules += reading["joules"] * inside_s / reading["seconds"]
+                    reasons_s.update(dict.fromkeys(reading.get("throttled") or (), inside_s))
+            if seconds < _LEAST_SHARE * window.length_s:
+                missing.append(name)
+                continue
+            watts += joules / seconds
+            del reasons_s[POWER_CAP]  # usual under load
+            slowed += [f"{name} ({why}, {for_s:.1f} of {seconds:.0f} s)" for why, for_s in reasons_s.items()]
         silent = self._ranks - sum(time_s >= end for time_s in self._newest.values())
         if missing or silent > 0:
             what = missing[0] if missing else f"the GPUs of {silent} rank{'s' * (silent > 1)}"
             self._sources[f"not known: the power of {what} was not measured all the time"] = None
             return None
-        self._sources[f"by NVML, of {len(uses)} GPU{'s' * (len(uses) > 1)}"] = None
-        slowed = [
-            f"{use.name} ({reason}, {seconds:.1f} of {use.seconds:.0f} s)"
-            for use in uses.values()
-            for reason, seconds in use.reasons_s.items()
-            if reason != POWER_CAP  # usual under load
-        ]
-        joules = sum(use.joules / use.seconds for use in uses.values()) * window.length_s
-        return Energy(joules, ", ".join(slowed))
+        self._sources[f"by NVML, of {len(gpus)} GPU{'s' * (len(gpus) > 1)}"] = None
+        return Energy(watts * window.length_s, ", ".join(slowed))
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("serve*.gpus.*"), reverse=True)  # .old before .jsonl

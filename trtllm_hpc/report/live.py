@@ -37,42 +37,47 @@ def live_printer() -> Iterator[Callable[[RunProgress], None]]:
     """
     console = Console(stderr=True, emoji=False)
     if not console.is_terminal:
-        yield _LinePrinter(console).show
+        yield _line_printer(console)
         return
     with Live(console=console, transient=True) as live:
         yield lambda progress: live.update(_view(progress), refresh=True)
 
 
-class _LinePrinter:
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._printed: dict[str, tuple[str, str, float]] = {}
-        """State and words that were printed last of each stage and of the log, and when."""
+def _line_printer(console: Console) -> Callable[[RunProgress], None]:
+    printed: dict[str, tuple[str, str, float]] = {}
+    """State and words that were printed last of each stage and of the log, and when."""
 
-    def show(self, progress: RunProgress) -> None:
-        stages = {stage.stage: stage for stage in progress.status.stages}
-        for name, (state, detail) in progress.sentences.items():
-            times = stage_times(stages[name], progress.at)
-            self._print(name, state, escaped(joined(state, detail)), f" ({times})" if times else "")
-        if line := next((line for line in reversed(progress.log) if line.strip()), ""):
-            self._print("log", "", line)
-
-    def _print(self, name: str, state: str, words: str, times: str = "") -> None:
+    def show_line(name: str, state: str, words: str, times: str) -> None:
         """Print a new state at once, other news and elapsed times now and then."""
-        last_state, last_words, printed_at = self._printed.get(name, (None, "", 0.0))
+        last_state, last_words, printed_at = printed.get(name, (None, "", 0.0))
         pause_s = _PAUSE_S if words != last_words else _SILENCE_S if times else math.inf
         if state != last_state or time.monotonic() - printed_at > pause_s:
-            self._printed[name] = (state, words, time.monotonic())
-            self._console.print(f"  {name}: {words}{times}", markup=False, highlight=False, soft_wrap=True)
+            printed[name] = (state, words, time.monotonic())
+            line = f"  {name}: {words}{f' ({times})' if times else ''}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def show(progress: RunProgress) -> None:
+        for stage in _stages(progress):
+            show_line(*stage)
+        if line := next((line for line in reversed(progress.log) if line.strip()), ""):
+            show_line("log", "", line, "")
+
+    return show
+
+
+def _stages(progress: RunProgress) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, state, the state with its details, and times of each stage."""
+    sentences = progress.sentences
+    for stage in progress.status.stages:
+        state, detail = sentences[stage.stage]
+        yield stage.stage, state, escaped(joined(state, detail)), stage_times(stage, progress.at)
 
 
 def _view(progress: RunProgress) -> Group:
     """Return the table of the stages, and below it the log's last lines, each cut at the terminal's edge."""
     table = Table.grid(padding=(0, 2))
-    stages = {stage.stage: stage for stage in progress.status.stages}
-    for name, (state, detail) in progress.sentences.items():
-        times = Text(stage_times(stages[name], progress.at), style="dim")
-        table.add_row(Text(name, style="bold"), Text(escaped(joined(state, detail))), times)
+    for name, _, words, times in _stages(progress):
+        table.add_row(Text(name, style="bold"), Text(words), Text(times, style="dim"))
     if progress.benchmark is not None and progress.benchmark.share is not None:
         table.add_row("", ProgressBar(total=1.0, completed=progress.benchmark.share, width=40))
     lines = (Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in progress.log)

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import cycle, islice
+from pathlib import Path
 
 import numpy as np
 
-from trtllm_hpc.bench.workload.conversations import check_conversations, conversations
-from trtllm_hpc.bench.workload.dataset import counted, read_prompts
+from trtllm_hpc.bench.workload.dataset import (
+    OUTPUT_LENGTH_KEYS,
+    DatasetEntry,
+    counted,
+    read_entries,
+    request_of,
+    too_long_note,
+    turns_of,
+)
 from trtllm_hpc.bench.workload.prompt_source import (
-    PromptShape,
+    Codes,
+    Drawn,
     draw_codes,
     draw_lengths,
     generated_requests,
     random_order,
     random_source,
 )
-from trtllm_hpc.bench.workload.request import BuiltWorkload, WorkloadRequest, WorkloadSpec
-from trtllm_hpc.bench.workload.trace import check_trace, trace
+from trtllm_hpc.bench.workload.request import (
+    BuiltWorkload,
+    WorkloadRequest,
+    WorkloadSpec,
+    file_error,
+    settings_error,
+)
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
 BUILT_IN_PROMPTS = (
@@ -30,6 +47,16 @@ BUILT_IN_PROMPTS = (
     "A train leaves at noon at 80 kilometres an hour. How far has it come at half past two?",
     "Summarise in two sentences what an operating system does for the programs that it runs.",
 )
+BLOCK_TOKENS = 512
+"""Tokens of one of Mooncake's ``hash_ids`` (FAST25-release/traces of kvcache-ai/Mooncake)."""
+_CACHED_BLOCKS = 4096
+_INPUT_LENGTH_KEYS = ("input_length", "input_tokens")
+_TIME_KEYS = ("due_s", "timestamp")
+"""In seconds, and in milliseconds."""
+_DIGITS = 9
+
+_Turns = list[tuple[WorkloadRequest, Codes | None]]
+"""The turns of a conversation; codes stand for a prompt that is still to be written."""
 
 
 def make_workload(spec: WorkloadSpec) -> BuiltWorkload:
@@ -40,14 +67,14 @@ def make_workload(spec: WorkloadSpec) -> BuiltWorkload:
     """
     kind = spec.workload.kind
     if kind == "conversations":
-        return conversations(spec)
+        return _conversations(spec)
     if kind == "trace":
-        return trace(spec)
+        return _trace(spec)
     if kind in ("prompts", "dataset"):
         return _given(spec)
     prefix_tokens = spec.workload.prefix_tokens if kind == "shared-prefix" else 0
     lengths, cut = draw_lengths(spec, prefix_tokens)
-    requests, notes = generated_requests(spec, _shapes(spec, lengths, prefix_tokens))
+    requests, notes = generated_requests(spec, _drawn_prompts(spec, lengths, prefix_tokens))
     return BuiltWorkload(requests, [*cut, *notes])
 
 
@@ -59,16 +86,46 @@ def check_file(workload: Workload) -> None:
     if workload.path is None:
         return
     spec = WorkloadSpec(Benchmark(workload=workload), 1, takes_token_ids=True)
-    checks = {"dataset": read_prompts, "trace": check_trace, "conversations": check_conversations}
-    if check := checks.get(workload.kind):
-        check(spec)
+    if workload.kind == "dataset":
+        _prompts_of_file(spec)
+    elif workload.kind == "conversations":
+        for group in _groups(spec.file):
+            _turns(group, spec)
+    elif workload.kind == "trace":
+        entries, has_prompts = _read_trace(spec)
+        for entry in entries:
+            if has_prompts:
+                _recorded(entry, spec)
+            else:
+                _input_length(entry)
+                _hash_ids(entry)
+                entry.length(OUTPUT_LENGTH_KEYS)
+
+
+# Generated and given prompts ------------------------------------------------------------------------
+
+
+def _drawn_prompts(
+    spec: WorkloadSpec, lengths: Sequence[tuple[int, int]], prefix_tokens: int
+) -> Iterator[Drawn]:
+    """Yield prompts of drawn lengths; those of ``shared-prefix`` begin with one of the prefixes, in turn."""
+    seed = spec.settings.seed
+    own, of_prefixes = random_source(seed, "prompts"), random_source(seed, "prefixes")
+    count = min(spec.workload.prefixes, len(lengths)) if prefix_tokens else 0
+    prefixes = [draw_codes(of_prefixes, prefix_tokens) for _ in range(count)]
+    for place, (tokens, answer) in enumerate(lengths):
+        codes, source = draw_codes(own, tokens), None
+        if prefixes:
+            codes = np.concatenate([prefixes[place % count], codes])
+            source = f"prefix {place % count + 1}"
+        yield WorkloadRequest(answer, source=source), codes
 
 
 def _given(spec: WorkloadSpec) -> BuiltWorkload:
     """The prompts of the file, the given or the built-in ones, in random order, again when all were taken."""
     found: Sequence[WorkloadRequest | None]
     if spec.workload.kind == "dataset":
-        found = read_prompts(spec)
+        found = _prompts_of_file(spec)
     else:
         given = enumerate(spec.workload.prompts or BUILT_IN_PROMPTS, 1)
         found = [WorkloadRequest(spec.settings.max_tokens, text, source=f"prompt {at}") for at, text in given]
@@ -80,17 +137,213 @@ def _given(spec: WorkloadSpec) -> BuiltWorkload:
     return BuiltWorkload(requests, note + notes, len(prompts))
 
 
-def _shapes(
-    spec: WorkloadSpec, lengths: Sequence[tuple[int, int]], prefix_tokens: int
-) -> Iterator[PromptShape]:
-    """Yield prompts of drawn lengths; those of ``shared-prefix`` begin with one of the prefixes, in turn."""
-    seed = spec.settings.seed
-    own, of_prefixes = random_source(seed, "prompts"), random_source(seed, "prefixes")
-    count = min(spec.workload.prefixes, len(lengths)) if prefix_tokens else 0
-    prefixes = [draw_codes(of_prefixes, prefix_tokens) for _ in range(count)]
-    for place, (tokens, answer) in enumerate(lengths):
-        codes, source = draw_codes(own, tokens), None
-        if prefixes:
-            codes = np.concatenate([prefixes[place % count], codes])
-            source = f"prefix {place % count + 1}"
-        yield PromptShape(codes, answer, source=source)
+def _prompts_of_file(spec: WorkloadSpec) -> list[WorkloadRequest | None]:
+    """Return the prompt of each entry, ``None`` without one; raises ConfigError if none has a prompt."""
+    found = [request_of(entry, spec) for entry in read_entries(spec.file)]
+    if not any(found):
+        raise file_error(spec.file, None, "all prompts are empty")
+    return found
+
+
+# Requests recorded with their times: Mooncake's layout, or the workload file of an earlier measurement -----
+
+
+def _trace(spec: WorkloadSpec) -> BuiltWorkload:
+    """Return the first requests of the file, in the order of their times; they are not repeated.
+
+    Times are ``due_s`` in seconds or ``timestamp`` in milliseconds; they run ``speed`` times faster. For an
+    entry without a prompt one of its length is generated, in which the same ``hash_ids`` stand for the same
+    tokens.
+    """
+    entries, has_prompts = _read_trace(spec)
+    if has_prompts:
+        requests, notes = counted(spec, (_recorded(entry, spec) for entry in entries))
+    else:
+        requests, notes = _of_lengths(spec, entries)
+    if spec.settings.requests is not None:
+        wanted = min(spec.settings.requests + (spec.settings.warmup_requests or 0), spec.count)
+        if len(requests) < wanted:
+            notes.append(f"The trace has only {len(requests):,} requests instead of {wanted:,}.")
+    return BuiltWorkload(requests, notes, len(entries))
+
+
+def _read_trace(spec: WorkloadSpec) -> tuple[list[DatasetEntry], bool]:
+    """Return the entries in the order of their times, and whether they have prompts, not only lengths."""
+    entries = [entry for [entry] in _timed([[it] for it in read_entries(spec.file)], spec.workload.speed)]
+    return entries, _has_prompt(entries[0])
+
+
+def _timed(groups: Sequence[Sequence[DatasetEntry]], speed: float) -> list[list[DatasetEntry]]:
+    """Return the groups in the order of their first entries' times; only the other entries may have none."""
+    begins = []
+    for first, *_ in groups:
+        begin_s = first.seconds(*_TIME_KEYS)
+        if begin_s is None:
+            message = "has no time: expected due_s in seconds, or timestamp in milliseconds"
+            raise first.error(message, hint="use workload.kind dataset for a file without times")
+        begins.append(begin_s)
+    first_s = min(begins)
+
+    def with_time(entry: DatasetEntry) -> DatasetEntry:
+        time_s = entry.seconds(*_TIME_KEYS)
+        return entry if time_s is None else entry._replace(due_s=round((time_s - first_s) / speed, _DIGITS))
+
+    found = [[with_time(entry) for entry in group] for group in groups]
+    return sorted(found, key=lambda group: group[0].due_s or 0.0)
+
+
+def _has_prompt(entry: DatasetEntry) -> bool:
+    """Return whether the entry has a prompt; else one of its length is generated."""
+    has_length = any(key in entry.values for key in _INPUT_LENGTH_KEYS)
+    return not has_length or "prompt" in entry.values or "token_ids" in entry.values
+
+
+def _recorded(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest:
+    request = request_of(entry, spec)
+    if request is None:
+        raise entry.error("the prompt is empty")
+    return request
+
+
+def _of_lengths(
+    spec: WorkloadSpec, entries: Sequence[DatasetEntry]
+) -> tuple[list[WorkloadRequest], list[str]]:
+    """Return the requests of entries that have only lengths."""
+    seed, drawn, too_long = spec.settings.seed, list[Drawn](), 0
+
+    @lru_cache(_CACHED_BLOCKS)
+    def block(number: int) -> Codes:
+        return draw_codes(random_source(seed, f"block {number}"), BLOCK_TOKENS)
+
+    for entry in entries:
+        if len(drawn) == spec.count:
+            break
+        length = _input_length(entry)
+        if spec.limit is not None and length > spec.limit:
+            too_long += 1
+            continue
+        shared = [block(number) for number in _hash_ids(entry)[: -(-length // BLOCK_TOKENS)]]
+        own = draw_codes(random_source(seed, entry.source), max(0, length - BLOCK_TOKENS * len(shared)))
+        drawn.append((_without_prompt(entry, spec), np.concatenate([*shared, own])[:length]))
+    if not drawn:
+        raise spec.all_too_long()
+    requests, notes = generated_requests(spec, drawn)
+    if too_long:
+        notes = [too_long_note(too_long, too_long + len(drawn), "requests", spec.limit), *notes]
+    return requests, notes
+
+
+def _without_prompt(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest:
+    """Return the request of an entry that has only lengths, without the prompt to be generated."""
+    tokens = entry.length(OUTPUT_LENGTH_KEYS) or spec.settings.max_tokens
+    return WorkloadRequest(tokens, due_s=entry.due_s, source=entry.source)
+
+
+def _input_length(entry: DatasetEntry) -> int:
+    """Return the tokens of the prompt; raises ConfigError if the entry has no such number."""
+    length = entry.length(_INPUT_LENGTH_KEYS)
+    if length is None:
+        raise entry.error(f"{_INPUT_LENGTH_KEYS[0]} must be a whole number of at least 1")
+    return length
+
+
+def _hash_ids(entry: DatasetEntry) -> list[int]:
+    """Return the numbers of the blocks that the prompt begins with."""
+    hashes = entry.values.get("hash_ids") or []
+    if not isinstance(hashes, list) or not all(type(number) is int for number in hashes):
+        raise entry.error(f"hash_ids must be a list of whole numbers; found {hashes!r}")
+    return hashes
+
+
+# Conversations: what the user says in each turn. Earlier messages join it when it is sent, with the answers
+# of the server (:mod:`trtllm_hpc.bench.load.turns`).
+
+
+def _conversations(spec: WorkloadSpec) -> BuiltWorkload:
+    """Return the turns of the first ``spec.count`` conversations, drawn or from a file.
+
+    A file's conversations are repeated in another order when all were taken, unless they have times. Raises
+    ConfigError if there are none.
+    """
+    if spec.takes_token_ids:
+        message = "the turns of a conversation are texts, and the model takes token ids"
+        raise settings_error("kind", message, hint="--model ensemble, or --protocol openai-chat")
+    all_turns, notes, distinct = _drawn_turns(spec) if spec.workload.path is None else _turns_of_file(spec)
+    drawn = [(request, codes) for turns in all_turns for request, codes in turns if codes is not None]
+    made, more = generated_requests(spec, drawn) if drawn else ([], [])
+    texts, requests = (request.prompt for request in made), list[WorkloadRequest]()
+    thinks = _draws(spec, "think times", spec.workload.think_seconds, spec.workload.think_seconds_stdev)
+    for number, turns in enumerate(all_turns):
+        for turn, (request, codes) in enumerate(turns, 1):
+            usual_s = 0.0 if request.due_s is not None else round(max(0.0, next(thinks)), 9)
+            think_s = usual_s if request.think_s is None else request.think_s
+            text = request.prompt if codes is None else next(texts)
+            said = replace(request, prompt=text, session=f"{spec.settings.seed}-{number}", turn=turn)
+            known = replace(said, think_s=None) if turn == 1 else replace(said, think_s=think_s, said=None)
+            requests.append(known)
+    return BuiltWorkload(requests, [*notes, *more], distinct)
+
+
+def _draws(spec: WorkloadSpec, name: str, mean: float, stdev: float) -> Iterator[float]:
+    source = random_source(spec.settings.seed, name)
+    while True:
+        yield mean + stdev * float(source.standard_normal())
+
+
+def _drawn_turns(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], None]:
+    workload, seed = spec.workload, spec.settings.seed
+    draws = islice(_draws(spec, "turns", workload.turns, workload.turns_stdev), spec.count)
+    counts = [max(1, round(drawn)) for drawn in draws]
+    lengths, notes = draw_lengths(replace(spec, count=sum(counts)), workload.prefix_tokens)
+    source = random_source(seed, "prefixes")
+    prefixes = [
+        (WorkloadRequest(1), draw_codes(source, workload.prefix_tokens))
+        for _ in range(min(workload.prefixes, spec.count))
+    ]
+    systems, more = generated_requests(spec, prefixes)
+    own, remaining, all_turns = random_source(seed, "prompts"), iter(lengths), list[_Turns]()
+    for count, system in zip(counts, cycle(systems), strict=False):
+        said = [{"role": "system", "content": system.prompt or ""}]
+        turns = islice(remaining, count)
+        all_turns.append(
+            [(WorkloadRequest(out, said=said), draw_codes(own, tokens)) for tokens, out in turns]
+        )
+    return all_turns, [*notes, *more], None
+
+
+def _turns_of_file(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], int]:
+    settings, groups = spec.settings, _groups(spec.file)
+    order = random_order(len(groups), settings.seed)
+    if settings.arrival == "trace" and not settings.closed_loop:
+        groups, order = _timed(groups, spec.workload.speed), iter(range(len(groups)))
+    chosen = (groups[place] for place in islice(order, spec.count))
+    return [_turns(group, spec) for group in chosen], [], len(groups)
+
+
+def _groups(path: Path) -> list[list[DatasetEntry]]:
+    """Return the entries of each conversation: whole ones, or those with the same ``session_id``."""
+    groups: dict[object, list[DatasetEntry]] = {}
+    for place, entry in enumerate(read_entries(path)):
+        key = entry.values.get("session_id", entry.values.get("session"))
+        groups.setdefault((place,) if key is None else str(key), []).extend(turns_of(entry))
+    found = [group for group in groups.values() if group]
+    if not found:
+        raise file_error(path, None, "nothing is said in any conversation")
+    return found
+
+
+def _turns(group: Sequence[DatasetEntry], spec: WorkloadSpec) -> _Turns:
+    turns = _Turns()
+    for entry in group:
+        think_s = entry.seconds("think_s", "delay")
+        codes = None
+        if _has_prompt(entry):
+            found = request_of(entry, spec)
+            if found is None or found.prompt is None:
+                raise entry.error("has no text to say")
+        else:
+            found = _without_prompt(entry, spec)
+            codes = draw_codes(random_source(spec.settings.seed, entry.source), _input_length(entry))
+        think_s = think_s and max(0.0, think_s) / spec.workload.speed
+        turns.append((replace(found, think_s=think_s, said=entry.values.get("said")), codes))
+    return turns

@@ -54,38 +54,38 @@ class DatasetEntry(NamedTuple):
         where = f"entry {self.number}: " if self.line is None else ""
         return file_error(self.path, self.line, where + message, hint=hint)
 
+    def first(self, keys: Sequence[str]) -> tuple[str, Any]:
+        """Return the first of the keys that the entry has, and its value; ``None`` if it has none."""
+        found = ((key, value) for key in keys if (value := self.values.get(key)) is not None)
+        return next(found, ("", None))
+
     def length(self, keys: Sequence[str]) -> int | None:
         """Return the first of the keys that the entry has, as a number of tokens; ``None`` if it has none."""
-        for key in keys:
-            value = self.values.get(key)
-            if value is None:
-                continue
-            if type(value) is not int or not 1 <= value <= _MAX_TOKENS:
-                raise self.error(f"{key} must be a whole number from 1 to {_MAX_TOKENS:,}; found {value!r}")
+        key, value = self.first(keys)
+        if value is None or (type(value) is int and 1 <= value <= _MAX_TOKENS):
             return value
-        return None
+        raise self.error(f"{key} must be a whole number from 1 to {_MAX_TOKENS:,}; found {value!r}")
 
     def seconds(self, in_seconds: str, in_milliseconds: str) -> float | None:
         """Return the value of the one key or the other in seconds; ``None`` if it has neither."""
-        for key, unit_s in ((in_seconds, 1.0), (in_milliseconds, 0.001)):
-            value = self.values.get(key)
-            if value is None:
-                continue
-            if type(value) not in (int, float) or not abs(value) < 1e15:
-                raise self.error(f"{key} must be a number; found {value!r}")
-            return float(value) * unit_s
-        return None
+        key, value = self.first((in_seconds, in_milliseconds))
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not abs(value) < 1e15:
+            raise self.error(f"{key} must be a number; found {value!r}")
+        return float(value) * (1.0 if key == in_seconds else 0.001)
 
     def text(self, keys: Sequence[str]) -> str | None:
         """Return the text of the first of the keys that the entry has; ``None`` if it has none."""
-        for key in keys:
-            value = self.values.get(key)
-            if value is None:
-                continue
-            if not isinstance(value, str):
-                raise self.error(f"{key} must be text; found {type(value).__name__}")
+        key, value = self.first(keys)
+        if value is None or isinstance(value, str):
             return value
-        return None
+        raise self.error(f"{key} must be text; found {type(value).__name__}")
+
+    @property
+    def conversation(self) -> str | None:
+        """The key of its turns; ``None`` if it is no conversation."""
+        return next((key for key in _CONVERSATION_KEYS if key in self.values), None)
 
 
 def read_entries(path: Path) -> list[DatasetEntry]:
@@ -128,17 +128,6 @@ def _parsed(path: Path, text: str, line: int = 1) -> Any:
         raise file_error(path, at, f"is not JSON: {reason}; expected {_LAYOUTS}") from None
 
 
-def read_prompts(spec: WorkloadSpec) -> list[WorkloadRequest | None]:
-    """Return the prompt of each entry of the file; ``None`` for an entry without one.
-
-    Raises ConfigError if an entry cannot be read, or none has a prompt; with file and line.
-    """
-    found = [request_of(entry, spec) for entry in read_entries(spec.file)]
-    if not any(found):
-        raise file_error(spec.file, None, "all prompts are empty")
-    return found
-
-
 def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | None:
     """Return the prompt of an entry, not counted yet; ``None`` if it is empty, as of an empty conversation.
 
@@ -151,13 +140,11 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
     tokens = entry.length(OUTPUT_LENGTH_KEYS)
     limit = tokens or spec.settings.max_tokens
     request = WorkloadRequest(limit, due_s=entry.due_s, source=entry.source)
-    for key in _IDS_KEYS:
-        if entry.values.get(key) is not None:
-            return replace(request, token_ids=_ids(entry, key, spec))
-    for key in _CONVERSATION_KEYS:
-        if key in entry.values:
-            prompt, answer = _conversation(entry, key)
-            break
+    ids_key, ids = entry.first(_IDS_KEYS)
+    if ids is not None:
+        return replace(request, token_ids=_checked_ids(entry, ids_key, ids, spec))
+    if entry.conversation is not None:
+        prompt, answer = _first_turns(entry)
     else:
         prompt, answer = _prompt(entry), entry.text(_ANSWER_KEYS)
     if not prompt.strip():
@@ -180,8 +167,7 @@ def _prompt(entry: DatasetEntry) -> str:
     return prompt
 
 
-def _ids(entry: DatasetEntry, key: str, spec: WorkloadSpec) -> tuple[int, ...]:
-    ids = entry.values[key]
+def _checked_ids(entry: DatasetEntry, key: str, ids: Any, spec: WorkloadSpec) -> tuple[int, ...]:
     if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
         raise entry.error(f"{key} must be a list of token ids, whole numbers of at least 0")
     if not (spec.takes_token_ids or spec.ids_allowed):
@@ -193,10 +179,10 @@ def _ids(entry: DatasetEntry, key: str, spec: WorkloadSpec) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _conversation(entry: DatasetEntry, key: str) -> tuple[str, str | None]:
+def _first_turns(entry: DatasetEntry) -> tuple[str, str | None]:
     """Return the turns before the first answer as one prompt, and that answer."""
     prompts: list[str] = []
-    for role, text, _ in _messages(entry, key):
+    for role, text, _ in _messages(entry):
         if role in _ASSISTANT_ROLES:
             return "\n".join(prompts), text
         prompts.append(text)
@@ -205,13 +191,12 @@ def _conversation(entry: DatasetEntry, key: str) -> tuple[str, str | None]:
 
 def turns_of(entry: DatasetEntry) -> list[DatasetEntry]:
     """Return an entry for each turn of the user in a whole conversation; one without turns as it is."""
-    key = next((key for key in _CONVERSATION_KEYS if key in entry.values), None)
-    if key is None:
+    if entry.conversation is None:
         return [entry]
     common = {key: entry.values[key] for key in OUTPUT_LENGTH_KEYS if key in entry.values}
     first: dict[str, Any] = {key: entry.values.get(key) for key in ("due_s", "timestamp")}
     turns: list[dict[str, Any]] = []
-    for role, text, turn in _messages(entry, key):
+    for role, text, turn in _messages(entry):
         if role == "system":
             first["said"] = [{"role": role, "content": text}]
         elif role not in _ASSISTANT_ROLES and text.strip():
@@ -221,7 +206,8 @@ def turns_of(entry: DatasetEntry) -> list[DatasetEntry]:
     return [entry._replace(values={**(first if turn is turns[0] else {}), **turn}) for turn in turns]
 
 
-def _messages(entry: DatasetEntry, key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _messages(entry: DatasetEntry) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    key = entry.conversation or ""
     turns = entry.values[key]
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise entry.error(f"{key} must be a list of turns, each a JSON object")

@@ -7,7 +7,7 @@ and of NumPy, whose generators may change with a release (NEP 19).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -55,6 +55,10 @@ Codes = NDArray[np.int32]
 """A random number for each token of a prompt, which selects a word or token id: equal codes, equal tokens."""
 
 
+Drawn = tuple[WorkloadRequest, Codes]
+"""A request without a prompt, and a code for each token of the prompt that is still to be written."""
+
+
 def random_source(seed: int, name: str) -> np.random.Generator:
     """Return the generator of what is named: what it draws does not change when another draws more."""
     return np.random.default_rng([seed, *name.encode()])
@@ -70,16 +74,6 @@ def random_order(count: int, seed: int) -> Iterator[int]:
     source = random_source(seed, "order")
     while True:
         yield from source.permutation(count).tolist()
-
-
-@dataclass(frozen=True)
-class PromptShape:
-    """A request before its prompt has words or ids: one code for each token."""
-
-    codes: Codes
-    max_tokens: int
-    due_s: float | None = None
-    source: str | None = None
 
 
 def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[tuple[int, int]], list[str]]:
@@ -104,10 +98,8 @@ def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[tuple
     return [(min(length, room), output) for length, output in pairs], notes
 
 
-def generated_requests(
-    spec: WorkloadSpec, shapes: Iterable[PromptShape]
-) -> tuple[list[WorkloadRequest], list[str]]:
-    """Return a request for each shape, in their order, and notes for readers of the results.
+def generated_requests(spec: WorkloadSpec, drawn: Iterable[Drawn]) -> tuple[list[WorkloadRequest], list[str]]:
+    """Return the requests with their prompts, in their order, and notes for readers of the results.
 
     Prompts are token ids for a model that takes ids, else texts. Raises ConfigError if there is neither
     tokenizer nor vocabulary for them.
@@ -119,39 +111,23 @@ def generated_requests(
         # A list, so that all requests share its int objects: there may be tens of millions of tokens.
         ids = list(spec.vocabulary.ids)
         return [
-            WorkloadRequest(
-                shape.max_tokens,
-                token_ids=tuple(map(ids.__getitem__, (shape.codes % len(ids)).tolist())),
-                input_tokens=len(shape.codes),
+            replace(
+                request,
+                token_ids=tuple(map(ids.__getitem__, (codes % len(ids)).tolist())),
+                input_tokens=len(codes),
                 input_by=BY_WORKLOAD,
-                due_s=shape.due_s,
-                source=shape.source,
             )
-            for shape in shapes
+            for request, codes in drawn
         ], []
     if spec.tokenizer is None:
         message = "prompts of a given length need the model's tokenizer, and none was found"
         raise settings_error("tokenizer", message, code="no-tokenizer", hint=TOKENIZER_HINT)
-    return _texts(TextWriter(spec.tokenizer), shapes)
-
-
-def _texts(writer: TextWriter, shapes: Iterable[PromptShape]) -> tuple[list[WorkloadRequest], list[str]]:
-    requests: list[WorkloadRequest] = []
-    inexact, remaining = 0, iter(shapes)
+    writer, requests, inexact, remaining = TextWriter(spec.tokenizer), list[WorkloadRequest](), 0, iter(drawn)
     while batch := list(islice(remaining, _BATCH)):
-        texts = writer.write([shape.codes for shape in batch])
-        for shape, (text, tokens) in zip(batch, texts, strict=True):
-            inexact += tokens != len(shape.codes)
-            requests.append(
-                WorkloadRequest(
-                    shape.max_tokens,
-                    prompt=text,
-                    input_tokens=tokens,
-                    input_by=BY_TOKENIZER,
-                    due_s=shape.due_s,
-                    source=shape.source,
-                )
-            )
+        texts = writer.write([codes for _, codes in batch])
+        for (request, codes), (text, tokens) in zip(batch, texts, strict=True):
+            inexact += tokens != len(codes)
+            requests.append(replace(request, prompt=text, input_tokens=tokens, input_by=BY_TOKENIZER))
     if not inexact:
         return requests, []
     note = (
