@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.passes import PassOutcome
 from trtllm_hpc.bench.records import RequestRecord, read_records
-from trtllm_hpc.bench.results import LevelResult, levels_of, read_measurement
-from trtllm_hpc.bench.server_metrics import ServerSample, read_samples
+from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, levels_of, read_measurement
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import MeasurementPaths, RunPaths, read_json
@@ -59,11 +57,7 @@ class ServerIdentity:
 
     def was_replaced_by(self, now: ServerIdentity) -> bool:
         """Return whether every instance, or the proxy before them, has been away between this and ``now``."""
-        if (self.job_id, self.ready_at, self.proxy_restarts) != (
-            now.job_id,
-            now.ready_at,
-            now.proxy_restarts,
-        ):
+        if replace(self, restarts=()) != replace(now, restarts=()):
             return True
         pairs = list(zip(self.restarts, now.restarts, strict=False))
         return bool(pairs) and all(before < after for before, after in pairs)
@@ -102,50 +96,20 @@ def ended_parts(paths: RunPaths) -> list[str]:
     return found
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """The first levels of a measurement, with their records and samples; by default none."""
+def read_earlier(
+    files: MeasurementPaths, settings: Benchmark
+) -> tuple[MeasurementSummary, list[RequestRecord]] | None:
+    """Return an earlier attempt's levels that were measured whole with the same settings, and their records.
 
-    started_at: float | None = None
-    """Seconds since the epoch."""
-    levels: list[LevelResult] = field(default_factory=list)
-    records: list[RequestRecord] = field(default_factory=list)
-    samples: list[ServerSample] = field(default_factory=list)
-
-    @property
-    def requests(self) -> int:
-        """How many requests of the workload, or conversations, they have sent."""
-        if sessions := {record.session for record in self.records} - {None}:
-            return len(sessions)
-        return 1 + max((record.index for record in self.records), default=-1)
-
-    @property
-    def note(self) -> str | None:
-        """A sentence for the reader of the figures."""
-        count = len(self.levels)
-        if not count:
-            return None
-        what = "The first level was" if count == 1 else f"The first {count} levels were"
-        return f"{what} measured by an earlier attempt, which did not come to its end."
-
-    def clock(self) -> Clock:
-        """Return a clock that goes on counting from the earlier attempt's start."""
-        if self.started_at is None:
-            return Clock()
-        return Clock(time.monotonic() - (time.time() - self.started_at), self.started_at)
-
-
-def read_earlier(files: MeasurementPaths, settings: Benchmark) -> Earlier:
-    """Return the levels that were measured whole with the same settings; none where nothing is missing.
-
-    A search decides by each level what comes next, and begins again.
+    ``None`` without any, and where nothing is missing. A search decides by each level what comes next, and
+    begins again.
     """
     try:
         measured, records = read_measurement(files.summary), read_records(files.requests)
     except (RunNotFound, OSError, ValueError, TypeError):
-        return Earlier()
+        return None
     if settings.find_max or measured.settings != settings.model_dump(mode="json"):
-        return Earlier()
+        return None
 
     def is_whole(level: LevelResult) -> bool:
         return len(level.passes) == settings.repeats and all(it.verdict.valid for it in level.passes)
@@ -153,7 +117,5 @@ def read_earlier(files: MeasurementPaths, settings: Benchmark) -> Earlier:
     levels = list(takewhile(is_whole, measured.levels))
     kept = [it for it in records if it.level < len(levels)]
     if not kept or len(levels) >= len(levels_of(settings)):
-        return Earlier()
-    end_s = max(record.ended_s for record in kept)
-    samples = [sample for sample in read_samples(files.samples) if sample.time_s <= end_s]
-    return Earlier(measured.started_at, levels, kept, samples)
+        return None
+    return replace(measured, levels=levels), kept

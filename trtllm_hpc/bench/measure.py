@@ -25,7 +25,6 @@ from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.interruptions import (
     MOST_CUTS,
-    Earlier,
     Follow,
     ServerIdentity,
     ended_parts,
@@ -33,11 +32,12 @@ from trtllm_hpc.bench.interruptions import (
     was_cut,
 )
 from trtllm_hpc.bench.load.messages import COMPLETIONS
-from trtllm_hpc.bench.passes import Passes, PassOutcome, RequestFeed, step_of
+from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.bench.passes import Passes, PassOutcome, RequestFeed
 from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Show, Step, reported
 from trtllm_hpc.bench.provenance import provenance, workload_provenance
-from trtllm_hpc.bench.records import append_records
+from trtllm_hpc.bench.records import RequestRecord, append_records
 from trtllm_hpc.bench.results import (
     Finding,
     Level,
@@ -50,7 +50,7 @@ from trtllm_hpc.bench.results import (
     write_measurement,
 )
 from trtllm_hpc.bench.search import RateOutcome, find_max, outcome_of
-from trtllm_hpc.bench.server_metrics import Samples, sampled
+from trtllm_hpc.bench.server_metrics import Samples, ServerSample, read_samples, sampled
 from trtllm_hpc.bench.targets import target_of
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
 from trtllm_hpc.bench.workload.tokenizers import find_tokenizer
@@ -107,7 +107,7 @@ def run_measurement(
             server.endpoint,
             run.passes.clock,
             to=server.paths.measurement(name).samples,
-            before=run.earlier.samples,
+            before=run.earlier_samples,
         ) as run.samples,
         reported(run.passes.progress, progress_file, show),
     ):
@@ -132,17 +132,6 @@ def _writing(paths: RunPaths) -> Iterator[None]:
         raise InvalidMeasurement(message, hint=hint) from error
 
 
-def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
-    """Return the settings for one rate of a search, with enough requests to fill a window."""
-    if settings.duration_seconds is not None:
-        return settings
-    window_s = max(SEARCH_WINDOW_S, settings.min_window_seconds)
-    longer = {"requests": max(settings.requests or 1, math.ceil(rate_per_s * window_s))}
-    if settings.warmup_requests:
-        longer["warmup_requests"] = max(settings.warmup_requests, math.ceil(rate_per_s * _SEARCH_WARMUP_S))
-    return settings.model_copy(update=longer)
-
-
 class _Run:
     """A measurement that is going on: what all its passes share, the passes so far, and its files."""
 
@@ -154,9 +143,21 @@ class _Run:
         self._files = self._paths.measurement(name)
         slo = parse_slo(settings.slo) if settings.slo else None
         self.is_companion = name == COMPANION_MEASUREMENT
-        self.earlier = read_earlier(self._files, settings) if self.is_companion else Earlier()
         target = target_of(settings, server.endpoint, None if job is None else backend_of(job).text_model)
-        clock = self.earlier.clock()
+        self._records, self._results = list[RequestRecord](), list[LevelResult]()
+        self._notes, self.earlier_samples = list[str](), list[ServerSample]()
+        clock, sent = Clock(), 0
+        earlier = read_earlier(self._files, settings) if self.is_companion else None
+        if earlier is not None:
+            measured, self._records = earlier
+            self._results, count = measured.levels, len(measured.levels)
+            clock = Clock(time.monotonic() - (time.time() - measured.started_at), measured.started_at)
+            end_s = max(record.ended_s for record in self._records)
+            self.earlier_samples = [it for it in read_samples(self._files.samples) if it.time_s <= end_s]
+            sessions = {record.session for record in self._records} - {None}
+            sent = len(sessions) or 1 + max(record.index for record in self._records)
+            what = "The first level was" if count == 1 else f"The first {count} levels were"
+            self._notes = [f"{what} measured by an earlier attempt, which did not come to its end."]
         folders, special = list[Path](), True  # of a server outside any run only the settings name one
         if job is not None:
             engine = Path(job.engine.directory or self._paths.engine)
@@ -173,12 +174,10 @@ class _Run:
             ids_allowed=target.protocol == COMPLETIONS,
         )
         feed = RequestFeed(workload, target)
-        feed.take(self.earlier.requests)  # which the earlier attempt has sent
+        feed.take(sent)  # requests, or conversations, by the earlier attempt
         self._power = PowerReadings(self._paths, clock)
         self.passes = Passes(settings, target, feed, clock, Progress(), tokenizer, slo, self._power)
-        self._notes = [self.earlier.note] if self.earlier.note else []
         self._provenance = provenance(self._paths, server.endpoint, job)
-        self._records, self._results = list(self.earlier.records), list(self.earlier.levels)
         self._search: SearchResult | None = None
         self._broken: list[Finding] = []
         """Why so many requests of a pass failed that its figures are invalid."""
@@ -213,23 +212,33 @@ class _Run:
         settings, slo = self.settings, self.passes.slo
         assert settings.slo is not None and slo is not None
         ended_early: Finding | None = None
+        window_s = max(SEARCH_WINDOW_S, settings.min_window_seconds)
 
         def measure(rate: float) -> RateOutcome:
             nonlocal ended_early
-            level_index, level = len(self._results), OpenLoop(rate, settings.arrival, settings.burstiness)
-            ended_early = self._run_level(level, at_rate(settings, rate))
+            at_rate = settings
+            if settings.duration_seconds is None:  # enough requests to fill a window
+                most = {"requests": max(settings.requests or 1, math.ceil(rate * window_s))}
+                if settings.warmup_requests:
+                    warmup = math.ceil(rate * _SEARCH_WARMUP_S)
+                    most["warmup_requests"] = max(settings.warmup_requests, warmup)
+                at_rate = settings.model_copy(update=most)
+            level = OpenLoop(rate, settings.arrival, settings.burstiness)
+            ended_early = self._run_level(level, at_rate)
             if ended_early is not None:
                 return RateOutcome(0, 0, [], unusable=sentence_of(ended_early))
-            return outcome_of(self._results[level_index].passes, slo, settings.max_error_share)
+            return outcome_of(self._results[-1].passes, slo, settings.max_error_share)
 
         self._search = find_max(measure, settings.rate_per_second, settings.slo)
         return ended_early
 
     def _run_level(self, level: Level, settings: Benchmark) -> Finding | None:
-        level_index, passes = len(self._results), list[Pass]()
-        for repeat in range(self.settings.repeats):
+        level_index, passes, repeats = len(self._results), list[Pass](), self.settings.repeats
+        # How many levels a search has is not known.
+        levels = None if self.settings.find_max else len(levels_of(self.settings))
+        for repeat in range(repeats):
+            step = Step(level_index, levels, level.label, repeat, repeats)
             try:
-                step = step_of(self.settings, level_index, level, repeat)
                 outcome = self._run_pass(level, step, settings)
             except NotReady:
                 if not self._results:
@@ -278,17 +287,13 @@ class _Run:
             return replace(outcome, cut=True)
         with _writing(self._paths):
             append_records(self._files.requests, outcome.records)
-        self._explain_failures(outcome.result, step, ended_parts(self._paths)[ended_before:])
+        ended, result = ended_parts(self._paths)[ended_before:], outcome.result
+        if ended and result.failed:
+            finding = Finding("requests-broke", facts={"step": str(step), "ended": "; ".join(ended)})
+            is_invalid = result.failed > self.settings.max_error_share * result.measured
+            # A search goes beyond what the server can do, so that failures are no finding there.
+            (self._broken if is_invalid and not self.settings.find_max else self._survived).append(finding)
         return outcome
-
-    def _explain_failures(self, result: Pass, step: Step, ended: Sequence[str]) -> None:
-        """Name the parts of the server that ended during a pass in which requests failed."""
-        if not ended or not result.failed:
-            return
-        finding = Finding("requests-broke", facts={"step": str(step), "ended": "; ".join(ended)})
-        is_invalid = result.failed > self.settings.max_error_share * result.measured
-        # A search goes beyond what the server can do, so that failures are no finding there.
-        (self._broken if is_invalid and not self.settings.find_max else self._survived).append(finding)
 
     def _returned(self, step: Step) -> bool:
         """Wait for a server that is away, and ask it where it is then; false: it did not come back."""

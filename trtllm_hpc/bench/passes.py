@@ -21,7 +21,7 @@ from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Step
 from trtllm_hpc.bench.records import RequestRecord, Sample
-from trtllm_hpc.bench.results import ClosedLoop, Finding, Level, OpenLoop, Pass, Window, levels_of
+from trtllm_hpc.bench.results import ClosedLoop, Finding, Level, OpenLoop, Pass, Window
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.request import TextEncoder, WorkloadRequest, WorkloadSpec
@@ -285,9 +285,3 @@ def timed_length(level: ClosedLoop, until_s: float, given: int | None) -> int:
     if given is None:
         return least
     return max(least, min(given, level.concurrency * math.ceil(until_s * _REQUESTS_PER_SECOND)))
-
-
-def step_of(settings: Benchmark, level_index: int, level: Level, repeat: int) -> Step:
-    """Describe one pass for those who follow; the number of levels of a search is not known."""
-    levels = None if settings.find_max else len(levels_of(settings))
-    return Step(level_index, levels, level.label, repeat, settings.repeats)
