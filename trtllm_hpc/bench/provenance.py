@@ -42,8 +42,11 @@ def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile | None) -> dict
     if job is None:
         server = {"host": endpoint.host, "url": endpoint.place, "models": list(endpoint.models)}
         return {"server": server, "client": client}
-    run = RunSnapshot(paths)
+    run, engine = RunSnapshot(paths), job.engine
     stages = run.submission.stages if run.submission else {}
+    # How many ranks a server splits the model over; servers of several kinds are not alike.
+    kinds = () if job.serve.disaggregated else ("tensor", "pipeline", "context", "moe_expert")
+    sizes = {name: getattr(engine, name) for name in (f"{kind}_parallel" for kind in kinds)}
     return {
         "run": {
             "id": paths.run_id,
@@ -52,10 +55,10 @@ def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile | None) -> dict
         },
         "server": _server(run, endpoint),
         "engine": {
-            "backend": job.engine.backend,
+            "backend": engine.backend,
             "model": job.model.path or job.model.synthetic,
             "tensorrt_llm": None if run.plan is None else run.plan.release,
-            **_parallelism(job),
+            **{name: size for name, size in sizes.items() if size},
             **_built(run),
         },
         "client": client,
@@ -71,14 +74,21 @@ def workload_provenance(file: Path) -> dict[str, Any]:
 
 
 def _server(run: RunSnapshot, endpoint: Endpoint) -> dict[str, Any]:
+    """Return where the ranks run, by their own records, and what the preflight found on their nodes."""
     world_sizes = () if run.plan is None else run.plan.world_sizes
     found = {record.host: record.details for step in run.preflight_steps for record in run.ranks(step)}
-    ranks = [
-        _rank(run.paths, step, rank, found)
-        for step, world_size in zip(run.serve_steps, world_sizes, strict=False)
-        for rank in range(world_size)
-    ]
-    known = [rank for rank in ranks if rank]
+    known = list[dict[str, Any]]()
+    for step, world_size in zip(run.serve_steps, world_sizes, strict=False):
+        for rank in range(world_size):
+            if (record := RankRecord.read(run.paths.rank_record(step, rank))) is not None:
+                seen = found.get(record.host, {})
+                facts = {it: seen[it] for it in ("gpus", "gpu_models", "mpi_library") if seen.get(it)}
+                known.append({"rank": rank, "host": record.host, **facts})
+    container = dict[str, Any]()
+    with suppress(ConfigError, OSError):
+        profile = read_cluster(run.paths.cluster)
+        of_profile = profile.container
+        container = {"cluster": profile.name, "container": of_profile.runtime, "image": of_profile.image}
     return {
         "job_id": endpoint.job_id,
         "host": endpoint.host,
@@ -89,34 +99,8 @@ def _server(run: RunSnapshot, endpoint: Endpoint) -> dict[str, Any]:
         "gpus": run.planned_gpus.get("serve", 0),
         **({"instances": endpoint.instances} if endpoint.instances > 1 else {}),
         "ranks": known,
-        **_container(run.paths),
+        **container,
     }
-
-
-def _rank(paths: RunPaths, step: str, rank: int, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return where a rank runs, from its own record, and what the preflight found on its node."""
-    record = RankRecord.read(paths.rank_record(step, rank))
-    if record is None:
-        return {}
-    seen = found.get(record.host, {})
-    known = {name: seen[name] for name in ("gpus", "gpu_models", "mpi_library") if seen.get(name)}
-    return {"rank": rank, "host": record.host, **known}
-
-
-def _parallelism(job: JobFile) -> dict[str, int]:
-    """Return over how many ranks a server splits the model; nothing of servers that are not alike."""
-    kinds = () if job.serve.disaggregated else ("tensor", "pipeline", "context", "moe_expert")
-    sizes = {f"{kind}_parallel": getattr(job.engine, f"{kind}_parallel") for kind in kinds}
-    return {name: size for name, size in sizes.items() if size}
-
-
-def _container(paths: RunPaths) -> dict[str, Any]:
-    try:
-        profile = read_cluster(paths.cluster)
-    except (ConfigError, OSError):
-        return {}
-    container = profile.container
-    return {"cluster": profile.name, "container": container.runtime, "image": container.image}
 
 
 def _built(run: RunSnapshot) -> dict[str, Any]:

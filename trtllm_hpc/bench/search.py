@@ -49,7 +49,11 @@ def outcome_of(passes: Sequence[Pass], slo: Slo, max_error_share: float) -> Rate
         return RateOutcome(0, len(passes), [], unusable=why)
     held, judged, broken = 0, 0, list[str]()
     for one in passes:
-        violations = _violations(one, slo, max_error_share)
+        violations = slo.violations(one.metrics)
+        if one.failed > max_error_share * one.measured:
+            violations.append(f"{one.failed} of {one.measured} requests failed.")
+        if one.verdict.unsteady:
+            violations.append("Latency grew over the window: the server did not keep up.")
         if one.verdict.client_limited or (not violations and not one.verdict.valid):
             continue
         judged += 1
@@ -62,15 +66,6 @@ def outcome_of(passes: Sequence[Pass], slo: Slo, max_error_share: float) -> Rate
         why = " ".join(map(sentence_of, verdict.findings))
         return RateOutcome(0, len(passes), [], unusable=f"{reason}: {why}")
     return RateOutcome(held, judged, broken)
-
-
-def _violations(one: Pass, slo: Slo, max_error_share: float) -> list[str]:
-    violations = slo.violations(one.metrics)
-    if one.failed > max_error_share * one.measured:
-        violations.append(f"{one.failed} of {one.measured} requests failed.")
-    if one.verdict.unsteady:
-        violations.append("Latency grew over the window: the server did not keep up.")
-    return violations
 
 
 def find_max(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
+from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.load.messages import Target
 from trtllm_hpc.client import connect
 from trtllm_hpc.client.options import BY_NAME
@@ -43,8 +43,17 @@ def target_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) -
     else:
         name = settings.model or text_model or connect.usual_model(endpoint)
         target = _triton_target(settings, endpoint, name, protocol)
-    if settings.slo is not None:
-        _refuse_unmeasurable(parse_slo(settings.slo), target)
+    # A search for limits that no answer has a figure for would end at the lowest rate.
+    streamed = parse_slo(settings.slo).needing_streaming if settings.slo is not None else []
+    if streamed and not (target.streaming and target.decoupled):
+        reason, hint = "answers are not streamed", "stream them (--streaming, companion.benchmark.streaming)"
+        if not target.decoupled:
+            reason = f"model {target.model!r} gives each answer in one piece"
+            hint = "serve it with repository.decoupled: true"
+        raise InvalidMeasurement(
+            f"The SLO limits {', '.join(streamed)}, which only streamed answers have; {reason}.",
+            hint=f"{hint}, or limit the latency instead (--slo 'latency<1s')",
+        )
     return target
 
 
@@ -56,21 +65,6 @@ def with_protocol(settings: Benchmark, spoken: str, url: str) -> Benchmark:
             f"{url} speaks {spoken}, and the settings say {protocol}.", hint=f"--protocol {spoken}"
         )
     return settings.model_copy(update={"protocol": protocol})
-
-
-def _refuse_unmeasurable(slo: Slo, target: Target) -> None:
-    """Refuse limits that no answer has a figure for: a search would end at the lowest rate."""
-    if not slo.needing_streaming or (target.streaming and target.decoupled):
-        return
-    if target.decoupled:
-        reason, hint = "answers are not streamed", "stream them (--streaming, companion.benchmark.streaming)"
-    else:
-        reason = f"model {target.model!r} gives each answer in one piece"
-        hint = "serve it with repository.decoupled: true"
-    raise InvalidMeasurement(
-        f"The SLO limits {', '.join(slo.needing_streaming)}, which only streamed answers have; {reason}.",
-        hint=f"{hint}, or limit the latency instead (--slo 'latency<1s')",
-    )
 
 
 def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol: Protocol) -> Target:

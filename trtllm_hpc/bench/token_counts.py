@@ -51,21 +51,26 @@ def to_records(
     for reply, request, answer, (tokens, by) in zip(replies, sent, parsed, counts, strict=True):
         usage = answer.usage or Usage()
         by_server = usage.input_tokens is not None
-        is_stream = reply.ok and answer.streamed and bool(answer.chunks)
+        chunks = answer.chunks if answer.streamed else []
+        # By the ids of each response; else one, as servers send them that keep up.
+        chunk_tokens = [1 if chunk.token_ids is None else len(chunk.token_ids) for chunk in chunks]
+        if len(chunks) == 1 and tokens is not None:
+            chunk_tokens = [tokens]
+        phase = WARMUP if reply.due_s < window.start_s else MEASURED
         record = RequestRecord(
             index=reply.index,
             level=level,
             repeat=repeat,
-            phase=_phase(reply.due_s, window),
+            phase=phase if reply.due_s <= window.end_s else DRAIN,
             scheduled_s=reply.due_s if reply.freed_s is None else reply.sent_s,
             sent_s=reply.sent_s,
             # What follows the last token, such as the server's count, is not part of the answer.
-            ended_s=answer.chunks[-1].time_s if is_stream else reply.ended_s,
+            ended_s=chunks[-1].time_s if reply.ok and chunks else reply.ended_s,
             status=reply.status,
             error=reply.error,
             requested_tokens=request.max_tokens,
-            chunks_s=tuple(chunk.time_s for chunk in answer.chunks) if answer.streamed else (),
-            chunk_tokens=_chunk_tokens(answer, tokens) if answer.streamed else (),
+            chunks_s=tuple(chunk.time_s for chunk in chunks),
+            chunk_tokens=tuple(chunk_tokens),
             # The server counts the tokens of a chat's template, too, which the prompt does not have.
             input_tokens=usage.input_tokens if by_server else request.input_tokens,
             input_by=BY_SERVER if by_server else request.input_by,
@@ -81,22 +86,15 @@ def to_records(
     return records
 
 
-def _phase(due_s: float, window: Window) -> str:
-    if due_s < window.start_s:
-        return WARMUP
-    return MEASURED if due_s <= window.end_s else DRAIN
-
-
 def _output_tokens(
     parsed: Sequence[ParsedReply], requests: Sequence[WorkloadRequest], tokenizer: TextEncoder | None
 ) -> list[tuple[int | None, str | None]]:
     """Return the tokens of each answer, and who counted them."""
-    counts = [_by_server(answer, request) for answer, request in zip(parsed, requests, strict=True)]
-    found: list[tuple[int | None, str | None]]
-    found = [(count, None if count is None else BY_SERVER) for count in counts]
-    known = dict[int, str]()
+    found, known = list[tuple[int | None, str | None]](), dict[int, str]()
     for at, (answer, request) in enumerate(zip(parsed, requests, strict=True)):
-        if counts[at] is None and answer.text is not None:
+        count = _by_server(answer, request)
+        found.append((count, None if count is None else BY_SERVER))
+        if count is None and answer.text is not None:
             repeated = (request.prompt or "") if len(answer.chunks) == 1 else ""
             known[at] = answer.text.removeprefix(repeated)
     if tokenizer is None or not known:
@@ -119,13 +117,6 @@ def _by_server(answer: ParsedReply, request: WorkloadRequest) -> int | None:
         return None if answer.chunks else 0
     repeated = len(answer.chunks) == 1 and ids[: len(prompt)] == prompt
     return len(ids) - (len(prompt) if repeated else 0)
-
-
-def _chunk_tokens(answer: ParsedReply, tokens: int | None) -> tuple[int, ...]:
-    """Return the tokens of each response: by its ids; else one, as servers send them that keep up."""
-    if len(answer.chunks) == 1 and tokens is not None:
-        return (tokens,)
-    return tuple(1 if chunk.token_ids is None else len(chunk.token_ids) for chunk in answer.chunks)
 
 
 def _reasoning(answer: ParsedReply, usage: Usage) -> dict[str, Any]:

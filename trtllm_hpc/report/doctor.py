@@ -14,7 +14,7 @@ from typing import Any
 
 from trtllm_hpc import __version__
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.report.tables import Cell, Table
+from trtllm_hpc.report.tables import Table
 from trtllm_hpc.runs.node_checks import NodeReport
 from trtllm_hpc.tensorrt_llm.memory import MemoryPlan
 
@@ -26,11 +26,9 @@ def checks_table(rows: Sequence[Diagnostic], *, narrow: bool) -> Table:
     """Return a table with a row for each check; in a ``narrow`` one the remedy is below the sentence."""
     table = Table("check", "outcome", "what was found", *(() if narrow else ("next",)))
     for row in rows:
-        cells: list[Cell] = [row.code, (row.state, _STYLES[row.state])]
-        if narrow:
-            table.add_row(*cells, f"{row.message}\nnext: {row.hint}" if row.hint else row.message)
-        else:
-            table.add_row(*cells, row.message, row.hint or "")
+        below = f"\nnext: {row.hint}" if narrow and row.hint else ""
+        beside = () if narrow else (row.hint or "",)
+        table.add_row(row.code, (row.state, _STYLES[row.state]), f"{row.message}{below}", *beside)
     return table
 
 

@@ -51,13 +51,13 @@ def level_labels(measurement: MeasurementSummary) -> list[str]:
     ]
 
 
-def ascending_levels(measurement: MeasurementSummary) -> list[int]:
-    """Return the indices of the levels from the lowest load to the highest.
+def ascending_levels(measurement: MeasurementSummary) -> list[tuple[str, LevelResult]]:
+    """Return each level with its label, from the lowest load to the highest.
 
     A search tries its rates in another order.
     """
-    levels = measurement.levels
-    return sorted(range(len(levels)), key=lambda place: load_of(levels[place]))
+    labelled = zip(level_labels(measurement), measurement.levels, strict=True)
+    return sorted(labelled, key=lambda level: load_of(level[1]))
 
 
 def headline_level(measurement: MeasurementSummary) -> int | None:

@@ -24,7 +24,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import NONE, format_bytes
 from trtllm_hpc.report.status import RankGroup, grouped
 from trtllm_hpc.report.tables import Table, print_table, terminal_width
-from trtllm_hpc.runs.status import StageStatus, run_status
+from trtllm_hpc.runs.status import run_status
 
 _WELL = "ended 0"
 _STOPPED = "stopped by "
@@ -69,8 +69,14 @@ def list_with_causes(run: RunPaths) -> tuple[list[LogRow], Sequence[Finding]]:
     except SubmissionError:
         return _rows(snapshot, logs), ()
     stages = {stage.stage: stage for stage in status.stages}
-    rows = _rows(snapshot, logs)
-    rows = [replace(row, state=_state_from_slurm(row, stages.get(stage_of(row.step)))) for row in rows]
+    rows = []
+    for row in _rows(snapshot, logs):
+        stage, state, of_script = stages.get(stage_of(row.step)), row.state, row.rank is None
+        if stage is not None and stage.final and state == RUNNING:
+            state = CANCELLED if of_script and stage.state == "CANCELLED" else SILENT
+        elif stage is not None and state == NO_RECORD and of_script:
+            state = NEVER_STARTED if stage.final else stage.state.lower()
+        rows.append(replace(row, state=state))
     return rows, status.causes
 
 
@@ -86,17 +92,6 @@ def _rows(run: RunSnapshot, logs: Sequence[LogFile]) -> list[LogRow]:
     ]
 
 
-def _state_from_slurm(row: LogRow, stage: StageStatus | None) -> str:
-    if stage is None:
-        return row.state
-    of_script = row.rank is None
-    if row.state == RUNNING and stage.final:
-        return CANCELLED if of_script and stage.state == "CANCELLED" else SILENT
-    if row.state == NO_RECORD and of_script:
-        return NEVER_STARTED if stage.final else stage.state.lower()
-    return row.state
-
-
 def print_logs(rows: Sequence[LogRow]) -> None:
     """Print the rows, many ranks in the same state as one, and below them first errors, in a pipe whole."""
     table = Table("step", "rank", "host", "state", "size", right=("rank", "size"), one_line=("size",))
@@ -104,9 +99,14 @@ def print_logs(rows: Sequence[LogRow]) -> None:
     for group in _groups(rows):
         sizes = [row.size_bytes for row in group.members if row.size_bytes is not None]
         size = format_bytes(sum(sizes)) if sizes else NONE
-        table.add_row(_step(group), group.ranks or NONE, group.host or NONE, group.state, size)
-        if error := _error(group):
-            errors.append(f"{_name(group)}: {error}")
+        kind = group.members[0].step.partition(".")[0]
+        step = f"{kind}.{group.instances}" if group.instances else kind
+        table.add_row(step, group.ranks or NONE, group.host or NONE, group.state, size)
+        if having := [row for row in group.members if row.first_error]:
+            more = f" and {len(having) - 1} more" if len(having) > 1 else ""
+            which = f"{RankGroup((having[0],)).name}{more}: " if len(group.members) > 1 else ""
+            ranks = f"[{group.ranks}]" if group.ranks else ""
+            errors.append(f"{step}{ranks}: {which}{having[0].first_error}")
     print_table(table)
     width = terminal_width()
     for error in ("\nfirst errors:", *errors) if errors else ():
@@ -118,24 +118,3 @@ def _groups(rows: Sequence[LogRow]) -> Iterator[RankGroup[LogRow]]:
     for (_, of_rank), some in groupby(rows, lambda row: (row.step.partition(".")[0], row.rank is not None)):
         members = list(some)
         yield from grouped(members) if of_rank else (RankGroup((row,)) for row in members)
-
-
-def _step(group: RankGroup[LogRow]) -> str:
-    kind = group.members[0].step.partition(".")[0]
-    return f"{kind}.{group.instances}" if group.instances else kind
-
-
-def _name(group: RankGroup[LogRow]) -> str:
-    return f"{_step(group)}[{group.ranks}]" if group.ranks else _step(group)
-
-
-def _error(group: RankGroup[LogRow]) -> str:
-    """Return the first error of a group's first log that has one, and which that is."""
-    having = [row for row in group.members if row.first_error]
-    if not having:
-        return ""
-    error = having[0].first_error or ""
-    if len(group.members) == 1:
-        return error
-    more = f" and {len(having) - 1} more" if len(having) > 1 else ""
-    return f"{RankGroup((having[0],)).name}{more}: {error}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from trtllm_hpc.bench.analysis.compare import ComparedFigure, Comparison
 from trtllm_hpc.bench.analysis.slo import BadSlo, parse_slo
@@ -76,9 +75,7 @@ def _levels(measurement: MeasurementSummary) -> Table:
     fixed = ("level", "failed")
     right = ("failed", *figures)
     table = Table(*fixed, *figures, right=right, one_line=fixed, optional=_OPTIONAL)
-    labels = level_labels(measurement)
-    for place in ascending_levels(measurement):
-        label, result = labels[place], measurement.levels[place]
+    for label, result in ascending_levels(measurement):
         table.add_row(
             label if is_valid(result) else f"{label} !",
             f"{result.failed:,} of {result.measured:,}",
@@ -101,11 +98,10 @@ _ENERGY = {
 
 def energy_table(measurement: MeasurementSummary) -> Table:
     """Return a table with a row for each level whose energy is known."""
-    labels, levels = level_labels(measurement), measurement.levels
     rows = [
-        [labels[place], *(_figure(levels[place], key) for key in _ENERGY.values())]
-        for place in ascending_levels(measurement)
-        if "power_mean_w" in levels[place].metrics
+        [label, *(_figure(result, key) for key in _ENERGY.values())]
+        for label, result in ascending_levels(measurement)
+        if "power_mean_w" in result.metrics
     ]
     return Table("energy at", *_ENERGY, right=_ENERGY, rows=rows)
 
@@ -164,7 +160,13 @@ def sentences(measurement: MeasurementSummary) -> Iterator[str]:
     if measurement.search is not None:
         yield f"search: {_search_sentence(measurement.search)}"
     yield from _slo_sentences(measurement)
-    yield from _token_sentences(measurement.tokens)
+    for kind in ("input", "output"):
+        if (tokens := measurement.tokens.get(kind)) is None:
+            continue
+        counted_by = ", ".join(measurement.tokens.get(f"{kind}_by") or ["no source"])
+        hits = measurement.tokens.get("kv_hit_share_by_server") if kind == "input" else None
+        found = "" if hits is None else f"; the server found {hits:.0%} of their KV blocks"
+        yield f"{kind} tokens: {tokens:,}, counted by {counted_by}{found}"
     for words, count in sorted(measurement.errors.items(), key=lambda item: -item[1]):
         yield f"failed: {count:,} time{'s' if count != 1 else ''} {cut(words)}"
     if not all(map(is_valid, measurement.levels)):
@@ -187,18 +189,6 @@ def _search_sentence(search: SearchResult) -> str:
     return f"{found} {search.stopped}" if search.stopped else found
 
 
-def _token_sentences(tokens: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the totals with their sources."""
-    for kind in ("input", "output"):
-        if tokens.get(kind) is None:
-            continue
-        counted_by = ", ".join(tokens.get(f"{kind}_by") or ["no source"])
-        sentence = f"{kind} tokens: {tokens[kind]:,}, counted by {counted_by}"
-        if kind == "input" and tokens.get("kv_hit_share_by_server") is not None:
-            sentence += f"; the server found {tokens['kv_hit_share_by_server']:.0%} of their KV blocks"
-        yield sentence
-
-
 _MAX_FAILED_SHARE = 0.01
 """With a larger share of failed requests a level keeps no SLO, whatever the answered ones took."""
 
@@ -212,21 +202,20 @@ def _slo_sentences(measurement: MeasurementSummary) -> Iterator[str]:
         return
     if limits is None:
         return
-    labels, holding, broken = level_labels(measurement), list[str](), list[str]()
-    for place in ascending_levels(measurement):
-        result = measurement.levels[place]
+    holding, broken = list[str](), list[str]()
+    for label, result in ascending_levels(measurement):
         failing = [it for it in result.passes if it.failed > _MAX_FAILED_SHARE * it.measured]
         violating = [it for it in result.passes if limits.violations(it.metrics)]
         missed = sum(it in failing or it in violating for it in result.passes)
         if not missed:
-            holding.append(labels[place])
+            holding.append(label)
             continue
         reasons = limits.violations(*(it.metrics for it in result.passes))
         if failing:
             failed = sum(it.failed for it in failing)
             reasons.append(f"{failed} of {result.measured} requests failed, which keep no limit.")
         passes = f", in {missed} of {len(result.passes)} passes" if len(result.passes) > 1 else ""
-        broken.append(f"slo does not hold at {labels[place]}{passes}: {' '.join(reasons)}")
+        broken.append(f"slo does not hold at {label}{passes}: {' '.join(reasons)}")
     if holding:
         failed = sum(level.failed for level in measurement.levels)
         limit = f" (for the requests that were answered; {failed} failed)" if failed else ""

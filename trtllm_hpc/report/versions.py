@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from trtllm_hpc.report.formatting import NONE
 from trtllm_hpc.report.tables import Table, print_table
-from trtllm_hpc.tensorrt_llm.releases.programs import Program, ProgramOption, programs_of
+from trtllm_hpc.tensorrt_llm.releases.programs import Program, programs_of
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
-_NONE = "-"
 _MANY = 6
 """Choices beyond these are counted, not listed."""
 
@@ -44,35 +44,23 @@ def print_program(program: Program) -> None:
     print()
     table = Table("option", "takes", "default", "remarks")
     for option in program.options.values():
-        table.add_row(
-            ", ".join((option.name, *option.aliases)), _takes(option), _default(option), _remarks(option)
+        names = ", ".join((option.name, *option.aliases))
+        if option.form == "flag":
+            takes, default = "nothing", "off"
+        else:
+            more = len(option.choices) - _MANY
+            takes = " | ".join(option.choices[:_MANY]) if option.choices else "a value"
+            takes += f" | … ({more} more)" if more > 0 else ""
+            takes += " …" if option.form == "list" else ""
+            default = NONE if option.default is None or option.default == "" else str(option.default)
+        remarks = (
+            "Required." if option.required else None,
+            option.ignored,
+            "Other releases have another default." if option.default_varies else None,
+            option.note,
         )
+        table.add_row(names, takes, default, " ".join(filter(None, remarks)))
     print_table(table)
     for part in program.subcommands.values():
         print()
         print_program(part)
-
-
-def _takes(option: ProgramOption) -> str:
-    if option.form == "flag":
-        return "nothing"
-    value = " | ".join(option.choices[:_MANY]) if option.choices else "a value"
-    more = len(option.choices) - _MANY
-    value += f" | … ({more} more)" if more > 0 else ""
-    return f"{value} …" if option.form == "list" else value
-
-
-def _default(option: ProgramOption) -> str:
-    if option.form == "flag":
-        return "off"
-    return _NONE if option.default is None or option.default == "" else str(option.default)
-
-
-def _remarks(option: ProgramOption) -> str:
-    parts = (
-        "Required." if option.required else None,
-        option.ignored,
-        "Other releases have another default." if option.default_varies else None,
-        option.note,
-    )
-    return " ".join(part for part in parts if part)

@@ -190,7 +190,15 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
     )
     write_text(here.sbatch(_STAGE), script, mode=0o700)
     token = SubmissionRecord(cluster.scheduler).token
-    job_id, started = _start(here, cluster, token)
+    stage_script = StageScript(str(here.folder), _STAGE, (), ((TOKEN_VARIABLE, token),))
+    started = None
+    if cluster.scheduler == "slurm":
+        from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
+
+        job_id = RenderedScriptExecutor(here.folder, cluster.slurm_conf).submit(stage_script).job_id
+    else:
+        process = stage_script.start()
+        job_id, started = str(process.pid), start_ticks(process.pid)
     job = StageJob(job_id, time.time(), started)
     try:
         for run, planned in plans.items():
@@ -204,17 +212,6 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
         else:
             Slurm(cluster.slurm_conf).cancel([sweep_job(str(paths.folder), job_id)])
         raise
-
-
-def _start(here: RunPaths, cluster: ClusterProfile, token: str) -> tuple[str, int | None]:
-    """Start the job; return its id and, of a process of this machine, when it started."""
-    script = StageScript(str(here.folder), _STAGE, (), ((TOKEN_VARIABLE, token),))
-    if cluster.scheduler == "slurm":
-        from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
-
-        return RenderedScriptExecutor(here.folder, cluster.slurm_conf).submit(script).job_id, None
-    process = script.start()
-    return str(process.pid), start_ticks(process.pid)
 
 
 def _minutes(plans: dict[RunPaths, PlanRecord], cluster: ClusterProfile) -> int:

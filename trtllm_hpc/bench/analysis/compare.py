@@ -194,7 +194,8 @@ def compare(
             f"{', '.join(levels_b) or 'none'}.",
             hint=f"trtllm-hpc bench {b.name.partition(':')[0]}, with the rates or concurrencies of {a.name}",
         )
-    workload = workload_diff(a.measurement, b.measurement)
+    of_both = a.measurement, b.measurement
+    workload = workload_diff(*of_both)
     rows = _adjusted([row for label in common for row in _rows(levels_a[label], levels_b[label], tolerance)])
     return Comparison(
         a=a.name,
@@ -202,9 +203,9 @@ def compare(
         rows=rows,
         workload=workload,
         judged=allow_different_workload or not workload,
-        settings=settings_diff(a.measurement, b.measurement),
-        environment=environment_diff(a.measurement, b.measurement),
-        notes=[*_notes(a, b, common), *_undecided(rows, tolerance)],
+        settings=_diff(*map(_settings, of_both), only=("*",), ignored=(*_IGNORED, *_WORKLOAD)),
+        environment=_diff(*(_flat(side.provenance) for side in of_both), only=_ENVIRONMENT),
+        notes=list(_notes(a, b, common, rows, tolerance)),
         invalid=[
             f"The figures of {side.name} may not be used: {side.measurement.verdict.reasons}"
             for side in (a, b)
@@ -291,7 +292,9 @@ def _adjusted(rows: list[ComparedFigure]) -> list[ComparedFigure]:
     ]
 
 
-def _notes(a: Side, b: Side, common: Sequence[str]) -> Iterator[str]:
+def _notes(
+    a: Side, b: Side, common: Sequence[str], rows: Sequence[ComparedFigure], tolerance: float
+) -> Iterator[str]:
     first, second = a.measurement.search, b.measurement.search
     if first is not None and second is not None:
         rates = [
@@ -306,9 +309,6 @@ def _notes(a: Side, b: Side, common: Sequence[str]) -> Iterator[str]:
         unpaired = [label for label in side.levels if label not in common]
         if unpaired:
             yield f"Only {side.name} has the levels {', '.join(unpaired)}: not compared."
-
-
-def _undecided(rows: Sequence[ComparedFigure], tolerance: float) -> Iterator[str]:
     undecided = [row for row in rows if row.undecided]
     if undecided:
         worse = sum(row.better is False for row in undecided)
@@ -335,11 +335,6 @@ def workload_diff(a: MeasurementSummary, b: MeasurementSummary) -> list[str]:
     return lines
 
 
-def settings_diff(a: MeasurementSummary, b: MeasurementSummary) -> list[str]:
-    """Return the other settings that differ and may influence the figures, a line each."""
-    return _diff(_settings(a), _settings(b), only=("*",), ignored=(*_IGNORED, *_WORKLOAD))
-
-
 def _settings(measurement: MeasurementSummary) -> dict[str, str]:
     served = {
         "model": measurement.model,
@@ -351,23 +346,19 @@ def _settings(measurement: MeasurementSummary) -> dict[str, str]:
     return _flat({**measurement.settings, **served})
 
 
-def environment_diff(a: MeasurementSummary, b: MeasurementSummary) -> list[str]:
-    """Return what else differed where they ran, a line each."""
-    return _diff(_flat(a.provenance), _flat(b.provenance), only=_ENVIRONMENT)
-
-
 def _diff(
     a: dict[str, str], b: dict[str, str], *, only: tuple[str, ...], ignored: tuple[str, ...] = ()
 ) -> list[str]:
+    """Return a line for each name that matches ``only`` and whose values differ."""
+
+    def matches(name: str, patterns: tuple[str, ...]) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
+
     return [
         f"{name}: {_short(a.get(name))} against {_short(b.get(name))}"
         for name in dict.fromkeys([*a, *b])
-        if a.get(name) != b.get(name) and _matches(name, only) and not _matches(name, ignored)
+        if a.get(name) != b.get(name) and matches(name, only) and not matches(name, ignored)
     ]
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _short(value: str | None) -> str:
@@ -376,18 +367,15 @@ def _short(value: str | None) -> str:
     return value if len(value) <= _MAX_LENGTH else f"{value[: _MAX_LENGTH - 3]}..."
 
 
-def _flat(plain: Any) -> dict[str, str]:
-    return {name: json.dumps(value, ensure_ascii=False) for name, value in leaves(plain, "")}
-
-
-def leaves(plain: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted name of each value in mappings and in lists of mappings, and the value."""
+def _flat(plain: Any, name: str = "") -> dict[str, str]:
+    """Return the values in mappings and in lists of mappings as JSON, by their dotted names."""
     if isinstance(plain, dict):
         items = [(str(key), value) for key, value in plain.items()]
     elif isinstance(plain, list) and any(isinstance(value, dict | list) for value in plain):
         items = [(str(place), value) for place, value in enumerate(plain)]
     else:
-        yield name, plain
-        return
+        return {name: json.dumps(plain, ensure_ascii=False)}
+    found: dict[str, str] = {}
     for key, value in items:
-        yield from leaves(value, f"{name}.{key}" if name else key)
+        found |= _flat(value, f"{name}.{key}" if name else key)
+    return found

@@ -64,30 +64,37 @@ def check_pass(
     warnings = [Finding("interrupted")] if interrupted else []
     lost = list(_lost_server(sample))
     if not sample.answered:
+        if sample.measured:
+            hangs = len(unanswered_at_the_end(sample.records)) == len(sample.records)
+            lost.append(Finding("no-answer-in-time" if hangs else "no-answer", len(sample.measured)))
         # If the server was gone in the warm-up already, a longer window would not help.
-        return Verdict(lost if lost and not sample.measured else [*lost, _no_answer(sample)], warnings)
+        return Verdict(lost or [Finding("nothing-due")], warnings)
     late, some_late = _late(sample, settings)
-    growth = latency_growth(sample)
-    findings = [*lost, *_errors(sample, settings), *late]
+    findings, measured, failed = lost, len(sample.measured), len(sample.measured) - len(sample.answered)
+    counts = {"failed": failed, "measured": measured}
+    if failed > settings.max_error_share * measured:
+        findings.append(Finding("errors", failed / measured, settings.max_error_share, counts))
+    findings += late
     if client.busiest_share >= MAX_BUSY_SHARE:
         findings.append(Finding("client-busy", client.busiest_share, MAX_BUSY_SHARE))
     if settings.max_late_share < 1:
         findings += [*_slow_turnaround(sample, client), *_late_stamps(sample, client)]
     findings += [*_wrong_answers(sample, settings), *_too_short(sample, settings)]
-    warnings += [*some_late, *_doubtful_tokens(sample, settings), *_doubtful_requests(sample)]
+    warnings += [*some_late, *_doubtful_tokens(sample, settings)]
+    phases = [record.phase for record in sample.records if record.turn is not None]
+    if (after := phases.count(DRAIN)) > MAX_DRAINED_TURNS * len(phases):
+        facts = {"after": after, "turns": len(phases)}
+        warnings.append(Finding("turns-after-window", after / len(phases), MAX_DRAINED_TURNS, facts))
+    if failed:
+        warnings.append(Finding("some-errors", failed / measured, facts=counts))
+    if sample.energy is not None and sample.energy.slowed:
+        warnings.append(Finding("gpus-slowed", facts={"gpus": sample.energy.slowed}))
     if not findings and len(sample.answered) < P99_REQUESTS:
         warnings.append(Finding("few-answers", len(sample.answered), P99_REQUESTS))
-    return Verdict(findings, [*warnings, *([growth] if growth else [])])
+    return Verdict(findings, [*warnings, *_latency_growth(sample)])
 
 
 # The server -----------------------------------------------------------------------------------------
-
-
-def requests_without_server(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """Return the last requests of a pass, mostly none, that found the server gone or were in flight then."""
-    in_order = sorted(records, key=lambda record: record.sent_s)
-    last = list(takewhile(lambda record: record.status == "UNAVAILABLE", reversed(in_order)))
-    return last if last and (last[0].error or "").startswith(NO_CONNECTION) else []
 
 
 def unanswered_at_the_end(records: Iterable[RequestRecord]) -> list[RequestRecord]:
@@ -98,29 +105,18 @@ def unanswered_at_the_end(records: Iterable[RequestRecord]) -> list[RequestRecor
 
 
 def _lost_server(sample: Sample) -> Iterator[Finding]:
-    if last := requests_without_server(sample.records):
+    # The last requests of a pass, mostly none, that found the server gone or were in flight then.
+    in_order = sorted(sample.records, key=lambda record: record.sent_s)
+    last = list(takewhile(lambda record: record.status == "UNAVAILABLE", reversed(in_order)))
+    if last and (last[0].error or "").startswith(NO_CONNECTION):
         yield Finding("server-gone", len(last))
     last, answered = unanswered_at_the_end(sample.records), sum(record.ok for record in sample.records)
     if last and answered:
         yield Finding("server-hangs", len(last), facts={"answered": answered})
 
 
-def _no_answer(sample: Sample) -> Finding:
-    if not sample.measured:
-        return Finding("nothing-due")
-    hangs = len(unanswered_at_the_end(sample.records)) == len(sample.records)
-    return Finding("no-answer-in-time" if hangs else "no-answer", len(sample.measured))
-
-
-def _errors(sample: Sample, settings: Benchmark) -> Iterator[Finding]:
-    measured, failed = len(sample.measured), len(sample.measured) - len(sample.answered)
-    if failed > settings.max_error_share * measured:
-        facts = {"failed": failed, "measured": measured}
-        yield Finding("errors", failed / measured, settings.max_error_share, facts)
-
-
-def latency_growth(sample: Sample) -> Finding | None:
-    """Return a finding if latency grew over the window, which means that the server did not keep up.
+def _latency_growth(sample: Sample) -> Iterator[Finding]:
+    """Yield a finding if latency grew over the window, which means that the server did not keep up.
 
     An open loop keeps sending when the server cannot follow: each request then waits
     longer than the one before, and the figures depend mostly on the length of the
@@ -131,23 +127,22 @@ def latency_growth(sample: Sample) -> Finding | None:
     # Later turns of a conversation have longer prompts.
     answered = [record for record in sample.answered if record.turn in (None, 1)]
     if window.length_s <= 0 or len(answered) < MIN_REQUESTS_PER_PART * PARTS:
-        return None
+        return
     parts: list[list[float]] = [[] for _ in range(PARTS)]
     for record in answered:
         place = int((record.scheduled_s - window.start_s) / window.length_s * PARTS)
         parts[min(max(place, 0), PARTS - 1)].append((record.ended_s - record.scheduled_s) * 1e3)
     if not all(parts):
-        return None
+        return
     means, half = [sum(part) / len(part) for part in parts], PARTS // 2
     first_ms, second_ms = sum(means[:half]) / half, sum(means[half:]) / (PARTS - half)
     if second_ms < MIN_GROWTH * first_ms:
-        return None
+        return
     from scipy import stats  # takes half a second to load, and few loads come here
 
-    if not stats.kendalltau(range(PARTS), means, alternative="greater").pvalue < TREND_P_VALUE:
-        return None
-    facts = {"first_ms": first_ms, "second_ms": second_ms}
-    return Finding("not-steady", second_ms / max(first_ms, 1e-9), MIN_GROWTH, facts)
+    if stats.kendalltau(range(PARTS), means, alternative="greater").pvalue < TREND_P_VALUE:
+        facts = {"first_ms": first_ms, "second_ms": second_ms}
+        yield Finding("not-steady", second_ms / max(first_ms, 1e-9), MIN_GROWTH, facts)
 
 
 # The client and the load ----------------------------------------------------------------------------
@@ -236,19 +231,6 @@ def _too_short(sample: Sample, settings: Benchmark) -> Iterator[Finding]:
     if length_s < least_s - ROUNDING_S:
         why = "the median latency" if median_s >= least_s else "min_window_seconds"
         yield Finding("short-window", length_s, least_s, {"why": why})
-
-
-def _doubtful_requests(sample: Sample) -> Iterator[Finding]:
-    """Warn of requests that count for no figure, or whose figures include more than the model's work."""
-    phases = [record.phase for record in sample.records if record.turn is not None]
-    if (after := phases.count(DRAIN)) > MAX_DRAINED_TURNS * len(phases):
-        facts = {"after": after, "turns": len(phases)}
-        yield Finding("turns-after-window", after / len(phases), MAX_DRAINED_TURNS, facts)
-    measured, failed = len(sample.measured), len(sample.measured) - len(sample.answered)
-    if failed:
-        yield Finding("some-errors", failed / measured, facts={"failed": failed, "measured": measured})
-    if sample.energy is not None and sample.energy.slowed:
-        yield Finding("gpus-slowed", facts={"gpus": sample.energy.slowed})
 
 
 # The tokens -----------------------------------------------------------------------------------------

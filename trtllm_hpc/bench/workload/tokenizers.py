@@ -46,31 +46,24 @@ def find_tokenizer(
     are taken. Without a tokenizer the ids are all that ``config.json`` allows. Raises ConfigError if the
     settings name a folder without a readable tokenizer.
     """
-    local = _find_local(workload, folders, special)
-    size = next(filter(None, map(_vocabulary_size, folders)), None)
-    if local is not None:
-        return local, local.vocabulary(size)
-    return None, None if size is None else Vocabulary(range(size), size)
-
-
-def _find_local(workload: Workload, folders: Sequence[Path], special: bool) -> LocalTokenizer | None:
+    sizes = []
+    for folder in folders:
+        config = read_model_config(str(folder)) or {}
+        model = config.get("pretrained_config", config)
+        size = model.get("vocab_size") if isinstance(model, dict) else None
+        sizes += [size] if isinstance(size, int) and size > 0 else []
+    size = next(iter(sizes), None)
     if workload.tokenizer is not None:
         try:
-            return LocalTokenizer(Path(workload.tokenizer), special=special)
+            local = LocalTokenizer(Path(workload.tokenizer), special=special)
         except RequestFailed as error:
             value = workload.tokenizer
             raise settings_error("tokenizer", error.message, code="bad-tokenizer", value=value) from None
+        return local, local.vocabulary(size)
     for folder in folders:
         # The reference backend's engines have it in a subfolder.
         for candidate in (folder, folder / "tokenizer"):
             with suppress(RequestFailed):
-                return LocalTokenizer(candidate, special=special)
-    return None
-
-
-def _vocabulary_size(folder: Path) -> int | None:
-    """Return the size in a model's or an engine's ``config.json``; ``None`` if it names none."""
-    config = read_model_config(str(folder)) or {}
-    model = config.get("pretrained_config", config)
-    size = model.get("vocab_size") if isinstance(model, dict) else None
-    return size if isinstance(size, int) and size > 0 else None
+                local = LocalTokenizer(candidate, special=special)
+                return local, local.vocabulary(size)
+    return None, None if size is None else Vocabulary(range(size), size)

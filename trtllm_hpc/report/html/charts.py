@@ -71,8 +71,7 @@ class ReportData:
     @cached_property
     def ascending(self) -> list[tuple[str, LevelResult]]:
         """Each level with its label, from the lowest load to the highest."""
-        levels = self.measurement.levels
-        return [(self.labels[place], levels[place]) for place in ascending_levels(self.measurement)]
+        return ascending_levels(self.measurement)
 
     @cached_property
     def headline(self) -> int | None:
@@ -180,18 +179,14 @@ _DISTRIBUTED: tuple[tuple[PerRequest, str], ...] = (
 
 
 def _distribution(data: ReportData, metric: PerRequest, title: str) -> Chart | NoChart:
-    ascending = ascending_levels(data.measurement)
-    levels = [ascending[place] for place in _evenly(len(ascending), _MOST_LEVELS)]
-    answered = [record for record in data.records if record.measured and record.ok]
-    curves = {
-        data.labels[level]: sorted(
-            value for record in answered if record.level == level for value in metric.values(record)
-        )
-        for level in levels
-    }
+    levels = _evenly(len(data.ascending), _MOST_LEVELS)
+    curves: dict[str, list[float]] = {data.ascending[place][0]: [] for place in levels}
+    for record in data.records:
+        if record.measured and record.ok and (label := data.labels[record.level]) in curves:
+            curves[label] += metric.values(record)
     rows: list[Row] = [
         {"level": label, "ms": ordered[place], "share": (place + 1) / len(ordered)}
-        for label, ordered in curves.items()
+        for label, ordered in ((label, sorted(values)) for label, values in curves.items())
         for place in _evenly(len(ordered), _MOST_POINTS)
     ]
     if not rows:
@@ -285,27 +280,22 @@ def _latency_s(record: RequestRecord) -> float:
 
 
 def _server(data: ReportData) -> Iterator[Chart | NoChart]:
-    in_flight = [*_outstanding(data.records), *_sampled(data.samples, "requests_active", "server: active")]
+    changes: Counter[float] = Counter()
+    for record in data.records:
+        changes[record.sent_s] += 1
+        changes[record.ended_s] -= 1
+    moments = sorted(changes)
+    in_flight: list[Row] = [
+        {"time": moment, "value": float(count), "line": "client: outstanding"}
+        for moment, count in zip(moments, accumulate(map(changes.__getitem__, moments)), strict=True)
+    ]
+    in_flight += _sampled(data.samples, "requests_active", "server: active")
     in_flight += _sampled(data.samples, "requests_waiting", "server: waiting")
     yield _lines(data, "server-in-flight", "Requests in flight", "requests", in_flight)
     cache = _sampled(data.samples, "kv_used_share", "KV cache in use", factor=100.0)
     yield _lines(data, "server-kv", "KV cache in use", "% of blocks", cache)
     queue = _sampled(data.samples, "queue_ms", "")
     yield _lines(data, "server-queue", "Time in the server's queue", "ms", queue)
-
-
-def _outstanding(records: Sequence[RequestRecord]) -> list[Row]:
-    """Return each moment at which the number of requests in flight changes, with the number from then on."""
-    changes: Counter[float] = Counter()
-    for record in records:
-        changes[record.sent_s] += 1
-        changes[record.ended_s] -= 1
-    moments = sorted(changes)
-    counts = accumulate(changes[moment] for moment in moments)
-    return [
-        {"time": moment, "value": float(count), "line": "client: outstanding"}
-        for moment, count in zip(moments, counts, strict=True)
-    ]
 
 
 def _sampled(samples: Sequence[ServerSample], key: str, label: str, factor: float = 1.0) -> list[Row]:
