@@ -20,7 +20,7 @@ from trtllm_hpc.bench.measure import MeasuredServer, run_measurement
 from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step
 from trtllm_hpc.bench.records import RequestRecord, read_records
-from trtllm_hpc.bench.results import Finding, Level, MeasurementSummary, Pass, Verdict
+from trtllm_hpc.bench.results import Caveat, Level, MeasurementSummary, Pass, Verdict
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import InvalidMeasurement, JobLost
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, write_json
@@ -60,7 +60,7 @@ def lost_in_the_second_level(
             lost.append(step)
             replace(endpoint, job_id="2", ready_at=60.0).write(run.endpoint)
             records = [replace(it, status="UNAVAILABLE", output_tokens=None) for it in outcome.records]
-            verdict = Verdict([Finding("server-gone", len(records))])
+            verdict = Verdict([Caveat("server-gone", len(records))])
             result = replace(outcome.result, failed=len(records), verdict=verdict)
             return replace(outcome, result=result, records=records, **what)
         return outcome

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from trtllm_hpc.bench.analysis.aggregate import by_turn, error_counts, over_repeats, overall_verdict
 from trtllm_hpc.bench.results import (
+    Caveat,
     Distribution,
     Figure,
-    Finding,
     Interval,
     LevelResult,
     OpenLoop,
@@ -22,15 +22,15 @@ from trtllm_hpc.bench.results import (
 from .make import IDLE, request
 
 
-def few(answered: int) -> Finding:
-    return Finding("few-answers", answered, 100)
+def few(answered: int) -> Caveat:
+    return Caveat("few-answers", answered, 100)
 
 
 def sentence(answered: int) -> str:
     return f"Answered requests: {answered}; below 100, p99 is practically the maximum."
 
 
-def level(rate: float, *passes: Sequence[Finding], wrong: Sequence[Finding] = ()) -> LevelResult:
+def level(rate: float, *passes: Sequence[Caveat], wrong: Sequence[Caveat] = ()) -> LevelResult:
     """A level with these warnings, a list a pass."""
     window = Window(0, 1)
     made = [
@@ -51,11 +51,11 @@ def test_a_finding_of_several_passes_appears_once_as_the_worst_with_its_levels()
     assert warnings(level(2, [few(20)]), level(4, [few(5)]), level(8, [few(95)])) == [
         f"{sentence(5)} This is the worst of 3 passes."
     ]
-    assert len(warnings(level(2, [few(5)]), level(4, [Finding("interrupted")]))) == 2
+    assert len(warnings(level(2, [few(5)]), level(4, [Caveat("interrupted")]))) == 2
 
 
 def test_findings_about_the_whole_come_first_with_their_sentences() -> None:
-    found = overall_verdict([level(2, [], wrong=[few(5)])], None, findings=[Finding("unfinished")])
+    found = overall_verdict([level(2, [], wrong=[few(5)])], None, findings=[Caveat("unfinished")])
     assert [str(it) for it in found.findings] == ["The measurement did not finish.", sentence(5)]
 
 

@@ -14,7 +14,7 @@ from trtllm_hpc.bench.analysis.compare import (
     compare,
     raise_if_worse,
 )
-from trtllm_hpc.bench.results import Distribution, Figure, Finding, Verdict
+from trtllm_hpc.bench.results import Caveat, Distribution, Figure, Verdict
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement
 
 from .measured import measured
@@ -176,7 +176,7 @@ def test_another_engine_is_listed_and_another_job_is_not() -> None:
 
 def test_invalid_figures_are_refused_whatever_they_are() -> None:
     a = measured("a")
-    invalid = replace(a.measurement, verdict=Verdict([Finding("test", sentence="Sent late.")]))
+    invalid = replace(a.measurement, verdict=Verdict([Caveat("test", sentence="Sent late.")]))
     found = compare(a, Side("b", invalid))
     with pytest.raises(InvalidMeasurement, match="The figures of b may not be used: Sent late"):
         raise_if_worse(found)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtllm_hpc.bench.analysis.slo import parse_slo
-from trtllm_hpc.bench.results import Distribution, Figure, Finding, Pass, Verdict, Window
+from trtllm_hpc.bench.results import Caveat, Distribution, Figure, Pass, Verdict, Window
 from trtllm_hpc.bench.search import RateOutcome, find_max, outcome_of
 
 from .make import IDLE
@@ -84,19 +84,19 @@ def test_passes_that_keep_the_limits_hold() -> None:
 
 
 def test_too_many_errors_are_the_servers_failure() -> None:
-    invalid = Verdict([Finding("errors", sentence="2 of 100 requests failed.")])
+    invalid = Verdict([Caveat("errors", sentence="2 of 100 requests failed.")])
     found = outcome_of([a_pass(failed=2, verdict=invalid)], SLO, 0.01)
     assert (found.holds, found.unusable, found.broken) == (False, None, ["2 of 100 requests failed."])
     assert outcome_of([a_pass(failed=1)], SLO, 0.01).holds
 
 
 def test_a_queue_that_grows_is_the_servers_failure_even_below_the_limit() -> None:
-    found = outcome_of([a_pass(verdict=Verdict([], [Finding("not-steady", 1.5)]))], SLO, 0.01)
+    found = outcome_of([a_pass(verdict=Verdict([], [Caveat("not-steady", 1.5)]))], SLO, 0.01)
     assert not found.holds and "did not keep up" in found.broken[0]
 
 
 def test_a_client_at_its_limit_says_nothing_about_the_server() -> None:
-    limited = Verdict([Finding("client-busy", 0.97, 0.9)])
+    limited = Verdict([Caveat("client-busy", 0.97, 0.9)])
     for latency_ms in (100, 600):
         found = outcome_of([a_pass(latency_ms, verdict=limited)], SLO, 0.01)
         assert found.unusable is not None and found.broken == []
@@ -107,14 +107,14 @@ def test_a_client_at_its_limit_says_nothing_about_the_server() -> None:
 
 
 def test_invalid_figures_stop_the_search_unless_the_limits_are_broken_anyway() -> None:
-    short = Verdict([Finding("short-window", 0.1, 1.0, {"why": "min_window_seconds"})])
+    short = Verdict([Caveat("short-window", 0.1, 1.0, {"why": "min_window_seconds"})])
     found = outcome_of([a_pass(verdict=short)], SLO, 0.01)
     assert (found.unusable or "").startswith("The figures are invalid: The measured window is 0.10 s long")
     assert outcome_of([a_pass(600, verdict=short)], SLO, 0.01).unusable is None
 
 
 def test_a_server_that_answers_nothing_stops_the_search() -> None:
-    dead = a_pass(failed=100, verdict=Verdict([Finding("no-answer", 100)]))
+    dead = a_pass(failed=100, verdict=Verdict([Caveat("no-answer", 100)]))
     found = outcome_of([dead], SLO, 0.01)
     assert found.unusable is not None and "No request was answered" in found.unusable
     assert outcome_of([dead, a_pass(), a_pass()], SLO, 0.01).holds

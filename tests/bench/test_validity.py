@@ -11,7 +11,7 @@ from trtllm_hpc.bench.analysis import sentences
 from trtllm_hpc.bench.analysis.sentences import SENTENCES, sentence_of
 from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.records import DRAIN, WARMUP, RequestRecord
-from trtllm_hpc.bench.results import ClientUse, ClosedLoop, Energy, Finding, OpenLoop, Verdict
+from trtllm_hpc.bench.results import Caveat, ClientUse, ClosedLoop, Energy, OpenLoop, Verdict
 from trtllm_hpc.bench.workload.request import BY_TOKENIZER
 from trtllm_hpc.config.benchmark import Benchmark
 
@@ -72,7 +72,7 @@ def test_a_good_pass_has_no_findings_and_no_warnings() -> None:
 def test_every_finding_has_a_sentence() -> None:
     folder = Path(sentences.__file__).parents[1]
     source = "".join(file.read_text(encoding="utf-8") for file in folder.rglob("*.py"))
-    made = set(re.findall(r'Finding\(\s*"([a-z-]+)"(?!, sentence)', source)) | {"no-answer"}
+    made = set(re.findall(r'Caveat\(\s*"([a-z-]+)"(?!, sentence)', source)) | {"no-answer"}
     assert made == SENTENCES.keys()
 
 
@@ -164,7 +164,7 @@ def test_a_closed_loop_whose_client_is_slow_is_refused_with_the_cause(
 ) -> None:
     client = replace(IDLE, busiest_share=share, stall_s=stall_s, stamp_bound_s=0.001)
 
-    def of_turnaround(by_ms: float) -> list[Finding]:
+    def of_turnaround(by_ms: float) -> list[Caveat]:
         """Each slot waits so long before an answer of 49 ms."""
         freed = [
             replace(one, scheduled_s=one.scheduled_s + 0.001, freed_s=one.scheduled_s) for one in steady()

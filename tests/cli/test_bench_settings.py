@@ -12,7 +12,7 @@ import pytest
 from tests.report.make import make, write_run
 from trtllm_hpc.api.measurement import Measurement
 from trtllm_hpc.bench.records import append_records
-from trtllm_hpc.bench.results import Finding, OpenLoop, Verdict, write_measurement
+from trtllm_hpc.bench.results import Caveat, OpenLoop, Verdict, write_measurement
 from trtllm_hpc.cli.bench_run import given_settings, settings_for
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.engine import Engine
@@ -122,7 +122,7 @@ def test_the_hint_depends_on_the_error(
         made.measurement,
         settings={**made.measurement.settings, "request_timeout_seconds": 2.0},
         errors={error: 10},
-        verdict=Verdict([Finding(code, sentence="It failed.")]),
+        verdict=Verdict([Caveat(code, sentence="It failed.")]),
     )
     write_measurement(found.files.summary, measurement)
     with pytest.raises(InvalidMeasurement) as refused:

@@ -15,9 +15,9 @@ from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.records import MEASURED, OK, WARMUP, RequestRecord, Sample, append_records
 from trtllm_hpc.bench.results import (
+    Caveat,
     ClientUse,
     ClosedLoop,
-    Finding,
     Level,
     LevelResult,
     MeasurementSummary,
@@ -53,9 +53,9 @@ class Made:
         return Made(replace(self.measurement, **changes), self.records, self.samples)
 
 
-def noted(sentence: str) -> Finding:
+def noted(sentence: str) -> Caveat:
     """A finding or a warning with this sentence."""
-    return Finding("test", sentence=sentence)
+    return Caveat("test", sentence=sentence)
 
 
 def make(

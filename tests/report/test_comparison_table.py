@@ -6,7 +6,7 @@ import pytest
 
 from tests.bench.measured import measured
 from trtllm_hpc.bench.analysis.compare import ComparedFigure, compare
-from trtllm_hpc.bench.results import Finding, Verdict
+from trtllm_hpc.bench.results import Caveat, Verdict
 from trtllm_hpc.report.measurement_table import comparison_table, remarks, verdict
 from trtllm_hpc.report.tables import as_text
 
@@ -65,7 +65,8 @@ def test_everything_that_must_be_known_is_remarked() -> None:
     a = measured("before", provenance={"engine": {"key": "k1"}})
     b = measured("after", provenance={"engine": {"key": "k2"}}, max_tokens=32)
     b = replace(
-        b, measurement=replace(b.measurement, verdict=Verdict([Finding("test", sentence="Sent late.")]))
+        b,
+        measurement=replace(b.measurement, verdict=Verdict([Caveat("test", sentence="Sent late.")])),
     )
     lines = remarks(compare(a, b))
     for line in (

@@ -39,7 +39,7 @@ from trtllm_hpc.bench.progress import Progress, Show, Step, reported
 from trtllm_hpc.bench.provenance import provenance, workload_provenance
 from trtllm_hpc.bench.records import RequestRecord, append_records
 from trtllm_hpc.bench.results import (
-    Finding,
+    Caveat,
     Level,
     LevelResult,
     MeasurementSummary,
@@ -63,8 +63,8 @@ from trtllm_hpc.runtime.records import Endpoint
 _SEARCH_WARMUP_S = 1.0
 _FIRST_REQUESTS = 64
 """Requests generated before the first pass, to find faults of the workload; each pass asks for more."""
-_INTERRUPTED = Finding("ended-interrupted")
-_SERVER_GONE = Finding("ended-server-gone")
+_INTERRUPTED = Caveat("ended-interrupted")
+_SERVER_GONE = Caveat("ended-server-gone")
 
 
 class MeasurementInterrupted(KeyboardInterrupt):
@@ -114,7 +114,7 @@ def run_measurement(
         ended_early = run.measure()
     measurement = run.write(
         [ended_early] if ended_early else [],
-        [Finding("server-metrics", sentence=warning)] if (warning := run.samples.warning) else [],
+        [Caveat("server-metrics", sentence=warning)] if (warning := run.samples.warning) else [],
     )
     if ended_early == _INTERRUPTED:
         raise MeasurementInterrupted(measurement)
@@ -179,9 +179,9 @@ class _Run:
         self.passes = Passes(settings, target, feed, clock, Progress(), tokenizer, slo, self._power)
         self._provenance = provenance(self._paths, server.endpoint, job)
         self._search: SearchResult | None = None
-        self._broken: list[Finding] = []
+        self._broken: list[Caveat] = []
         """Why so many requests of a pass failed that its figures are invalid."""
-        self._survived: list[Finding] = []
+        self._survived: list[Caveat] = []
         """Why requests failed, though no more than may."""
 
     def begin(self) -> None:
@@ -194,7 +194,7 @@ class _Run:
             if self._records:
                 append_records(self._files.requests, self._records)
 
-    def measure(self) -> Finding | None:
+    def measure(self) -> Caveat | None:
         """Run every pass; return why, if the measurement ended early."""
         try:
             if self.settings.find_max:
@@ -208,10 +208,10 @@ class _Run:
         except KeyboardInterrupt:
             return _INTERRUPTED
 
-    def _run_search(self) -> Finding | None:
+    def _run_search(self) -> Caveat | None:
         settings, slo = self.settings, self.passes.slo
         assert settings.slo is not None and slo is not None
-        ended_early: Finding | None = None
+        ended_early: Caveat | None = None
         window_s = max(SEARCH_WINDOW_S, settings.min_window_seconds)
 
         def measure(rate: float) -> RateOutcome:
@@ -232,7 +232,7 @@ class _Run:
         self._search = find_max(measure, settings.rate_per_second, settings.slo)
         return ended_early
 
-    def _run_level(self, level: Level, settings: Benchmark) -> Finding | None:
+    def _run_level(self, level: Level, settings: Benchmark) -> Caveat | None:
         level_index, passes, repeats = len(self._results), list[Pass](), self.settings.repeats
         # How many levels a search has is not known.
         levels = None if self.settings.find_max else len(levels_of(self.settings))
@@ -252,8 +252,8 @@ class _Run:
             if outcome.interrupted or outcome.gone:
                 return _INTERRUPTED if outcome.interrupted else _SERVER_GONE
             if outcome.failures is not None:
-                return Finding("only-failures", outcome.failures)
-            self.write([Finding("unfinished")])
+                return Caveat("only-failures", outcome.failures)
+            self.write([Caveat("unfinished")])
         return None
 
     def _run_pass(self, level: Level, step: Step, settings: Benchmark) -> PassOutcome:
@@ -289,7 +289,7 @@ class _Run:
             append_records(self._files.requests, outcome.records)
         ended, result = ended_parts(self._paths)[ended_before:], outcome.result
         if ended and result.failed:
-            finding = Finding("requests-broke", facts={"step": str(step), "ended": "; ".join(ended)})
+            finding = Caveat("requests-broke", facts={"step": str(step), "ended": "; ".join(ended)})
             is_invalid = result.failed > self.settings.max_error_share * result.measured
             # A search goes beyond what the server can do, so that failures are no finding there.
             (self._broken if is_invalid and not self.settings.find_max else self._survived).append(finding)
@@ -314,7 +314,7 @@ class _Run:
         )
         return True
 
-    def write(self, findings: Sequence[Finding] = (), warnings: Sequence[Finding] = ()) -> MeasurementSummary:
+    def write(self, findings: Sequence[Caveat] = (), warnings: Sequence[Caveat] = ()) -> MeasurementSummary:
         """Write the summary and the workload so far, and return the summary."""
         feed, target = self.passes.feed, self.passes.target
         with _writing(self._paths):
@@ -335,8 +335,8 @@ class _Run:
                 self._search,
                 findings=[*findings, *self._broken],
                 warnings=[
-                    *(Finding("measurement", sentence=note) for note in self._notes),
-                    *(Finding("workload", sentence=note) for note in feed.built.notes),
+                    *(Caveat("measurement", sentence=note) for note in self._notes),
+                    *(Caveat("workload", sentence=note) for note in feed.built.notes),
                     *self._survived,
                     *warnings,
                 ],

@@ -21,7 +21,7 @@ from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Step
 from trtllm_hpc.bench.records import RequestRecord, Sample
-from trtllm_hpc.bench.results import ClosedLoop, Finding, Level, OpenLoop, Pass, Window
+from trtllm_hpc.bench.results import Caveat, ClosedLoop, Level, OpenLoop, Pass, Window
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.request import TextEncoder, WorkloadRequest, WorkloadSpec
@@ -164,7 +164,7 @@ class Passes:
         begun = sum(record.turn in (None, 1) for record in records)
         if begun > len(batch.requests):
             prompts = len({(request.prompt, request.token_ids) for request in batch.requests})
-            verdict.warnings.append(Finding("repeated-prompts", begun, prompts))
+            verdict.warnings.append(Caveat("repeated-prompts", begun, prompts))
         result = Pass(
             repeat=step.repeat,
             started_s=load.start_s,

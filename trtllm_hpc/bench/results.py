@@ -117,7 +117,7 @@ class Energy:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Caveat:
     """A fact that makes figures invalid, or that their reader must know."""
 
     code: str
@@ -140,9 +140,9 @@ class Finding:
 class Verdict:
     """Whether figures are valid, and why not."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Caveat] = field(default_factory=list)
     """Each makes the figures invalid."""
-    warnings: list[Finding] = field(default_factory=list)
+    warnings: list[Caveat] = field(default_factory=list)
     """Each is shown with the figures."""
 
     @property

@@ -13,10 +13,10 @@ from trtllm_hpc.bench.analysis.statistics import STATISTICS, t_interval, value_o
 from trtllm_hpc.bench.metrics import CACHED_SHARE, INPUT_TOKENS, LATENCY, TTFA, TTFT, figures
 from trtllm_hpc.bench.records import RequestRecord, Sample
 from trtllm_hpc.bench.results import (
+    Caveat,
     ClosedLoop,
     Distribution,
     Figure,
-    Finding,
     Interval,
     LevelResult,
     SearchResult,
@@ -112,8 +112,8 @@ def overall_verdict(
     levels: Sequence[LevelResult],
     search: SearchResult | None,
     *,
-    findings: Sequence[Finding] = (),
-    warnings: Sequence[Finding] = (),
+    findings: Sequence[Caveat] = (),
+    warnings: Sequence[Caveat] = (),
 ) -> Verdict:
     """Combine the verdicts of all passes with ``findings`` and ``warnings`` about the measurement as a whole.
 
@@ -127,13 +127,13 @@ def overall_verdict(
         pass_warnings, of_passes = [*of_passes, *pass_warnings], []
         if search.max_rate_per_s is None:
             facts = {"slo": search.slo, "stopped": search.stopped or ""}
-            of_passes = [stated(Finding("no-rate", facts=facts))]
+            of_passes = [stated(Caveat("no-rate", facts=facts))]
     return Verdict([*map(stated, findings), *of_passes], [*map(stated, warnings), *pass_warnings])
 
 
-def _merged(levels: Sequence[LevelResult], of: Callable[[Verdict], Sequence[Finding]]) -> list[Finding]:
+def _merged(levels: Sequence[LevelResult], of: Callable[[Verdict], Sequence[Caveat]]) -> list[Caveat]:
     """Return the worst finding of each code, with its sentence and the levels that have one."""
-    groups: dict[str, list[tuple[str, Finding]]] = {}
+    groups: dict[str, list[tuple[str, Caveat]]] = {}
     for level in levels:
         for one in level.passes:
             for finding in of(one.verdict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trtllm_hpc.bench.results import Finding
+from trtllm_hpc.bench.results import Caveat
 
 _LONGER = "Use more requests (--requests) or a longer window (--duration)."
 _CLIENT = "give the client more cores or a node of its own, add --set processes=4, or lower the rate."
@@ -115,7 +115,7 @@ SENTENCES = {
 }
 
 
-def sentence_of(finding: Finding) -> str:
+def sentence_of(finding: Caveat) -> str:
     """Return what a finding means, with its numbers, its limit, and what to do."""
     if finding.sentence:
         return finding.sentence
@@ -123,6 +123,6 @@ def sentence_of(finding: Finding) -> str:
     return SENTENCES[finding.code].format(**known).strip()
 
 
-def stated(finding: Finding) -> Finding:
+def stated(finding: Caveat) -> Caveat:
     """Return a finding with its sentence."""
     return replace(finding, sentence=sentence_of(finding))

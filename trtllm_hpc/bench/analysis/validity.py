@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from trtllm_hpc.bench.metrics import ITL, LATENCY, LATENCY_FROM_SEND, TTFT, TTFT_FROM_SEND
 from trtllm_hpc.bench.records import DRAIN, NO_CONNECTION, NoValue, RequestRecord, Sample
-from trtllm_hpc.bench.results import ClientUse, Finding, Verdict
+from trtllm_hpc.bench.results import Caveat, ClientUse, Verdict
 from trtllm_hpc.bench.workload.request import BY_SERVER, BY_TOKENIZER
 from trtllm_hpc.config.benchmark import Benchmark
 
@@ -61,22 +61,22 @@ def check_pass(
     sample: Sample, client: ClientUse, settings: Benchmark, *, interrupted: bool = False
 ) -> Verdict:
     """Judge the figures of one pass; ``interrupted``: it was ended early, for example by Ctrl-C."""
-    warnings = [Finding("interrupted")] if interrupted else []
+    warnings = [Caveat("interrupted")] if interrupted else []
     lost = list(_lost_server(sample))
     if not sample.answered:
         if sample.measured:
             hangs = len(unanswered_at_the_end(sample.records)) == len(sample.records)
-            lost.append(Finding("no-answer-in-time" if hangs else "no-answer", len(sample.measured)))
+            lost.append(Caveat("no-answer-in-time" if hangs else "no-answer", len(sample.measured)))
         # If the server was gone in the warm-up already, a longer window would not help.
-        return Verdict(lost or [Finding("nothing-due")], warnings)
+        return Verdict(lost or [Caveat("nothing-due")], warnings)
     late, some_late = _late(sample, settings)
     findings, measured, failed = lost, len(sample.measured), len(sample.measured) - len(sample.answered)
     counts = {"failed": failed, "measured": measured}
     if failed > settings.max_error_share * measured:
-        findings.append(Finding("errors", failed / measured, settings.max_error_share, counts))
+        findings.append(Caveat("errors", failed / measured, settings.max_error_share, counts))
     findings += late
     if client.busiest_share >= MAX_BUSY_SHARE:
-        findings.append(Finding("client-busy", client.busiest_share, MAX_BUSY_SHARE))
+        findings.append(Caveat("client-busy", client.busiest_share, MAX_BUSY_SHARE))
     if settings.max_late_share < 1:
         findings += [*_slow_turnaround(sample, client), *_late_stamps(sample, client)]
     findings += [*_wrong_answers(sample, settings), *_too_short(sample, settings)]
@@ -84,13 +84,13 @@ def check_pass(
     phases = [record.phase for record in sample.records if record.turn is not None]
     if (after := phases.count(DRAIN)) > MAX_DRAINED_TURNS * len(phases):
         facts = {"after": after, "turns": len(phases)}
-        warnings.append(Finding("turns-after-window", after / len(phases), MAX_DRAINED_TURNS, facts))
+        warnings.append(Caveat("turns-after-window", after / len(phases), MAX_DRAINED_TURNS, facts))
     if failed:
-        warnings.append(Finding("some-errors", failed / measured, facts=counts))
+        warnings.append(Caveat("some-errors", failed / measured, facts=counts))
     if sample.energy is not None and sample.energy.slowed:
-        warnings.append(Finding("gpus-slowed", facts={"gpus": sample.energy.slowed}))
+        warnings.append(Caveat("gpus-slowed", facts={"gpus": sample.energy.slowed}))
     if not findings and len(sample.answered) < P99_REQUESTS:
-        warnings.append(Finding("few-answers", len(sample.answered), P99_REQUESTS))
+        warnings.append(Caveat("few-answers", len(sample.answered), P99_REQUESTS))
     return Verdict(findings, [*warnings, *_latency_growth(sample)])
 
 
@@ -104,18 +104,18 @@ def unanswered_at_the_end(records: Iterable[RequestRecord]) -> list[RequestRecor
     return last if len(last) >= _LEAST_HANGING else []
 
 
-def _lost_server(sample: Sample) -> Iterator[Finding]:
+def _lost_server(sample: Sample) -> Iterator[Caveat]:
     # The last requests of a pass, mostly none, that found the server gone or were in flight then.
     in_order = sorted(sample.records, key=lambda record: record.sent_s)
     last = list(takewhile(lambda record: record.status == "UNAVAILABLE", reversed(in_order)))
     if last and (last[0].error or "").startswith(NO_CONNECTION):
-        yield Finding("server-gone", len(last))
+        yield Caveat("server-gone", len(last))
     last, answered = unanswered_at_the_end(sample.records), sum(record.ok for record in sample.records)
     if last and answered:
-        yield Finding("server-hangs", len(last), facts={"answered": answered})
+        yield Caveat("server-hangs", len(last), facts={"answered": answered})
 
 
-def _latency_growth(sample: Sample) -> Iterator[Finding]:
+def _latency_growth(sample: Sample) -> Iterator[Caveat]:
     """Yield a finding if latency grew over the window, which means that the server did not keep up.
 
     An open loop keeps sending when the server cannot follow: each request then waits
@@ -142,13 +142,13 @@ def _latency_growth(sample: Sample) -> Iterator[Finding]:
 
     if stats.kendalltau(range(PARTS), means, alternative="greater").pvalue < TREND_P_VALUE:
         facts = {"first_ms": first_ms, "second_ms": second_ms}
-        yield Finding("not-steady", second_ms / max(first_ms, 1e-9), MIN_GROWTH, facts)
+        yield Caveat("not-steady", second_ms / max(first_ms, 1e-9), MIN_GROWTH, facts)
 
 
 # The client and the load ----------------------------------------------------------------------------
 
 
-def _late(sample: Sample, settings: Benchmark) -> tuple[list[Finding], list[Finding]]:
+def _late(sample: Sample, settings: Benchmark) -> tuple[list[Caveat], list[Caveat]]:
     """Return a finding if the client sent more requests late than it may; a warning if that is harmless."""
     measured = len(sample.measured)
     allowed_s = max(LATE_S, LATE_SHARE_OF_TTFT * _median_ms(sample) / 1e3)
@@ -158,10 +158,10 @@ def _late(sample: Sample, settings: Benchmark) -> tuple[list[Finding], list[Find
     if share <= settings.max_late_share:
         return [], []
     if share <= FEW_LATE and _late_effect(sample) <= MAX_LATE_EFFECT:
-        return [], [Finding("some-late", share, settings.max_late_share, {"effect": MAX_LATE_EFFECT})]
+        return [], [Caveat("some-late", share, settings.max_late_share, {"effect": MAX_LATE_EFFECT})]
     facts = {"allowed_ms": allowed_s * 1e3, "worst_ms": max(late_s) * 1e3}
     counts = {"late": len(late_s), "measured": measured}
-    return [Finding("late", share, settings.max_late_share, counts | facts)], []
+    return [Caveat("late", share, settings.max_late_share, counts | facts)], []
 
 
 def _median_ms(sample: Sample) -> float:
@@ -172,17 +172,17 @@ def _median_ms(sample: Sample) -> float:
     return 0.0
 
 
-def _slow_turnaround(sample: Sample, client: ClientUse) -> Iterator[Finding]:
+def _slow_turnaround(sample: Sample, client: ClientUse) -> Iterator[Caveat]:
     """Yield a finding if the slots of a closed loop waited long for the client's next request."""
     closed = [(record, record.freed_s) for record in sample.answered if record.freed_s is not None]
     waited_s = sum(record.sent_s - freed_s for record, freed_s in closed)
     share = waited_s / max(sum(record.ended_s - freed_s for record, freed_s in closed), 1e-9)
     if share > MAX_TURNAROUND_SHARE:
         facts = {"mean_ms": waited_s / len(closed) * 1e3, "cause": _cause(client)}
-        yield Finding("slow-turnaround", share, MAX_TURNAROUND_SHARE, facts)
+        yield Caveat("slow-turnaround", share, MAX_TURNAROUND_SHARE, facts)
 
 
-def _late_stamps(sample: Sample, client: ClientUse) -> Iterator[Finding]:
+def _late_stamps(sample: Sample, client: ClientUse) -> Iterator[Caveat]:
     """Yield a finding if stamps may be so late that a shown figure is wrong.
 
     A stamp that is late by as much as the one before shifts no inter-token latency, so it is the tail that
@@ -195,7 +195,7 @@ def _late_stamps(sample: Sample, client: ClientUse) -> Iterator[Finding]:
     for name, shown_ms in shown.items() or [("latency", _median_ms(sample))]:
         if bound_ms > MAX_STAMP_SHARE * shown_ms:
             facts = {"bound_ms": bound_ms, "figure": name, "shown_ms": shown_ms, "cause": _cause(client)}
-            yield Finding("late-stamps", bound_ms / max(shown_ms, 1e-9), MAX_STAMP_SHARE, facts)
+            yield Caveat("late-stamps", bound_ms / max(shown_ms, 1e-9), MAX_STAMP_SHARE, facts)
             return
 
 
@@ -222,26 +222,26 @@ def _late_effect(sample: Sample) -> float:
     return max(shares)
 
 
-def _too_short(sample: Sample, settings: Benchmark) -> Iterator[Finding]:
+def _too_short(sample: Sample, settings: Benchmark) -> Iterator[Caveat]:
     measured, length_s = len(sample.measured), sample.window.length_s
     if measured < settings.min_requests:
-        yield Finding("few-requests", measured, settings.min_requests)
+        yield Caveat("few-requests", measured, settings.min_requests)
     median_s = LATENCY.of(sample).p50 / 1e3
     least_s = max(settings.min_window_seconds, median_s)
     if length_s < least_s - ROUNDING_S:
         why = "the median latency" if median_s >= least_s else "min_window_seconds"
-        yield Finding("short-window", length_s, least_s, {"why": why})
+        yield Caveat("short-window", length_s, least_s, {"why": why})
 
 
 # The tokens -----------------------------------------------------------------------------------------
 
 
-def _wrong_answers(sample: Sample, settings: Benchmark) -> Iterator[Finding]:
+def _wrong_answers(sample: Sample, settings: Benchmark) -> Iterator[Caveat]:
     answered = len(sample.answered)
     empty = sum(record.output_tokens == 0 for record in sample.answered)
     if empty > settings.max_error_share * answered:
         facts = {"empty": empty, "answered": answered}
-        yield Finding("empty-answers", empty / answered, settings.max_error_share, facts)
+        yield Caveat("empty-answers", empty / answered, settings.max_error_share, facts)
     # Only of the model's own tokens: tokenizing the text again may give another number.
     wrong = [
         (record.output_tokens, record.requested_tokens)
@@ -251,20 +251,20 @@ def _wrong_answers(sample: Sample, settings: Benchmark) -> Iterator[Finding]:
     if settings.exact_output and wrong:
         tokens, requested = wrong[0]
         of_first = {"tokens": tokens, "requested": requested}
-        yield Finding("wrong-length", len(wrong), facts={"answered": answered, **of_first})
+        yield Caveat("wrong-length", len(wrong), facts={"answered": answered, **of_first})
 
 
-def _doubtful_tokens(sample: Sample, settings: Benchmark) -> Iterator[Finding]:
+def _doubtful_tokens(sample: Sample, settings: Benchmark) -> Iterator[Caveat]:
     """Warn of unknown tokens, of responses with several, and of texts that have far fewer than requested."""
     unknown = sum(record.output_tokens is None for record in sample.answered)
     if unknown:
         facts = {"unknown": unknown, "answered": len(sample.answered)}
-        yield Finding("tokens-unknown", unknown / len(sample.answered), facts=facts)
+        yield Caveat("tokens-unknown", unknown / len(sample.answered), facts=facts)
     streams = [record for record in sample.answered if record.chunks_s and record.output_tokens]
     responses = sum(sum(record.chunk_tokens) for record in streams)
     joined = sum(record.output_tokens or 0 for record in streams) / max(responses, 1)
     if joined > 1 + MAX_TEXT_DIFFERENCE:
-        yield Finding("joined-tokens", joined, 1 + MAX_TEXT_DIFFERENCE)
+        yield Caveat("joined-tokens", joined, 1 + MAX_TEXT_DIFFERENCE)
     texts = [
         (record.output_tokens or 0, record.requested_tokens)
         for record in sample.answered
@@ -273,4 +273,4 @@ def _doubtful_tokens(sample: Sample, settings: Benchmark) -> Iterator[Finding]:
     counted, requested = sum(tokens for tokens, _ in texts), sum(tokens for _, tokens in texts)
     facts = {"counted": counted, "requested": requested}
     if settings.exact_output and abs(counted - requested) > MAX_TEXT_DIFFERENCE * requested:
-        yield Finding("text-length", counted / requested, 1.0, facts)
+        yield Caveat("text-length", counted / requested, 1.0, facts)
