@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_hpc.bench.analysis import sentences
-from trtllm_hpc.bench.analysis.sentences import SENTENCES, sentence_of
-from trtllm_hpc.bench.analysis.validity import check_pass
+from trtllm_hpc.bench.analysis.validity import SENTENCES, check_pass, sentence_of
 from trtllm_hpc.bench.records import DRAIN, WARMUP, RequestRecord
 from trtllm_hpc.bench.results import Caveat, ClientUse, ClosedLoop, Energy, OpenLoop, Verdict
 from trtllm_hpc.bench.workload.request import BY_TOKENIZER

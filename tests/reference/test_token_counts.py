@@ -16,8 +16,8 @@ from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.targets import target_of
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
+from trtllm_hpc.bench.workload.prompt_source import find_tokenizer
 from trtllm_hpc.bench.workload.request import TextEncoder, Vocabulary, WorkloadSpec
-from trtllm_hpc.bench.workload.tokenizers import find_tokenizer
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
 from .servers import World

@@ -21,8 +21,8 @@ from trtllm_hpc.bench.analysis.aggregate import (
     overall_verdict,
     token_totals,
 )
-from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import parse_slo
+from trtllm_hpc.bench.analysis.validity import sentence_of
 from trtllm_hpc.bench.interruptions import (
     MOST_CUTS,
     Follow,
@@ -52,8 +52,8 @@ from trtllm_hpc.bench.results import (
 from trtllm_hpc.bench.search import RateOutcome, find_max, outcome_of
 from trtllm_hpc.bench.server_metrics import Samples, ServerSample, read_samples, sampled
 from trtllm_hpc.bench.targets import target_of
+from trtllm_hpc.bench.workload.prompt_source import find_tokenizer
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
-from trtllm_hpc.bench.workload.tokenizers import find_tokenizer
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import InvalidMeasurement, NotReady, TrtllmHpcError

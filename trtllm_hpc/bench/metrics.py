@@ -342,27 +342,26 @@ GOODPUT = Single(
 )
 # Lengths --------------------------------------------------------------------------------------------
 
-INPUT_TOKENS = PerRequest(
+_tokens = partial(PerRequest, unit="tokens")
+
+INPUT_TOKENS = _tokens(
     key="input_tokens",
     label="input tokens per request",
-    unit="tokens",
     meaning="The length of a prompt.",
     formula="input tokens of an answered request, if known",
     values=lambda record: [] if record.input_tokens is None else [record.input_tokens],
 )
-OUTPUT_TOKENS = PerRequest(
+OUTPUT_TOKENS = _tokens(
     key="output_tokens",
     label="output tokens per request",
-    unit="tokens",
     meaning="The length of an answer.",
     formula="output tokens of an answered request, if known",
     values=lambda record: [] if record.output_tokens is None else [record.output_tokens],
 )
 
-REASONING_TOKENS = PerRequest(
+REASONING_TOKENS = _tokens(
     key="reasoning_tokens",
     label="reasoning tokens per request",
-    unit="tokens",
     meaning="What a reasoning model thinks before it answers; part of the output tokens.",
     formula="by the server's usage or the chunks; only if any answer of the pass has reasoning",
     values=lambda record: [] if record.reasoning_tokens is None else [record.reasoning_tokens],

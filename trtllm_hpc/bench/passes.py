@@ -141,7 +141,14 @@ class Passes:
         load = replace(load, client=replace(load.client, real_time=real_time))
         # Not the number of replies: with several processes, one may be ahead of the others.
         self.feed.put_back(max([reply.index + 1 for reply in load.replies], default=plan.first_index))
-        window = _window(load, self.settings, level, schedule)
+        if schedule is not None:
+            window = Window(schedule.window.start_s + load.start_s, schedule.window.end_s + load.start_s)
+        else:
+            assert isinstance(level, ClosedLoop)
+            window = closed_window(load, self.settings, level.concurrency)
+        if load.interrupted or load.disconnected or load.failures:  # cut where the load ended
+            end_s = max([reply.ended_s for reply in load.replies], default=window.start_s)
+            window = Window(window.start_s, max(window.start_s, min(window.end_s, end_s)))
         records = to_records(
             load.replies,
             [parse_reply(reply, self.target) for reply in load.replies],
@@ -212,19 +219,6 @@ class Passes:
         assert isinstance(level, ClosedLoop)
         ends = None if settings.duration_seconds is not None else count
         return ClosedPlan(*sent, level.concurrency, ends, **common), batch, None
-
-
-def _window(load: LoadResult, settings: Benchmark, level: Level, schedule: Schedule | None) -> Window:
-    """Return the measured part of a pass, cut where the load ended early."""
-    if schedule is not None:
-        window = Window(schedule.window.start_s + load.start_s, schedule.window.end_s + load.start_s)
-    else:
-        assert isinstance(level, ClosedLoop)
-        window = closed_window(load, settings, level.concurrency)
-    if not (load.interrupted or load.disconnected or load.failures):
-        return window
-    end_s = max([reply.ended_s for reply in load.replies], default=window.start_s)
-    return Window(window.start_s, max(window.start_s, min(window.end_s, end_s)))
 
 
 def closed_window(load: LoadResult, settings: Benchmark, slots: int) -> Window:

@@ -71,33 +71,25 @@ class Snapshot:
             return min(1.0, self.done / self.step.requests)
         return min(1.0, self.elapsed_s / self.step.length_s) if self.step.length_s else None
 
-    @property
-    def left_s(self) -> float | None:
-        """Seconds to the end of the pass: as planned, else at the pace so far; ``None`` if unknown."""
-        if self.step.length_s is not None:
-            return max(0.0, self.step.length_s - self.elapsed_s)
-        if self.step.requests is None or not self.done:
-            return None
-        return max(0.0, self.elapsed_s / self.done * (self.step.requests - self.done))
-
-    @property
-    def figures(self) -> str:
-        """What is done, rate, errors and the time left of the pass, as far as they are known."""
+    def __str__(self) -> str:
+        """Return the step, what is done, rate, errors and the time left, as far as they are known."""
+        step, left_s = self.step, None
         amount = f"{self.done} requests" if self.done else ""
-        if self.step.requests is not None:
-            amount = f"{self.done} of {self.step.requests} requests"
-        elif self.step.length_s is not None:
-            amount = f"{min(self.elapsed_s, self.step.length_s):.0f} of {self.step.length_s:.0f} s"
+        if step.length_s is not None:
+            left_s = max(0.0, step.length_s - self.elapsed_s)
+            amount = f"{min(self.elapsed_s, step.length_s):.0f} of {step.length_s:.0f} s"
+        elif step.requests is not None and self.done:  # at the pace so far
+            left_s = max(0.0, self.elapsed_s / self.done * (step.requests - self.done))
+        if step.requests is not None:
+            amount = f"{self.done} of {step.requests} requests"
         parts = (
+            str(step),
             amount,
             f"{self.rate_per_s:.1f}/s" if self.rate_per_s is not None else "",
             f"{self.errors} error{'' if self.errors == 1 else 's'}" if self.errors else "",
-            f"{clock_text(self.left_s)} left of this pass" if self.left_s is not None else "",
+            f"{clock_text(left_s)} left of this pass" if left_s is not None else "",
         )
         return ", ".join(filter(None, parts))
-
-    def __str__(self) -> str:
-        return ", ".join(filter(None, (str(self.step), self.figures)))
 
 
 def clock_text(span_s: float) -> str:

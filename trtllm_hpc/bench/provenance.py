@@ -31,9 +31,15 @@ def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile | None) -> dict
     Its sections are ``run``, ``server``, ``engine`` and ``client``; of a server without a run only ``server``
     and ``client``. What is unknown is left out or ``None``: the measurement is worth keeping without it.
     """
+    here = socket.gethostname()
+    try:
+        is_here = ip_address(endpoint.address).is_loopback
+    except ValueError:
+        is_here = endpoint.address == "localhost"
     client = {
-        "host": socket.gethostname(),
-        "same_host_as_server": _is_here(endpoint),
+        "host": here,
+        # They share its CPUs.
+        "same_host_as_server": is_here or endpoint.host == here,
         "cpu": _cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
@@ -121,15 +127,6 @@ def _built(run: RunSnapshot) -> dict[str, Any]:
             "versions": dict(made.versions),
         }
     return {}
-
-
-def _is_here(endpoint: Endpoint) -> bool:
-    """Return whether client and server share a machine, and so its CPUs."""
-    try:
-        loopback = ip_address(endpoint.address).is_loopback
-    except ValueError:
-        loopback = endpoint.address == "localhost"
-    return loopback or endpoint.host == socket.gethostname()
 
 
 def _cpu_model() -> str | None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from trtllm_hpc.bench.results import Energy, Level, Window
 from trtllm_hpc.runtime.records import known_fields
@@ -144,12 +143,12 @@ def append_records(path: Path, records: Iterable[RequestRecord]) -> None:
 
 def read_records(path: Path) -> list[RequestRecord]:
     """Read what :func:`append_records` wrote, without a last line that was cut off by a kill."""
+    records = []
     with path.open(encoding="utf-8") as lines:
-        return [_record(json.loads(line)) for line in lines if line.endswith("\n")]
-
-
-def _record(plain: dict[str, Any]) -> RequestRecord:
-    values = known_fields(RequestRecord, plain)
-    for key in ("chunks_s", "chunk_tokens"):
-        values[key] = tuple(values.get(key, ()))
-    return RequestRecord(**values)
+        for line in lines:
+            if line.endswith("\n"):
+                values = known_fields(RequestRecord, json.loads(line))
+                for key in ("chunks_s", "chunk_tokens"):
+                    values[key] = tuple(values.get(key, ()))
+                records.append(RequestRecord(**values))
+    return records

@@ -121,7 +121,7 @@ class Caveat:
     """A fact that makes figures invalid, or that their reader must know."""
 
     code: str
-    """What it is about, one of :data:`trtllm_hpc.bench.analysis.sentences.SENTENCES`."""
+    """What it is about, one of :data:`trtllm_hpc.bench.analysis.validity.SENTENCES`."""
     value: float | None = None
     """As measured; of several passes the worst."""
     limit: float | None = None

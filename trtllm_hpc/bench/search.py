@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import Slo
+from trtllm_hpc.bench.analysis.validity import sentence_of
 from trtllm_hpc.bench.results import Pass, SearchResult, Tried
 
 PRECISION = 0.05

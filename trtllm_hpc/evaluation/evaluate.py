@@ -114,23 +114,19 @@ def evaluate(
         metric, scores[task] = scores_of(of_parts, asked["metric"])
         samples += _readable(task, metric, of_parts, chat=asked["protocol"] == "chat")
         score = TaskScore(task, metric, *mean_of(list(scores[task].values())), len(scores[task]), asked)
-        found.append(_judged(score, scores[task], settings, run))
+        if settings.threshold is not None:
+            score = against_threshold(score, settings.threshold)
+        if settings.not_worse_than is not None and score.passed is not False:
+            base = RunPaths(run.folder.parent / settings.not_worse_than)
+            base_scores = (read_json(base.evaluation(kind="scores.json")) or {}).get(task, {})
+            of_base = read_evaluation(base.evaluation())
+            score = against_run(score, scores[task], of_base, base_scores, base.run_id, settings.tasks)
+        found.append(score)
     write_json(run.evaluation(name, "scores.json"), scores)
     write_text(run.evaluation(name, "samples.jsonl"), "".join(samples))
     summary = EvaluationSummary(answers.model, found, answers.asked, answers.kept, version("lm-eval"))
     summary.write(run.evaluation(name))
     return summary
-
-
-def _judged(score: TaskScore, scores: Scores, settings: Evaluation, run: RunPaths) -> TaskScore:
-    if settings.threshold is not None:
-        score = against_threshold(score, settings.threshold)
-    if settings.not_worse_than is None or score.passed is False:
-        return score
-    base = RunPaths(run.folder.parent / settings.not_worse_than)
-    base_scores = (read_json(base.evaluation(kind="scores.json")) or {}).get(score.task, {})
-    found = read_evaluation(base.evaluation())
-    return against_run(score, scores, found, base_scores, base.run_id, settings.tasks)
 
 
 def _samples(

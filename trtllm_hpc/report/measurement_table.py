@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from trtllm_hpc.bench.analysis.compare import ComparedFigure, Comparison
 from trtllm_hpc.bench.analysis.slo import BadSlo, parse_slo
-from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, SearchResult
+from trtllm_hpc.bench.results import LevelResult, MeasurementSummary
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity, share
 from trtllm_hpc.report.headline import (
     ascending_levels,
@@ -157,8 +157,14 @@ def sentences(measurement: MeasurementSummary) -> Iterator[str]:
     """The search, the limits, tokens, errors, and the verdict last."""
     if measurement.energy:
         yield f"energy: {measurement.energy}"
-    if measurement.search is not None:
-        yield f"search: {_search_sentence(measurement.search)}"
+    if (search := measurement.search) is not None:
+        if search.max_rate_per_s is None:
+            found = f"No rate that was tried holds {search.slo}."
+        else:
+            failing = search.first_failing_per_s
+            above = "; no rate above it failed" if failing is None else f", and fails at {failing:g}"
+            found = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s{above}."
+        yield f"search: {found} {search.stopped or ''}".rstrip()
     yield from _slo_sentences(measurement)
     for kind in ("input", "output"):
         if (tokens := measurement.tokens.get(kind)) is None:
@@ -175,18 +181,6 @@ def sentences(measurement: MeasurementSummary) -> Iterator[str]:
     yield from (f"not valid: {finding}" for finding in measurement.verdict.findings)
     if measurement.verdict.valid:
         yield "valid: the figures may be used"
-
-
-def _search_sentence(search: SearchResult) -> str:
-    """Return the result of a search in one or two sentences."""
-    if search.max_rate_per_s is None:
-        found = f"No rate that was tried holds {search.slo}."
-    elif search.first_failing_per_s is None:
-        found = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s; no rate above it failed."
-    else:
-        found = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s, and fails at "
-        found += f"{search.first_failing_per_s:g}."
-    return f"{found} {search.stopped}" if search.stopped else found
 
 
 _MAX_FAILED_SHARE = 0.01
@@ -251,12 +245,16 @@ def comparison_table(comparison: Comparison) -> Table:
         if row.level != level:
             level = row.level
             table.add_row((level, "bold"), *[""] * 5)
+        name = f"{_NAMES.get(row.key, row.label)} {row.statistic or ''}".rstrip()
+        interval = NONE
+        if row.low is not None and row.high is not None:
+            interval = f"{_in_unit(row, row.low)} to {_in_unit(row, row.high)}"
         table.add_row(
-            f"  {_short_name(row)}",
+            f"  {name}" if row.unit == "share" else f"  {name} ({row.unit})",
             _in_unit(row, row.a),
             _in_unit(row, row.b),
             NONE if row.change is None else f"{row.change:+.1%}",
-            _interval(row),
+            interval,
             (verdict(row), "bold red" if row.regressed else "") if comparison.judged else NONE,
         )
     return table
@@ -286,16 +284,5 @@ def verdict(row: ComparedFigure) -> str:
     return direction if row.significant else f"{direction}, perhaps by chance"
 
 
-def _short_name(row: ComparedFigure) -> str:
-    name = f"{_NAMES.get(row.key, row.label)} {row.statistic or ''}".rstrip()
-    return name if row.unit == "share" else f"{name} ({row.unit})"
-
-
 def _in_unit(row: ComparedFigure, value: float) -> str:
     return share(value) if row.unit == "share" else quantity(value)
-
-
-def _interval(row: ComparedFigure) -> str:
-    if row.low is None or row.high is None:
-        return NONE
-    return f"{_in_unit(row, row.low)} to {_in_unit(row, row.high)}"

@@ -10,9 +10,9 @@ from typing import Any
 
 from trtllm_hpc.bench.analysis.aggregate import over_repeats, overall_verdict
 from trtllm_hpc.bench.analysis.compare import SIGNIFICANCE, workload_diff
-from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
 from trtllm_hpc.bench.analysis.statistics import holm, welch_test
+from trtllm_hpc.bench.analysis.validity import sentence_of
 from trtllm_hpc.bench.metrics import GOODPUT
 from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, read_measurement
 from trtllm_hpc.config.dump import flow

@@ -175,12 +175,25 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
     first, plan = next(iter(plans.items()))
     cluster = read_cluster(first.cluster)
     minutes = record.time_limit_minutes or _minutes(plans, cluster)
+    # The job asks for the most of everything that a stage of any variant asks for.
+    asked = [stage.first for planned in plans.values() for stage in planned.stages]
+    resources = replace(
+        next(stage.first for stage in plan.stages if stage.name == "serve"),
+        nodes=max(it.nodes for it in asked),
+        tasks=None,
+        tasks_per_node=1,
+        cpus_per_task=max(it.cpus_per_task * (it.tasks_per_node or 1) for it in asked),
+        memory_gib=max((it.memory_gib for it in asked if it.memory_gib is not None), default=None),
+        gpus_per_node=max(it.gpus_per_node for it in asked),
+        minutes=minutes,
+        warning_seconds=None,
+    )
     here = RunPaths(paths.folder)
     for folder in (here.scripts, here.logs):
         folder.mkdir(exist_ok=True)
     script = render_template(
         "scripts/sweep.sbatch.j2",
-        stage=_stage(list(plans.values()), here, minutes),
+        stage=Stage(_STAGE, SWEEP_JOB_NAME, str(here.batch_log(_STAGE)), (resources,)),
         folder=str(paths.folder),
         python=plan.python,
         runtime=str(first.runtime),
@@ -228,24 +241,6 @@ def _minutes(plans: dict[RunPaths, PlanRecord], cluster: ClusterProfile) -> int:
     return min(minutes for minutes in bounds if minutes is not None)
 
 
-def _stage(plans: Sequence[PlanRecord], here: RunPaths, minutes: int) -> Stage:
-    """Return the job as a stage: it asks for the most of everything that a stage of any variant asks for."""
-    asked = [stage.first for plan in plans for stage in plan.stages]
-    serve = next(stage.first for stage in plans[0].stages if stage.name == "serve")
-    resources = replace(
-        serve,
-        nodes=max(it.nodes for it in asked),
-        tasks=None,
-        tasks_per_node=1,
-        cpus_per_task=max(it.cpus_per_task * (it.tasks_per_node or 1) for it in asked),
-        memory_gib=max((it.memory_gib for it in asked if it.memory_gib is not None), default=None),
-        gpus_per_node=max(it.gpus_per_node for it in asked),
-        minutes=minutes,
-        warning_seconds=None,
-    )
-    return Stage(_STAGE, SWEEP_JOB_NAME, str(here.batch_log(_STAGE)), (resources,))
-
-
 # Cancelling -----------------------------------------------------------------------------------------
 
 
@@ -266,21 +261,14 @@ def cancel_sweep(paths: SweepPaths, *, only: Collection[str] = ()) -> SweepStatu
         for variant in reversed(sweep_status(paths, record).variants):
             if (variant.live or variant.state is None) and (not only or variant.name in only):
                 cancel_run(paths.run(variant.name))
-        if not only:
-            _cancel_single_job(paths)
+        # A job that was to run all variants: without one left it ends by itself once it has begun. No variant
+        # has recorded it if the process that submitted it was killed.
+        runs, script = [paths.run(name) for name in run_folders(paths)], RunPaths(paths.folder).sbatch(_STAGE)
+        cluster = read_cluster(runs[0].cluster) if not only and runs and script.exists() else None
+        if cluster is not None and cluster.scheduler == "slurm":
+            slurm = Slurm(cluster.slurm_conf)
+            records = filter(None, (RunSnapshot(run).submission for run in runs))
+            recorded = (job.job_id for submission in records for job in submission.stages.values())
+            jobs = {*recorded, *slurm.find_scripts({script: None}).values()}
+            slurm.cancel([sweep_job(str(paths.folder), job_id) for job_id in jobs])
     return sweep_status(paths, record)
-
-
-def _cancel_single_job(paths: SweepPaths) -> None:
-    """Cancel a job that was to run all variants: without one left it ends by itself once it has begun.
-
-    No variant has recorded it if the process that submitted it was killed.
-    """
-    runs, script = [paths.run(name) for name in run_folders(paths)], RunPaths(paths.folder).sbatch(_STAGE)
-    cluster = read_cluster(runs[0].cluster) if runs and script.exists() else None
-    if cluster is not None and cluster.scheduler == "slurm":
-        slurm = Slurm(cluster.slurm_conf)
-        records = filter(None, (RunSnapshot(run).submission for run in runs))
-        recorded = (job.job_id for record in records for job in record.stages.values())
-        jobs = {*recorded, *slurm.find_scripts({script: None}).values()}
-        slurm.cancel([sweep_job(str(paths.folder), job_id) for job_id in jobs])

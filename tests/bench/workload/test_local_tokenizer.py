@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.bench.workload.prompt_source import COMMON_WORDS
+from trtllm_hpc.bench.workload.prompt_source import COMMON_WORDS, LocalTokenizer, find_tokenizer
 from trtllm_hpc.bench.workload.request import Vocabulary
-from trtllm_hpc.bench.workload.tokenizers import LocalTokenizer, find_tokenizer
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.config.synthetic_models import VOCAB_SIZE
 from trtllm_hpc.errors import ConfigError, RequestFailed

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trtllm_hpc.bench.analysis.sentences import sentence_of, stated
 from trtllm_hpc.bench.analysis.statistics import STATISTICS, t_interval, value_of
+from trtllm_hpc.bench.analysis.validity import sentence_of, stated
 from trtllm_hpc.bench.metrics import CACHED_SHARE, INPUT_TOKENS, LATENCY, TTFA, TTFT, figures
 from trtllm_hpc.bench.records import RequestRecord, Sample
 from trtllm_hpc.bench.results import (
@@ -38,21 +38,19 @@ def over_repeats(passes: Sequence[Mapping[str, Figure]]) -> dict[str, Interval |
     A distribution has one interval for each statistic, by its name. A figure that is
     missing in any pass is left out, because the mean of the others would mislead.
     """
-    found: dict[str, Interval | dict[str, Interval]] = {}
-    for key, first in passes[0].items() if passes else ():
-        if not all(key in metrics for metrics in passes):
-            continue
-        if isinstance(first, Distribution):
-            found[key] = {name: _interval(passes, key, name) for name in STATISTICS}
-        else:
-            found[key] = _interval(passes, key, None)
-    return found
 
+    def interval(key: str, statistic: str | None = None) -> Interval:
+        found = t_interval([value_of(metrics[key], statistic) for metrics in passes])
+        # No rate, time, share or count is negative.
+        return found if found.low is None else replace(found, low=max(found.low, 0.0))
 
-def _interval(passes: Sequence[Mapping[str, Figure]], key: str, statistic: str | None) -> Interval:
-    """Return the interval of one figure, cut at 0, because no rate, time, share or count is negative."""
-    found = t_interval([value_of(metrics[key], statistic) for metrics in passes])
-    return found if found.low is None else replace(found, low=max(found.low, 0.0))
+    return {
+        key: {name: interval(key, name) for name in STATISTICS}
+        if isinstance(first, Distribution)
+        else interval(key)
+        for key, first in (passes[0].items() if passes else ())
+        if all(key in metrics for metrics in passes)
+    }
 
 
 def by_turn(records: Iterable[RequestRecord]) -> list[TurnFigures]:
@@ -76,22 +74,14 @@ def token_totals(records: Iterable[RequestRecord]) -> dict[str, Any]:
     A total is ``None`` if it is unknown for any answer.
     """
     answered = [record for record in records if record.measured and record.ok]
-    return {
-        "input": _total([record.input_tokens for record in answered]),
-        "output": _total([record.output_tokens for record in answered]),
-        "responses": sum(len(record.chunks_s) for record in answered) or None,
-        "input_by": _distinct(record.input_by for record in answered),
-        "output_by": _distinct(record.output_by for record in answered),
+    counts = {kind: [getattr(it, f"{kind}_tokens") for it in answered] for kind in ("input", "output")}
+    totals: dict[str, Any] = {
+        kind: sum(found) if found and None not in found else None for kind, found in counts.items()
     }
-
-
-def _total(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if known and len(known) == len(counts) else None
-
-
-def _distinct(names: Iterable[str | None]) -> list[str]:
-    return sorted({name for name in names if name is not None})
+    totals["responses"] = sum(len(record.chunks_s) for record in answered) or None
+    for kind in counts:
+        totals[f"{kind}_by"] = sorted({getattr(record, f"{kind}_by") for record in answered} - {None})
+    return totals
 
 
 def error_counts(records: Iterable[RequestRecord]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 from trtllm_hpc.bench.analysis.statistics import value_of, welch_test
-from trtllm_hpc.bench.metrics import METRICS, Metric, PerRequest
+from trtllm_hpc.bench.metrics import METRICS, PerRequest
 from trtllm_hpc.bench.results import LevelResult, MeasurementSummary
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement, TrtllmHpcError
 
@@ -239,43 +239,31 @@ def raise_if_worse(comparison: Comparison, tolerance: float = TOLERANCE) -> None
 
 
 def _rows(a: LevelResult, b: LevelResult, tolerance: float) -> Iterator[ComparedFigure]:
+    """Yield every figure of a level that all passes of both measurements have."""
+    passes = [*a.passes, *b.passes]
     for metric in METRICS:
         if metric.better is None or metric.key in _FROM_SEND:
             continue
+        if not all(metric.key in one.metrics for one in passes):
+            continue
         for statistic in STATISTICS if isinstance(metric, PerRequest) else (None,):
-            of_a, of_b = (_values(result, metric.key, statistic) for result in (a, b))
-            if of_a and of_b:
-                yield _row(a.level.label, metric, statistic, of_a, of_b, tolerance)
-
-
-def _values(result: LevelResult, key: str, statistic: str | None) -> list[float]:
-    """Return a figure of each pass of a level; none if a pass lacks it."""
-    has_all = all(key in one.metrics for one in result.passes)
-    return [value_of(one.metrics[key], statistic) for one in result.passes] if has_all else []
-
-
-def _row(
-    level: str,
-    metric: Metric,
-    statistic: str | None,
-    a: Sequence[float],
-    b: Sequence[float],
-    tolerance: float,
-) -> ComparedFigure:
-    before, after = fmean(a), fmean(b)
-    row = ComparedFigure(
-        level=level,
-        key=metric.key,
-        label=metric.label,
-        unit=metric.unit,
-        statistic=statistic,
-        a=before,
-        b=after,
-        better=None if before == after else (after < before) == (metric.better == "lower"),
-        beyond=abs(after - before) > tolerance * abs(before),
-    )
-    found = welch_test(a, b)
-    return row if found is None else replace(row, **found._asdict())
+            of_a, of_b = (
+                [value_of(one.metrics[metric.key], statistic) for one in result.passes] for result in (a, b)
+            )
+            before, after = fmean(of_a), fmean(of_b)
+            row = ComparedFigure(
+                level=a.level.label,
+                key=metric.key,
+                label=metric.label,
+                unit=metric.unit,
+                statistic=statistic,
+                a=before,
+                b=after,
+                better=None if before == after else (after < before) == (metric.better == "lower"),
+                beyond=abs(after - before) > tolerance * abs(before),
+            )
+            found = welch_test(of_a, of_b)
+            yield row if found is None else replace(row, **found._asdict())
 
 
 def _adjusted(rows: list[ComparedFigure]) -> list[ComparedFigure]:

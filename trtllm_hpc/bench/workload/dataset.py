@@ -144,7 +144,13 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
     if ids is not None:
         return replace(request, token_ids=_checked_ids(entry, ids_key, ids, spec))
     if entry.conversation is not None:
-        prompt, answer = _first_turns(entry)
+        says, answer = list[str](), None
+        for role, text, _ in _messages(entry):
+            if role in _ASSISTANT_ROLES:
+                answer = text
+                break
+            says.append(text)
+        prompt = "\n".join(says)
     else:
         prompt, answer = _prompt(entry), entry.text(_ANSWER_KEYS)
     if not prompt.strip():
@@ -177,16 +183,6 @@ def _checked_ids(entry: DatasetEntry, key: str, ids: Any, spec: WorkloadSpec) ->
     if size is not None and max(ids) >= size:
         raise entry.error(f"token id {max(ids)} is outside the model's vocabulary of {size:,}")
     return tuple(ids)
-
-
-def _first_turns(entry: DatasetEntry) -> tuple[str, str | None]:
-    """Return the turns before the first answer as one prompt, and that answer."""
-    prompts: list[str] = []
-    for role, text, _ in _messages(entry):
-        if role in _ASSISTANT_ROLES:
-            return "\n".join(prompts), text
-        prompts.append(text)
-    return "\n".join(prompts), None
 
 
 def turns_of(entry: DatasetEntry) -> list[DatasetEntry]:

@@ -34,8 +34,16 @@ class Chart:
         return {**size, "layer": list(self.layers), "description": self.title}
 
     def for_page(self) -> Row:
-        """Return the chart in the form that the page's script reads."""
-        data = {name: _columns(rows) for name, rows in self.datasets.items()}
+        """Return the chart in the form that the page's script reads.
+
+        Its rows are columns with rounded numbers: half the size in JSON.
+        """
+        data: dict[str, dict[str, list[Any]]] = {}
+        for name, rows in self.datasets.items():
+            columns = {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
+            for key, values in columns.items():
+                columns[key] = [round(it, _DECIMALS) if isinstance(it, float) else it for it in values]
+            data[name] = columns
         return {"key": self.key, "spec": self.spec, "data": data}
 
 
@@ -56,14 +64,6 @@ class ChartSection:
     charts: Sequence[Chart | NoChart]
     wide: bool = False
     """Whether charts stand one below the other, instead of side by side."""
-
-
-def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Return rows as columns with rounded numbers: half the size in JSON."""
-    return {
-        name: [round(row[name], _DECIMALS) if isinstance(row[name], float) else row[name] for row in rows]
-        for name in (rows[0] if rows else ())
-    }
 
 
 # Parts of a description -----------------------------------------------------------------

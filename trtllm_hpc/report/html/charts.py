@@ -247,12 +247,12 @@ def _timeline(data: ReportData) -> Chart | NoChart:
     if not data.records:
         return NoChart(title, "No request was recorded.")
     # The failed and the slowest stand last and so on top; of the others an even choice is drawn.
-    in_order = sorted(data.records, key=lambda record: (not record.ok, _latency_s(record)))
+    in_order = sorted(data.records, key=lambda record: (not record.ok, LATENCY.values(record)))
     half = max(len(in_order) - _MOST_DOTS // 2, 0)
     chosen = [in_order[place] for place in _evenly(half, _MOST_DOTS - _MOST_DOTS // 2)] + in_order[half:]
     rows: list[Row] = [
         {
-            **{"due": record.scheduled_s, "ms": 1e3 * _latency_s(record), "request": record.index},
+            **{"due": record.scheduled_s, "ms": LATENCY.values(record)[0], "request": record.index},
             "state": "failed" if not record.ok else "answered" if record.measured else _NOT_MEASURED,
             **{"level": data.labels[record.level], "status": record.status},
             "error": (record.error or "")[:120],
@@ -270,10 +270,6 @@ def _timeline(data: ReportData) -> Chart | NoChart:
     )
     datasets = {"rows": rows, "bands": _bands(data)}
     return Chart("time-latency", title, [_SHADED, dots], datasets, 240)
-
-
-def _latency_s(record: RequestRecord) -> float:
-    return record.ended_s - record.scheduled_s
 
 
 # The server's own metrics -----------------------------------------------------------------
