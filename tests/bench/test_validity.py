@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.bench.analysis import sentences
+from trtllm_hpc.bench.analysis import validity
 from trtllm_hpc.bench.analysis.validity import SENTENCES, check_pass, sentence_of
 from trtllm_hpc.bench.records import DRAIN, WARMUP, RequestRecord
 from trtllm_hpc.bench.results import Caveat, ClientUse, ClosedLoop, Energy, OpenLoop, Verdict
@@ -69,7 +69,7 @@ def test_a_good_pass_has_no_findings_and_no_warnings() -> None:
 
 
 def test_every_finding_has_a_sentence() -> None:
-    folder = Path(sentences.__file__).parents[1]
+    folder = Path(validity.__file__).parents[1]
     source = "".join(file.read_text(encoding="utf-8") for file in folder.rglob("*.py"))
     made = set(re.findall(r'Caveat\(\s*"([a-z-]+)"(?!, sentence)', source)) | {"no-answer"}
     assert made == SENTENCES.keys()

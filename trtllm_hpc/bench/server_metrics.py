@@ -64,11 +64,13 @@ class Page:
     def values(self, term: Term, of: str, model: str | None) -> list[float]:
         """Return the values of a metric, one for each engine and label."""
         name, label = term
-        return [
-            value
-            for labels, value in self._samples.get(name, ())
-            if _model(labels, of) == model and (not label or label in _kinds(labels))
-        ]
+        found = []
+        for labels, value in self._samples.get(name, ()):
+            # The model may be called like a kind of request.
+            kinds = [kind for key, kind in labels.items() if not key.startswith("model")]
+            if _model(labels, of) == model and (not label or label in kinds):
+                found.append(value)
+        return found
 
     def total(self, terms: Sequence[Term], of: str, model: str | None) -> float | None:
         """Return the sum over all terms; ``None`` if one of them is missing."""
@@ -104,11 +106,6 @@ def _leaves(plain: dict[str, Any], name: str) -> Iterator[tuple[str, float]]:
 def _model(labels: Labels, of: str) -> str | None:
     # Only Triton has several engines, each with the name of its model.
     return labels.get("model") or (labels.get("model_name") if of == "model" else None)
-
-
-def _kinds(labels: Labels) -> list[str]:
-    """Return the values of all labels but the model's, which may be called like a kind of request."""
-    return [value for name, value in labels.items() if not name.startswith("model")]
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,10 @@ def against_run(
     if not set(losses) <= {-1.0, 0.0, 1.0}:
         return replace(score, passed=False, gate="not compared: not every answer is right or wrong")
     alpha = SIGNIFICANCE / len({score.task, *names} & {it.task for it in tasks})
-    p_value, loss = _probability(losses), 100 * detectable_loss(losses, alpha)
+    # The probability that chance alone makes the second run as much worse.
+    lost, won = losses.count(1.0), losses.count(-1.0)
+    p_value = sum(math.comb(lost + won, count) for count in range(lost, lost + won + 1)) / 2 ** (lost + won)
+    loss = 100 * detectable_loss(losses, alpha)
     worse = p_value < alpha
     before, _ = mean_of([base_scores[key] for key in common])
     chance = "p < 0.001" if p_value < 0.001 else f"p = {p_value:.2g}"
@@ -138,10 +141,3 @@ def detectable_loss(losses: Sequence[float], alpha: float = SIGNIFICANCE) -> flo
     errors = NormalDist().inv_cdf(1 - alpha) + NormalDist().inv_cdf(0.8)
     spread = math.sqrt((sum(it * it for it in losses) + 1) / (len(losses) + 1))
     return min(1.0, errors * spread / math.sqrt(len(losses)))
-
-
-def _probability(losses: Sequence[float]) -> float:
-    """Return the probability that chance alone makes the second run as much worse."""
-    worse, better = losses.count(1.0), losses.count(-1.0)
-    ways = sum(math.comb(worse + better, count) for count in range(worse, worse + better + 1))
-    return float(ways / 2 ** (worse + better))

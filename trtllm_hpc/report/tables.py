@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rich.padding import Padding
     from rich.text import Text
 
-NARROW = 100
-"""Terminals with fewer columns get the short form of wide tables."""
 _GAP = 2
 """Spaces between two columns."""
 _ENDLESS = 1_000_000

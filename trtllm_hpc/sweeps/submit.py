@@ -98,10 +98,10 @@ def submit_variants(
                 if left:
                     submit_in_one(paths, record, left)
             return len(left)
-        queue = _Queue(record.max_running, live)
+        submitting = _submitted([paths.run(name) for name in left], record.max_running, live)
         for number, name in enumerate(left, 1):
             try:
-                queue.submit(paths.run(name))
+                next(submitting)
             except (SubmissionError, OSError) as cause:
                 error = cause if isinstance(cause, SubmissionError) else SubmissionError(str(cause))
                 error.hint = f"once that is mended, trtllm-hpc sweep resume {paths.sweep_id} submits the rest"
@@ -115,45 +115,41 @@ def _refuse_silence(sentence: str) -> None:
     raise SubmissionError(sentence, hint="the same command again, once Slurm answers", transient=True)
 
 
-class _Queue:
-    """Submits runs so that at most ``lanes`` of them run at once.
+def _submitted(runs: Sequence[RunPaths], lanes: int | None, live: Collection[RunPaths]) -> Iterator[None]:
+    """Submit runs, rendered ones or what is left of them, one each time, at most ``lanes`` of them at once.
 
     Each run is in a lane, and its first job waits (``afterany``) for all jobs of the run before it there. No
     process has to live for that. Builds of the same engine wait for each other, too: the first one builds,
-    and the others find it in the cache.
+    and the others find it in the cache. Raises SubmissionError.
     """
+    last: dict[int, list[str]] = {}
+    length, builds = Counter[int](), dict[str, str]()
 
-    def __init__(self, lanes: int | None, live: Collection[RunPaths]) -> None:
-        self._lanes = lanes
-        self._last: dict[int, list[str]] = {}
-        self._length = Counter[int]()
-        self._builds: dict[str, str] = {}
-        records = [(run, found) for run in live if (found := read_submission(run)) is not None]
-        for run, found in sorted(
-            records, key=lambda it: max((job.submitted_at for job in it[1].stages.values()), default=0.0)
-        ):
-            self._remember(run, found)
+    def remember(run: RunPaths, record: SubmissionRecord) -> None:
+        lane = record.lane or 0
+        last[lane] = [job.job_id for job in record.stages.values()]
+        length[lane] += 1
+        engine, build = _engine(run), record.stages.get("build")
+        if engine is not None and build is not None:
+            builds.setdefault(engine, build.job_id)
 
-    def submit(self, run: RunPaths) -> None:
-        """Submit a run that was only rendered, or what is left of it. Raises SubmissionError."""
-        lane = min(range(self._lanes), key=lambda it: self._length[it]) if self._lanes else 0
-        before = self._last.get(lane, []) if self._lanes else []
-        builder = self._builds.get(_engine(run) or "")
+    records = [(run, found) for run in live if (found := read_submission(run)) is not None]
+    for run, found in sorted(
+        records, key=lambda it: max((job.submitted_at for job in it[1].stages.values()), default=0.0)
+    ):
+        remember(run, found)
+    for run in runs:
+        lane = min(range(lanes), key=length.__getitem__) if lanes else 0
+        before = last.get(lane, []) if lanes else []
+        builder = builds.get(_engine(run) or "")
         waits = [*before, *([builder] if builder and builder not in before else [])]
         turn = Turn(lane, tuple(f"afterany:{job}" for job in waits))
         if read_submission(run) is None:
             with sole_command(run):
-                self._remember(run, submit_stages(run, turn=turn))
+                remember(run, submit_stages(run, turn=turn))
         else:
-            self._remember(run, resume_run(run, turn))
-
-    def _remember(self, run: RunPaths, record: SubmissionRecord) -> None:
-        lane = record.lane or 0
-        self._last[lane] = [job.job_id for job in record.stages.values()]
-        self._length[lane] += 1
-        engine, build = _engine(run), record.stages.get("build")
-        if engine is not None and build is not None:
-            self._builds.setdefault(engine, build.job_id)
+            remember(run, resume_run(run, turn))
+        yield
 
 
 def _engine(run: RunPaths) -> str | None:

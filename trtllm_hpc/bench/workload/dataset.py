@@ -151,8 +151,16 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
                 break
             says.append(text)
         prompt = "\n".join(says)
+    elif "instruction" in entry.values:
+        prompt = " ".join(entry.text([key]) or "" for key in ("input", "instruction"))
+        answer = entry.text(_ANSWER_KEYS)
     else:
-        prompt, answer = _prompt(entry), entry.text(_ANSWER_KEYS)
+        given, answer = entry.text(_PROMPT_KEYS), entry.text(_ANSWER_KEYS)
+        if given is None:
+            known = ", ".join((*_PROMPT_KEYS, "instruction", *_IDS_KEYS, *_CONVERSATION_KEYS))
+            found = ", ".join(entry.values) or "nothing"
+            raise entry.error(f"has no prompt: expected one of {known}; found {found}")
+        prompt = given
     if not prompt.strip():
         return None
     if tokens is None and answer is not None:
@@ -160,17 +168,6 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
     # JSON can contain half of a surrogate pair ("\ud800"), which no server takes.
     valid = prompt.encode("utf-8", errors="replace").decode("utf-8")
     return replace(request, prompt=valid, max_tokens=tokens or limit)
-
-
-def _prompt(entry: DatasetEntry) -> str:
-    if "instruction" in entry.values:
-        return " ".join(entry.text([key]) or "" for key in ("input", "instruction"))
-    prompt = entry.text(_PROMPT_KEYS)
-    if prompt is None:
-        known = ", ".join((*_PROMPT_KEYS, "instruction", *_IDS_KEYS, *_CONVERSATION_KEYS))
-        found = ", ".join(entry.values) or "nothing"
-        raise entry.error(f"has no prompt: expected one of {known}; found {found}")
-    return prompt
 
 
 def _checked_ids(entry: DatasetEntry, key: str, ids: Any, spec: WorkloadSpec) -> tuple[int, ...]:

@@ -182,7 +182,11 @@ class TextWriter:
             if not wrong:
                 break
             for place in wrong:
-                rows[place] = self._corrected(rows[place], len(codes[place]) - lengths[place], attempt)
+                row, missing = rows[place], len(codes[place]) - lengths[place]
+                # Each attempt adds other words at the end, to end cycles.
+                first = len(row) + attempt * attempt
+                more = [self._words[at % len(self._words)] for at in range(first, first + missing)]
+                rows[place] = [*row, *more] if missing > 0 else row[: max(1, len(row) + missing)]
             found = self._lengths([self._separator.join(rows[place]) for place in wrong])
             for place, length in zip(wrong, found, strict=True):
                 lengths[place] = length
@@ -195,13 +199,6 @@ class TextWriter:
             first,
             *(self._words[index] for index in (codes[self._special + 1 :] % len(self._words)).tolist()),
         ]
-
-    def _corrected(self, row: list[str], missing: int, attempt: int) -> list[str]:
-        """Return the row with words added or removed at the end; each attempt adds others, to end cycles."""
-        if missing < 0:
-            return row[: max(1, len(row) + missing)]
-        first = len(row) + attempt * attempt
-        return row + [self._words[index % len(self._words)] for index in range(first, first + missing)]
 
 
 def _of_length(length: int, lengths: Sequence[int]) -> list[str]:
