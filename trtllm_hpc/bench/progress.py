@@ -106,44 +106,35 @@ class Progress:
     """
 
     def __init__(self, step: Step | None = None) -> None:
+        self._lock = threading.Lock()
+        """A snapshot never mixes two passes."""
         self.begin(step or Step(label="prepares"))
 
     def begin(self, step: Step) -> None:
         """Begin a pass: the counts start at 0."""
-        self._pass = _PassCounts(step)
+        with self._lock:
+            self._step, self._done, self._errors = step, 0, 0
+            self._begun = time.monotonic()
+            self._history = deque([(self._begun, 0)])
+            self._last: Snapshot | None = None
 
     def count(self, reply: LoadReply) -> None:
         """Count a request that has ended."""
-        counts = self._pass
-        counts.done += 1
-        counts.errors += not reply.ok
+        self._done += 1
+        self._errors += not reply.ok
 
     def snapshot(self) -> Snapshot:
         """Return the progress of the pass; after its last request, as it was when that was first seen."""
-        counts = self._pass
-        if counts.last is None or counts.last.done != counts.step.requests:
-            counts.last = counts.measure()
-        return counts.last
-
-
-class _PassCounts:
-    """The counts of one pass: an object for each, so that a snapshot never mixes two."""
-
-    def __init__(self, step: Step) -> None:
-        self.step = step
-        self.done = self.errors = 0
-        self.last: Snapshot | None = None
-        self._begun = time.monotonic()
-        self._history = deque([(self._begun, 0)])
-
-    def measure(self) -> Snapshot:
-        now, done = time.monotonic(), self.done
-        self._history.append((now, done))
-        while len(self._history) > 2 and now - self._history[1][0] >= _RATE_SPAN_S:
-            self._history.popleft()
-        since, done_then = self._history[0]
-        rate = (done - done_then) / (now - since) if done and now > since else None
-        return Snapshot(self.step, done, self.errors, now - self._begun, rate)
+        with self._lock:
+            if self._last is None or self._last.done != self._step.requests:
+                now, done = time.monotonic(), self._done
+                self._history.append((now, done))
+                while len(self._history) > 2 and now - self._history[1][0] >= _RATE_SPAN_S:
+                    self._history.popleft()
+                since, done_then = self._history[0]
+                rate = (done - done_then) / (now - since) if done and now > since else None
+                self._last = Snapshot(self._step, done, self._errors, now - self._begun, rate)
+            return self._last
 
 
 def write_progress(path: Path, snapshot: Snapshot) -> None:

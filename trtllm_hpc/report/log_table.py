@@ -15,7 +15,6 @@ from trtllm_hpc.logs.files import (
     NO_RECORD,
     RUNNING,
     SILENT,
-    LogFile,
     list_logs,
     stage_of,
 )
@@ -62,34 +61,29 @@ def list_with_causes(run: RunPaths) -> tuple[list[LogRow], Sequence[Finding]]:
     """
     snapshot = RunSnapshot(run)
     logs = list_logs(snapshot)
-    if all(log.state == _WELL or log.state.startswith(_STOPPED) for log in logs):
-        return _rows(snapshot, logs), ()
-    try:
-        status = run_status(snapshot)  # which reads the logs of the stage that has failed
-    except SubmissionError:
-        return _rows(snapshot, logs), ()
-    stages = {stage.stage: stage for stage in status.stages}
+    # Those of ranks that failed are read first.
+    paths = [log.path for log in sorted(logs, key=lambda log: not log.state.startswith("failed"))]
+    errors = {path: it.first_error for path, it in zip(paths, logs_facts(paths), strict=True)}
     rows = []
-    for row in _rows(snapshot, logs):
+    for log in logs:
+        error = errors[log.path]
+        of_log = (log.size_bytes, error and snapshot.quoted(error), str(log.path))
+        rows.append(LogRow(log.step, log.rank, log.host, log.state, *of_log))
+    if all(log.state == _WELL or log.state.startswith(_STOPPED) for log in logs):
+        return rows, ()
+    try:
+        status = run_status(snapshot)
+    except SubmissionError:
+        return rows, ()
+    stages = {stage.stage: stage for stage in status.stages}
+    for place, row in enumerate(rows):
         stage, state, of_script = stages.get(stage_of(row.step)), row.state, row.rank is None
         if stage is not None and stage.final and state == RUNNING:
             state = CANCELLED if of_script and stage.state == "CANCELLED" else SILENT
         elif stage is not None and state == NO_RECORD and of_script:
             state = NEVER_STARTED if stage.final else stage.state.lower()
-        rows.append(replace(row, state=state))
+        rows[place] = replace(row, state=state)
     return rows, status.causes
-
-
-def _rows(run: RunSnapshot, logs: Sequence[LogFile]) -> list[LogRow]:
-    """Return the row of each log; those of ranks that failed are read first."""
-    in_order = sorted(logs, key=lambda log: not log.state.startswith("failed"))
-    facts = logs_facts([log.path for log in in_order])
-    errors = {log.path: it.first_error for log, it in zip(in_order, facts, strict=True)}
-    errors = {path: error and run.quoted(error) for path, error in errors.items()}
-    return [
-        LogRow(log.step, log.rank, log.host, log.state, log.size_bytes, errors[log.path], str(log.path))
-        for log in logs
-    ]
 
 
 def print_logs(rows: Sequence[LogRow]) -> None:

@@ -82,7 +82,7 @@ def plan_sweep(
     runs = source.runs or (runs_folder(first.cluster) if first is not None else Path())
     name = first.job.name.partition(f".{loaded.variants[0].override.name}")[0] if first is not None else ""
     paths = SweepPaths(new_run_folder(runs / SWEEPS, name).folder)
-    planned: dict[str, Plan] = {}
+    variants, planned = list[Variant](), dict[str, Plan]()
     wrong: dict[str, Sequence[Diagnostic]] = {}
     warnings: dict[str, None] = {}
     slurm: SlurmAnswers | None = None
@@ -104,15 +104,13 @@ def plan_sweep(
             wrong[variant_name] = error.diagnostics
         except RenderError as error:
             wrong[variant_name] = [Diagnostic("cannot-render", error.message, hint=error.hint)]
+        found = wrong.get(variant_name, ())
+        refused = tuple(": ".join(filter(None, (it.field, it.message))) for it in found)
+        variants.append(Variant(variant_name, variant.override.values, refused))
     findings = tuple(_with_variants(wrong, len(loaded.variants)))
     if wrong and (not skip or not planned):
         hint = "fix them, or leave out the variants that are wrong with --skip-refused"
         raise ConfigError(list(findings), hint=hint if planned else None)
-    variants = []
-    for override in (it.override for it in loaded.variants):
-        found = wrong.get(override.name, ())
-        refused = tuple(": ".join(filter(None, (it.field, it.message))) for it in found)
-        variants.append(Variant(override.name, override.values, refused))
     sweep = loaded.sweep
     of_all = (sweep.allocation, sweep.max_running, sweep.time_limit_minutes)
     record = SweepRecord(name, source.cluster, loaded.keys, variants, *of_all)

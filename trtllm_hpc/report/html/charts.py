@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 
 from trtllm_hpc.bench.metrics import ITL, LATENCY, TPOT, TTFT, PerRequest
 from trtllm_hpc.bench.records import RequestRecord, read_records
-from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, read_measurement
+from trtllm_hpc.bench.results import MeasurementSummary, read_measurement
 from trtllm_hpc.bench.server_metrics import ServerSample, read_samples
 from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.report.headline import (
     ascending_levels,
     figure_of,
-    headline_level,
     is_valid,
     level_labels,
     load_of,
@@ -63,21 +61,6 @@ class ReportData:
     evaluation: EvaluationSummary | None = None
     """The companion's evaluation, in the report of its measurement."""
 
-    @cached_property
-    def labels(self) -> list[str]:
-        """The label of each level."""
-        return level_labels(self.measurement)
-
-    @cached_property
-    def ascending(self) -> list[tuple[str, LevelResult]]:
-        """Each level with its label, from the lowest load to the highest."""
-        return ascending_levels(self.measurement)
-
-    @cached_property
-    def headline(self) -> int | None:
-        """The level whose figures represent the measurement; ``None`` without levels."""
-        return headline_level(self.measurement)
-
 
 def read_report_data(paths: RunPaths, name: str) -> ReportData:
     """Read a measurement and its records. Records of a level without a summary are left out.
@@ -100,7 +83,7 @@ def read_report_data(paths: RunPaths, name: str) -> ReportData:
 def sections_of(data: ReportData) -> Iterator[ChartSection]:
     """Yield the sections of the page in order; each is made when it is needed."""
     curves: list[Chart | NoChart] = [_curve(data, *kind) for kind in _LATENCIES]
-    if len(data.labels) < 2:
+    if len(data.measurement.levels) < 2:
         reason = "One level of load was measured; a curve needs two or more."
         curves = [NoChart("Latency against throughput", reason)]
     yield ChartSection("curve", "Throughput and latency", curves)
@@ -137,14 +120,15 @@ _STATISTICS = ["p50", "p90", "p99"]
 def _curve(data: ReportData, key: str, name: str) -> Chart | NoChart:
     title = f"{name} against throughput"
     by, x_title = "output_tokens_per_s", "output tokens/s"
-    if not all(by in result.metrics for _, result in data.ascending):
+    ascending = ascending_levels(data.measurement)
+    if not all(by in result.metrics for _, result in ascending):
         by, x_title = "finished_rate_per_s", "requests finished/s"
     rows: list[Row] = [
         {
             **{"load": load_of(result), "x": throughput.mean, "statistic": statistic, "ms": latency.mean},
             **{"level": label, "valid": "yes" if is_valid(result) else "no"},
         }
-        for label, result in data.ascending
+        for label, result in ascending
         for statistic in _STATISTICS
         if (latency := figure_of(result, key, statistic)) and (throughput := figure_of(result, by))
     ]
@@ -179,10 +163,11 @@ _DISTRIBUTED: tuple[tuple[PerRequest, str], ...] = (
 
 
 def _distribution(data: ReportData, metric: PerRequest, title: str) -> Chart | NoChart:
-    levels = _evenly(len(data.ascending), _MOST_LEVELS)
-    curves: dict[str, list[float]] = {data.ascending[place][0]: [] for place in levels}
+    labels, ascending = level_labels(data.measurement), ascending_levels(data.measurement)
+    levels = _evenly(len(ascending), _MOST_LEVELS)
+    curves: dict[str, list[float]] = {ascending[place][0]: [] for place in levels}
     for record in data.records:
-        if record.measured and record.ok and (label := data.labels[record.level]) in curves:
+        if record.measured and record.ok and (label := labels[record.level]) in curves:
             curves[label] += metric.values(record)
     rows: list[Row] = [
         {"level": label, "ms": ordered[place], "share": (place + 1) / len(ordered)}
@@ -219,7 +204,7 @@ _SHADED = layers_over(
 def _bands(data: ReportData) -> list[Row]:
     """Return the stretches outside the measured windows."""
     rows = []
-    for label, result in zip(data.labels, data.measurement.levels, strict=True):
+    for label, result in zip(level_labels(data.measurement), data.measurement.levels, strict=True):
         for one in result.passes:
             window = one.window
             intervals = (("warm-up", one.started_s, window.start_s), ("drain", window.end_s, one.ended_s))
@@ -244,6 +229,7 @@ def _end_s(data: ReportData) -> float:
 
 def _timeline(data: ReportData) -> Chart | NoChart:
     title = "Latency of each request"
+    labels = level_labels(data.measurement)
     if not data.records:
         return NoChart(title, "No request was recorded.")
     # The failed and the slowest stand last and so on top; of the others an even choice is drawn.
@@ -254,7 +240,7 @@ def _timeline(data: ReportData) -> Chart | NoChart:
         {
             **{"due": record.scheduled_s, "ms": LATENCY.values(record)[0], "request": record.index},
             "state": "failed" if not record.ok else "answered" if record.measured else _NOT_MEASURED,
-            **{"level": data.labels[record.level], "status": record.status},
+            **{"level": labels[record.level], "status": record.status},
             "error": (record.error or "")[:120],
         }
         for record in chosen

@@ -23,7 +23,15 @@ from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, kept_in_cache, write_text
 from trtllm_hpc.render.environment import packaged_templates
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity, share
-from trtllm_hpc.report.headline import figure_of, is_valid, keeps_up, served
+from trtllm_hpc.report.headline import (
+    ascending_levels,
+    figure_of,
+    headline_level,
+    is_valid,
+    keeps_up,
+    level_labels,
+    served,
+)
 from trtllm_hpc.report.html.chart import THEME, Chart, ChartSection
 from trtllm_hpc.report.html.charts import MOST, ReportData, read_report_data, sections_of
 from trtllm_hpc.report.measurement_table import energy_table, turns_table
@@ -80,7 +88,7 @@ def report_page(data: ReportData) -> str:
         energy=energy_table(measurement),
         settings=Table("what", "value", rows=chosen),
         provenance=Table("what", "value", rows=_flat(measurement.provenance)),
-        turns=turns_table(measurement, data.headline),
+        turns=turns_table(measurement, headline_level(measurement)),
         errors=Table("error", "requests", rows=((cut(words), f"{count:,}") for words, count in errors)),
     )
 
@@ -178,24 +186,26 @@ class Card:
 
 def headline_words(data: ReportData) -> str:
     """Say which level the cards show, and why."""
-    if data.headline is None:
+    measurement, place = data.measurement, headline_level(data.measurement)
+    if place is None:
         return "Nothing was measured."
-    label, search = data.labels[data.headline], data.measurement.search
+    label, search = level_labels(measurement)[place], measurement.search
     if search is not None and search.max_rate_per_s is not None:
         return f"At {label}, the highest rate found that holds {search.slo}."
-    if len(data.labels) == 1:
+    if len(measurement.levels) == 1:
         return f"At {label}, the only level measured."
-    valid = "valid " if data.measurement.verdict.valid else ""
-    if not keeps_up(data.measurement.levels[data.headline]):
+    valid = "valid " if measurement.verdict.valid else ""
+    if not keeps_up(measurement.levels[place]):
         return f"At {label}, the {valid}level with the most requests finished each second."
     return f"At {label}, the highest {valid}load with which the server kept up."
 
 
 def cards(data: ReportData) -> Iterator[Card]:
     """Yield the most important figures of the headline level."""
-    if data.headline is None:
+    place = headline_level(data.measurement)
+    if place is None:
         return
-    result = data.measurement.levels[data.headline]
+    result = data.measurement.levels[place]
     asked = figure_of(result, "asked_rate_per_s")
     notes = {"finished_rate_per_s": f"asked {quantity(asked.mean)}" if asked else ""}
     notes["goodput_per_s"] = "within the SLO"
@@ -211,7 +221,7 @@ def _level_table(data: ReportData) -> Table:
     """Return a row for each level, with its most important figures."""
     headers = ("valid", "passes", "requests", "failed", *_RATES, *_LATENCIES)
     table = Table("level", *headers, right=headers)
-    for label, result in data.ascending:
+    for label, result in ascending_levels(data.measurement):
         figures = [figure_of(result, key) for key in _RATES.values()]
         figures += [figure_of(result, *which) for which in _LATENCIES.values()]
         # The margin stands below the figure.
