@@ -88,7 +88,7 @@ class RequestFeed:
             encode_request(request, self._target, str(index))
             for index, request in zip(bounds, requests, strict=False)
         ]
-        is_talk = self._spec.workload.kind == "conversations"
+        is_talk = self._spec.settings.workload.kind == "conversations"
         return PassRequests(bounds[0], requests, payloads, talks if is_talk else [])
 
     def _begins(self) -> list[int]:

@@ -34,9 +34,7 @@ class OpenLoop:
     @property
     def label(self) -> str:
         """Its name in tables and plots, e.g. ``8/s``."""
-        if self.arrival == "trace":
-            return "trace"
-        return f"{self.rate_per_s:g}/s"
+        return "trace" if self.arrival == "trace" else f"{self.rate_per_s:g}/s"
 
 
 @dataclass(frozen=True)

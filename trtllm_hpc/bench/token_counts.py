@@ -57,6 +57,14 @@ def to_records(
         if len(chunks) == 1 and tokens is not None:
             chunk_tokens = [tokens]
         phase = WARMUP if reply.due_s < window.start_s else MEASURED
+        reasoning: dict[str, Any] = {}
+        if reply.ok and has_reasoning:
+            answers = [len(chunk.text or "") > chunk.thought for chunk in chunks]
+            tokens_of = usage.reasoning_tokens
+            if tokens_of is None and answer.streamed:
+                tokens_of = answers.count(False)
+            first_s = chunks[answers.index(True)].time_s if any(answers) else None
+            reasoning = {"reasoning_tokens": tokens_of, "first_answer_s": first_s}
         record = RequestRecord(
             index=reply.index,
             level=level,
@@ -80,7 +88,7 @@ def to_records(
             turn=request.turn,
             freed_s=reply.freed_s,
             cached_tokens=usage.cached_tokens,
-            **(_reasoning(answer, usage) if reply.ok and has_reasoning else {}),
+            **reasoning,
         )
         records.append(record)
     return records
@@ -117,12 +125,3 @@ def _by_server(answer: ParsedReply, request: WorkloadRequest) -> int | None:
         return None if answer.chunks else 0
     repeated = len(answer.chunks) == 1 and ids[: len(prompt)] == prompt
     return len(ids) - (len(prompt) if repeated else 0)
-
-
-def _reasoning(answer: ParsedReply, usage: Usage) -> dict[str, Any]:
-    answers = [len(chunk.text or "") > chunk.thought for chunk in answer.chunks]
-    tokens = usage.reasoning_tokens
-    if tokens is None and answer.streamed:
-        tokens = answers.count(False)
-    first_s = answer.chunks[answers.index(True)].time_s if answer.streamed and any(answers) else None
-    return {"reasoning_tokens": tokens, "first_answer_s": first_s}

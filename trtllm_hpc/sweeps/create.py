@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -107,27 +107,24 @@ def plan_sweep(
         found = wrong.get(variant_name, ())
         refused = tuple(": ".join(filter(None, (it.field, it.message))) for it in found)
         variants.append(Variant(variant_name, variant.override.values, refused))
-    findings = tuple(_with_variants(wrong, len(loaded.variants)))
+    # Each finding once, with the variants that have it.
+    having: dict[str, tuple[Diagnostic, list[str]]] = {}
+    for variant_name, diagnostics in wrong.items():
+        for it in diagnostics:
+            having.setdefault(str(it), (it, []))[1].append(variant_name)
+    findings = []
+    for diagnostic, names in having.values():
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        every = len(names) == len(loaded.variants)
+        which = f"all {len(names)} variants" if every else f"{', '.join(names[:_NAMED])}{more}"
+        findings.append(replace(diagnostic, message=f"{diagnostic.message} (in {which})"))
     if wrong and (not skip or not planned):
         hint = "fix them, or leave out the variants that are wrong with --skip-refused"
-        raise ConfigError(list(findings), hint=hint if planned else None)
+        raise ConfigError(findings, hint=hint if planned else None)
     sweep = loaded.sweep
     of_all = (sweep.allocation, sweep.max_running, sweep.time_limit_minutes)
     record = SweepRecord(name, source.cluster, loaded.keys, variants, *of_all)
-    return PlannedSweep(paths, record, planned, findings, tuple(warnings))
-
-
-def _with_variants(wrong: Mapping[str, Sequence[Diagnostic]], count: int) -> Iterator[Diagnostic]:
-    """Yield each finding once, with the variants that have it; ``count`` is the number of all variants."""
-    found: dict[str, tuple[Diagnostic, list[str]]] = {}
-    for variant, diagnostics in wrong.items():
-        for it in diagnostics:
-            found.setdefault(str(it), (it, []))[1].append(variant)
-    for diagnostic, names in found.values():
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        listed = f"{', '.join(names[:_NAMED])}{more}"
-        which = f"all {count} variants" if len(names) == count else listed
-        yield replace(diagnostic, message=f"{diagnostic.message} (in {which})")
+    return PlannedSweep(paths, record, planned, tuple(findings), tuple(warnings))
 
 
 def _sweep_rules(plan: Plan, *, in_one: bool) -> Iterator[Diagnostic]:

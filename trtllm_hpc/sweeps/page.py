@@ -25,7 +25,7 @@ from trtllm_hpc.report.html.chart import (
     word,
 )
 from trtllm_hpc.report.html.page import rendered
-from trtllm_hpc.sweeps.measured import Point, SweepResults
+from trtllm_hpc.sweeps.measured import SweepResults
 
 _HEIGHT = 300
 _X = "M-.7,-.7L.7,.7M.7,-.7L-.7,.7"
@@ -69,8 +69,18 @@ def _chart(
     results: SweepResults, key: str, title: str, along: tuple[str, str], up: tuple[str, str], missing: str
 ) -> Chart | NoChart:
     """Return a chart of two figures: each by its name in a row, with the title of its axis."""
-    known = [(it, row.get(along[0]), row.get(up[0])) for it in results.points for row in [it.row()]]
-    rows = [_row(it, x, y) for it, x, y in known if x is not None and y is not None]
+    rows: list[Row] = []
+    for it in results.points:
+        x, y = map(it.row().get, (along[0], up[0]))
+        if x is None or y is None:
+            continue
+        held = it.holds_slo is not False
+        gpu, user = quantity(it.output_tokens_per_s_per_gpu), quantity(it.tokens_per_s_per_user)
+        ttft, itl = (quantity(it.figures.get(f"{name}_ms.p99")) for name in ("ttft", "itl"))
+        valid = f"yes{'' if held else ', but misses the SLO'}" if it.valid else f"no: {' '.join(it.findings)}"
+        row = {"x": x, "y": y, "load": it.load, "variant": it.variant, "level": it.level, "ok": it.valid}
+        row["figures"] = f"{gpu}/GPU, {user}/user, p99 of TTFT {ttft} ms, of ITL {itl} ms"
+        rows.append({**row, "valid": valid, "frontier": it.frontier, "held": held})
     if not rows:
         return NoChart(title, missing)
     xs, ys = ([row[name] for row in rows] for name in ("x", "y"))
@@ -100,19 +110,6 @@ def _chart(
     if not all(row["ok"] for row in rows):
         cross = {"type": "point", "size": 110, "shape": _X, "color": ASIDE, "filled": False}
         layers.append(layer(cross, "!datum.ok", tooltip=tooltip))
-    x, y = number("x", **axis(along[1], xs)), number("y", **axis(up[1], ys))
-    shared = layers_over("points", layers, x=x, y=y)
+    axes = {"x": number("x", **axis(along[1], xs)), "y": number("y", **axis(up[1], ys))}
+    shared = layers_over("points", layers, **axes)
     return Chart(key, title, [shared], {"points": rows}, _HEIGHT)
-
-
-def _row(point: Point, x: float, y: float) -> Row:
-    held = point.holds_slo is not False
-    gpu, user = quantity(point.output_tokens_per_s_per_gpu), quantity(point.tokens_per_s_per_user)
-    ttft, itl = (quantity(point.figures.get(f"{name}_ms.p99")) for name in ("ttft", "itl"))
-    valid = f"yes{'' if held else ', but misses the SLO'}"
-    return {
-        **{"x": x, "y": y, "load": point.load, "variant": point.variant, "level": point.level},
-        **{"figures": f"{gpu}/GPU, {user}/user, p99 of TTFT {ttft} ms, of ITL {itl} ms", "ok": point.valid},
-        **{"valid": valid if point.valid else f"no: {' '.join(point.findings)}"},
-        **{"frontier": point.frontier, "held": held},
-    }

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from trtllm_hpc import __version__
-from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import read_cluster, read_spec
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
@@ -28,7 +27,7 @@ from trtllm_hpc.runs.submit import (
     sole_command,
     submit_stages,
 )
-from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
+from trtllm_hpc.runtime.plan_record import Stage
 from trtllm_hpc.runtime.process import signal_group, start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
 from trtllm_hpc.scheduler.discovery import query_limits
@@ -170,7 +169,18 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
     plans = {run: readable_plan(run) for run in map(paths.run, names)}
     first, plan = next(iter(plans.items()))
     cluster = read_cluster(first.cluster)
-    minutes = record.time_limit_minutes or _minutes(plans, cluster)
+    minutes = record.time_limit_minutes
+    if not minutes:  # what all variants may need together, and the partition allows
+        needed = 0
+        for run, planned in plans.items():
+            spec = read_spec(run.spec)
+            needed += spec.serve.time_limit_minutes
+            needed += spec.build.time_limit_minutes if planned.stage("build") is not None else 0
+        bounds = [needed, cluster.limits.time_minutes]
+        for it in query_limits(cluster.slurm_conf) if cluster.scheduler == "slurm" else ():
+            if it.is_default if cluster.partition is None else it.name == cluster.partition:
+                bounds.append(it.minutes)
+        minutes = min(bound for bound in bounds if bound is not None)
     # The job asks for the most of everything that a stage of any variant asks for.
     asked = [stage.first for planned in plans.values() for stage in planned.stages]
     resources = replace(
@@ -221,20 +231,6 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
         else:
             Slurm(cluster.slurm_conf).cancel([sweep_job(str(paths.folder), job_id)])
         raise
-
-
-def _minutes(plans: dict[RunPaths, PlanRecord], cluster: ClusterProfile) -> int:
-    """Return the job's time limit: what all variants may need together, and the partition allows."""
-    needed = 0
-    for run, plan in plans.items():
-        job = read_spec(run.spec)
-        needed += job.serve.time_limit_minutes
-        needed += job.build.time_limit_minutes if plan.stage("build") is not None else 0
-    bounds = [needed, cluster.limits.time_minutes]
-    for it in query_limits(cluster.slurm_conf) if cluster.scheduler == "slurm" else ():
-        if it.is_default if cluster.partition is None else it.name == cluster.partition:
-            bounds.append(it.minutes)
-    return min(minutes for minutes in bounds if minutes is not None)
 
 
 # Cancelling -----------------------------------------------------------------------------------------

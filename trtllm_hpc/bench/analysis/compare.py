@@ -342,17 +342,13 @@ def _diff(
     def matches(name: str, patterns: tuple[str, ...]) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in patterns)
 
-    return [
-        f"{name}: {_short(a.get(name))} against {_short(b.get(name))}"
-        for name in dict.fromkeys([*a, *b])
-        if a.get(name) != b.get(name) and matches(name, only) and not matches(name, ignored)
-    ]
-
-
-def _short(value: str | None) -> str:
-    if value is None:
-        return "none"
-    return value if len(value) <= _MAX_LENGTH else f"{value[: _MAX_LENGTH - 3]}..."
+    lines = []
+    for name in dict.fromkeys([*a, *b]):
+        if a.get(name) != b.get(name) and matches(name, only) and not matches(name, ignored):
+            values = (side.get(name, "none") for side in (a, b))
+            short = (it if len(it) <= _MAX_LENGTH else f"{it[: _MAX_LENGTH - 3]}..." for it in values)
+            lines.append(f"{name}: {' against '.join(short)}")
+    return lines
 
 
 def _flat(plain: Any, name: str = "") -> dict[str, str]:

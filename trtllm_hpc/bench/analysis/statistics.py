@@ -42,7 +42,7 @@ def t_interval(values: Sequence[float]) -> Interval:
     mean = fmean(values)
     if len(values) < 2:
         return Interval(mean)
-    margin = _margin(_standard_error(values), len(values) - 1)
+    margin = _margin(stdev(values) / math.sqrt(len(values)), len(values) - 1)
     return Interval(mean, mean - margin, mean + margin)
 
 
@@ -54,7 +54,7 @@ def welch_test(first: Sequence[float], second: Sequence[float]) -> MeanDifferenc
     if len(first) < 2 or len(second) < 2:
         return None
     difference = fmean(second) - fmean(first)
-    errors = [(_standard_error(values), len(values) - 1) for values in (first, second)]
+    errors = [(stdev(values) / math.sqrt(len(values)), len(values) - 1) for values in (first, second)]
     error = math.hypot(*(each for each, _ in errors))
     if error == 0:
         return MeanDifference(difference, difference, 0.0 if difference else 1.0)
@@ -76,10 +76,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
         adjusted[place] = largest
     return adjusted
-
-
-def _standard_error(values: Sequence[float]) -> float:
-    return stdev(values) / math.sqrt(len(values))
 
 
 def _margin(standard_error: float, degrees_of_freedom: float) -> float:

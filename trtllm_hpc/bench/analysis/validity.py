@@ -165,7 +165,14 @@ def _late(sample: Sample, settings: Benchmark) -> tuple[list[Caveat], list[Cavea
     share = len(late_s) / measured
     if share <= settings.max_late_share:
         return [], []
-    if share <= FEW_LATE and _late_effect(sample) <= MAX_LATE_EFFECT:
+    # The largest share of a latency's median or 99th percentile that is the client's delay.
+    effect = 0.0
+    for metric, from_send in ((TTFT, TTFT_FROM_SEND), (LATENCY, LATENCY_FROM_SEND)):
+        with suppress(NoValue):
+            due, sent = metric.of(sample), from_send.of(sample)
+            for sent_ms, due_ms in ((sent.p50, due.p50), (sent.p99, due.p99)):
+                effect = max(effect, 1 - sent_ms / due_ms if due_ms > 0 else 0.0)
+    if share <= FEW_LATE and effect <= MAX_LATE_EFFECT:
         return [], [Caveat("some-late", share, settings.max_late_share, {"effect": MAX_LATE_EFFECT})]
     facts = {"allowed_ms": allowed_s * 1e3, "worst_ms": max(late_s) * 1e3}
     counts = {"late": len(late_s), "measured": measured}
@@ -217,17 +224,6 @@ def _cause(client: ClientUse) -> str:
             "node of its own"
         )
     return "many answers came in one burst and were read one after the other: lower the concurrency"
-
-
-def _late_effect(sample: Sample) -> float:
-    """Return the largest share of a latency's median or 99th percentile that is the client's delay."""
-    shares = [0.0]
-    for metric, from_send in ((TTFT, TTFT_FROM_SEND), (LATENCY, LATENCY_FROM_SEND)):
-        with suppress(NoValue):
-            due, sent = metric.of(sample), from_send.of(sample)
-            pairs = ((sent.p50, due.p50), (sent.p99, due.p99))
-            shares += [1 - from_send_ms / due_ms for from_send_ms, due_ms in pairs if due_ms > 0]
-    return max(shares)
 
 
 # The tokens -----------------------------------------------------------------------------------------

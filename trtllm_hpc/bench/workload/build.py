@@ -65,14 +65,14 @@ def make_workload(spec: WorkloadSpec) -> BuiltWorkload:
     A longer workload of the same settings begins with the same requests. Raises ConfigError if the workload's
     file or its settings make no requests; with file and line.
     """
-    kind = spec.workload.kind
+    kind = spec.settings.workload.kind
     if kind == "conversations":
         return _conversations(spec)
     if kind == "trace":
         return _trace(spec)
     if kind in ("prompts", "dataset"):
         return _given(spec)
-    prefix_tokens = spec.workload.prefix_tokens if kind == "shared-prefix" else 0
+    prefix_tokens = spec.settings.workload.prefix_tokens if kind == "shared-prefix" else 0
     lengths, cut = draw_lengths(spec, prefix_tokens)
     requests, notes = generated_requests(spec, _drawn_prompts(spec, lengths, prefix_tokens))
     return BuiltWorkload(requests, [*cut, *notes])
@@ -111,7 +111,7 @@ def _drawn_prompts(
     """Yield prompts of drawn lengths; those of ``shared-prefix`` begin with one of the prefixes, in turn."""
     seed = spec.settings.seed
     own, of_prefixes = random_source(seed, "prompts"), random_source(seed, "prefixes")
-    count = min(spec.workload.prefixes, len(lengths)) if prefix_tokens else 0
+    count = min(spec.settings.workload.prefixes, len(lengths)) if prefix_tokens else 0
     prefixes = [draw_codes(of_prefixes, prefix_tokens) for _ in range(count)]
     for place, (tokens, answer) in enumerate(lengths):
         codes, source = draw_codes(own, tokens), None
@@ -124,10 +124,10 @@ def _drawn_prompts(
 def _given(spec: WorkloadSpec) -> BuiltWorkload:
     """The prompts of the file, the given or the built-in ones, in random order, again when all were taken."""
     found: Sequence[WorkloadRequest | None]
-    if spec.workload.kind == "dataset":
+    if spec.settings.workload.kind == "dataset":
         found = _prompts_of_file(spec)
     else:
-        given = enumerate(spec.workload.prompts or BUILT_IN_PROMPTS, 1)
+        given = enumerate(spec.settings.workload.prompts or BUILT_IN_PROMPTS, 1)
         found = [WorkloadRequest(spec.settings.max_tokens, text, source=f"prompt {at}") for at, text in given]
     prompts = [prompt for prompt in found if prompt is not None]
     order = random_order(len(prompts), spec.settings.seed)
@@ -169,7 +169,9 @@ def _trace(spec: WorkloadSpec) -> BuiltWorkload:
 
 def _read_trace(spec: WorkloadSpec) -> tuple[list[DatasetEntry], bool]:
     """Return the entries in the order of their times, and whether they have prompts, not only lengths."""
-    entries = [entry for [entry] in _timed([[it] for it in read_entries(spec.file)], spec.workload.speed)]
+    entries = [
+        entry for [entry] in _timed([[it] for it in read_entries(spec.file)], spec.settings.workload.speed)
+    ]
     return entries, _has_prompt(entries[0])
 
 
@@ -268,11 +270,21 @@ def _conversations(spec: WorkloadSpec) -> BuiltWorkload:
     if spec.takes_token_ids:
         message = "the turns of a conversation are texts, and the model takes token ids"
         raise settings_error("kind", message, hint="--model ensemble, or --protocol openai-chat")
-    all_turns, notes, distinct = _drawn_turns(spec) if spec.workload.path is None else _turns_of_file(spec)
+    distinct = None
+    if spec.settings.workload.path is None:
+        all_turns, notes = _drawn_turns(spec)
+    else:
+        settings, groups = spec.settings, _groups(spec.file)
+        order, distinct = random_order(len(groups), settings.seed), len(groups)
+        if settings.arrival == "trace" and not settings.closed_loop:
+            groups, order = _timed(groups, spec.settings.workload.speed), iter(range(len(groups)))
+        all_turns, notes = [_turns(groups[place], spec) for place in islice(order, spec.count)], []
     drawn = [(request, codes) for turns in all_turns for request, codes in turns if codes is not None]
     made, more = generated_requests(spec, drawn) if drawn else ([], [])
     texts, requests = (request.prompt for request in made), list[WorkloadRequest]()
-    thinks = _draws(spec, "think times", spec.workload.think_seconds, spec.workload.think_seconds_stdev)
+    thinks = _draws(
+        spec, "think times", spec.settings.workload.think_seconds, spec.settings.workload.think_seconds_stdev
+    )
     for number, turns in enumerate(all_turns):
         for turn, (request, codes) in enumerate(turns, 1):
             usual_s = 0.0 if request.due_s is not None else round(max(0.0, next(thinks)), 9)
@@ -290,8 +302,8 @@ def _draws(spec: WorkloadSpec, name: str, mean: float, stdev: float) -> Iterator
         yield mean + stdev * float(source.standard_normal())
 
 
-def _drawn_turns(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], None]:
-    workload, seed = spec.workload, spec.settings.seed
+def _drawn_turns(spec: WorkloadSpec) -> tuple[list[_Turns], list[str]]:
+    workload, seed = spec.settings.workload, spec.settings.seed
     draws = islice(_draws(spec, "turns", workload.turns, workload.turns_stdev), spec.count)
     counts = [max(1, round(drawn)) for drawn in draws]
     lengths, notes = draw_lengths(replace(spec, count=sum(counts)), workload.prefix_tokens)
@@ -308,16 +320,7 @@ def _drawn_turns(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], None]:
         all_turns.append(
             [(WorkloadRequest(out, said=said), draw_codes(own, tokens)) for tokens, out in turns]
         )
-    return all_turns, [*notes, *more], None
-
-
-def _turns_of_file(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], int]:
-    settings, groups = spec.settings, _groups(spec.file)
-    order = random_order(len(groups), settings.seed)
-    if settings.arrival == "trace" and not settings.closed_loop:
-        groups, order = _timed(groups, spec.workload.speed), iter(range(len(groups)))
-    chosen = (groups[place] for place in islice(order, spec.count))
-    return [_turns(group, spec) for group in chosen], [], len(groups)
+    return all_turns, [*notes, *more]
 
 
 def _groups(path: Path) -> list[list[DatasetEntry]]:
@@ -344,6 +347,6 @@ def _turns(group: Sequence[DatasetEntry], spec: WorkloadSpec) -> _Turns:
         else:
             found = _without_prompt(entry, spec)
             codes = draw_codes(random_source(spec.settings.seed, entry.source), _input_length(entry))
-        think_s = think_s and max(0.0, think_s) / spec.workload.speed
+        think_s = think_s and max(0.0, think_s) / spec.settings.workload.speed
         turns.append((replace(found, think_s=think_s, said=entry.values.get("said")), codes))
     return turns

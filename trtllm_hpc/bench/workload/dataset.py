@@ -245,7 +245,7 @@ def _encoded(spec: WorkloadSpec, requests: Sequence[WorkloadRequest]) -> Iterato
     encoded: Iterator[list[int]] = iter(())
     if spec.tokenizer is not None:
         encoded = iter(spec.tokenizer.encode(texts))
-    elif texts and (spec.takes_token_ids or spec.workload.max_input_tokens is not None):
+    elif texts and (spec.takes_token_ids or spec.settings.workload.max_input_tokens is not None):
         key, what = ("tokenizer", "a model that takes token ids")
         if not spec.takes_token_ids:
             key, what = "max_input_tokens", "a limit of prompts"

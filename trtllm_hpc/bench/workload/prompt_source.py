@@ -89,7 +89,7 @@ def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[tuple
     They come from two normal distributions (upstream's ``token-norm-dist``), rounded, at least 1. A sentence
     says how many prompts were cut. Raises ConfigError if the prefix leaves no room.
     """
-    workload, limit = spec.workload, spec.limit
+    workload, limit = spec.settings.workload, spec.limit
     means = workload.input_tokens, workload.output_tokens or spec.settings.max_tokens
     stdevs = workload.input_tokens_stdev, workload.output_tokens_stdev
     drawn = random_source(spec.settings.seed, "lengths").standard_normal((spec.count, 2)) * stdevs + means
@@ -170,7 +170,12 @@ class TextWriter:
 
     def write(self, codes: Sequence[Codes]) -> list[tuple[str, int]]:
         """Return a text and its number of tokens for each row of codes, a token for each code."""
-        rows = [self._words_of(row) for row in codes]
+        rows = []
+        for of_text in codes:
+            # The first codes stand for special tokens.
+            places = (of_text[self._special + 1 :] % len(self._words)).tolist()
+            begin = self._first_words[int(of_text[0]) % len(self._first_words)]
+            rows.append([begin, *map(self._words.__getitem__, places)])
         lengths = self._lengths([self._separator.join(row) for row in rows])
         for attempt in range(_MAX_ROUNDS):
             # A text has at least one word.
@@ -191,14 +196,6 @@ class TextWriter:
             for place, length in zip(wrong, found, strict=True):
                 lengths[place] = length
         return [(self._separator.join(row), length) for row, length in zip(rows, lengths, strict=True)]
-
-    def _words_of(self, codes: Codes) -> list[str]:
-        """Return the words of one text; the first codes stand for special tokens."""
-        first = self._first_words[int(codes[0]) % len(self._first_words)]
-        return [
-            first,
-            *(self._words[index] for index in (codes[self._special + 1 :] % len(self._words)).tolist()),
-        ]
 
 
 def _of_length(length: int, lengths: Sequence[int]) -> list[str]:

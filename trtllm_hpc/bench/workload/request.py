@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtllm_hpc.config.benchmark import Benchmark, Workload
+from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.paths import write_text
 
@@ -99,24 +99,20 @@ class WorkloadSpec:
     """Whether the model takes a file's ids, too, though it takes texts (OpenAI's completions)."""
 
     @property
-    def workload(self) -> Workload:
-        """The settings of the workload."""
-        return self.settings.workload
-
-    @property
     def limit(self) -> int | None:
         """Most tokens of a prompt; ``None`` if there is no limit."""
-        known = [self.workload.max_input_tokens, self.max_input_len]
+        known = [self.settings.workload.max_input_tokens, self.max_input_len]
         return min((limit for limit in known if limit is not None), default=None)
 
     @property
     def file(self) -> Path:
         """The workload's file. Raises ConfigError if the settings name none."""
-        if self.workload.path is None:
-            message = f"a workload of kind {self.workload.kind} is read from a file, but no file is given"
+        workload = self.settings.workload
+        if workload.path is None:
+            message = f"a workload of kind {workload.kind} is read from a file, but no file is given"
             hint = "--file FILE, or companion.benchmark.workload.path in the job file"
             raise settings_error("path", message, code="no-file", hint=hint)
-        return Path(self.workload.path)
+        return Path(workload.path)
 
     def all_too_long(self) -> ConfigError:
         """Return the error for a workload whose prompts are all longer than the limit."""
