@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_hpc.bench.arrivals import Schedule, open_schedule
+from trtllm_hpc.bench.passes import Schedule, open_schedule
 from trtllm_hpc.bench.results import OpenLoop, Window
 from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.config.benchmark import Benchmark

@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.bench.arrivals import open_schedule
 from trtllm_hpc.bench.load.loops import LoadResult
 from trtllm_hpc.bench.load.messages import LoadReply, ParsedReply
-from trtllm_hpc.bench.passes import WHOLE_TRACE, closed_length, closed_window, open_length, timed_length
+from trtllm_hpc.bench.passes import (
+    WHOLE_TRACE,
+    closed_length,
+    closed_window,
+    open_length,
+    open_schedule,
+    timed_length,
+)
 from trtllm_hpc.bench.results import ClosedLoop, OpenLoop, Window, levels_of
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -89,8 +89,12 @@ def list_with_causes(run: RunPaths) -> tuple[list[LogRow], Sequence[Finding]]:
 def print_logs(rows: Sequence[LogRow]) -> None:
     """Print the rows, many ranks in the same state as one, and below them first errors, in a pipe whole."""
     table = Table("step", "rank", "host", "state", "size", right=("rank", "size"), one_line=("size",))
-    errors = []
-    for group in _groups(rows):
+    errors, groups = list[str](), list[RankGroup[LogRow]]()
+    # Batch scripts stand alone, the ranks of each step in groups.
+    for (_, of_rank), some in groupby(rows, lambda row: (row.step.partition(".")[0], row.rank is not None)):
+        members = list(some)
+        groups += grouped(members) if of_rank else [RankGroup((row,)) for row in members]
+    for group in groups:
         sizes = [row.size_bytes for row in group.members if row.size_bytes is not None]
         size = format_bytes(sum(sizes)) if sizes else NONE
         kind = group.members[0].step.partition(".")[0]
@@ -105,10 +109,3 @@ def print_logs(rows: Sequence[LogRow]) -> None:
     width = terminal_width()
     for error in ("\nfirst errors:", *errors) if errors else ():
         print(error if width is None or len(error) <= width else f"{error[: width - 1]}…")
-
-
-def _groups(rows: Sequence[LogRow]) -> Iterator[RankGroup[LogRow]]:
-    """Yield the rows of batch scripts alone, and those of the ranks of each step in groups."""
-    for (_, of_rank), some in groupby(rows, lambda row: (row.step.partition(".")[0], row.rank is not None)):
-        members = list(some)
-        yield from grouped(members) if of_rank else (RankGroup((row,)) for row in members)
