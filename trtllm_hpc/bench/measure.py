@@ -199,10 +199,8 @@ class _Run:
         try:
             if self.settings.find_max:
                 return self._run_search()
-            levels = levels_of(self.settings)[len(self._results) :]
-            for level in levels:
-                ended_early = self._run_level(level, self.settings)
-                if ended_early is not None:
+            for level in levels_of(self.settings)[len(self._results) :]:
+                if (ended_early := self._run_level(level, self.settings)) is not None:
                     return ended_early
             return None
         except KeyboardInterrupt:

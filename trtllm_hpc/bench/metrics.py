@@ -10,7 +10,6 @@ without streaming; they are never zero then.
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +20,8 @@ from trtllm_hpc.bench.results import Distribution, Figure, OpenLoop
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric(abc.ABC):
-    """A metric: its description, and its figure for a sample."""
+class Metric:
+    """The description of a metric."""
 
     key: str
     """Its name in files. A time ends with ``_ms``, a rate with ``_per_s``."""
@@ -38,21 +37,13 @@ class Metric(abc.ABC):
     slo_name: str | None = None
     """Its name in an SLO; ``None`` if it cannot be limited."""
 
-    @abc.abstractmethod
-    def of(self, sample: Sample) -> Figure:
-        """Return the figure for a sample; raises NoValue."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Single(Metric):
     """A metric that is one number for a whole pass."""
 
-    compute: Callable[[Sample], float]
-    """Returns the number, or raises NoValue."""
-
-    def of(self, sample: Sample) -> float:
-        """Return the number; raises NoValue."""
-        return self.compute(sample)
+    of: Callable[[Sample], float]
+    """Returns the number for a sample, or raises NoValue."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +90,7 @@ SCHEDULED_RATE = Single(
     unit="requests/s",
     meaning="The rate of the schedule in the window. Open loop only.",
     formula="requests due in the window / its length",
-    compute=_scheduled_rate,
+    of=_scheduled_rate,
 )
 
 
@@ -114,7 +105,7 @@ SENT_RATE = Single(
     unit="requests/s",
     meaning="The rate at which the client sent requests, whenever they were due.",
     formula="requests sent in the window / its length",
-    compute=_sent_rate,
+    of=_sent_rate,
 )
 
 
@@ -168,9 +159,7 @@ FINISHED_RATE = Single(
     formula="requests of the pass that were answered in the window / its length",
     better="higher",
     slo_name="requests",
-    compute=lambda sample: sample.rate(
-        sum(sample.within(record.ended_s) for record in _all_answered(sample))
-    ),
+    of=lambda sample: sample.rate(sum(sample.within(record.ended_s) for record in _all_answered(sample))),
 )
 OUTPUT_TOKEN_RATE = Single(
     key="output_tokens_per_s",
@@ -183,7 +172,7 @@ OUTPUT_TOKEN_RATE = Single(
     ),
     better="higher",
     slo_name="tokens",
-    compute=lambda sample: sample.rate(_output_tokens_in_window(sample)),
+    of=lambda sample: sample.rate(_output_tokens_in_window(sample)),
 )
 TOTAL_TOKEN_RATE = Single(
     key="total_tokens_per_s",
@@ -196,7 +185,7 @@ TOTAL_TOKEN_RATE = Single(
     ),
     better="higher",
     slo_name="total_tokens",
-    compute=lambda sample: sample.rate(_total_tokens_in_window(sample)),
+    of=lambda sample: sample.rate(_total_tokens_in_window(sample)),
 )
 
 # Latency --------------------------------------------------------------------------------------------
@@ -329,7 +318,7 @@ ERROR_SHARE = Single(
     formula="measured requests that failed / measured requests",
     better="lower",
     slo_name="errors",
-    compute=_error_share,
+    of=_error_share,
 )
 GOODPUT = Single(
     key="goodput_per_s",
@@ -338,7 +327,7 @@ GOODPUT = Single(
     meaning="The rate of answers that kept every limit of the SLO.",
     formula="requests of the pass that were answered in the window and kept every limit / its length",
     better="higher",
-    compute=_goodput,
+    of=_goodput,
 )
 # Lengths --------------------------------------------------------------------------------------------
 
@@ -382,7 +371,7 @@ CACHED_SHARE = Single(
     meaning="The share of the prompts that the server found in its KV cache: 0.9 is 90 %.",
     formula="cached tokens / input tokens of answered requests whose usage names them",
     better="higher",
-    compute=_cached_share,
+    of=_cached_share,
 )
 
 # Energy ---------------------------------------------------------------------------------------------
@@ -401,7 +390,7 @@ ENERGY_PER_TOKEN = Single(
     meaning="What all GPUs of the server used, idle times and prompts included, for each output token.",
     formula="energy of the GPUs in the window / output tokens that came in it",
     better="lower",
-    compute=lambda sample: _joules(sample, over=_output_tokens_in_window(sample)),
+    of=lambda sample: _joules(sample, over=_output_tokens_in_window(sample)),
 )
 ENERGY_PER_REQUEST = Single(
     key="energy_per_request_j",
@@ -410,7 +399,7 @@ ENERGY_PER_REQUEST = Single(
     meaning="The same for each complete answer.",
     formula="energy of the GPUs in the window / requests answered in it",
     better="lower",
-    compute=lambda sample: _joules(sample, over=FINISHED_RATE.of(sample) * sample.window.length_s),
+    of=lambda sample: _joules(sample, over=FINISHED_RATE.of(sample) * sample.window.length_s),
 )
 MEAN_POWER = Single(
     key="power_mean_w",
@@ -418,10 +407,10 @@ MEAN_POWER = Single(
     unit="W",
     meaning="The mean power of all GPUs of the server together.",
     formula="energy of the GPUs in the window / its length",
-    compute=lambda sample: sample.rate(_joules(sample)),
+    of=lambda sample: sample.rate(_joules(sample)),
 )
 
-METRICS: tuple[Metric, ...] = (
+METRICS: tuple[Single | PerRequest, ...] = (
     *(SCHEDULED_RATE, SENT_RATE, FINISHED_RATE, OUTPUT_TOKEN_RATE, TOTAL_TOKEN_RATE),
     *(TTFT, TTFT_FROM_SEND, TTFA, TPOT, ITL, LATENCY, LATENCY_FROM_SEND, CLIENT_LATENESS),
     *(ERROR_SHARE, GOODPUT, INPUT_TOKENS, OUTPUT_TOKENS, REASONING_TOKENS, CACHED_SHARE),
@@ -429,10 +418,10 @@ METRICS: tuple[Metric, ...] = (
 )
 """In the order of tables."""
 
-BY_KEY: dict[str, Metric] = {metric.key: metric for metric in METRICS}
+BY_KEY: dict[str, Single | PerRequest] = {metric.key: metric for metric in METRICS}
 
 
-def figures(sample: Sample, metrics: Sequence[Metric] = METRICS) -> dict[str, Figure]:
+def figures(sample: Sample, metrics: Sequence[Single | PerRequest] = METRICS) -> dict[str, Figure]:
     """Return the figure of every metric that has a value, by key; a missing figure is never zero."""
     found: dict[str, Figure] = {}
     for metric in metrics:

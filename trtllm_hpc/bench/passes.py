@@ -42,8 +42,6 @@ _REQUESTS_PER_SECOND = 20
 _DIGITS = 9
 """Times are rounded to nanoseconds: the last bits of a logarithm differ from machine to machine."""
 
-Times = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -338,7 +336,7 @@ def request_counts(level: OpenLoop, settings: Benchmark) -> tuple[int, int]:
     return warmup, measured
 
 
-def arrival_times(count: int, level: OpenLoop, seed: int, name: str) -> Times:
+def arrival_times(count: int, level: OpenLoop, seed: int, name: str) -> NDArray[np.float64]:
     """Return when ``count`` requests are due at a mean rate of one a second.
 
     The first is due at 0; the gap after the last one ends at exactly ``count``. Gaps are equal (``constant``)
@@ -351,7 +349,7 @@ def arrival_times(count: int, level: OpenLoop, seed: int, name: str) -> Times:
     ends = np.cumsum(gaps)
     if not ends[-1]:  # every gap of a tiny shape may be too small for a float
         return np.arange(count, dtype=np.float64)
-    starts: Times = np.concatenate([[0.0], ends[:-1]]) * (count / ends[-1])
+    starts: NDArray[np.float64] = np.concatenate([[0.0], ends[:-1]]) * (count / ends[-1])
     return starts
 
 

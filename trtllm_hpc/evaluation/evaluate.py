@@ -165,7 +165,12 @@ def scores_of(samples: Mapping[str, Sequence[Mapping[str, Any]]], metric: str | 
 
     Raises ConfigError if no metric has the name, or it does not score each question of each part.
     """
-    of_parts = [_metrics(it) for it in samples.values()]
+    of_parts = []  # of each part the metrics that score each of its questions, as NAME,FILTER
+    for of_part in samples.values():
+        questions = Counter(it["filter"] for it in of_part)
+        named = [(name, it) for it in of_part for name in it["metrics"] if isinstance(it[name], int | float)]
+        counts = Counter((name, it["filter"]) for name, it in named)
+        of_parts.append([f"{name},{it}" for (name, it), count in counts.items() if count == questions[it]])
     names = [name for name in next(iter(of_parts), []) if all(name in it for it in of_parts)]
     chosen = metric or next(iter(names), "")
     if chosen not in names:
@@ -177,14 +182,6 @@ def scores_of(samples: Mapping[str, Sequence[Mapping[str, Any]]], metric: str | 
     name, _, kind = chosen.rpartition(",")
     flat = [(f"{part}/{it['doc_hash'][:16]}", it) for part, of_part in samples.items() for it in of_part]
     return chosen, {key: float(it[name]) for key, it in flat if it["filter"] == kind}
-
-
-def _metrics(samples: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the metrics that score each question of a part, as ``NAME,FILTER``."""
-    questions = Counter(it["filter"] for it in samples)
-    named = [(name, it) for it in samples for name in it["metrics"] if isinstance(it[name], int | float)]
-    found = Counter((name, it["filter"]) for name, it in named)
-    return [f"{name},{kind}" for (name, kind), count in found.items() if count == questions[kind]]
 
 
 def _readable(task: str, metric: str, samples: Mapping[str, Any], *, chat: bool) -> Iterator[str]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from trtllm_hpc.bench.analysis.aggregate import over_repeats, overall_verdict
+from trtllm_hpc.bench.analysis.aggregate import overall_verdict
 from trtllm_hpc.bench.analysis.compare import SIGNIFICANCE, workload_diff
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
 from trtllm_hpc.bench.analysis.statistics import holm, welch_test
 from trtllm_hpc.bench.analysis.validity import sentence_of
 from trtllm_hpc.bench.metrics import GOODPUT
-from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, read_measurement
+from trtllm_hpc.bench.results import MeasurementSummary, read_measurement
 from trtllm_hpc.config.dump import flow
 from trtllm_hpc.config.files import read_spec
 from trtllm_hpc.errors import ConfigError, RunNotFound
@@ -121,21 +121,20 @@ def read_results(
         BadSlo: the limits cannot be parsed.
     """
     status = status or sweep_status(sweep, read_record(sweep))
-    runs = {it.name: RunPaths(it.folder) for it in status.variants}
     measured: dict[str, MeasurementSummary] = {}
-    for name, run in runs.items():
+    for it in status.variants:
         with suppress(RunNotFound):
-            measured[name] = read_measurement(run.measurement(COMPANION_MEASUREMENT).summary)
+            summary = RunPaths(it.folder).measurement(COMPANION_MEASUREMENT).summary
+            measured[it.name] = read_measurement(summary)
     own = {str(it.settings.get("slo") or "") for it in measured.values()}
     text = slo or (own.pop() if len(own) == 1 else "")
     limits = parse_slo(text) if text else None
     points: list[Point] = []
-    for variant in (it for it in status.variants if it.name in measured):
-        found, run = measured[variant.name], runs[variant.name]
-        if limits is not None and slo not in (None, found.settings.get("slo")):
-            found = _without_goodput(found)
-        gpus = RunSnapshot(run).planned_gpus.get("serve")
-        points += _points(variant, found, limits, gpus, run)
+    for it in status.variants:
+        if (found := measured.get(it.name)) is not None:
+            # Under another SLO other requests are good.
+            has_goodput = limits is None or slo in (None, found.settings.get("slo"))
+            points += _points(it, found, limits, has_goodput=has_goodput)
     points = [replace(point, frontier=on) for point, on in zip(points, frontier(points), strict=True)]
     return SweepResults(
         status,
@@ -146,26 +145,11 @@ def read_results(
     )
 
 
-def _without_goodput(measurement: MeasurementSummary) -> MeasurementSummary:
-    """Return a measurement without the figures that count good requests: another SLO names other ones."""
-
-    def left(result: LevelResult) -> LevelResult:
-        passes = [
-            replace(one, metrics={key: it for key, it in one.metrics.items() if key != GOODPUT.key})
-            for one in result.passes
-        ]
-        return LevelResult(result.level, passes, over_repeats([one.metrics for one in passes]))
-
-    return replace(measurement, levels=[left(result) for result in measurement.levels])
-
-
 def _points(
-    of: VariantStatus,
-    measured: MeasurementSummary,
-    slo: Slo | None,
-    gpus: int | None,
-    run: RunPaths,
+    of: VariantStatus, measured: MeasurementSummary, slo: Slo | None, *, has_goodput: bool
 ) -> Iterator[Point]:
+    run = RunPaths(of.folder)
+    gpus = RunSnapshot(run).planned_gpus.get("serve")
     share = 1 / max(gpus, 1) if gpus is not None else None
     # What else was found is about the whole measurement.
     of_levels = overall_verdict(measured.levels, measured.search).findings
@@ -174,9 +158,16 @@ def _points(
     scores = {f"score.{it.task}": it.score for it in evaluation.tasks} if evaluation else {}
     if evaluation is not None and evaluation.passed is False:
         whole += [f"Its answers fail the gate: {it}." for it in evaluation.tasks if it.passed is False]
-    whole += ["Its answers were not evaluated."] if evaluation is None and _has_gate(run) else []
+    with suppress(OSError, ConfigError):
+        # Reading all settings takes longer.
+        if evaluation is None and "  evaluate:\n" in run.spec.read_text(encoding="utf-8"):
+            asked = read_spec(run.spec).companion.evaluate
+            if asked is not None and (asked.threshold, asked.not_worse_than) != (None, None):
+                whole.append("Its answers were not evaluated.")
     for label, result in zip(level_labels(measured), measured.levels, strict=True):
         found, metrics = {**level_figures(result), **scores}, [one.metrics for one in result.passes]
+        if not has_goodput:
+            found.pop(GOODPUT.key, None)
         output, total, tpot = map(found.get, ("output_tokens_per_s", "total_tokens_per_s", "tpot_ms.p50"))
         each = [rate for it in metrics if isinstance(rate := it.get("output_tokens_per_s"), float)]
         own = [sentence_of(it) for one in result.passes for it in one.verdict.findings]
@@ -197,14 +188,6 @@ def _points(
             figures=found,
             each_pass=[rate * share for rate in each] if share else [],
         )
-
-
-def _has_gate(run: RunPaths) -> bool:
-    with suppress(OSError, ConfigError):
-        if "  evaluate:\n" in run.spec.read_text(encoding="utf-8"):  # reading all settings takes longer
-            asked = read_spec(run.spec).companion.evaluate
-            return asked is not None and (asked.threshold, asked.not_worse_than) != (None, None)
-    return False
 
 
 def _notes(

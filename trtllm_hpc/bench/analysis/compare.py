@@ -196,7 +196,15 @@ def compare(
         )
     of_both = a.measurement, b.measurement
     workload = workload_diff(*of_both)
-    rows = _adjusted([row for label in common for row in _rows(levels_a[label], levels_b[label], tolerance)])
+    rows = [row for label in common for row in _rows(levels_a[label], levels_b[label], tolerance)]
+    # Rows with equal figures test nothing.
+    tested = {at: it.p_value for at, it in enumerate(rows) if None not in (it.p_value, it.better)}
+    if tested:
+        from scipy import stats
+
+        adjusted = stats.false_discovery_control(list(tested.values()))
+        for place, p_value in zip(tested, adjusted, strict=True):
+            rows[place] = replace(rows[place], p_value=float(p_value))
     return Comparison(
         a=a.name,
         b=b.name,
@@ -264,20 +272,6 @@ def _rows(a: LevelResult, b: LevelResult, tolerance: float) -> Iterator[Compared
             )
             found = welch_test(of_a, of_b)
             yield row if found is None else replace(row, **found._asdict())
-
-
-def _adjusted(rows: list[ComparedFigure]) -> list[ComparedFigure]:
-    """Return the rows with p-values adjusted over all of them; rows with equal figures test nothing."""
-    tested = [row.p_value for row in rows if row.p_value is not None and row.better is not None]
-    if not tested:
-        return rows
-    from scipy import stats
-
-    adjusted = iter(stats.false_discovery_control(tested))
-    return [
-        row if row.p_value is None or row.better is None else replace(row, p_value=float(next(adjusted)))
-        for row in rows
-    ]
 
 
 def _notes(

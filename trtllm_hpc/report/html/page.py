@@ -73,6 +73,15 @@ def report_page(data: ReportData) -> str:
     defaults = set(_flat(Benchmark().model_dump(mode="json")))
     chosen = [setting for setting in _flat(measurement.settings) if setting not in defaults]
     errors = sorted(measurement.errors.items(), key=lambda item: -item[1])[:_MOST_ERRORS]
+    started = datetime.fromtimestamp(measurement.started_at, timezone.utc)
+    facts = [
+        *served(measurement),
+        f"{measurement.protocol}, {'streaming' if measurement.streaming else 'not streaming'}",
+        *sorted({result.level.kind for result in measurement.levels}),
+        f"workload {measurement.settings.get('workload', {}).get('kind', 'unknown')}",
+        *([f"energy {measurement.energy}"] if measurement.energy else []),
+        f"started {started:%Y-%m-%d %H:%M:%S} UTC",
+    ]
     return rendered(
         "page",
         list(sections_of(data)),
@@ -80,7 +89,7 @@ def report_page(data: ReportData) -> str:
         run=data.run,
         measurement=measurement,
         evaluation=data.evaluation,
-        facts=_facts(data),
+        facts=facts,
         headline=headline_words(data),
         cards=list(cards(data)),
         most=MOST,
@@ -110,20 +119,6 @@ def rendered(template: str, sections: Sequence[ChartSection], *scripts: str, **v
         "version": __version__,
     }
     return _environment().get_template(f"{_FOLDER}/{template}.html.j2").render(values)
-
-
-def _facts(data: ReportData) -> list[str]:
-    measurement = data.measurement
-    started = datetime.fromtimestamp(measurement.started_at, timezone.utc)
-    kinds = {result.level.kind for result in measurement.levels}
-    return [
-        *served(measurement),
-        f"{measurement.protocol}, {'streaming' if measurement.streaming else 'not streaming'}",
-        *sorted(kinds),
-        f"workload {measurement.settings.get('workload', {}).get('kind', 'unknown')}",
-        *([f"energy {measurement.energy}"] if measurement.energy else []),
-        f"started {started:%Y-%m-%d %H:%M:%S} UTC",
-    ]
 
 
 @lru_cache(maxsize=1)
