@@ -6,7 +6,7 @@ plan alone decides every byte that is rendered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from trtllm_hpc.backends import backend_of
@@ -21,6 +21,32 @@ from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
 from trtllm_hpc.runtime.proxy import OPENAI_KINDS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+
+
+@dataclass(frozen=True)
+class ServePart:
+    """Servers of a run that are alike, and their nodes: what the scripts for them differ in."""
+
+    cluster: ClusterProfile
+    """As these nodes have it."""
+    layout: Layout
+    """How the ranks of one server are spread."""
+    allocation: Layout
+    """What the serve stage asks for: all servers of the job, or of the component, together."""
+    group: ServerGroup | None = None
+    """The servers, of one phase of a disaggregated run; ``None``: they are all instances."""
+    component: int | None = None
+    """Of a heterogeneous job, whose nodes these are; ``None`` of another job."""
+
+    @property
+    def preflight(self) -> str:
+        """The preflight's step on these nodes."""
+        return preflight_step(self.component or 0)
+
+    @property
+    def rank_script(self) -> str:
+        """The script that each task of a server runs."""
+        return "rank.sh" if self.group is None else f"rank.{self.group.role}.sh"
 
 
 @dataclass(frozen=True)
@@ -59,8 +85,6 @@ class Plan:
     facts: JobFacts
     notes: tuple[str, ...] = ()
     """What the user should know, though nothing is wrong."""
-    phase: ServerGroup | None = None
-    """In a plan of ``phases``, the servers whose scripts it is for."""
 
     @property
     def layout(self) -> Layout:
@@ -68,26 +92,25 @@ class Plan:
         return self.instances.layout
 
     @property
-    def allocation(self) -> Layout:
-        """What the serve stage asks for: all instances together, or those of one component."""
-        return self.instances.components[self.component or 0]
+    def parts(self) -> tuple[ServePart, ...]:
+        """The nodes of the serve job: those of each component of a heterogeneous one, else all of them."""
+        components = self.instances.components
+        return self.phases if len(components) > 1 else (ServePart(self.cluster, self.layout, components[0]),)
 
     @property
-    def component(self) -> int | None:
-        """The component of a heterogeneous job whose nodes the scripts are for; ``None`` of another job."""
-        if self.phase is not None:
-            return self.phase.component
-        return 0 if len(self.instances.components) > 1 else None
-
-    @property
-    def preflight(self) -> str:
-        """The preflight's step on these nodes."""
-        return preflight_step(self.component or 0)
-
-    @property
-    def parts(self) -> tuple[Plan, ...]:
-        """The plan as each component of a heterogeneous job has it; of another job the plan itself."""
-        return (self,) if self.component is None else self.phases
+    def phases(self) -> tuple[ServePart, ...]:
+        """The servers of each phase of a disaggregated run, with the nodes that they are on."""
+        components = self.instances.components
+        return tuple(
+            ServePart(
+                self.cluster.for_phase(group.role),
+                group.layout,
+                components[group.component or 0],
+                group,
+                group.component,
+            )
+            for group in self.instances.groups
+        )
 
     @property
     def tries_network(self) -> bool:
@@ -117,7 +140,7 @@ class Plan:
 
     @property
     def server(self) -> ServerPlan:
-        """The server whose scripts this plan is for."""
+        """The server, of a disaggregated run that of the first phase."""
         return self.servers[0]
 
     @property
@@ -148,22 +171,6 @@ class Plan:
         return " ".join(f"{it.role}:{','.join(str(one.number) for one in it.servers)}" for it in groups)
 
     @property
-    def phases(self) -> tuple[Plan, ...]:
-        """The plan as each phase of a disaggregated run has it, for its scripts."""
-        groups = self.instances.groups
-        return tuple(
-            replace(
-                self, phase=group, instances=replace(self.instances, layout=group.layout), servers=(server,)
-            )
-            for group, server in zip(groups, self.servers, strict=bool(groups))
-        )
-
-    @property
-    def rank_script(self) -> str:
-        """The script that each task of a server runs."""
-        return "rank.sh" if self.phase is None else f"rank.{self.phase.role}.sh"
-
-    @property
     def leaders(self) -> str:
         """The instances whose leaders are on each node, for the supervisor: ``0:0,1 2:2,3``."""
         nodes = self.instances.leaders.items()
@@ -176,8 +183,8 @@ class Plan:
 
     @property
     def cluster(self) -> ClusterProfile:
-        """The cluster profile, as the phase's nodes have it."""
-        return self.facts.cluster if self.phase is None else self.facts.cluster.for_phase(self.phase.role)
+        """The cluster profile."""
+        return self.facts.cluster
 
     def stage(self, name: str) -> Stage | None:
         """The stage of that name, or ``None`` if this run has none."""

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from trtllm_hpc import __version__
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.plan.model import Plan, ServePart
 from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.runtime.engine_cache.build_recipe import BuildRecipe
 from trtllm_hpc.runtime.front import FRONT_RESTARTS
@@ -78,10 +78,10 @@ def render_scripts(plan: Plan, build: RenderedBuild | None = None) -> dict[str, 
         assert build is not None, "a plan with a build stage has build steps"
         scripts["build.sh"] = build.script
     for group, phase in zip(plan.instances.groups, plan.phases, strict=True):
-        scripts[phase.rank_script] = _script(phase, "rank.sh.j2")
-        scripts[f"instance.{group.role}.sh"] = _script(phase, "instance.sh.j2", "serve")
+        scripts[phase.rank_script] = _script(plan, "rank.sh.j2", part=phase)
+        scripts[f"instance.{group.role}.sh"] = _script(plan, "instance.sh.j2", "serve", part=phase)
     if not plan.phases:
-        scripts[plan.rank_script] = _script(plan, "rank.sh.j2")
+        scripts[plan.parts[0].rank_script] = _script(plan, "rank.sh.j2")
     if plan.cluster.scheduler == "slurm" and plan.backend.uses_mpi:
         scripts["mpirun.sh"] = _script(plan, "mpirun.sh.j2")
     name = "servers.sh.j2" if plan.phases else "instance.sh.j2"
@@ -116,14 +116,17 @@ def render_node_checks(plan: Plan) -> dict[str, str]:
     return {name: _script(plan, f"{name}.j2") for name in ("doctor.sbatch", "mpirun.sh")}
 
 
-def _script(plan: Plan, template: str, stage: str | None = None, node: int = 0) -> str:
+def _script(
+    plan: Plan, template: str, stage: str | None = None, *, part: ServePart | None = None, node: int = 0
+) -> str:
+    """Render a script of a stage, by default the one that begins its name, for all nodes or for a part."""
     return render_template(
         f"scripts/{template}",
         plan=plan,
         job=plan.job,
-        cluster=plan.cluster,
-        layout=plan.layout,
-        container=plan.cluster.container,
+        part=part or plan.parts[0],
+        cluster=plan.cluster if part is None else part.cluster,
+        layout=plan.layout if part is None else part.layout,
         paths=RunPaths(plan.run_folder),
         version=__version__,
         stage=plan.stage(stage or template.partition(".")[0]),
