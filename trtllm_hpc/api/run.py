@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.client.connect import Protocol
     from trtllm_hpc.client.sync_client import Client
     from trtllm_hpc.config.job import JobFile
-    from trtllm_hpc.engine_cache.lookup import CachedEngine
+    from trtllm_hpc.engine_cache import CachedEngine
     from trtllm_hpc.runs.status import RunStatus
     from trtllm_hpc.runs.watch import RunProgress
     from trtllm_hpc.runtime.records import Endpoint

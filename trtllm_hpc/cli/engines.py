@@ -10,8 +10,8 @@ import click
 
 from trtllm_hpc.cli.listing import print_listing, pruning
 from trtllm_hpc.cli.options import cluster_option, json_option, print_json
-from trtllm_hpc.engine_cache.contents import EngineRow, list_entries
-from trtllm_hpc.engine_cache.contents import verify as verify_entry
+from trtllm_hpc.engine_cache import EngineRow, list_entries
+from trtllm_hpc.engine_cache import verify as verify_entry
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode
 from trtllm_hpc.paths import engines_folder
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_time

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trtllm_hpc.report.formatting import format_duration, format_time
 
 if TYPE_CHECKING:
-    from trtllm_hpc.engine_cache.lookup import CachedEngine
+    from trtllm_hpc.engine_cache import CachedEngine
 
 
 def engine_lines(found: CachedEngine | None) -> list[str]:

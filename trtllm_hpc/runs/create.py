@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from trtllm_hpc.config.diagnostics import path_refused
 from trtllm_hpc.config.files import default_profile
-from trtllm_hpc.engine_cache.lookup import CachedEngine, lookup
+from trtllm_hpc.engine_cache import CachedEngine, lookup
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, engines_folder
 from trtllm_hpc.plan.model import Plan

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from trtllm_hpc.engine_cache.contents import list_entries
+from trtllm_hpc.engine_cache import list_entries
 from trtllm_hpc.errors import SubmissionError, TrtllmHpcError
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import SWEEPS, RunPaths
