@@ -27,8 +27,7 @@ from trtllm_hpc.runs.status import (
     watched_jobs,
 )
 from trtllm_hpc.runtime.records import JsonRecord, known_fields
-from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.watcher import JobWatcher
+from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 
 _LOCAL = "local"
 """In place of a cluster's ``slurm.conf``: the runs of this machine."""

@@ -27,9 +27,8 @@ from trtllm_hpc.runtime.node_checks.exchange import Wanted, read_found
 from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
 from trtllm_hpc.scheduler.local import StageScript
-from trtllm_hpc.scheduler.slurm import Slurm
+from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 from trtllm_hpc.scheduler.states import LOST, parse_state
-from trtllm_hpc.scheduler.watcher import JobWatcher
 
 Show = Callable[[str], object]
 """Receives a sentence on how far the job has come, when that changes."""

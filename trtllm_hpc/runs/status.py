@@ -36,10 +36,16 @@ from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.runtime.stop import CANCEL
 from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, RunJob
 from trtllm_hpc.scheduler.local import is_same_process
-from trtllm_hpc.scheduler.reasons import explain_reason
-from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED, STATES, UNANSWERED, JobState
-from trtllm_hpc.scheduler.watcher import JobWatcher
+from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
+from trtllm_hpc.scheduler.states import (
+    INTERRUPTED,
+    LOST,
+    NOT_SUBMITTED,
+    STATES,
+    UNANSWERED,
+    JobState,
+    explain_reason,
+)
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.causes import StageFailure
@@ -210,7 +216,7 @@ def run_status(
         run: a snapshot, if the caller needs more of the run folder than its status.
         watcher: pass the same one to several calls, so that jobs that have ended, and
             accounting that a site does not have, are not queried again.
-        mode: see :meth:`~trtllm_hpc.scheduler.watcher.JobWatcher.job_infos`.
+        mode: see :meth:`~trtllm_hpc.scheduler.slurm.JobWatcher.job_infos`.
     """
     run = run if isinstance(run, RunSnapshot) else RunSnapshot(run)
     status = status_of(run, stages_of(run, watcher, mode=mode))

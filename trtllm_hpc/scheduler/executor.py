@@ -18,8 +18,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.local import StageScript
-from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.watcher import JobWatcher
+from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 
 
 @lru_cache(maxsize=8)
