@@ -24,8 +24,8 @@ from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.runs.guests import ProxyClient
 from trtllm_hpc.runs.hub import ModelRow
+from trtllm_hpc.runs.job_files import ShippedJob
 from trtllm_hpc.runs.listing import ListedRun
-from trtllm_hpc.runs.shipped_jobs import ShippedJob
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
 from trtllm_hpc.sweeps.measured import SweepResults
