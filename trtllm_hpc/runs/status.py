@@ -24,7 +24,6 @@ from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name, remove_abandoned
-from trtllm_hpc.runs.accounting import earlier_gpu_hours, server_power
 from trtllm_hpc.runs.guests import ProxyClient, clients_of
 from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
@@ -598,7 +597,8 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         found = causes_of(run, failure, servers)
         causes = tuple(it.naming(name, failed.job_id).shown(run.quoted) for it in found)
     served = [] if endpoint is None else of_last_job(run.events("serve"))
-    gateway = [run.quoted(str(it.data.get("why", "it has ended"))) for it in _named(served, "gateway_failed")]
+    restarts = [run.quoted(str(it.data.get("why"))) for it in served if it.name == "front_restarted"]
+    failed_gateways = [it.data.get("why", "it has ended") for it in served if it.name == "gateway_failed"]
     return RunStatus(
         run_id=run.paths.run_id,
         folder=str(run.paths.folder),
@@ -615,8 +615,8 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         use=run_use(run, stages),
         bad_nodes=run.bad_nodes,
         failed_jobs=tuple(_failed_jobs(run)),
-        front_restarts=tuple(run.quoted(str(it.data.get("why"))) for it in _named(served, "front_restarted")),
-        gateway_failure=gateway[-1] if gateway else None,
+        front_restarts=tuple(restarts),
+        gateway_failure=run.quoted(str(failed_gateways[-1])) if failed_gateways else None,
         clients=clients_of(run.paths),
         evaluation=read_evaluation(run.paths.evaluation()),
     )
@@ -626,13 +626,38 @@ def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
     """Return what the stages of a run, and the jobs that ran them before, have used together."""
     energies = [stage.energy_j for stage in stages if stage.energy_j is not None]
     hours = [stage.gpu_hours for stage in stages if stage.gpu_hours is not None]
-    earlier = earlier_gpu_hours(run, {stage.stage: stage.times.started_at for stage in stages})
-    known = sum(hours) + earlier if hours or earlier else None
-    return RunUse(known, sum(energies) if energies else None, *server_power(run))
+    earlier = sum(_earlier_gpu_hours(run, {stage.stage: stage.times.started_at for stage in stages}))
+    gpus = {gpu["uuid"]: gpu for step in run.serve_steps for rank in run.ranks(step) for gpu in rank.gpus}
+    is_measured = bool(gpus) and all(gpu["total_s"] for gpu in gpus.values())
+    return RunUse(
+        gpu_hours=sum(hours) + earlier if hours or earlier else None,
+        energy_j=sum(energies) if energies else None,
+        server_mean_w=sum(it["total_j"] / it["total_s"] for it in gpus.values()) if is_measured else None,
+        server_peak_w=sum(it["total_peak_w"] for it in gpus.values()) if is_measured else None,
+    )
 
 
-def _named(events: Iterable[Event], name: str) -> Iterator[Event]:
-    return (event for event in events if event.name == name)
+def _earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> Iterator[float]:
+    """Yield the GPU-hours of the jobs before the present ones (``resume``, ``serve.renew``).
+
+    Each counts up to its last event. ``started``: when the present job of each stage started, if it has.
+    """
+    snapshots = [run]
+    with suppress(OSError):
+        snapshots += [RunSnapshot(RunPaths(attempt)) for attempt in run.paths.attempts.iterdir()]
+    for snapshot in snapshots:
+        for stage, gpus in run.planned_gpus.items():
+            spans: list[tuple[float, float]] = []
+            for event in snapshot.events(stage):
+                if event.name == "stage_begin":
+                    spans.append((event.time, event.time))
+                elif spans:
+                    spans[-1] = (spans[-1][0], event.time)
+            # Slurm's times have whole seconds: the next job of a renewed server begins in the same one.
+            before = (started.get(stage) or 0.0) + 1 if snapshot is run else math.inf
+            for begin, end in spans:
+                if end < before:
+                    yield max(0.0, end - begin) / 3600 * gpus  # the clocks of nodes may differ
 
 
 def state_of(run: RunSnapshot, stages: list[StageStatus]) -> RunState:
