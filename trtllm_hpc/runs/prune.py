@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,16 +29,6 @@ _LEFT = "was left by an interrupted removal"
 
 
 @dataclass(frozen=True)
-class Selection:
-    """What to remove, beside what killed commands have left, which always goes."""
-
-    names: tuple[str, ...] = ()
-    """These and nothing else."""
-    older_than_s: float | None = None
-    """What ended, or was last used, longer ago."""
-
-
-@dataclass(frozen=True)
 class Pruned:
     """One run, sweep, engine or model that was chosen."""
 
@@ -53,19 +43,22 @@ class Pruned:
     """Why it stays; ``None``: it goes."""
 
 
-def _choose(found: Iterable[tuple[float, Pruned]], selection: Selection, verb: str) -> list[Pruned]:
-    """Return what a selection chooses; ``verb`` says what happened at the time that stands before each.
+def _choose(
+    found: Iterable[tuple[float, Pruned]], verb: str, older_than_s: float | None, names: Sequence[str] = ()
+) -> list[Pruned]:
+    """Return those of these names and nothing else; without names what is older, and what has a ``why``.
 
-    What has a ``why`` is of no use to anybody.
+    ``verb`` says what happened at the time that stands before each. What has a ``why`` is of no use to
+    anybody: killed commands have left it.
     """
     chosen, now = [], time.time()
     for last, it in sorted(found, key=lambda pair: -pair[0]):
         age_s = now - last
-        if selection.names:
-            chosen += [replace(it, why="is named")] if it.name in selection.names else []
+        if names:
+            chosen += [replace(it, why="is named")] if it.name in names else []
         elif it.why:
             chosen.append(it)
-        elif selection.older_than_s is not None and age_s > selection.older_than_s:
+        elif older_than_s is not None and age_s > older_than_s:
             ago = f"{age_s / 86400:.0f} days" if age_s >= 2 * 86400 else f"{age_s / 3600:.0f} h"
             chosen.append(replace(it, why=f"{verb} {ago} ago"))
     return chosen
@@ -74,8 +67,10 @@ def _choose(found: Iterable[tuple[float, Pruned]], selection: Selection, verb: s
 # Engines and models -------------------------------------------------------------------
 
 
-def prune_engines(cache: Cache, selection: Selection, *, remove_them: bool = False) -> list[Pruned]:
-    """Choose engines, and with ``remove_them`` remove them.
+def prune_engines(
+    cache: Cache, names: Sequence[str] = (), older_than_s: float | None = None, *, remove_them: bool = False
+) -> list[Pruned]:
+    """Choose engines of these names, or last used longer ago, and with ``remove_them`` remove them.
 
     An engine that is being built, or used by an active run, stays. What killed builds have left, and broken
     engines, are always chosen.
@@ -83,10 +78,10 @@ def prune_engines(cache: Cache, selection: Selection, *, remove_them: bool = Fal
     found = [
         (row.last_used or 0.0, Pruned(row.name, row.folder, row.bytes, leftover))
         for row in list_entries(cache)
-        if row.state in ("whole", "broken", "half-built") or row.name in selection.names
+        if row.state in ("whole", "broken", "half-built") or row.name in names
         for leftover in ["" if row.state == "whole" else f"is {row.state}"]
     ]
-    chosen = _choose(found, selection, "was last used")
+    chosen = _choose(found, "was last used", older_than_s, names)
     done = [_pruned_entry(it, "built", is_active, remove_it=remove_them) for it in chosen]
     if remove_them:
         for use in (use for entry in cache.entries() for use in entry.uses()):
@@ -96,13 +91,13 @@ def prune_engines(cache: Cache, selection: Selection, *, remove_them: bool = Fal
     return done
 
 
-def prune_models(models: Path, selection: Selection, *, remove_them: bool = False) -> list[Pruned]:
-    """Choose models of hubs, and with ``remove_them`` remove them.
+def prune_models(models: Path, older_than_s: float | None, *, remove_them: bool = False) -> list[Pruned]:
+    """Choose models of hubs last used longer ago, and with ``remove_them`` remove them.
 
     A model that is being downloaded, or that the job file of a run names, stays.
     """
     found = [(row.last_used or 0.0, Pruned(row.name, row.folder, row.bytes, "")) for row in hub_rows(models)]
-    chosen = _choose(found, selection, "was last used")
+    chosen = _choose(found, "was last used", older_than_s)
     done = [_pruned_entry(it, "downloaded", names_model(it.folder), remove_it=remove_them) for it in chosen]
     if remove_them:
         for leftover in models.glob(f"*--*/{REMOVED}{'[0-9a-f]' * 40}-*"):
@@ -150,12 +145,12 @@ def _used(entry: CacheEntry, counts: _Counts) -> str | None:
 
 def prune_runs(
     runs_folder: Path,
-    selection: Selection,
+    older_than_s: float | None,
     *,
     remove_them: bool = False,
     warn: Warn = lambda sentence: None,
 ) -> list[Pruned]:
-    """Choose ended runs, and with ``remove_them`` remove them, and what an interrupted removal has left.
+    """Choose runs that ended longer ago, and with ``remove_them`` remove them, and what a removal has left.
 
     A sweep is chosen as a whole, as if it were one run. A link, and a run of which a job has not ended, or
     may not have, are never chosen. ``warn`` receives a sentence about each cluster that does not answer.
@@ -175,7 +170,7 @@ def prune_runs(
         if its and all(run.settled for run in its) and not Path(folder).is_symlink():
             name = Path(folder).name if its[0].folder == folder else f"{SWEEPS}/{Path(folder).name}"
             found.append((max(map(_ended_at, its)), Pruned(name, folder, None, "")))
-    chosen = [replace(it, kept=_foreign(Path(it.folder))) for it in _choose(found, selection, "ended")]
+    chosen = [replace(it, kept=_foreign(Path(it.folder))) for it in _choose(found, "ended", older_than_s)]
     return [_pruned_run(it, tokens.get(it.folder)) if remove_them else it for it in chosen]
 
 
