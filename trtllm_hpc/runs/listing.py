@@ -14,7 +14,7 @@ from typing import Any
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runs.find import created_at_of, list_runs
 from trtllm_hpc.runs.status import (
     RunState,
@@ -26,7 +26,7 @@ from trtllm_hpc.runs.status import (
     status_of,
     watched_jobs,
 )
-from trtllm_hpc.runtime.records import JsonRecord, known_fields
+from trtllm_hpc.runtime.records import known_fields
 from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 
 _LOCAL = "local"
@@ -68,18 +68,6 @@ class ListedRun:
     """Whether a job of the run is in the queue or runs."""
 
 
-@dataclass(frozen=True)
-class _Ended(JsonRecord):
-    """What ``ended.json`` holds."""
-
-    token: str
-    """Of the submission that ended so: a resumed run has another one."""
-    events: int
-    """Bytes in the run's event files then: a stage that was run again by hand adds to them."""
-    run: dict[str, Any]
-    """The row of the list."""
-
-
 def listed_runs(
     runs_folder: Path,
     *,
@@ -117,15 +105,19 @@ def listed_runs(
 
 
 def _remembered(run: RunSnapshot, created_at: float) -> ListedRun | None:
-    ended, record = _Ended.read(run.paths.ended), run.submission
-    if ended is None or record is None:
-        return None
-    if (ended.token, ended.events) != (record.token, _event_bytes(run.paths)):
-        return None
-    # The folder may have another name now.
-    here = {"run_id": run.paths.run_id, "folder": str(run.paths.folder), "created_at": created_at}
-    row = ListedRun(**{**known_fields(ListedRun, ended.run), **here})
-    return replace(row, state=None if row.state is None else RunState(row.state))
+    """Return the row that was kept, if nothing has happened since.
+
+    A resumed run has another token, and a stage that was run again by hand adds to the events.
+    """
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # no such file, or damaged
+        ended: Any = read_json(run.paths.ended)
+        token = None if run.submission is None else run.submission.token
+        if token is not None and (ended["token"], ended["events"]) == (token, _event_bytes(run.paths)):
+            # The folder may have another name now.
+            here = {"run_id": run.paths.run_id, "folder": str(run.paths.folder), "created_at": created_at}
+            row = ListedRun(**{**known_fields(ListedRun, ended["run"]), **here})
+            return replace(row, state=None if row.state is None else RunState(row.state))
+    return None
 
 
 def _event_bytes(paths: RunPaths) -> int | None:
@@ -180,7 +172,8 @@ def _row(
     # Slurm may have a job yet of a submission that did not come to its end.
     if settled and run.submission is not None and run.submission.complete and size is not None:
         with suppress(OSError):  # a run whose folder cannot be written is looked up again the next time
-            _Ended(run.submission.token, size, asdict(row)).write(run.paths.ended)
+            ended = {"token": run.submission.token, "events": size, "run": asdict(row)}
+            write_json(run.paths.ended, ended)
     return row
 
 
