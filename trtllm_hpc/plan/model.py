@@ -6,7 +6,7 @@ plan alone decides every byte that is rendered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import PurePosixPath
 
 from trtllm_hpc.backends import backend_of
@@ -18,7 +18,7 @@ from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.plan.mounts import all_mounts, is_below, outside
 from trtllm_hpc.runtime.engine_cache.build_recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
+from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.runtime.proxy import OPENAI_KINDS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
@@ -50,13 +50,9 @@ class ServePart:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A run, resolved."""
+class Plan(PlanRecord):
+    """A run, resolved: what its folder keeps, and what only the rendering needs."""
 
-    name: str
-    run_folder: str
-    python: str
-    """Python with this package, outside any container."""
     task_python: str
     """Python that runs the runtime in a rank: inside the container, if there is one."""
     instances: Instances
@@ -64,22 +60,14 @@ class Plan:
     """The server of each instance; of a disaggregated run the servers of each phase."""
     front: FrontPlan | None
     """What stands in front of the servers of a disaggregated run."""
-    release: str | None
-    """Version of TensorRT-LLM; ``None`` for the reference backend."""
     engines_folder: str
     """The cache of built engines."""
-    engine_folder: str
-    """What the server loads: a finished engine, or the run folder's link to one in the cache."""
-    engine_found: str | None
-    """An engine in the cache that makes the build stage needless."""
     build_steps: tuple[BuildStep, ...]
     """In order; the output of the last is the engine. Empty when no engine is built."""
     repository: tuple[RepositoryModel, ...] | RepositoryRecipe
     """Models with templates of our own (the reference backend), or how to fill upstream's."""
     all_models: str | None
     """Where the container has upstream's templates."""
-    stages: tuple[Stage, ...]
-    """In the order of submission."""
     served_engines: tuple[ServedEngine, ...]
     """What the preflight checks."""
     facts: JobFacts
@@ -186,10 +174,6 @@ class Plan:
         """The cluster profile."""
         return self.facts.cluster
 
-    def stage(self, name: str) -> Stage | None:
-        """The stage of that name, or ``None`` if this run has none."""
-        return next((stage for stage in self.stages if stage.name == name), None)
-
     @property
     def mounts(self) -> tuple[str, ...]:
         """What the container sees: run folder, engines, folders of the job file, mounts of the profile."""
@@ -223,22 +207,7 @@ class Plan:
     @property
     def record(self) -> PlanRecord:
         """What outlives the rendering, for the run folder."""
-        return PlanRecord(
-            name=self.name,
-            run_folder=self.run_folder,
-            python=self.python,
-            scheduler=self.cluster.scheduler,
-            slurm_conf=self.cluster.slurm_conf,
-            model=self.job.model.path or self.job.model.synthetic,
-            release=self.release,
-            engine_folder=self.engine_folder,
-            engine_found=self.engine_found,
-            causes_folder=self.cluster.causes_folder,
-            stops_server=self.job.stops_server,
-            world_sizes=tuple(self.instances.world_sizes),
-            gpus_per_node=self.layout.gpus_per_node,
-            stages=self.stages,
-        )
+        return PlanRecord(**{it.name: getattr(self, it.name) for it in fields(PlanRecord)})
 
 
 def staged_model(facts: JobFacts, paths: RunPaths) -> str | None:

@@ -21,13 +21,7 @@ _DOWNLOAD_CPUS = 2
 _DOWNLOAD_MINUTES = 480
 
 
-def make_plan(
-    facts: JobFacts,
-    paths: RunPaths,
-    python: str,
-    *,
-    engines_folder: str | None = None,
-) -> Plan:
+def make_plan(facts: JobFacts, paths: RunPaths, python: str, *, engines_folder: str | None = None) -> Plan:
     """Resolve a job file and a profile into a plan, which depends on these arguments only.
 
     Args:
@@ -41,7 +35,7 @@ def make_plan(
     assert facts.unknown_release is None, facts.unknown_release
     chosen = cluster.python or python
     task_python = chosen if cluster.container.runtime == "none" else cluster.container.python
-    release, engine = facts.release, job.engine.directory or str(paths.engine)
+    release = facts.release
     instances = backend.topology(job, cluster)
     build_steps = backend.build_steps(facts, instances.layout, task_python)
     served = facts
@@ -52,19 +46,26 @@ def make_plan(
         name=job.name,
         run_folder=str(paths.folder),
         python=chosen,
+        scheduler=cluster.scheduler,
+        slurm_conf=cluster.slurm_conf,
+        model=job.model.path or job.model.synthetic,
+        release=release.version if release is not None and facts.assumed_release is None else None,
+        engine_folder=job.engine.directory or str(paths.engine),
+        engine_found=None,
+        causes_folder=cluster.causes_folder,
+        stops_server=job.stops_server,
+        world_sizes=tuple(instances.world_sizes),
+        gpus_per_node=instances.layout.gpus_per_node,
+        stages=make_stages(job, cluster, instances, paths, builds=bool(build_steps)),
         task_python=task_python,
         instances=instances,
         servers=tuple(_with_environment(server, job) for server in backend.servers(served, instances, paths)),
         front=backend.front(job),
-        release=release.version if release is not None and facts.assumed_release is None else None,
         engines_folder=engines_folder or str(paths.folder.parent.parent / "engines"),
-        engine_folder=engine,
-        engine_found=None,
         build_steps=build_steps,
         repository=backend.repository(served, paths),
         all_models=cluster.container.all_models
         or (release.paths.all_models if release is not None else None),
-        stages=make_stages(job, cluster, instances, paths, builds=bool(build_steps)),
         served_engines=backend.served_engines(job, paths),
         facts=facts,
         notes=backend.notes(facts),
