@@ -71,8 +71,7 @@ def render(
     Others, and the errors, are those of :func:`plan`.
     """
     source = JobSource.of(job, cluster, settings, runs)
-    created = create_run(source, check=check_rendering, warn=on_warning, command="render")
-    return Run(created.paths, created.engine)
+    return Run(*create_run(source, check=check_rendering, warn=on_warning, command="render"))
 
 
 def submit(
@@ -98,10 +97,10 @@ def submit(
     from trtllm_hpc.runs.submit import create_for_submission, sole_command, submit_stages
 
     source = JobSource.of(job, cluster, settings, runs)
-    created = create_for_submission(source, ignored_checks=ignored_checks, warn=on_warning)
-    with sole_command(created.paths):
-        submit_stages(created.paths)
-    return Run(created.paths, created.engine)
+    run = Run(*create_for_submission(source, ignored_checks=ignored_checks, warn=on_warning))
+    with sole_command(run.paths):
+        submit_stages(run.paths)
+    return run
 
 
 def doctor(

@@ -23,13 +23,7 @@ from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.render.scripts import (
-    RenderedBuild,
-    render_build,
-    render_configurations,
-    render_repository,
-    render_scripts,
-)
+from trtllm_hpc.render.scripts import build_recipe, render_configurations, render_repository, render_scripts
 from trtllm_hpc.runtime.engine_cache.cache import link
 from trtllm_hpc.runtime.lock import Lock, fingerprint, image_facts
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
@@ -63,14 +57,11 @@ def new_run_folder(runs_folder: Path, name: str) -> RunPaths:
     return RunPaths(runs_folder / f"{name}-{stamp}-{secrets.token_hex(2)}")
 
 
-def write_run(
-    plan: Plan, build: RenderedBuild | None = None, side_outputs: Mapping[str, Path] | None = None
-) -> RunPaths:
+def write_run(plan: Plan, side_outputs: Mapping[str, Path] | None = None) -> RunPaths:
     """Write the run folder of a plan, whole or not at all.
 
-    ``build`` is how the engine is built, where it is rendered already; ``side_outputs`` what else was found
-    in the cache with the engine, by the step that made it. Raises RenderError if a value fits no script, or
-    the folder cannot be made.
+    ``side_outputs`` is what else was found in the cache with the engine, by the step that made it. Raises
+    RenderError if a value fits no script, or the folder cannot be made.
     """
     paths = RunPaths(plan.run_folder)
     os.umask(mask := os.umask(0o077))
@@ -78,14 +69,18 @@ def write_run(
         message = f"The umask of your shell, {mask:04o}, keeps you from your own new files."
         raise RenderError(message, hint="umask 077, then the same command again")
     # All text first: a value that cannot be rendered must not leave a partial folder.
-    if plan.stage("build") is not None:
-        build = build or render_build(plan)
-    scripts = render_scripts(plan, build)
+    scripts = render_scripts(plan)
     repository = render_repository(plan)
+    recipe = None if plan.stage("build") is None else build_recipe(plan)
     try:
         paths.make_folders()
         _fill(paths, plan, scripts, repository)
-        _link_engine(paths, plan, build, side_outputs or {})
+        if recipe is not None:
+            recipe.write(paths.build_recipe)
+        elif plan.engine_found is not None:
+            link(paths.engine, Path(plan.engine_found))
+            for step, output in (side_outputs or {}).items():
+                link(paths.side_output(step), output)
         plan.record.write(paths)  # last: a folder with a plan is a whole run
     except FileExistsError as error:
         if not paths.folder.is_dir():  # it is a folder above that is a file
@@ -117,19 +112,6 @@ def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict
     with write_aside(paths.runtime) as aside:
         aside.write_bytes(runtime_zipapp(protobuf_files() if plan.fills_repository_in_job else None))
         aside.chmod(0o700)
-
-
-def _link_engine(
-    paths: RunPaths, plan: Plan, build: RenderedBuild | None, side_outputs: Mapping[str, Path]
-) -> None:
-    """Write the recipe that the build stage reads, or links to the outputs that are in the cache."""
-    if plan.stage("build") is not None and build is not None:
-        build.recipe.write(paths.build_recipe)
-        return
-    if plan.engine_found is not None:
-        link(paths.engine, Path(plan.engine_found))
-    for step, output in side_outputs.items():
-        link(paths.side_output(step), output)
 
 
 def lock_of(plan: Plan) -> Lock:

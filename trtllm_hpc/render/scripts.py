@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from trtllm_hpc import __version__
 from trtllm_hpc.errors import ExitCode
@@ -24,59 +24,36 @@ _MARGIN_S = 60
 """Seconds before the job's time limit at which a wait for another build ends, to leave time to report it."""
 
 
-@dataclass(frozen=True)
-class RenderedBuild:
-    """How the engine is built."""
-
-    script: str
-    """Text of ``build.sh``."""
-    recipe: BuildRecipe
-    """What the engine cache builds, or looks for."""
-
-
-def render_build(plan: Plan) -> RenderedBuild | None:
-    """Render ``build.sh`` and make the recipe; ``None`` if the plan has no build steps."""
+def build_recipe(plan: Plan) -> BuildRecipe | None:
+    """Return what the engine cache builds with ``build.sh``, or looks for; ``None`` if no engine is built."""
     if not plan.build_steps:
         return None
-    script = _script(plan, "build.sh.j2")
-    limit_s = plan.job.build.time_limit_minutes * 60
-    recipe = BuildRecipe(
-        engines_folder=plan.engines_folder,
-        steps=plan.build_steps,
-        model_path=plan.job.model.path,
-        tensorrt_llm=plan.release,
-        compute_capability=plan.cluster.compute_capability,
-        script_sha256=hashlib.sha256(script.encode()).hexdigest(),
-        wait_seconds=max(limit_s - _MARGIN_S, limit_s / 2),
-        about=_about(plan),
-    )
-    return RenderedBuild(script, recipe)
-
-
-def _about(plan: Plan) -> dict[str, str]:
-    """The engine's description in tables of engines."""
-    engine, model = plan.job.engine, plan.job.model
+    engine, model, limit_s = plan.job.engine, plan.job.model, plan.job.build.time_limit_minutes * 60
     layout = {"tp": engine.tensor_parallel, "pp": engine.pipeline_parallel, "cp": engine.context_parallel}
     parts = [f"{name} {count}" for name, count in layout.items() if count > 1 or name == "tp"]
-    return {
-        "model": model.path.rstrip("/").rpartition("/")[2] if model.path else f"synthetic {model.synthetic}",
-        "backend": engine.backend,
-        "version": plan.release or __version__,
-        "layout": " ".join(parts),
-    }
+    return BuildRecipe(
+        engines_folder=plan.engines_folder,
+        steps=plan.build_steps,
+        model_path=model.path,
+        tensorrt_llm=plan.release,
+        compute_capability=plan.cluster.compute_capability,
+        script_sha256=hashlib.sha256(_script(plan, "build.sh.j2").encode()).hexdigest(),
+        wait_seconds=max(limit_s - _MARGIN_S, limit_s / 2),
+        # The engine's description in tables of engines.
+        about={
+            "model": (model.path or f"synthetic {model.synthetic}").rstrip("/").rpartition("/")[2],
+            "backend": engine.backend,
+            "version": plan.release or __version__,
+            "layout": " ".join(parts),
+        },
+    )
 
 
-def render_scripts(plan: Plan, build: RenderedBuild | None = None) -> dict[str, str]:
-    """Return the text of every script of the run, by its name in ``scripts/``.
-
-    Args:
-        build: the plan's, where it is rendered already.
-    """
+def render_scripts(plan: Plan) -> dict[str, str]:
+    """Return the text of every script of the run, by its name in ``scripts/``."""
     scripts = {f"{stage.name}.sbatch": _script(plan, f"{stage.name}.sbatch.j2") for stage in plan.stages}
     if plan.stage("build") is not None:
-        build = build or render_build(plan)
-        assert build is not None, "a plan with a build stage has build steps"
-        scripts["build.sh"] = build.script
+        scripts["build.sh"] = _script(plan, "build.sh.j2")
     for group, phase in zip(plan.instances.groups, plan.phases, strict=True):
         scripts[phase.rank_script] = _script(plan, "rank.sh.j2", part=phase)
         scripts[f"instance.{group.role}.sh"] = _script(plan, "instance.sh.j2", "serve", part=phase)

@@ -15,7 +15,7 @@ from trtllm_hpc.paths import RunPaths, engines_folder
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan, with_download, with_engine
 from trtllm_hpc.render.run_folder import default_python, lock_of, new_run_folder, write_run
-from trtllm_hpc.render.scripts import render_build
+from trtllm_hpc.render.scripts import build_recipe
 from trtllm_hpc.runs.hub import download, locator, runs_folder
 from trtllm_hpc.runtime.lock import changes, shown
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -50,15 +50,6 @@ class JobSource(NamedTuple):
         return cls(Path(job), default_profile(cluster), settings, None if runs is None else Path(runs))
 
 
-class CreatedRun(NamedTuple):
-    """A run whose folder is written."""
-
-    plan: Plan
-    paths: RunPaths
-    engine: CachedEngine | None
-    """Result of the search in the engine cache; ``None`` if the run needs no engine from it."""
-
-
 @contextmanager
 def plan_run(source: JobSource, *, command: str) -> Iterator[Plan]:
     """Load and plan a job; ``command`` is the ``trtllm-hpc`` command that errors advise the user to repeat.
@@ -85,18 +76,16 @@ def plan_facts(facts: JobFacts, paths: RunPaths, runs: Path) -> Plan:
     """
     engines = str(engines_folder(facts.cluster.engines_folder, runs))
     refuse_folder_names(paths.folder, engines, facts.cluster)
-    return make_plan(
-        facts,
-        paths,
-        default_python(),
-        engines_folder=engines,
-    )
+    return make_plan(facts, paths, default_python(), engines_folder=engines)
 
 
 def create_run(
     source: JobSource, *, check: Callable[[Plan], Iterable[str]], warn: Warn, command: str
-) -> CreatedRun:
+) -> tuple[RunPaths, CachedEngine | None]:
     """Load and plan a job and write its run folder; nothing is written if anything is wrong.
+
+    Returns the folder's paths, and what the search in the engine cache has found; ``None`` if the run needs
+    no engine from it.
 
     ``check`` returns warnings about the plan, or raises, before the folder is made; ``warn`` receives them
     and the plan's notes. Then a hub's model is downloaded, or left to a stage. The other arguments and the
@@ -114,24 +103,28 @@ def create_run(
         return write_planned(plan, downloads=is_left)
 
 
-def write_planned(plan: Plan, *, downloads: bool = False) -> CreatedRun:
+def write_planned(plan: Plan, *, downloads: bool = False) -> tuple[RunPaths, CachedEngine | None]:
     """Write the run folder of a plan, without a build if the engine is in the cache. Raises RenderError.
 
-    With ``downloads`` the run's first stage downloads its model. The run is registered as a user of its
-    engine, which ``engines prune`` keeps then.
+    Returns as :func:`create_run`. With ``downloads`` the run's first stage downloads its model. The run is
+    registered as a user of its engine, which ``engines prune`` keeps then.
     """
     folder = Path(plan.run_folder)
-    build = render_build(plan)
-    engine = None if build is None else lookup(build.recipe)
+    engine = _looked_up(plan)
     if engine is not None and not all([entry.register(folder) for entry in engine.entries]):
         engine = CachedEngine("unknown", reason="another process is removing it right now")
     plan = _with_found(plan, engine)
     plan = with_download(plan) if downloads else plan
     outputs = [] if engine is None else list(engine.outputs.items())
-    paths = write_run(plan, build, {step: Path(output) for step, output in outputs[:-1]})
+    paths = write_run(plan, {step: Path(output) for step, output in outputs[:-1]})
     for entry in () if engine is None else engine.entries:
         entry.register(folder)  # again: from now on a run without a folder is gone
-    return CreatedRun(plan, paths, engine)
+    return paths, engine
+
+
+def _looked_up(plan: Plan) -> CachedEngine | None:
+    recipe = build_recipe(plan)
+    return None if recipe is None else lookup(recipe)
 
 
 def _with_found(plan: Plan, engine: CachedEngine | None) -> Plan:
@@ -143,8 +136,7 @@ def _with_found(plan: Plan, engine: CachedEngine | None) -> Plan:
 def check_context(source: JobSource) -> Context:
     """Return what ``doctor`` checks of a job, its cluster and this machine. Raises as :func:`plan_run`."""
     with plan_run(source, command="doctor") as plan:
-        build = render_build(plan)
-        return Context.of_plan(_with_found(plan, None if build is None else lookup(build.recipe)))
+        return Context.of_plan(_with_found(plan, _looked_up(plan)))
 
 
 def cluster_context(cluster: str, settings: Sequence[str], runs: Path | None) -> Context:

@@ -8,19 +8,20 @@ import shlex
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import read_cluster, read_spec
+from trtllm_hpc.engine_cache import CachedEngine
 from trtllm_hpc.errors import SubmissionError, UnclearSubmission
 from trtllm_hpc.logs.files import stage_of
 from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
 from trtllm_hpc.paths import RunPaths, call_name, locked
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.runs.create import CreatedRun, JobSource, Warn, create_run
+from trtllm_hpc.runs.create import JobSource, Warn, create_run
 from trtllm_hpc.runs.status import queued_jobs, run_status
 from trtllm_hpc.runtime.bad_nodes import Pool, bad_hosts, exclude, exclude_option
 from trtllm_hpc.runtime.plan_record import Stage
@@ -38,12 +39,12 @@ if TYPE_CHECKING:
 
 def create_for_submission(
     source: JobSource, *, ignored_checks: Collection[str] = (), warn: Warn
-) -> CreatedRun:
+) -> tuple[RunPaths, CachedEngine | None]:
     """Check a job as ``doctor`` does and write its run folder, ready for :func:`submit_stages`.
 
     ``ignored_checks`` are ids of checks whose failure does not stop the submission; the others are those of
-    :func:`trtllm_hpc.runs.create.create_run`. Raises as that, ConfigError also if a check fails, and
-    SubmissionError if this machine cannot submit to that cluster.
+    :func:`trtllm_hpc.runs.create.create_run`. Returns and raises as that, ConfigError also if a check fails,
+    and SubmissionError if this machine cannot submit to that cluster.
     """
 
     def check(plan: Plan) -> list[str]:
@@ -61,20 +62,13 @@ def sole_command(paths: RunPaths) -> Iterator[None]:
         yield
 
 
-class Turn(NamedTuple):
-    """When a variant of a sweep may run."""
-
-    lane: int
-    conditions: tuple[str, ...]
-    """Dependencies of its first job, as sbatch takes them: ``afterany:17``."""
-
-
 def submit_stages(
     paths: RunPaths,
     *,
     stages: Sequence[Stage] | None = None,
     completed: Mapping[str, StageJob] | None = None,
-    turn: Turn | None = None,
+    lane: int | None = None,
+    conditions: tuple[str, ...] = (),
 ) -> SubmissionRecord:
     """Submit the scripts of a written run, in order; all of them or none. The caller is its sole command.
 
@@ -84,7 +78,8 @@ def submit_stages(
     Args:
         stages: what is left to do of the run; by default all.
         completed: jobs of an earlier submission that have done their stages.
-        turn: of a variant of a sweep.
+        lane: of a variant of a sweep; those of one lane run one after another.
+        conditions: dependencies of the first job, as sbatch takes them: ``afterany:17``.
 
     Raises SubmissionError if Slurm refused a script, this machine cannot submit to the cluster, or the run
     was cancelled; ConfigError if another version of this package wrote the run.
@@ -93,12 +88,11 @@ def submit_stages(
     require_scheduler(cluster)
     is_local = cluster.scheduler == "local"
     stages = readable_plan(paths).stages if stages is None else stages
-    lane, conditions = turn or (None, ())
     record = SubmissionRecord(cluster.scheduler, slurm_conf=cluster.slurm_conf, lane=lane)
     record.stages.update(completed or {})
     jobs: list[Job[Any]] = []
     try:
-        with _Interruptions() as interruptions:
+        with _interruptible() as held:
             record.write(paths)
             if is_local:
                 minutes = sum(stage.first.minutes for stage in stages)
@@ -110,7 +104,7 @@ def submit_stages(
             for stage in stages:
                 refuse_cancelled(paths)
                 script = _script(stage, paths, record.token, () if jobs else conditions)
-                with interruptions.hold():
+                with held():
                     with detached(paths) if is_local else nullcontext():
                         job = executor.submit(script)
                     jobs.append(job)
@@ -160,43 +154,42 @@ def _script(stage: Stage, paths: RunPaths, token: str, conditions: tuple[str, ..
     return StageScript(str(paths.folder), stage.name, after, environment, options, conditions)
 
 
-class _Interruptions:
-    """Turns a signal that would end this process into KeyboardInterrupt, but never inside ``hold``.
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Turn a signal that would end this process into KeyboardInterrupt.
 
-    The signals are not masked: a child process would inherit the mask and could never be stopped.
+    Yields a context that delays an interruption to its end. The signals are not masked: a child process would
+    inherit the mask and could never be stopped.
     """
+    pending: str | None = None
+    is_held = False
 
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self._held = False
-        self._pending: str | None = None
-
-    def __enter__(self) -> _Interruptions:
-        # A signal that is ignored (nohup) stays ignored.
-        handled = [number for number in self._SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        self._previous = {number: signal.signal(number, self._on_signal) for number in handled}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._pending = signal.Signals(number).name
-        if not self._held:
-            raise KeyboardInterrupt(self._pending)
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        nonlocal pending
+        pending = signal.Signals(number).name
+        if not is_held:
+            raise KeyboardInterrupt(pending)
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Delay an interruption until the block is finished."""
-        self._held = True
+    def held() -> Iterator[None]:
+        nonlocal is_held
+        is_held = True
         try:
             yield
         finally:
-            self._held = False
-        if self._pending is not None:
-            raise KeyboardInterrupt(self._pending)
+            is_held = False
+        if pending is not None:
+            raise KeyboardInterrupt(pending)
+
+    # A signal that is ignored (nohup) stays ignored.
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, on_signal) for number in handled}
+    try:
+        yield held
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def require_scheduler(cluster: ClusterProfile) -> None:
@@ -217,18 +210,21 @@ def require_scheduler(cluster: ClusterProfile) -> None:
 # Submitting again ----------------------------------------------------------------------------
 
 
-def resume_run(paths: RunPaths, turn: Turn | None = None) -> SubmissionRecord:
+def resume_run(
+    paths: RunPaths, *, lane: int | None = None, conditions: tuple[str, ...] = ()
+) -> SubmissionRecord:
     """Submit the scripts of the stages that have not ended well, as they are in the run folder.
 
     A stage that has completed is not repeated. Only a companion needs its server again, and a server that its
     companion stops needs that. A node because of which the server has ended is left out. What the earlier
     attempt wrote about the repeated stages is moved to ``attempts/``, so that nobody takes it for news.
     Raises SubmissionError if a job of the run has not ended, another command is at the run, nothing is left
-    to do, or Slurm refused a script; ConfigError if another version of this package wrote the run.
+    to do, or Slurm refused a script; ConfigError if another version of this package wrote the run. ``lane``
+    and ``conditions`` are as for :func:`submit_stages`.
     """
     with sole_command(paths):
         stages, completed = prepare_rest(paths)
-        return submit_stages(paths, stages=stages, completed=completed, turn=turn)
+        return submit_stages(paths, stages=stages, completed=completed, lane=lane, conditions=conditions)
 
 
 def prepare_rest(paths: RunPaths) -> tuple[list[Stage], dict[str, StageJob]]:

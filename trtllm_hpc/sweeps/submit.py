@@ -15,7 +15,6 @@ from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.listing import listed_runs
 from trtllm_hpc.runs.status import RunState, sweep_job
 from trtllm_hpc.runs.submit import (
-    Turn,
     prepare_rest,
     refuse_cancelled,
     resume_run,
@@ -127,12 +126,12 @@ class _Queue:
         before = self._last.get(lane, []) if self._lanes else []
         builder = self._builds.get(_engine(run) or "")
         waits = [*before, *([builder] if builder and builder not in before else [])]
-        turn = Turn(lane, tuple(f"afterany:{job}" for job in waits))
+        conditions = tuple(f"afterany:{job}" for job in waits)
         if read_submission(run) is None:
             with sole_command(run):
-                self._remember(run, submit_stages(run, turn=turn))
+                self._remember(run, submit_stages(run, lane=lane, conditions=conditions))
         else:
-            self._remember(run, resume_run(run, turn))
+            self._remember(run, resume_run(run, lane=lane, conditions=conditions))
 
     def _remember(self, run: RunPaths, record: SubmissionRecord) -> None:
         lane = record.lane or 0
