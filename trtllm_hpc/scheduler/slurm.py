@@ -182,13 +182,18 @@ class Slurm:
             raise _refused(answer, "squeue failed")
         found = []
         for row in _rows("squeue", answer.stdout, len(_COLUMNS)):
-            job_id, state, reason, nodes, submitted, started, ends, uid, *origin = row
-            parsed = parse_state(state)
-            times = _times(parsed, *map(_moment, (submitted, started, ends)))
-            pending = reason if parsed.name == "PENDING" else ""
-            found.append(
-                JobInfo(job_id, parsed, pending, nodes, times=times, origin=Origin(_uid(uid), *origin))
-            )
+            job_id, name, reason, nodes, *moments, uid, user, job_name, folder, script = row
+            state, origin = parse_state(name), Origin(_uid(uid), user, job_name, folder, script)
+            submitted, started, ends = map(_moment, moments)
+            # Before the start %S is when that is expected; before the end %e is when the time limit ends the
+            # job (squeue(1)).
+            times = JobTimes(submitted, started, ends_by=ends)
+            if state.name == "PENDING":
+                times = JobTimes(submitted, expected_at=started)
+            elif state.final:
+                times = JobTimes(submitted, started, ends)
+            pending = reason if state.name == "PENDING" else ""
+            found.append(JobInfo(job_id, state, pending, nodes, times=times, origin=origin))
         return by_id(found)
 
     def _state_after_prolog(self, info: JobInfo, times: JobTimes) -> JobState:
@@ -216,7 +221,17 @@ class Slurm:
             # events have to suffice.
             self._no_accounting = True
             return {}
-        return by_id(_accounted(answer.stdout))
+        found = []
+        for row in _rows("sacct", answer.stdout, 1 + _ACCOUNTED.count(",")):
+            job_id, state, code, nodes, *moments, given, energy, uid, user, name, folder, line = row
+            times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
+            origin = Origin(_uid(uid), user, name, folder, submit_line=line)
+            # Energy is 0 or empty where it is not measured.
+            used = (int(gpus[1]) if gpus else None, _moment(energy))
+            found.append(
+                JobInfo(job_id, parse_state(state), "", _nodes(nodes), *_exit(code), times, *used, origin)
+            )
+        return by_id(found)
 
     def _scontrol(self, job_id: str) -> list[JobInfo]:
         """Return what scontrol shows by an id: a row for each component."""
@@ -396,21 +411,6 @@ def _rows(command: str, text: str, count: int) -> list[list[str]]:
     return rows
 
 
-def _accounted(text: str) -> list[JobInfo]:
-    """Return the jobs that sacct has printed with the columns ``_ACCOUNTED``."""
-    found = []
-    for row in _rows("sacct", text, 1 + _ACCOUNTED.count(",")):
-        job_id, state, code, nodes, *moments, given, energy, uid, user, name, folder, line = row
-        times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
-        origin = Origin(_uid(uid), user, name, folder, submit_line=line)
-        # Energy is 0 or empty where it is not measured.
-        used = (int(gpus[1]) if gpus else None, _moment(energy))
-        found.append(
-            JobInfo(job_id, parse_state(state), "", _nodes(nodes), *_exit(code), times, *used, origin)
-        )
-    return found
-
-
 def _uid(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
@@ -423,20 +423,6 @@ def _nodes(text: str) -> str:
 def _moment(text: str) -> float | None:
     """Parse a moment in seconds since the epoch; ``None`` for ``N/A`` and the like."""
     return float(text) if text.isdigit() and int(text) else None
-
-
-def _times(
-    state: JobState, submitted_at: float | None, started_at: float | None, ended_at: float | None
-) -> JobTimes:
-    """Return the times of squeue's ``%V``, ``%S``, before the start when that is expected, and ``%e``.
-
-    Before the end ``%e`` is when the time limit ends the job (squeue(1)).
-    """
-    if state.name == "PENDING":
-        return JobTimes(submitted_at, expected_at=started_at)
-    if state.final:
-        return JobTimes(submitted_at, started_at, ended_at)
-    return JobTimes(submitted_at, started_at, ends_by=ended_at)
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:
