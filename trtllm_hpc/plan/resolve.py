@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trtllm_hpc.backends import backend_of
-from trtllm_hpc.backends.base import ServerPlan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import Instances, Layout, one_node
@@ -33,15 +32,17 @@ def make_plan(facts: JobFacts, paths: RunPaths, python: str, *, engines_folder: 
     job, cluster = facts.job, facts.cluster
     backend = backend_of(job)
     assert facts.unknown_release is None, facts.unknown_release
-    chosen = cluster.python or python
+    chosen, release, instances = cluster.python or python, facts.release, backend.topology(job, cluster)
     task_python = chosen if cluster.container.runtime == "none" else cluster.container.python
-    release = facts.release
-    instances = backend.topology(job, cluster)
     build_steps = backend.build_steps(facts, instances.layout, task_python)
     served = facts
     if (staged := staged_model(facts, paths)) is not None:
         model = job.model.model_copy(update={"path": staged})
         served = replace(facts, job=job.model_copy(update={"model": model}))
+    servers = []
+    for server in backend.servers(served, instances, paths):
+        environment = {**server.spec.environment, **job.serve.environment}
+        servers.append(replace(server, spec=replace(server.spec, environment=environment)))
     return Plan(
         name=job.name,
         run_folder=str(paths.folder),
@@ -59,7 +60,7 @@ def make_plan(facts: JobFacts, paths: RunPaths, python: str, *, engines_folder: 
         stages=make_stages(job, cluster, instances, paths, builds=bool(build_steps)),
         task_python=task_python,
         instances=instances,
-        servers=tuple(_with_environment(server, job) for server in backend.servers(served, instances, paths)),
+        servers=tuple(servers),
         front=backend.front(job),
         engines_folder=engines_folder or str(paths.folder.parent.parent / "engines"),
         build_steps=build_steps,
@@ -72,12 +73,6 @@ def make_plan(facts: JobFacts, paths: RunPaths, python: str, *, engines_folder: 
     )
 
 
-def _with_environment(server: ServerPlan, job: JobFile) -> ServerPlan:
-    """Return the server with the variables that the job file sets."""
-    environment = {**server.spec.environment, **job.serve.environment}
-    return replace(server, spec=replace(server.spec, environment=environment))
-
-
 def with_engine(plan: Plan, engine: str) -> Plan:
     """Return the plan without its build stage: the engine is in the cache."""
     stages = make_stages(plan.job, plan.cluster, plan.instances, RunPaths(plan.run_folder), builds=False)
@@ -86,8 +81,8 @@ def with_engine(plan: Plan, engine: str) -> Plan:
 
 def with_download(plan: Plan) -> Plan:
     """Return the plan with a first stage that downloads its model, on nodes without GPUs."""
-    update = {"partition": plan.cluster.download_partition, "qos": None, "reservation": None}
-    cluster = plan.cluster.model_copy(update={**update, "constraint": None})
+    update = {"partition": plan.cluster.download_partition}
+    cluster = plan.cluster.model_copy(update=update | dict.fromkeys(("qos", "reservation", "constraint")))
     asked = _resources(cluster, one_node(1, 0), _DOWNLOAD_CPUS, None, _DOWNLOAD_MINUTES)
     first = _stage("download", plan.job, RunPaths(plan.run_folder), asked)
     after = Dependency("afterok", "download")
@@ -102,7 +97,9 @@ def make_stages(
     built = (Dependency("afterok", "build"),) if builds else ()
     stages = []
     if builds:
-        one = one_node(1, _build_gpus(job, cluster))
+        # TensorRT tunes its kernels on the GPU that will run them.
+        needs_gpu = backend_of(job).needs_gpus and cluster.gpus_per_node > 0
+        one = one_node(1, int(needs_gpu) if build.gpus is None else build.gpus)
         asked = _resources(cluster, one, build.cpus, build.memory_gib, build.time_limit_minutes)
         stages.append(_stage("build", job, paths, asked))
     profiles = [cluster.for_phase(group.role) for group in instances.groups] or [cluster]
@@ -132,13 +129,6 @@ def node_check_stage(job: JobFile, cluster: ClusterProfile, layout: Layout, path
     asked = _resources(cluster, layout, *limits)
     asked = replace(asked, tasks_per_node=layout.ranks_per_node, exclusive=cluster.exclusive)
     return _stage("doctor", job, paths, asked)
-
-
-def _build_gpus(job: JobFile, cluster: ClusterProfile) -> int:
-    """GPUs of the build stage. TensorRT tunes its kernels on the GPU that will run them."""
-    if job.build.gpus is not None:
-        return job.build.gpus
-    return 1 if backend_of(job).needs_gpus and cluster.gpus_per_node else 0
 
 
 def _stage(

@@ -35,14 +35,11 @@ if TYPE_CHECKING:
 _ZIPPED = ("__init__.py", "errors.py", "paths.py")
 """Modules beside ``runtime/`` that travel with it; standard library only, like it."""
 
-
 _NOT_NEEDED = ("compiler", "pyext", "testdata", "util", "__pycache__")
 """Parts of protobuf for its own compiler, its compiled forms and its tests."""
 
-
 _ENVIRONMENTS = ("environment", "env_overrides")
 """Keys whose mappings are environment variables."""
-
 
 _REMEDIES = {
     errno.EFBIG: "ulimit -f unlimited, then the same command again: your shell limits the size of files",
@@ -69,12 +66,24 @@ def write_run(plan: Plan, side_outputs: Mapping[str, Path] | None = None) -> Run
         message = f"The umask of your shell, {mask:04o}, keeps you from your own new files."
         raise RenderError(message, hint="umask 077, then the same command again")
     # All text first: a value that cannot be rendered must not leave a partial folder.
-    scripts = render_scripts(plan)
+    scripts, configurations = render_scripts(plan), render_configurations(plan)
     repository = render_repository(plan)
     recipe = None if plan.stage("build") is None else build_recipe(plan)
     try:
         paths.make_folders()
-        _fill(paths, plan, scripts, repository)
+        for name, text in scripts.items():
+            write_text(paths.scripts / name, text, mode=0o700)
+        for name, text in repository.items():
+            (paths.repository / name).parent.mkdir(parents=True, exist_ok=True)
+            write_text(paths.repository / name, text)
+        if isinstance(plan.repository, RepositoryRecipe):
+            write_json(paths.repository_recipe, plan.repository.as_json())
+        for name, text in configurations.items():
+            write_text(paths.folder / name, text)
+        write_text(paths.spec, job_yaml(plan.job))
+        write_text(paths.cluster, cluster_yaml(plan.cluster))
+        lock_of(plan).write(paths.lock)
+        write_runtime(paths, protobuf_files() if plan.fills_repository_in_job else None)
         if recipe is not None:
             recipe.write(paths.build_recipe)
         elif plan.engine_found is not None:
@@ -95,22 +104,10 @@ def write_run(plan: Plan, side_outputs: Mapping[str, Path] | None = None) -> Run
     return paths
 
 
-def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict[str, str]) -> None:
-    for name, text in scripts.items():
-        write_text(paths.scripts / name, text, mode=0o700)
-    for name, text in repository.items():
-        target = paths.repository / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_text(target, text)
-    if isinstance(plan.repository, RepositoryRecipe):
-        write_json(paths.repository_recipe, plan.repository.as_json())
-    for name, text in render_configurations(plan).items():
-        write_text(paths.folder / name, text)
-    write_text(paths.spec, job_yaml(plan.job))
-    write_text(paths.cluster, cluster_yaml(plan.cluster))
-    lock_of(plan).write(paths.lock)
+def write_runtime(paths: RunPaths, further: Mapping[str, bytes] | None = None) -> None:
+    """Write what :func:`runtime_zipapp` returns, executable, to its place in a run folder."""
     with write_aside(paths.runtime) as aside:
-        aside.write_bytes(runtime_zipapp(protobuf_files() if plan.fills_repository_in_job else None))
+        aside.write_bytes(runtime_zipapp(further))
         aside.chmod(0o700)
 
 

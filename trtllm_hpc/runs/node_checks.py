@@ -14,10 +14,10 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import Diagnostic, SubmissionError, fail
 from trtllm_hpc.layout import Instances, Layout
 from trtllm_hpc.logs.reading import last_lines
-from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
+from trtllm_hpc.paths import RunPaths, write_json, write_text
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import node_check_stage
-from trtllm_hpc.render.run_folder import runtime_zipapp
+from trtllm_hpc.render.run_folder import write_runtime
 from trtllm_hpc.render.scripts import render_configurations, render_node_checks
 from trtllm_hpc.runs.create import JobSource, plan_run
 from trtllm_hpc.runs.submit import require_scheduler
@@ -99,7 +99,11 @@ def check_on_nodes(
             found = read_found(paths)
             facts = {one.part: one.facts for one in reversed(found)}
             findings = [it for one in found for it in one.diagnostics] + _missing(paths, checked, facts, info)
-            return NodeReport(tuple(_worst(findings)), wanted, facts, plan.cluster)
+            worst: dict[str, Diagnostic] = {}  # by check: several tasks have looked
+            for it in findings:
+                if it.code not in worst or _STATES.index(it.state) > _STATES.index(worst[it.code].state):
+                    worst[it.code] = it
+            return NodeReport(tuple(worst.values()), wanted, facts, plan.cluster)
         finally:
             if keep:
                 show(f"scripts and logs are in {paths.folder}")
@@ -122,9 +126,7 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
         # As the run's own: any free port, and a key.
         front = with_addresses(plan.front.configuration, servers, 0) | {AUTH_KEY: "0" * 43}
         write_json(paths.front_started, front)
-    with write_aside(paths.runtime) as aside:
-        aside.write_bytes(runtime_zipapp())
-        aside.chmod(0o700)
+    write_runtime(paths)
     paths.heartbeat.touch()
     wanted.write(paths.node_checks)
 
@@ -278,16 +280,6 @@ def _end(watcher: JobWatcher, job: RunJob) -> None:
 
 
 # What was found ---------------------------------------------------------------------------
-
-
-def _worst(findings: Collection[Diagnostic]) -> Iterator[Diagnostic]:
-    """Yield one diagnostic for each check: of several tasks, the worst."""
-    checks: dict[str, Diagnostic] = {}
-    for one in findings:
-        before = checks.get(one.code)
-        if before is None or _STATES.index(one.state) > _STATES.index(before.state):
-            checks[one.code] = one
-    yield from checks.values()
 
 
 def _missing(
