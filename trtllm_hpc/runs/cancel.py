@@ -45,8 +45,8 @@ def _cancel(paths: RunPaths) -> RunStatus:
     status = run_status(run)
     # The run's own state does not matter: a failed run may still have a stage in the queue.
     busy = [stage for stage in status.stages if not stage.final]
-    left = list(RunJob.of(paths, run.plan, {stage.stage: stage.job_id for stage in busy}).values())
-    left += RunJob.of(paths, run.plan, {stage.stage: stage.next_job_id for stage in busy}).values()
+    its = ({it.stage: it.job_id for it in busy}, {it.stage: it.next_job_id for it in busy})
+    left = [job for ids in its for job in RunJob.of(paths, run.plan, ids).values()]
     queued = queued_jobs(run)
     if status.settled and not queued:
         return status
@@ -79,17 +79,16 @@ def _cancel(paths: RunPaths) -> RunStatus:
         try:
             status, queued = run_status(paths, watcher), queued_jobs(run)
             watcher.slurm.cancel(job for job in queued.values() if job.job_id not in cancelled)
-            cancelled |= {job.job_id for job in queued.values()}
+            over = {job.job_id for job in queued.values()}
+            cancelled |= over
         except SubmissionError as error:
             if late or not error.transient:
                 raise
         else:
             is_over = not any(stage.job_id and not stage.final for stage in status.stages)
             if late and queued and is_over:  # jobs that no stage knows
-                left_over = ", ".join(sorted(job.job_id for job in queued.values()))
-                raise SubmissionError(
-                    f"Jobs of the run are still in the queue: {left_over}.", hint="squeue --me"
-                )
+                message = f"Jobs of the run are still in the queue: {', '.join(sorted(over))}."
+                raise SubmissionError(message, hint="squeue --me")
             if late or (is_over and not queued):
                 return status
         time.sleep(_POLL_S)

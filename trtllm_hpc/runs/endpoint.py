@@ -52,12 +52,9 @@ def endpoint_of(
     while True:
         endpoint = Endpoint.read(run.endpoint)
         left_s = wait_seconds - (time.monotonic() - started)
-        why = (
-            _damage(run)
-            if endpoint is None
-            else not_ready(endpoint, max(1.0, min(left_s, _HEALTH_TIMEOUT_S)))
-        )
-        if endpoint is not None and why is None:
+        if endpoint is None:
+            why = _damage(run)
+        elif (why := not_ready(endpoint, max(1.0, min(left_s, _HEALTH_TIMEOUT_S)))) is None:
             return endpoint
         end, waited_s = serve_end(run), time.monotonic() - started
         if end is not None and waited_s >= min(wait_seconds, _SETTLE_S):

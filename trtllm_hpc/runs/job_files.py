@@ -98,6 +98,9 @@ def described(name: str, path: Path) -> ShippedJob:
     [layout] = backend.topology(job, cluster).components
     text = path.read_text(encoding="utf-8")
     gpu_types = re.search(r"(?m)^# GPUs: (.+)$", text)
+    top = re.match(r"(?:# *\S.*\n)*", text)
+    comment = " ".join(line.removeprefix("#").strip() for line in (top[0] if top else "").splitlines())
+    sentence = re.match(r".+?(?=[.:](?:\s|$))", comment)
     return ShippedJob(
         name,
         str(path),
@@ -108,21 +111,8 @@ def described(name: str, path: Path) -> ShippedJob:
         layout.nodes * layout.gpus_per_node if backend.needs_gpus else 0,
         layout.nodes,
         gpu_types[1] if gpu_types else None,
-        _summary(text),
+        sentence[0] if sentence else comment,
     )
-
-
-def _summary(text: str) -> str:
-    """Return the first sentence, up to its colon, of the comment at the top of a job file."""
-    lines = []
-    for line in text.splitlines():
-        comment = line.removeprefix("#").strip()
-        if not line.startswith("#") or not comment:
-            break
-        lines.append(comment)
-    comment = " ".join(lines)
-    sentence = re.match(r".+?(?=[.:](?:\s|$))", comment)
-    return sentence[0] if sentence else comment
 
 
 # A job file for a checkpoint ----------------------------------------------------------

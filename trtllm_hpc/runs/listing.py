@@ -6,7 +6,7 @@ How a run ended is kept in its folder (``ended.json``), so thousands of old runs
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -80,8 +80,8 @@ def listed_runs(
     ``reasons``: read the logs of those that have failed; ``warn`` receives a sentence about each cluster that
     does not answer, whose runs have the state ``None``.
     """
-    runs = [(RunSnapshot(paths), created_at_of(paths)) for paths in list_runs(runs_folder)]
-    created = {run: at for run, at in runs if at is not None}
+    found = [(RunSnapshot(paths), created_at_of(paths)) for paths in list_runs(runs_folder)]
+    created = {run: at for run, at in found if at is not None}
     rows: dict[RunSnapshot, ListedRun] = {}
     clusters: dict[str | None, list[RunSnapshot]] = {}
     for run, created_at in created.items():
@@ -100,8 +100,7 @@ def listed_runs(
         for run in asked:
             stages = stages_of(run, watcher, mode="cache", queued=queued)
             rows[run] = _row(run, created[run], stages, reasons=reasons)
-    in_order = [rows[run] for run in created if run in rows]
-    return [row for row in in_order if not states or row.state in states]
+    return [rows[run] for run in created if not states or rows[run].state in states]
 
 
 def _remembered(run: RunSnapshot, created_at: float) -> ListedRun | None:
@@ -147,9 +146,12 @@ def _row(
     """Return the row of a run, and keep it if the run has ended; ``stages``: ``None`` if they are unknown."""
     state = None if stages is None else state_of(run, stages)
     stages = stages or []
-    settled = (
-        state is not None and is_settled(state, stages) and (not run.is_local or _ended_here(run, stages))
-    )
+    settled = state is not None and is_settled(state, stages)
+    if settled and run.is_local:  # processes on other machines cannot be seen
+        here = socket.gethostname()
+        begun = {it.stage: it.data.get("host") for it in run.all_events if it.name == "stage_begin"}
+        over = {it.stage for it in run.all_events if it.name in ("stage_end", "stage_cancelled")}
+        settled = all(it.stage in over or begun.get(it.stage, here) == here for it in stages)
     endpoint = None if state is None or state.final else run.endpoint
     ends = [stage.times.ended_at for stage in stages if stage.times.ended_at is not None]
     status = status_of(run, stages) if reasons and state in _FAILED else None
@@ -175,11 +177,3 @@ def _row(
             ended = {"token": run.submission.token, "events": size, "run": asdict(row)}
             write_json(run.paths.ended, ended)
     return row
-
-
-def _ended_here(run: RunSnapshot, stages: Iterable[StageStatus]) -> bool:
-    """Return whether a local run's processes have ended: those on other machines cannot be seen."""
-    here = socket.gethostname()
-    begun = {it.stage: it.data.get("host") for it in run.all_events if it.name == "stage_begin"}
-    ended = {it.stage for it in run.all_events if it.name in ("stage_end", "stage_cancelled")}
-    return all(stage.stage in ended or begun.get(stage.stage, here) == here for stage in stages)

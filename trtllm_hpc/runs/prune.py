@@ -84,9 +84,8 @@ def prune_engines(
     chosen = _choose(found, "was last used", older_than_s, names)
     done = [_pruned_entry(it, "built", is_active, remove_it=remove_them) for it in chosen]
     if remove_them:
-        for use in (use for entry in cache.entries() for use in entry.uses()):
-            if is_active(use) is None:
-                remove(use.file)  # so that later calls need not ask for its run again
+        for use in (use for entry in cache.entries() for use in entry.uses() if is_active(use) is None):
+            remove(use.file)  # so that later calls need not ask for its run again
         cache.remove_leftovers()
     return done
 
@@ -170,8 +169,15 @@ def prune_runs(
         if its and all(run.settled for run in its) and not Path(folder).is_symlink():
             name = Path(folder).name if its[0].folder == folder else f"{SWEEPS}/{Path(folder).name}"
             found.append((max(map(_ended_at, its)), Pruned(name, folder, None, "")))
-    chosen = [replace(it, kept=_foreign(Path(it.folder))) for it in _choose(found, "ended", older_than_s)]
-    return [_pruned_run(it, tokens.get(it.folder)) if remove_them else it for it in chosen]
+    done = []
+    for it in _choose(found, "ended", older_than_s):
+        try:
+            kept = None if Path(it.folder).stat().st_uid == os.geteuid() else "belongs to another user"
+        except OSError as error:
+            kept = f"cannot be read: {error.strerror}"
+        removes = remove_them and kept is None
+        done.append(_pruned_run(it, tokens.get(it.folder)) if removes else replace(it, kept=kept))
+    return done
 
 
 def _ended_at(run: ListedRun) -> float:
@@ -183,24 +189,13 @@ def _ended_at(run: ListedRun) -> float:
     return max([run.created_at, *(file.stat().st_mtime for file in files if file.exists())])
 
 
-def _foreign(folder: Path) -> str | None:
-    """Return why a folder is not ours to remove; ``None`` if it is."""
-    try:
-        return None if folder.stat().st_uid == os.geteuid() else "belongs to another user"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-
-
 def _pruned_run(run: Pruned, tokens: list[str] | None) -> Pruned:
     """Remove one run or sweep, unless its submissions have other tokens now; returns it as it turned out.
 
     Its folder gets another name first, which no command takes for a run: who interrupts the removal leaves
     nothing that looks whole.
     """
-    if run.kept is not None:
-        return run
-    folder = Path(run.folder)
-    aside = folder
+    aside = folder = Path(run.folder)
     if not folder.name.startswith(REMOVED):
         aside = folder.with_name(f"{REMOVED}{folder.name}")
         try:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.errors import ExitCode, SubmissionError
@@ -254,12 +254,10 @@ def watcher_of(run: RunSnapshot) -> JobWatcher:
 def job_ids(run: RunSnapshot) -> dict[str, str | None]:
     """Return the job id of each stage: of its last script that has begun, else from the record."""
     jobs: dict[str, str | None] = dict.fromkeys(run.stages)
-    for event in run.all_events:
-        if event.name == "stage_begin" and event.stage in jobs:
-            jobs[event.stage] = str(event.data.get("job_id") or "") or None
-    for name, job in (run.submission.stages if run.submission else {}).items():
-        # Of a stage that was run again by hand the newest id counts.
-        jobs[name] = jobs.get(name) or job.job_id
+    jobs |= {name: job.job_id for name, job in (run.submission.stages if run.submission else {}).items()}
+    for event in run.all_events:  # of a stage that was run again by hand the newest id counts
+        if event.name == "stage_begin" and event.stage in jobs and event.data.get("job_id"):
+            jobs[event.stage] = str(event.data["job_id"])
     return jobs
 
 
@@ -355,6 +353,7 @@ def _slurm_stages(
 def _slurm_stage(
     run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo | None, *, answered: bool = True
 ) -> StageStatus:
+    """Return the status of a stage by what Slurm knows of its job, and the run's files add to that."""
     if job is None:
         return _without_job(run, name, INTERRUPTED if _was_interrupted(run) else NOT_SUBMITTED)
     job_id, submission = job.job_id, run.submission
@@ -398,16 +397,11 @@ def _slurm_stage(
     requeued = begins > 1 or (begins == 1 and state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD"))
     if requeued:
         note += "; Slurm has ended it once and put it back into the queue"
-    stage = _in_state(name, state, job_id, note, info.nodes, code)
-    if within_sweep:
-        return stage  # times and GPUs are the whole sweep's
-    return replace(
-        stage,
-        exit_signal=info.exit_signal,
-        requeued=requeued,
-        times=info.times,
-        gpus=info.gpus,
-        energy_j=info.energy_j,
+    own: dict[str, Any] = {"exit_signal": info.exit_signal, "requeued": requeued, "times": info.times}
+    own |= {"gpus": info.gpus, "energy_j": info.energy_j}
+    # Of a sweep's job, times and GPUs are those of all variants.
+    return _in_state(
+        name, state, job_id, note, nodes=info.nodes, exit_code=code, **({} if within_sweep else own)
     )
 
 
@@ -465,18 +459,15 @@ def _local_stage(run: RunSnapshot, name: str) -> StageStatus:
         return _in_state(name, STATES["CANCELLED"], job_id)  # its script may have recorded its end after that
     if last.name == "stage_end":
         return _ended(name, job_id, last)
-    note = ""
     if job is None:
-        state = "RUNNING"  # without its process id nothing else is known
-    elif begun and is_same_process(int(last.data.get("group", 0)), last.data.get("group_started")):
-        state = "RUNNING"  # the script, with or without its controller
-    elif is_same_process(int(job.job_id), job.process_started):
-        state = "RUNNING" if begun else "PENDING"
-    elif begun:
-        state, note = "FAILED", " (its script was killed)"
-    else:
-        state = "CANCELLED"  # its controller ended first: a stage that it depends on failed
-    return _in_state(name, STATES[state], job_id, note)
+        return _in_state(name, STATES["RUNNING"], job_id)  # without its process id nothing else is known
+    # The script may run with or without its controller.
+    group, started = int(last.data.get("group", 0)), last.data.get("group_started")
+    if is_same_process(int(job.job_id), job.process_started) or (begun and is_same_process(group, started)):
+        return _in_state(name, STATES["RUNNING" if begun else "PENDING"], job_id)
+    if begun:
+        return _in_state(name, STATES["FAILED"], job_id, " (its script was killed)")
+    return _in_state(name, STATES["CANCELLED"], job_id)  # a stage that it depends on failed
 
 
 def _was_interrupted(run: RunSnapshot) -> bool:
@@ -511,17 +502,20 @@ def _timed(run: RunSnapshot, stage: StageStatus) -> StageStatus:
         submitted_at = job.submitted_at
     begun = marks.get("stage_begin") if begun is None else begun
     ended = marks.get("stage_end") if ended is None and stage.final else ended
-    until = ended if stage.final else time.time()
     gpus = run.planned_gpus.get(name) if stage.gpus is None else stage.gpus
-    # The clocks of controller, nodes and this machine may differ.
-    hours = None if begun is None or until is None else max(0.0, until - begun) / 3600
+    waited_s, ran_s = _between(submitted_at, begun), _between(begun, ended if stage.final else time.time())
     return replace(
         stage,
         times=replace(times, submitted_at=submitted_at, started_at=begun, ended_at=ended),
         gpus=gpus,
-        waited_s=None if begun is None or submitted_at is None else max(0.0, begun - submitted_at),
-        gpu_hours=None if hours is None or gpus is None else hours * gpus,
+        waited_s=waited_s,
+        gpu_hours=None if ran_s is None or gpus is None else ran_s / 3600 * gpus,
     )
+
+
+def _between(first: float | None, last: float | None) -> float | None:
+    """Return the seconds between two times; the clocks of controller, nodes and this machine may differ."""
+    return None if first is None or last is None else max(0.0, last - first)
 
 
 def _pending_note(info: JobInfo) -> str:
@@ -552,15 +546,9 @@ def _ended(name: str, job_id: str | None, end: Event) -> StageStatus:
 
 
 def _in_state(
-    name: str,
-    state: JobState,
-    job_id: str | None = None,
-    note: str = "",
-    nodes: str = "",
-    exit_code: int | None = None,
+    name: str, state: JobState, job_id: str | None = None, note: str = "", **more: Any
 ) -> StageStatus:
-    sentence = state.sentence + note
-    return StageStatus(name, state.name, state.final, state.ok, sentence, job_id, nodes, exit_code)
+    return StageStatus(name, state.name, state.final, state.ok, state.sentence + note, job_id, **more)
 
 
 def _silent_for_s(run: RunSnapshot, stage: str) -> float:
@@ -584,18 +572,17 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     failed = next(by_itself, failures[0] if failures else None)
     if state is RunState.FAILED:
         failed = _lost_server(run, stages) or failed
-    has_causes = state in (RunState.FAILED, RunState.SERVING)
-    if failed is not None and has_causes:
-        begin_reading_stage(run, failed.stage)
+    explained = failed if state in (RunState.FAILED, RunState.SERVING) else None
+    if explained is not None:
+        begin_reading_stage(run, explained.stage)
     servers = list_logs(run, "serve")
     failure = None if failed is None else _failure(run, failed)
-    causes: tuple[Finding, ...] = ()
-    if failed is not None and failure is not None and has_causes:
+    causes: list[Finding] = []
+    if explained is not None and failure is not None:
         from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
 
-        name = call_name(run.paths)
-        found = causes_of(run, failure, servers)
-        causes = tuple(it.naming(name, failed.job_id).shown(run.quoted) for it in found)
+        found, name = causes_of(run, failure, servers), call_name(run.paths)
+        causes = [it.naming(name, explained.job_id).shown(run.quoted) for it in found]
     served = [] if endpoint is None else of_last_job(run.events("serve"))
     restarts = [run.quoted(str(it.data.get("why"))) for it in served if it.name == "front_restarted"]
     failed_gateways = [it.data.get("why", "it has ended") for it in served if it.name == "gateway_failed"]
@@ -611,7 +598,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         instances=_instances(run, stages),
         endpoint=endpoint,
         exit_code=_exit_code(state, failed, failure),
-        causes=causes,
+        causes=tuple(causes),
         use=run_use(run, stages),
         bad_nodes=run.bad_nodes,
         failed_jobs=tuple(_failed_jobs(run)),
@@ -657,7 +644,7 @@ def _earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) ->
             before = (started.get(stage) or 0.0) + 1 if snapshot is run else math.inf
             for begin, end in spans:
                 if end < before:
-                    yield max(0.0, end - begin) / 3600 * gpus  # the clocks of nodes may differ
+                    yield max(0.0, end - begin) / 3600 * gpus
 
 
 def state_of(run: RunSnapshot, stages: list[StageStatus]) -> RunState:
@@ -671,9 +658,8 @@ def state_of(run: RunSnapshot, stages: list[StageStatus]) -> RunState:
     # Without a stage nothing is known, and nothing can have completed.
     if not stages or any(stage.state == LOST.name for stage in stages):
         return RunState.LOST
-    if any(stage.state != "CANCELLED" for stage in _failures(stages)):
-        return RunState.FAILED
-    if _lost_server(run, stages) is not None:
+    is_failed = any(stage.state != "CANCELLED" for stage in _failures(stages))
+    if is_failed or _lost_server(run, stages) is not None:
         return RunState.FAILED
     if "CANCELLED" in names:
         return RunState.CANCELLED
@@ -757,11 +743,12 @@ def _failed_jobs(run: RunSnapshot) -> Iterator[FailedJob]:
 
 def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
     """Return the instances as last recorded; after the end of the stage none can still serve."""
-    instances = [InstanceStatus(**known_fields(InstanceStatus, it)) for it in run.instances or ()]
-    instances = [it if it.reason is None else replace(it, reason=run.quoted(it.reason)) for it in instances]
-    if any(stage.stage == "serve" and stage.final for stage in stages):
-        instances = [it if it.state == "failed" else replace(it, state="ended") for it in instances]
-    return tuple(instances)
+    is_over, found = any(stage.stage == "serve" and stage.final for stage in stages), []
+    for one in (InstanceStatus(**known_fields(InstanceStatus, it)) for it in run.instances or ()):
+        state = "ended" if is_over and one.state != "failed" else one.state
+        reason = None if one.reason is None else run.quoted(one.reason)
+        found.append(replace(one, state=state, reason=reason))
+    return tuple(found)
 
 
 def _failures(stages: Iterable[StageStatus]) -> list[StageStatus]:

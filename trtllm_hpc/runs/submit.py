@@ -9,7 +9,7 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -261,25 +261,19 @@ def prepare_rest(paths: RunPaths) -> tuple[list[Stage], dict[str, StageJob]]:
     completed = {stage: job for stage, job in submitted.items() if stage not in names}
     if plan.stage("companion") is None:
         names.add("companion")  # it runs in the allocation of the server, without a job of its own
-    server = next((stage for stage in status.stages if stage.stage in names and stage.stage == "serve"), None)
-    bad = {} if server is None else bad_hosts(paths)
+    serve = plan.stage("serve") if "serve" in names else None
+    bad = {} if serve is None else bad_hosts(paths)
     _set_aside(paths, names)
-    serve = next((stage for stage in stages if stage.name == "serve"), None)
-    if server is not None and serve is not None and bad and plan.scheduler == "slurm":
-        _exclude(paths, bad, server.job_id or "", serve, Slurm(plan.slurm_conf))
+    if serve is not None and bad and plan.scheduler == "slurm":
+        # Keep the hosts at fault from the next server, if its partitions have enough others.
+        wanted, slurm = Counter[str | None](), Slurm(plan.slurm_conf)
+        for component in serve.components:
+            wanted[component.partition] += component.nodes
+        job_id = next((it.job_id for it in status.stages if it.stage == "serve"), None) or ""
+        with suppress(SubmissionError):  # sbatch will say what is wrong
+            pools = [Pool.of(slurm.nodes(partition), nodes) for partition, nodes in wanted.items()]
+            exclude(paths, bad, job_id=job_id, pools=pools)
     return stages, completed
-
-
-def _exclude(paths: RunPaths, hosts: Mapping[str, str], job_id: str, serve: Stage, slurm: Slurm) -> None:
-    """Keep the hosts at fault from the next server, if its partitions have enough others."""
-    wanted: Counter[str | None] = Counter()
-    for component in serve.components:
-        wanted[component.partition] += component.nodes
-    try:
-        pools = [Pool.of(slurm.nodes(partition), nodes) for partition, nodes in wanted.items()]
-    except SubmissionError:
-        return  # sbatch will say what is wrong
-    exclude(paths, hosts, job_id=job_id, pools=pools)
 
 
 def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
@@ -289,7 +283,7 @@ def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
     # The stage that wrote a file begins its name, e.g. serve.1_0.out.
     files = [file for file in files if stage_of(re.split(r"[._]", file.name)[0]) in stages]
     files += [paths.endpoint, paths.heartbeat, paths.instances, paths.stop_request, paths.benchmark_progress]
-    files.append(paths.renewal)
+    files += [paths.renewal]
     for file in files:
         if file.exists():
             place = aside / file.relative_to(paths.folder)
