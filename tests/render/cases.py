@@ -22,8 +22,7 @@ from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.plan.resolve import make_plan
+from trtllm_hpc.plan.model import Plan, make_plan
 from trtllm_hpc.render.scripts import (
     render_configurations,
     render_node_checks,

@@ -12,8 +12,7 @@ from trtllm_hpc.config.files import default_profile
 from trtllm_hpc.engine_cache import CachedEngine, lookup
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, engines_folder
-from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.plan.resolve import make_plan, with_download, with_engine
+from trtllm_hpc.plan.model import Plan, make_plan, with_download, with_engine
 from trtllm_hpc.render.run_folder import default_python, lock_of, new_run_folder, write_run
 from trtllm_hpc.render.scripts import build_recipe
 from trtllm_hpc.runs.hub import download, locator, runs_folder

@@ -135,8 +135,8 @@ def _refuse_ended(run: RunPaths) -> None:
         if stage.stage in deciding and stage.final and not (stage.ok and stage.stage == "build"):
             if stage.ok:
                 raise _already_ended(run)
-            kind: type[TrtllmHpcError] = BuildFailed if stage.stage == "build" else StartFailed
-            kind = {"CANCELLED": RunCancelled, "LOST": JobLost}.get(stage.state, kind)
+            kinds: dict[str, type[TrtllmHpcError]] = {"CANCELLED": RunCancelled, "LOST": JobLost}
+            kind = kinds.get(stage.state, BuildFailed if stage.stage == "build" else StartFailed)
             message = f"Run {run.run_id} has no server: stage {stage.stage} {stage.sentence}."
             raise kind(message, hint=f"trtllm-hpc logs {call_name(run)}")
 

@@ -135,17 +135,15 @@ def fitting_job(folder: Path, name: str, path: str, gpu: str, goal: Goal) -> tup
     shipped = _shipped_for(checkpoint, gpu, goal, 1 if layout is None else layout.tensor * layout.pipeline)
     if shipped is not None:
         notes.append(f"Settings: shipped job file {shipped.name}; its comments name NVIDIA's files.")
-        head: dict[str, Any] = {"name": name, "extends": shipped.name}
-        engine = {}
-    else:
-        if layout is None:
-            message = "no shipped job file is for it, and no index of its weights has their size"
-            raise _error(checkpoint, message)
+        head, engine = {"name": name, "extends": shipped.name}, ""
+    elif layout is not None:
         notes.append("No shipped job file fits: the number of GPUs is the memory planner's, the rest ours.")
-        head, engine = {"name": name}, {"engine": _derived(checkpoint, layout, goal)}
+        derived = compact_yaml({"engine": _derived(checkpoint, layout, goal)})
+        head, engine = {"name": name}, f"\n{derived}{_LIMITS}"
+    else:
+        raise _error(checkpoint, "no shipped job file is for it, and no index of its weights has their size")
     text = "".join(f"{_WRAPPER.fill(note)}\n" for note in notes) + compact_yaml(head)
-    text += f"\n{compact_yaml({'model': {'path': path}})}"
-    return text + (f"\n{compact_yaml(engine)}{_LIMITS}" if engine else ""), notes
+    return f"{text}\n{compact_yaml({'model': {'path': path}})}{engine}", notes
 
 
 def _error(checkpoint: Checkpoint, message: str) -> ConfigError:

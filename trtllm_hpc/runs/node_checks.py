@@ -15,8 +15,7 @@ from trtllm_hpc.errors import Diagnostic, SubmissionError, fail
 from trtllm_hpc.layout import Instances, Layout
 from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.paths import RunPaths, write_json, write_text
-from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.plan.resolve import node_check_stage
+from trtllm_hpc.plan.model import Plan, node_check_stage
 from trtllm_hpc.render.run_folder import write_runtime
 from trtllm_hpc.render.scripts import render_configurations, render_node_checks
 from trtllm_hpc.runs.create import JobSource, plan_run

@@ -120,6 +120,7 @@ def submit_stages(
         why = {}
         if isinstance(error, SubmissionError):
             why = {"reason": " ".join(error.message.split()), "next": error.hint}
+            error.message += f"\nThe rendered scripts are in {paths.scripts}."
         if why or not jobs:
             # There is no job whose state could show that this run is over, or why.
             last = stages[min(len(jobs), len(stages) - 1)]
@@ -129,8 +130,6 @@ def submit_stages(
         else:
             for job in reversed(jobs):
                 job.cancel(check=False)
-        if isinstance(error, SubmissionError):
-            error.message += f"\nThe rendered scripts are in {paths.scripts}."
         raise
     return record
 
