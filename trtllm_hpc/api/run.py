@@ -150,11 +150,18 @@ class Run:
             BuildFailed, StartFailed, RunCancelled, JobLost: it can no longer become ready.
             SubmissionError: Slurm does not answer at first, or not for a long time.
         """
-        from trtllm_hpc.runs.cancel import end_orphans
+        from trtllm_hpc.runs.submit import end_orphans
         from trtllm_hpc.runs.watch import follow, follow_until_ready
 
         record = RunSnapshot(self.paths).submission
-        with _shown(progress) as show:
+        shown: AbstractContextManager[Callable[[RunProgress], object] | None]
+        if progress is True:
+            from trtllm_hpc.report.live import live_printer
+
+            shown = live_printer()
+        else:
+            shown = nullcontext(progress or None)
+        with shown as show:
             if until == "ready":
                 return follow_until_ready(self.paths, timeout_s, show)
             keeps_serving = until == "done" and not self.job.stops_server
@@ -219,7 +226,7 @@ class Run:
         Raises:
             SubmissionError: Slurm refused the cancellation, or does not answer.
         """
-        from trtllm_hpc.runs.cancel import cancel_run
+        from trtllm_hpc.runs.submit import cancel_run
 
         return cancel_run(self.paths)
 
@@ -237,14 +244,3 @@ class Run:
 
         resume_run(self.paths)
         return self
-
-
-def _shown(
-    progress: bool | Callable[[RunProgress], object],
-) -> AbstractContextManager[Callable[[RunProgress], object] | None]:
-    """Return a context of what is called with each progress; of ``None`` if nobody wants to know."""
-    if progress is True:
-        from trtllm_hpc.report.live import live_printer
-
-        return live_printer()
-    return nullcontext(progress or None)

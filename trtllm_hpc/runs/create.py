@@ -18,9 +18,8 @@ from trtllm_hpc.render.scripts import build_recipe
 from trtllm_hpc.runs.hub import download, locator, runs_folder
 from trtllm_hpc.runtime.lock import changes, shown
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
-from trtllm_hpc.validation.load import load, load_cluster, read_lock
+from trtllm_hpc.validation.load import load, read_lock
 
 Warn = Callable[[str], object]
 """Receives each warning about a job, one line or more, before anything is written."""
@@ -109,10 +108,7 @@ def write_planned(plan: Plan, *, downloads: bool = False) -> tuple[RunPaths, Cac
     registered as a user of its engine, which ``engines prune`` keeps then.
     """
     folder = Path(plan.run_folder)
-    engine = _looked_up(plan)
-    if engine is not None and not all([entry.register(folder) for entry in engine.entries]):
-        engine = CachedEngine("unknown", reason="another process is removing it right now")
-    plan = _with_found(plan, engine)
+    plan, engine = search_cache(plan, folder)
     plan = with_download(plan) if downloads else plan
     outputs = [] if engine is None else list(engine.outputs.items())
     paths = write_run(plan, {step: Path(output) for step, output in outputs[:-1]})
@@ -121,25 +117,14 @@ def write_planned(plan: Plan, *, downloads: bool = False) -> tuple[RunPaths, Cac
     return paths, engine
 
 
-def _looked_up(plan: Plan) -> CachedEngine | None:
+def search_cache(plan: Plan, run: Path | None = None) -> tuple[Plan, CachedEngine | None]:
+    """Return the plan, without its build stage if the engine is in the cache, and what the search has found.
+
+    ``run`` is a run folder to be registered as a user of the engine.
+    """
     recipe = build_recipe(plan)
-    return None if recipe is None else lookup(recipe)
-
-
-def _with_found(plan: Plan, engine: CachedEngine | None) -> Plan:
-    """Return the plan, without its build stage if the engine was found."""
+    engine = None if recipe is None else lookup(recipe)
+    if engine is not None and run is not None and not all([it.register(run) for it in engine.entries]):
+        engine = CachedEngine("unknown", reason="another process is removing it right now")
     outputs = () if engine is None else tuple(engine.outputs.values())
-    return with_engine(plan, outputs[-1]) if outputs else plan
-
-
-def check_context(source: JobSource) -> Context:
-    """Return what ``doctor`` checks of a job, its cluster and this machine. Raises as :func:`plan_run`."""
-    with plan_run(source, command="doctor") as plan:
-        return Context.of_plan(_with_found(plan, _looked_up(plan)))
-
-
-def cluster_context(cluster: str, settings: Sequence[str], runs: Path | None) -> Context:
-    """Return what ``doctor`` checks without a job file: the cluster and this machine."""
-    profile = load_cluster(cluster, tuple(settings))
-    folder = (runs or runs_folder(profile)).absolute()
-    return Context(profile, folder, engines_folder(profile.engines_folder, folder))
+    return with_engine(plan, outputs[-1]) if outputs else plan, engine

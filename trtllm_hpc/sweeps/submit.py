@@ -11,10 +11,10 @@ from trtllm_hpc.config.files import read_cluster
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, locked, read_json
-from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.listing import listed_runs
 from trtllm_hpc.runs.status import RunState, sweep_job
 from trtllm_hpc.runs.submit import (
+    cancel_run,
     prepare_rest,
     refuse_cancelled,
     resume_run,
