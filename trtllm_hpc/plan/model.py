@@ -24,7 +24,7 @@ from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 _STOP_SECONDS = 60
 """For a server's orderly end, before its time limit."""
-NODE_CHECK_MINUTES = 10
+_NODE_CHECK_MINUTES = 10
 _DOWNLOAD_CPUS = 2
 _DOWNLOAD_MINUTES = 480
 
@@ -325,7 +325,7 @@ def make_stages(
 
 def node_check_stage(job: JobFile, cluster: ClusterProfile, layout: Layout, paths: RunPaths) -> Stage:
     """The job of ``doctor --on-nodes``: what the serve stage asks for, on few nodes and for ten minutes."""
-    limits = job.serve.cpus_per_rank, job.serve.memory_gib_per_node, NODE_CHECK_MINUTES
+    limits = job.serve.cpus_per_rank, job.serve.memory_gib_per_node, _NODE_CHECK_MINUTES
     asked = _resources(cluster, layout, *limits)
     asked = replace(asked, tasks_per_node=layout.ranks_per_node, exclusive=cluster.exclusive)
     return _stage("doctor", job, paths, asked)
