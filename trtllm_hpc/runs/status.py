@@ -246,11 +246,6 @@ def unanswered_status(run: RunSnapshot) -> RunStatus:
 # The jobs of a run ----------------------------------------------------------------------------
 
 
-def watcher_of(run: RunSnapshot) -> JobWatcher:
-    """Return a watcher for the cluster that a run was, or would be, submitted to."""
-    return JobWatcher(Slurm(run.slurm_conf))
-
-
 def job_ids(run: RunSnapshot) -> dict[str, str | None]:
     """Return the job id of each stage: of its last script that has begun, else from the record."""
     jobs: dict[str, str | None] = dict.fromkeys(run.stages)
@@ -332,8 +327,8 @@ def stages_of(
     """
     if run.is_local:
         return [_timed(run, _local_stage(run, name)) for name in job_ids(run)]
-    watched = watched_jobs(run, queued)
-    return _slurm_stages(run, watched, (watcher or watcher_of(run)).job_infos(watched.values(), mode))
+    watched, watcher = watched_jobs(run, queued), watcher or JobWatcher(Slurm(run.slurm_conf))
+    return _slurm_stages(run, watched, watcher.job_infos(watched.values(), mode))
 
 
 def _slurm_stages(

@@ -20,15 +20,15 @@ from trtllm_hpc.errors import SubmissionError, UnclearSubmission
 from trtllm_hpc.logs.files import stage_of
 from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
 from trtllm_hpc.paths import RunPaths, call_name, locked
-from trtllm_hpc.runs.status import RunStatus, queued_jobs, run_status, watcher_of
+from trtllm_hpc.runs.status import RunStatus, queued_jobs, run_status
 from trtllm_hpc.runtime.bad_nodes import Pool, bad_hosts, exclude, exclude_option
 from trtllm_hpc.runtime.plan_record import Stage
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, try_event
 from trtllm_hpc.runtime.stop import CANCEL, request_stop
 from trtllm_hpc.scheduler.job_info import RunJob
-from trtllm_hpc.scheduler.local import StageScript, cancel_local, detached, local_executor
-from trtllm_hpc.scheduler.slurm import Slurm, is_installed
+from trtllm_hpc.scheduler.local import StageScript, cancel_local, detached
+from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm, is_installed
 from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
 
 if TYPE_CHECKING:
@@ -82,15 +82,26 @@ def submit_stages(
         with _interruptible() as held:
             record.write(paths)
             if is_local:
+                from submitit import LocalExecutor
+
+                # Each stage gets a controller process that outlives this one, and waits for those before it.
+                executor: Executor = LocalExecutor(paths.submitit)
                 minutes = sum(stage.first.minutes for stage in stages)
-                executor: Executor = local_executor(paths, minutes, cluster.gpus_per_node)
+                given = {"timeout_min": minutes, "gpus_per_node": cluster.gpus_per_node}
+                executor.update_parameters(**given, stderr_to_stdout=True)
             else:
                 from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
 
                 executor = RenderedScriptExecutor(paths.folder, cluster.slurm_conf)
             for stage in stages:
                 refuse_cancelled(paths)
-                script = _script(stage, paths, record.token, () if jobs else conditions)
+                after = tuple((it.kind, it.stage) for it in stage.after)
+                # Of a run that is resumed: its last server may have ended because of a node.
+                excluded = exclude_option(paths) if stage.name == "serve" else ""
+                options = (excluded, *(":", excluded) * (len(stage.components) - 1)) if excluded else ()
+                token = ((TOKEN_VARIABLE, record.token),)
+                dependencies = () if jobs else conditions
+                script = StageScript(str(paths.folder), stage.name, after, token, options, dependencies)
                 with held():
                     with detached(paths) if is_local else nullcontext():
                         job = executor.submit(script)
@@ -129,15 +140,6 @@ def refuse_cancelled(paths: RunPaths) -> None:
             f"Run {paths.run_id} was cancelled while it was submitted: its jobs are cancelled.",
             hint=f"trtllm-hpc resume {call_name(paths)} submits it again",
         )
-
-
-def _script(stage: Stage, paths: RunPaths, token: str, conditions: tuple[str, ...]) -> StageScript:
-    after = tuple((dependency.kind, dependency.stage) for dependency in stage.after)
-    # Of a run that is resumed: its last server may have ended because of a node.
-    excluded = exclude_option(paths) if stage.name == "serve" else ""
-    options = (excluded, *(":", excluded) * (len(stage.components) - 1)) if excluded else ()
-    environment = ((TOKEN_VARIABLE, token),)
-    return StageScript(str(paths.folder), stage.name, after, environment, options, conditions)
 
 
 @contextmanager
@@ -322,7 +324,7 @@ def _cancel(paths: RunPaths) -> RunStatus:
         while not (status := run_status(paths)).settled and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return status
-    watcher = watcher_of(run)
+    watcher = JobWatcher(Slurm(run.slurm_conf))
     if run.submission is not None and run.submission.within is not None:
         for stage in busy:  # its sweep's job sees that, and goes on with the next variant
             add_event(paths, stage.stage, "stage_cancelled")

@@ -13,7 +13,8 @@ from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.endpoint import endpoint_of
-from trtllm_hpc.runs.status import RunStatus, build_step, run_status, unanswered_status, watcher_of
+from trtllm_hpc.runs.status import RunStatus, build_step, run_status, unanswered_status
+from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 
 _FILE_PAUSE_S = 0.5
 _CONTROLLER_GONE_S = 900.0
@@ -53,9 +54,6 @@ def joined(state: str, detail: str) -> str:
     return f"{state}, {detail}" if detail else state
 
 
-Show = Callable[[RunProgress], object]
-
-
 def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[RunProgress]:
     """Yield the progress until the run has ended, or until only a server is left that ``keeps_serving``.
 
@@ -63,7 +61,7 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[RunProgr
     files show that a stage began or ended: a watched run must not be a burden on the controller. Raises
     SubmissionError if Slurm does not answer for a long time, or refuses.
     """
-    watcher = watcher_of(RunSnapshot(paths))
+    watcher = JobWatcher(Slurm(RunSnapshot(paths).slurm_conf))
     answered_at, seen_events, queries = time.monotonic(), -1, -1
     status: RunStatus | None = None
     final_since: float | None = None
@@ -98,7 +96,9 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[RunProgr
         time.sleep(_FILE_PAUSE_S)
 
 
-def follow_until_ready(paths: RunPaths, timeout_s: float, show: Show | None = None) -> RunStatus:
+def follow_until_ready(
+    paths: RunPaths, timeout_s: float, show: Callable[[RunProgress], object] | None = None
+) -> RunStatus:
     """Wait for the endpoint, show the progress meanwhile, and return the status; as :func:`endpoint_of`."""
     following = follow(paths)
 
