@@ -330,18 +330,17 @@ def locked(lock: Path, refusal: Exception, *, wait_s: float = 0.0) -> Iterator[b
     except FileNotFoundError:
         raise refusal from None
     with file:
-        has_locks = True
-        while True:
+        has_locks: bool | None = None
+        while has_locks is None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                has_locks = True
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise refusal from None
                 time.sleep(0.1)
             except OSError:
                 has_locks = False
-                break
         if not (lock.exists() and os.path.samestat(lock.stat(), os.fstat(file.fileno()))):
             raise refusal
         yield has_locks

@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import shutil
-import sys
 import time
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
@@ -193,9 +192,3 @@ def protobuf_files() -> dict[str, bytes]:
     # The licence must come with every copy.
     text = metadata.distribution("protobuf").read_text("LICENSE")
     return files | ({f"{VENDORED}/google/protobuf/LICENSE": text.encode()} if text else {})
-
-
-def default_python() -> str:
-    """The interpreter that runs this command; jobs use it unless the profile names another."""
-    # Not resolved: a virtual environment's python is a link, and its place is its meaning.
-    return str(Path(sys.executable).absolute())

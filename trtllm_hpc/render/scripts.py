@@ -121,9 +121,7 @@ def _script(
 def render_repository(plan: Plan) -> dict[str, str]:
     """Return the text of every file in ``repository/``, by name, for models with templates of our own."""
     files: dict[str, str] = {}
-    if isinstance(plan.repository, RepositoryRecipe):
-        return files
-    for model in plan.repository:
+    for model in () if isinstance(plan.repository, RepositoryRecipe) else plan.repository:
         files[f"{model.name}/config.pbtxt"] = render_template(model.config_template, **model.values)
         # Triton wants a version folder even where it is empty (an ensemble's).
         files[f"{model.name}/1/model.py" if model.source else f"{model.name}/1/.keep"] = model.source

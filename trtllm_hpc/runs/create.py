@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from trtllm_hpc.engine_cache import CachedEngine, lookup
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, engines_folder
 from trtllm_hpc.plan.model import Plan, make_plan, with_download, with_engine
-from trtllm_hpc.render.run_folder import default_python, lock_of, new_run_folder, write_run
+from trtllm_hpc.render.run_folder import lock_of, new_run_folder, write_run
 from trtllm_hpc.render.scripts import build_recipe
 from trtllm_hpc.runs.hub import download, locator, runs_folder
 from trtllm_hpc.runtime.lock import changes, shown
@@ -74,7 +75,9 @@ def plan_facts(facts: JobFacts, paths: RunPaths, runs: Path) -> Plan:
     """
     engines = str(engines_folder(facts.cluster.engines_folder, runs))
     refuse_folder_names(paths.folder, engines, facts.cluster)
-    return make_plan(facts, paths, default_python(), engines_folder=engines)
+    # Not resolved: a virtual environment's python is a link, and its place is its meaning.
+    python = str(Path(sys.executable).absolute())
+    return make_plan(facts, paths, python, engines_folder=engines)
 
 
 def create_run(

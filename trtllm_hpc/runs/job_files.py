@@ -102,16 +102,16 @@ def described(name: str, path: Path) -> ShippedJob:
     comment = " ".join(line.removeprefix("#").strip() for line in (top[0] if top else "").splitlines())
     sentence = re.match(r".+?(?=[.:](?:\s|$))", comment)
     return ShippedJob(
-        name,
-        str(path),
-        job.model.synthetic or Path(job.model.path or "").name,
-        job.engine.backend,
-        job.engine.tensorrt_llm_version,
-        layout.world_size,
-        layout.nodes * layout.gpus_per_node if backend.needs_gpus else 0,
-        layout.nodes,
-        gpu_types[1] if gpu_types else None,
-        sentence[0] if sentence else comment,
+        name=name,
+        file=str(path),
+        model=job.model.synthetic or Path(job.model.path or "").name,
+        backend=job.engine.backend,
+        release=job.engine.tensorrt_llm_version,
+        ranks=layout.world_size,
+        gpus=layout.nodes * layout.gpus_per_node if backend.needs_gpus else 0,
+        nodes=layout.nodes,
+        gpu_types=gpu_types[1] if gpu_types else None,
+        summary=sentence[0] if sentence else comment,
     )
 
 

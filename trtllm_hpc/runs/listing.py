@@ -80,8 +80,8 @@ def listed_runs(
     ``reasons``: read the logs of those that have failed; ``warn`` receives a sentence about each cluster that
     does not answer, whose runs have the state ``None``.
     """
-    found = [(RunSnapshot(paths), created_at_of(paths)) for paths in list_runs(runs_folder)]
-    created = {run: at for run, at in found if at is not None}
+    paths = list_runs(runs_folder)
+    created = {RunSnapshot(it): at for it in paths if (at := created_at_of(it)) is not None}
     rows: dict[RunSnapshot, ListedRun] = {}
     clusters: dict[str | None, list[RunSnapshot]] = {}
     for run, created_at in created.items():

@@ -216,7 +216,14 @@ def _run(watcher: JobWatcher, paths: RunPaths, show: Show) -> JobInfo | None:
         try:
             return _wait(watcher, job, paths, show)
         finally:
-            _end(watcher, job)
+            with suppress(SubmissionError):
+                watcher.slurm.cancel([job])
+                until = time.monotonic() + _END_S
+                while time.monotonic() < until:  # it writes into the folder until it has ended
+                    info = watcher.job_infos([job], mode="force").get(job)
+                    if info is None or info.state.final:
+                        break
+                    time.sleep(_LOOK_S)
 
 
 @contextmanager
@@ -264,18 +271,6 @@ def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, show: Show) -> JobI
             show(said)
         time.sleep(_LOOK_S)
     return None
-
-
-def _end(watcher: JobWatcher, job: RunJob) -> None:
-    """Cancel the job and wait until it has ended: it writes into the folder until then."""
-    with suppress(SubmissionError):
-        watcher.slurm.cancel([job])
-        until = time.monotonic() + _END_S
-        while time.monotonic() < until:
-            info = watcher.job_infos([job], mode="force").get(job)
-            if info is None or info.state.final:
-                return
-            time.sleep(_LOOK_S)
 
 
 # What was found ---------------------------------------------------------------------------

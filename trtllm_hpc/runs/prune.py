@@ -104,20 +104,23 @@ def prune_models(models: Path, older_than_s: float | None, *, remove_them: bool 
     return done
 
 
-_Counts = Callable[[Use], str | None]
-"""Returns why a use still counts; ``None`` if it does not."""
-
-
-def _pruned_entry(pruned: Pruned, made: str, counts: _Counts, *, remove_it: bool) -> Pruned:
+def _pruned_entry(
+    pruned: Pruned, made: str, counts: Callable[[Use], str | None], *, remove_it: bool
+) -> Pruned:
     """Return an entry as it turned out: what is used or being made stays.
 
-    It is moved away with one rename, under its lock. Only then are its uses read for the last time: a run
-    that registers later misses it.
+    ``counts`` returns why a use still counts; ``None`` if it does not. The entry is moved away with one
+    rename, under its lock. Only then are its uses read for the last time: a run that registers later misses
+    it.
     """
     entry = CacheEntry(Path(pruned.folder).parent)
     if (holder := entry.holder()) is not None:
         return replace(pruned, kept=f"is being {made} by {holder}")
-    if (kept := _used(entry, counts)) is not None or not remove_it:
+
+    def used(entry: CacheEntry) -> str | None:
+        return next((why for use in entry.uses() if (why := counts(use)) is not None), None)
+
+    if (kept := used(entry)) is not None or not remove_it:
         return replace(pruned, kept=kept)
     try:
         with entry.locked("prune", wait_s=1.0):
@@ -128,15 +131,11 @@ def _pruned_entry(pruned: Pruned, made: str, counts: _Counts, *, remove_it: bool
         return replace(pruned, kept=f"is being {made} by {entry.holder() or 'another process'}")
     except OSError as error:
         return replace(pruned, kept=f"cannot be removed: {error.strerror}")
-    kept = _used(CacheEntry(aside), counts)
+    kept = used(CacheEntry(aside))
     if kept is not None and not entry.folder.exists():
         aside.rename(entry.folder)
         return replace(pruned, kept=kept)
     return pruned if remove(aside) else replace(pruned, kept=f"could not be removed completely: {aside}")
-
-
-def _used(entry: CacheEntry, counts: _Counts) -> str | None:
-    return next((why for use in entry.uses() if (why := counts(use)) is not None), None)
 
 
 # Runs ---------------------------------------------------------------------------------
