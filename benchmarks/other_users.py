@@ -35,7 +35,7 @@ from trtllm_hpc.client.single_calls import not_ready
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.resolve import make_plan
+from trtllm_hpc.plan.model import make_plan
 from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.proxy import TRITON_KINDS, Proxy, ProxyOptions, make_certificate, write_key

@@ -18,14 +18,14 @@ from trtllm_hpc.cli.metrics import MetricsSample
 from trtllm_hpc.cli.submit import RenderedRun, SubmittedRun
 from trtllm_hpc.cli.sweep_run import CheckedSweep
 from trtllm_hpc.cli.sweep_saved import SweepRow
-from trtllm_hpc.engine_cache.contents import EngineRow
+from trtllm_hpc.engine_cache import EngineRow
 from trtllm_hpc.evaluation.scores import EvaluationSummary
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.runs.guests import ProxyClient
 from trtllm_hpc.runs.hub import ModelRow
+from trtllm_hpc.runs.job_files import ShippedJob
 from trtllm_hpc.runs.listing import ListedRun
-from trtllm_hpc.runs.shipped_jobs import ShippedJob
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
 from trtllm_hpc.sweeps.measured import SweepResults

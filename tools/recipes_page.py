@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trtllm_hpc.runs.shipped_jobs import ShippedJob, shipped_jobs
+from trtllm_hpc.runs.job_files import ShippedJob, shipped_jobs
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "recipes.md"
 UPSTREAM = "https://github.com/NVIDIA/TensorRT-LLM/blob"

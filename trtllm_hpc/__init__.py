@@ -68,33 +68,24 @@ if TYPE_CHECKING:
     from trtllm_hpc.sweeps.status import SweepStatus
     from trtllm_hpc.validation.checks import DoctorReport
 
-_MODULES = {
-    "Adapter": "client.lora",
-    "Address": "client.connect",
-    "Answer": "client.request",
-    "AsyncClient": "client.async_client",
-    "Client": "client.sync_client",
-    "DoctorReport": "validation.checks",
-    "JobFile": "config.job",
-    "Measurement": "api.measurement",
-    "Plan": "plan.model",
-    "Run": "api.run",
-    "RunState": "runs.status",
-    "RunStatus": "runs.status",
-    "Sweep": "api.sweep",
-    "SweepStatus": "sweeps.status",
-    "TrtllmHpcError": "errors",
-    "bench": "api.measurement",
-    "bench_url": "api.measurement",
-    "doctor": "api.jobs",
-    "load_job": "api.jobs",
-    "plan": "api.jobs",
-    "plan_sweep": "api.sweep",
-    "read_adapter": "client.lora",
-    "render": "api.jobs",
-    "submit": "api.jobs",
-    "sweep": "api.sweep",
+_NAMES = {
+    "api.jobs": ("doctor", "load_job", "plan", "render", "submit"),
+    "api.measurement": ("Measurement", "bench", "bench_url"),
+    "api.run": ("Run",),
+    "api.sweep": ("Sweep", "plan_sweep", "sweep"),
+    "client.async_client": ("AsyncClient",),
+    "client.connect": ("Address",),
+    "client.lora": ("Adapter", "read_adapter"),
+    "client.request": ("Answer",),
+    "client.sync_client": ("Client",),
+    "config.job": ("JobFile",),
+    "errors": ("TrtllmHpcError",),
+    "plan.model": ("Plan",),
+    "runs.status": ("RunState", "RunStatus"),
+    "sweeps.status": ("SweepStatus",),
+    "validation.checks": ("DoctorReport",),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 """The module of each public name."""
 
 

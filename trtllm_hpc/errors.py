@@ -55,7 +55,6 @@ FAIL: State = "fail"
 UNKNOWN: State = "unknown"
 """``warn``: works, but not as the user may expect. ``unknown``: cannot be judged here."""
 
-
 MOST_CHOICES = 20
 """An error that says what to do has no longer list of choices."""
 

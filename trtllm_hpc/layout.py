@@ -82,25 +82,16 @@ class Instances:
         """What the job asks for; several only of a heterogeneous one."""
         if any(group.component is not None for group in self.groups):
             return tuple(_allocation((group,)) for group in self.groups)
-        return (self._allocation,)
+        if self.groups:
+            return (_allocation(self.groups),)
+        one, nodes = self.layout, self.count * self.layout.nodes // self.per_node
+        on_node = self.per_node * one.ranks_per_node, self.per_node * one.gpus_per_node
+        return (Layout(self.count * one.world_size, nodes, *on_node),)
 
     @property
     def nodes(self) -> int:
         """Nodes of the job, in all its components."""
         return sum(one.nodes for one in self.components)
-
-    @property
-    def _allocation(self) -> Layout:
-        """All instances together."""
-        if self.groups:
-            return _allocation(self.groups)
-        one = self.layout
-        return Layout(
-            world_size=self.count * one.world_size,
-            nodes=self.count * one.nodes // self.per_node,
-            ranks_per_node=self.per_node * one.ranks_per_node,
-            gpus_per_node=self.per_node * one.gpus_per_node,
-        )
 
     @property
     def world_sizes(self) -> list[int]:
@@ -170,11 +161,9 @@ def place_groups(wanted: Sequence[WantedGroup], *, spread: bool, apart: bool = F
         component = place if apart else None
         if apart:
             node = used = 0
-        gpus_per_node = group.gpus_per_node
-        layout = make_layout(group.world_size, None, gpus_per_node)
-        servers = []
+        layout, servers = make_layout(group.world_size, None, group.gpus_per_node), []
         for _ in range(group.servers):
-            is_full = gpus_per_node and used + layout.ranks_per_node > gpus_per_node
+            is_full = group.gpus_per_node and used + layout.ranks_per_node > group.gpus_per_node
             if used and (spread or layout.nodes > 1 or is_full):
                 node, used = node + 1, 0
             servers.append(PlacedServer(number, node, used))

@@ -26,18 +26,14 @@ from trtllm_hpc.errors import ConfigError, Diagnostic
 
 STAGES = ("download", "build", "serve", "companion")
 """The stages of a run, in the order of their dependencies."""
-
 PROGRAMS = ("proxy", "gateway")
 """Beside the server, with a log of their own."""
 STEPS = ("download", "build", "staging", "repository", "preflight", "serve", "front", "companion")
 """What writes one log for each rank: the stages, and steps beside the server within ``serve``."""
-
 COMPANION_MEASUREMENT = "benchmark"
 """Name of the companion's own measurement; others come from the ``bench`` command."""
-
 COMPANION_EVALUATION = "evaluation"
 """Name of the companion's own evaluation; others come from the ``evaluate`` command."""
-
 RESERVED_ENDINGS = (".workload", ".metrics")
 """Endings that distinguish a measurement's files; no measurement's name ends with them."""
 
@@ -105,7 +101,6 @@ class RunPaths:
     """The cluster profile with every default written out."""
     plan = _Named("plan.json")
     """The plan: stages, rank layout, servers and build steps."""
-
     lock = _Named("lock.json")
     """What the run is made of, without secrets: ``submit`` can repeat it."""
 
@@ -310,8 +305,7 @@ class RunPaths:
     def make_folders(self) -> None:
         """Make the run folder (mode 0700) and the folders in it.
 
-        Raises:
-            FileExistsError: the run folder already exists.
+        Raises FileExistsError: the run folder already exists.
         """
         for parent in reversed(self.folder.parents):
             # Whatever the umask: whoever can write to the folder of the runs can replace a run.
@@ -336,18 +330,17 @@ def locked(lock: Path, refusal: Exception, *, wait_s: float = 0.0) -> Iterator[b
     except FileNotFoundError:
         raise refusal from None
     with file:
-        has_locks = True
-        while True:
+        has_locks: bool | None = None
+        while has_locks is None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                has_locks = True
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise refusal from None
                 time.sleep(0.1)
             except OSError:
                 has_locks = False
-                break
         if not (lock.exists() and os.path.samestat(lock.stat(), os.fstat(file.fileno()))):
             raise refusal
         yield has_locks
@@ -437,8 +430,7 @@ def write_json(path: Path, record: Any) -> None:
 def read_json(path: Path) -> Any | None:
     """Read a JSON document; ``None`` if there is no such file.
 
-    Raises:
-        ValueError: the file exists but is not JSON.
+    Raises ValueError: the file exists but is not JSON.
     """
     try:
         return json.loads(path.read_bytes())
@@ -458,10 +450,8 @@ def preflight_step(component: int) -> str:
 
 SWEEPS = "sweeps"
 """Folder of the sweeps, within the folder of the runs."""
-
 RUNS_VARIABLE = "TRTLLM_HPC_RUNS"
 """Environment variable that names the folder of runs."""
-
 ENGINES_VARIABLE = "TRTLLM_HPC_ENGINES"
 """Environment variable that names the cache of engines."""
 
@@ -492,8 +482,7 @@ def default_runs_folder() -> Path:
 def user_cache() -> Path:
     """The user's folder for what can be made again: ``$XDG_CACHE_HOME/trtllm-hpc``, else below ``~/.cache``.
 
-    Raises:
-        RuntimeError: the user has no home.
+    Raises RuntimeError: the user has no home.
     """
     return _user_folder("XDG_CACHE_HOME", ".cache")
 
@@ -501,8 +490,7 @@ def user_cache() -> Path:
 def user_data() -> Path:
     """The user's folder for what is kept: ``$XDG_DATA_HOME/trtllm-hpc``, else below ``~/.local/share``.
 
-    Raises:
-        RuntimeError: the user has no home.
+    Raises RuntimeError: the user has no home.
     """
     return _user_folder("XDG_DATA_HOME", ".local/share")
 
@@ -517,8 +505,7 @@ def _user_folder(variable: str, below_home: str) -> Path:
 def kept_in_cache(name: str, make: Callable[[], str]) -> str:
     """Return a text from the user's cache folder; made now, and kept there, if it is missing.
 
-    Args:
-        name: file below :func:`user_cache`; must name all that the text depends on.
+    ``name`` is its file below :func:`user_cache`, and must name all that the text depends on.
     """
     kept: Path | None = None
     with suppress(OSError, RuntimeError, UnicodeDecodeError):

@@ -16,7 +16,7 @@ from packaging.version import Version
 from tests.runs.checkpoints import CHECKPOINTS, checkpoint
 from trtllm_hpc.config.cluster import gpus
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.runs.fitting_job import Goal, fitting_job
+from trtllm_hpc.runs.job_files import Goal, fitting_job
 from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
 from trtllm_hpc.tensorrt_llm.releases.release import release_of_version
 

@@ -19,7 +19,7 @@ from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import Model
 from trtllm_hpc.config.repository import KvCache, Repository
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.runs.shipped_jobs import copy_of, shipped_jobs
+from trtllm_hpc.runs.job_files import copy_of, shipped_jobs
 from trtllm_hpc.validation.load import load
 
 

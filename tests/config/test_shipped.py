@@ -14,9 +14,9 @@ from trtllm_hpc.config.dump import cluster_yaml, job_yaml
 from trtllm_hpc.config.files import jobs, profiles
 from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.resolve import make_plan
+from trtllm_hpc.plan.model import make_plan
 from trtllm_hpc.render.scripts import render_scripts
-from trtllm_hpc.runs.shipped_jobs import shipped_jobs
+from trtllm_hpc.runs.job_files import shipped_jobs
 from trtllm_hpc.runtime.server_spec import expand
 from trtllm_hpc.tensorrt_llm.releases.release import find_release, nearest_release
 from trtllm_hpc.validation.load import load

@@ -16,7 +16,7 @@ from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.render.scripts import render_scripts
-from trtllm_hpc.runs.shipped_jobs import shipped_jobs
+from trtllm_hpc.runs.job_files import shipped_jobs
 from trtllm_hpc.runtime.engine_cache.build_recipe import Argument, BuildStep, FolderArgument
 from trtllm_hpc.tensorrt_llm.releases.release import find_release
 from trtllm_hpc.validation.load import load

@@ -13,8 +13,7 @@ from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.layout import make_layout
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.plan.resolve import make_plan
+from trtllm_hpc.plan.model import Plan, make_plan
 from trtllm_hpc.runtime.engine_cache.build_recipe import Argument, BuildStep
 from trtllm_hpc.tensorrt_llm.releases.release import find_release
 from trtllm_hpc.validation.load import problems

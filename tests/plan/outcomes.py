@@ -17,7 +17,7 @@ from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.runs.shipped_jobs import shipped_jobs
+from trtllm_hpc.runs.job_files import shipped_jobs
 from trtllm_hpc.runtime.engine_cache.build_recipe import BuildStep
 
 CASES = {

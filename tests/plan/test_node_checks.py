@@ -8,7 +8,7 @@ import pytest
 
 from tests.render.cases import plan_of
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.plan.node_checks import node_check_plan, wanted_of
+from trtllm_hpc.runs.node_checks import node_check_plan, wanted_of
 
 
 def planned(gpus: int = 8, *, engine: dict[str, Any] | None = None, **serve: Any) -> Plan:

@@ -22,15 +22,14 @@ from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.plan.node_checks import node_check_plan
-from trtllm_hpc.plan.resolve import make_plan
+from trtllm_hpc.plan.model import Plan, make_plan
 from trtllm_hpc.render.scripts import (
     render_configurations,
     render_node_checks,
     render_repository,
     render_scripts,
 )
+from trtllm_hpc.runs.node_checks import node_check_plan
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import with_job_image
 

@@ -14,10 +14,9 @@ from tests.runs.made import written
 from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs import cancel as module
-from trtllm_hpc.runs.cancel import cancel_run
+from trtllm_hpc.runs import submit as module
 from trtllm_hpc.runs.status import RunState
-from trtllm_hpc.runs.submit import sole_command
+from trtllm_hpc.runs.submit import cancel_run, sole_command
 from trtllm_hpc.runtime.records import StopRequest, add_event
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 

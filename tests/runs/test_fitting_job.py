@@ -10,7 +10,7 @@ import pytest
 from tests.runs.checkpoints import CHECKPOINTS, checkpoint
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.runs.fitting_job import Goal, fitting_job
+from trtllm_hpc.runs.job_files import Goal, fitting_job
 from trtllm_hpc.validation.load import load
 
 OURS = "No shipped job file fits"

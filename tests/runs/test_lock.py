@@ -15,7 +15,7 @@ from tests.runs.made import written
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.resolve import make_plan
+from trtllm_hpc.plan.model import make_plan
 from trtllm_hpc.render.run_folder import lock_of
 from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.runtime.lock import Lock, add_findings

@@ -13,9 +13,9 @@ from tests.scheduler.conftest import fake_slurm  # noqa: F401
 from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.cli import command as main
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.endpoint import serve_end
 from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.runs.submit import cancel_run
 from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.renewal import Renewal
 

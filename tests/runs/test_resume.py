@@ -14,9 +14,8 @@ from tests.runs.made import written
 from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.status import RunState, run_status
-from trtllm_hpc.runs.submit import resume_run, sole_command, submit_stages
+from trtllm_hpc.runs.submit import cancel_run, resume_run, sole_command, submit_stages
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, StopRequest, add_event, read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
 

@@ -21,10 +21,10 @@ from trtllm_hpc.cli import command as main
 from trtllm_hpc.errors import ExitCode, StartFailed, SubmissionError
 from trtllm_hpc.logs.snapshot import readable_plan
 from trtllm_hpc.paths import RunPaths, write_json
-from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.find import find_run
 from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.runs.submit import cancel_run
 from trtllm_hpc.runtime import checks
 from trtllm_hpc.runtime.heartbeat import Heartbeat
 from trtllm_hpc.runtime.records import Endpoint, add_event

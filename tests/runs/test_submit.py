@@ -19,10 +19,9 @@ from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.listing import listed_runs
 from trtllm_hpc.runs.status import RunState, run_status
-from trtllm_hpc.runs.submit import require_scheduler, resume_run, submit_stages
+from trtllm_hpc.runs.submit import cancel_run, require_scheduler, resume_run, submit_stages
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 

@@ -24,7 +24,7 @@ from trtllm_hpc.runs.status import RunState
 from trtllm_hpc.runs.watch import follow
 from trtllm_hpc.runtime.records import Endpoint, add_event
 from trtllm_hpc.runtime.stop import request_stop
-from trtllm_hpc.scheduler import watcher
+from trtllm_hpc.scheduler import slurm
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 
@@ -32,7 +32,7 @@ from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     made = Clock()
     with monkeypatch.context() as patch:
-        for module in (watch, watcher):
+        for module in (watch, slurm):
             patch.setattr(module, "time", made)
         # The files are read more rarely than a person's are, for the test's own speed.
         patch.setattr(watch, "_FILE_PAUSE_S", 2.0)

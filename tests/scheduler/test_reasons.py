@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtllm_hpc.scheduler.reasons import explain_reason
+from trtllm_hpc.scheduler.states import explain_reason
 
 
 @pytest.mark.parametrize(

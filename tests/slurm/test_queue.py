@@ -11,7 +11,7 @@ from tests.schemas.check import documented
 from tests.slurm.conftest import Person
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.scheduler.reasons import REASONS
+from trtllm_hpc.scheduler.states import REASONS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
 

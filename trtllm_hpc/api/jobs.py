@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.config.files import default_profile, profile_origins
-from trtllm_hpc.runs.create import JobSource, Warn, check_context, cluster_context, create_run, plan_run
-from trtllm_hpc.validation.checks import DoctorReport, check_rendering
-from trtllm_hpc.validation.load import load
+from trtllm_hpc.paths import engines_folder
+from trtllm_hpc.runs.create import JobSource, Warn, create_run, plan_run, search_cache
+from trtllm_hpc.validation.checks import DoctorReport, check_rendering, check_submission
+from trtllm_hpc.validation.context import Context
+from trtllm_hpc.validation.load import load, load_cluster
 
 if TYPE_CHECKING:
     from trtllm_hpc.config.job import JobFile
@@ -71,8 +73,7 @@ def render(
     Others, and the errors, are those of :func:`plan`.
     """
     source = JobSource.of(job, cluster, settings, runs)
-    created = create_run(source, check=check_rendering, warn=on_warning, command="render")
-    return Run(created.paths, created.engine)
+    return Run(*create_run(source, check=check_rendering, warn=on_warning, command="render"))
 
 
 def submit(
@@ -95,13 +96,17 @@ def submit(
         ConfigError, RenderError: see :func:`plan`; or a check fails.
         SubmissionError: Slurm refused a script, or is not there, or the run was cancelled meanwhile.
     """
-    from trtllm_hpc.runs.submit import create_for_submission, sole_command, submit_stages
+    from trtllm_hpc.runs.submit import require_scheduler, sole_command, submit_stages
+
+    def check(plan: Plan) -> list[str]:
+        require_scheduler(plan.cluster)
+        return check_submission(plan, ignored_checks)
 
     source = JobSource.of(job, cluster, settings, runs)
-    created = create_for_submission(source, ignored_checks=ignored_checks, warn=on_warning)
-    with sole_command(created.paths):
-        submit_stages(created.paths)
-    return Run(created.paths, created.engine)
+    run = Run(*create_run(source, check=check, warn=on_warning, command="submit"))
+    with sole_command(run.paths):
+        submit_stages(run.paths)
+    return run
 
 
 def doctor(
@@ -119,14 +124,18 @@ def doctor(
     What the checks find is no error: see ``ok`` and ``checks`` of the report.
     Arguments and errors are those of :func:`plan` and :func:`submit`.
     """
+    from trtllm_hpc.runs.hub import runs_folder
     from trtllm_hpc.tensorrt_llm.memory import MemoryPlan
     from trtllm_hpc.validation.checks import ignoring, run_checks
     from trtllm_hpc.validation.job_checks import memory_of
 
     if job is None:
-        context = cluster_context(default_profile(cluster), settings, None if runs is None else Path(runs))
+        profile = load_cluster(default_profile(cluster), tuple(settings))
+        folder = Path(runs or runs_folder(profile)).absolute()
+        context = Context(profile, folder, engines_folder(profile.engines_folder, folder))
     else:
-        context = check_context(JobSource.of(job, cluster, settings, runs))
+        with plan_run(JobSource.of(job, cluster, settings, runs), command="doctor") as planned:
+            context = Context.of_plan(search_cache(planned)[0])
     checks = ignoring(run_checks(context), ignored_checks)
     memory = memory_of(context) if context.has_job else None
     return DoctorReport(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -19,13 +18,12 @@ if TYPE_CHECKING:
     from trtllm_hpc.client.connect import Protocol
     from trtllm_hpc.client.sync_client import Client
     from trtllm_hpc.config.job import JobFile
-    from trtllm_hpc.engine_cache.lookup import CachedEngine
+    from trtllm_hpc.engine_cache import CachedEngine
     from trtllm_hpc.runs.status import RunStatus
     from trtllm_hpc.runs.watch import RunProgress
     from trtllm_hpc.runtime.records import Endpoint
 
 READY_TIMEOUT_S = 3600.0
-_logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -150,11 +148,18 @@ class Run:
             BuildFailed, StartFailed, RunCancelled, JobLost: it can no longer become ready.
             SubmissionError: Slurm does not answer at first, or not for a long time.
         """
-        from trtllm_hpc.runs.cancel import end_orphans
+        from trtllm_hpc.runs.submit import end_orphans
         from trtllm_hpc.runs.watch import follow, follow_until_ready
 
         record = RunSnapshot(self.paths).submission
-        with _shown(progress) as show:
+        shown: AbstractContextManager[Callable[[RunProgress], object] | None]
+        if progress is True:
+            from trtllm_hpc.report.live import live_printer
+
+            shown = live_printer()
+        else:
+            shown = nullcontext(progress or None)
+        with shown as show:
             if until == "ready":
                 return follow_until_ready(self.paths, timeout_s, show)
             keeps_serving = until == "done" and not self.job.stops_server
@@ -219,7 +224,7 @@ class Run:
         Raises:
             SubmissionError: Slurm refused the cancellation, or does not answer.
         """
-        from trtllm_hpc.runs.cancel import cancel_run
+        from trtllm_hpc.runs.submit import cancel_run
 
         return cancel_run(self.paths)
 
@@ -237,14 +242,3 @@ class Run:
 
         resume_run(self.paths)
         return self
-
-
-def _shown(
-    progress: bool | Callable[[RunProgress], object],
-) -> AbstractContextManager[Callable[[RunProgress], object] | None]:
-    """Return a context of what is called with each progress; of ``None`` if nobody wants to know."""
-    if progress is True:
-        from trtllm_hpc.report.live import live_printer
-
-        return live_printer()
-    return nullcontext(progress or None)

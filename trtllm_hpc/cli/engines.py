@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import click
 
 from trtllm_hpc.cli.listing import print_listing, pruning
 from trtllm_hpc.cli.options import cluster_option, json_option, print_json
-from trtllm_hpc.engine_cache.contents import EngineRow, list_entries
-from trtllm_hpc.engine_cache.contents import verify as verify_entry
+from trtllm_hpc.engine_cache import EngineRow, list_entries
+from trtllm_hpc.engine_cache import verify as verify_entry
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode
 from trtllm_hpc.paths import engines_folder
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_time
-from trtllm_hpc.runs.prune import Pruned, Selection, prune_engines
+from trtllm_hpc.runs.prune import Pruned, prune_engines
 from trtllm_hpc.runtime.engine_cache.cache import Cache
 
 
@@ -174,7 +174,9 @@ def verify(names: tuple[str, ...], cluster: str, as_json: bool) -> int:
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @pruning("used")
 @cluster_option
-def prune(cluster: str, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
+def prune(
+    names: tuple[str, ...], cluster: str, older_than_s: float | None, remove_them: bool
+) -> Sequence[Pruned]:
     """Remove engines from the cache; without --yes, only list them.
 
     With NAMEs these go. Else what killed builds have left and broken engines go, and
@@ -187,5 +189,5 @@ def prune(cluster: str, selection: Selection, remove_them: bool) -> Sequence[Pru
       trtllm-hpc engines prune build-7a8d --yes
     """
     cache = _cache(cluster)
-    names = tuple(row.name for name in selection.names for row in _find(cache, name))
-    return prune_engines(cache, replace(selection, names=names), remove_them=remove_them)
+    found = [row.name for name in names for row in _find(cache, name)]
+    return prune_engines(cache, found, older_than_s, remove_them=remove_them)

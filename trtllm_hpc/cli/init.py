@@ -16,8 +16,7 @@ from trtllm_hpc.cli.options import complete_with, job_names, json_option, refuse
 from trtllm_hpc.config.schemas import NAMES, schema, schema_file
 
 if TYPE_CHECKING:
-    from trtllm_hpc.runs.fitting_job import Goal
-    from trtllm_hpc.runs.shipped_jobs import ShippedJob
+    from trtllm_hpc.runs.job_files import Goal, ShippedJob
 
 
 @click.group()
@@ -102,7 +101,7 @@ def job(
     """
     from trtllm_hpc.config.files import as_argument
     from trtllm_hpc.config.hub import HUB_NAME
-    from trtllm_hpc.runs.shipped_jobs import copy_of, described
+    from trtllm_hpc.runs.job_files import copy_of, described
 
     if sum(it is not None for it in (recipe, backend, gpu)) > 1:
         raise click.UsageError("Choose one of --backend, --from and --gpu.")
@@ -142,7 +141,7 @@ def job(
 def _fitting(file: Path, title: str, model: str, gpu: str, goal: Goal) -> tuple[str, list[str]]:
     """Return a job file for a checkpoint and a kind of GPU, and what to know about it."""
     from trtllm_hpc.config.cluster import gpus
-    from trtllm_hpc.runs.fitting_job import fitting_job
+    from trtllm_hpc.runs.job_files import fitting_job
 
     if gpu not in gpus():
         raise click.BadParameter(f"there is no {gpu!r}, only {', '.join(gpus())}.", param_hint="--gpu")
@@ -223,7 +222,7 @@ def list_(as_json: bool) -> None:
     """List the shipped job files and what each is for."""
     from trtllm_hpc.report.formatting import NONE
     from trtllm_hpc.report.tables import terminal_width
-    from trtllm_hpc.runs.shipped_jobs import shipped_jobs
+    from trtllm_hpc.runs.job_files import shipped_jobs
 
     columns: dict[str, Callable[[ShippedJob], str]] = {
         "name": lambda job: job.name,

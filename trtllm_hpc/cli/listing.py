@@ -52,25 +52,17 @@ def print_listing(
 def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Sequence[Pruned]]], Any]:
     """Make a command ``prune`` of a function that returns what a selection chooses.
 
-    It gets ``selection: Selection`` and ``remove_them: bool``. ``last`` is for the help, e.g. ``used``.
+    It gets ``older_than_s: float | None`` and ``remove_them: bool``. ``last`` is for the help, e.g. ``used``.
     """
 
     def make(choose: Callable[..., Sequence[Pruned]]) -> Callable[..., None]:
         @wraps(choose)
-        def prune(
-            *,
-            older_than: float | None,
-            names: tuple[str, ...] = (),
-            yes: bool,
-            **others: Any,
-        ) -> None:
+        def prune(*, older_than: float | None, yes: bool, **others: Any) -> None:
             from trtllm_hpc.report.formatting import format_bytes
-            from trtllm_hpc.runs.prune import Selection
 
-            if names and older_than is not None:
+            if others.get("names") and older_than is not None:
                 raise click.UsageError("Give either names or --older-than.")
-            selection = Selection(names, older_than)
-            chosen = choose(selection=selection, remove_them=yes, **others)
+            chosen = choose(older_than_s=older_than, remove_them=yes, **others)
             done = "removed" if yes else "would be removed"
             for it in chosen:
                 click.echo(

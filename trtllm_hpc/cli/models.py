@@ -14,7 +14,7 @@ from trtllm_hpc.report.formatting import NONE, format_bytes, format_time
 from trtllm_hpc.runs import fetched_models, hub
 from trtllm_hpc.runs.fetched_models import MODELS, default_folder, is_fetched
 from trtllm_hpc.runs.hub import ModelRow
-from trtllm_hpc.runs.prune import Pruned, Selection, prune_models
+from trtllm_hpc.runs.prune import Pruned, prune_models
 from trtllm_hpc.validation.load import load_cluster
 
 
@@ -100,7 +100,7 @@ def fetch(name: str, revision: str | None, token_file: str | None, cluster: str)
 @command.command()
 @pruning("used")
 @cluster_option
-def prune(cluster: str, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
+def prune(cluster: str, older_than_s: float | None, remove_them: bool) -> Sequence[Pruned]:
     """Remove models of hubs; without --yes, only list them.
 
     Without --older-than only what an interrupted removal has left goes. A model that
@@ -110,4 +110,4 @@ def prune(cluster: str, selection: Selection, remove_them: bool) -> Sequence[Pru
     Examples:
       trtllm-hpc models prune --older-than 30d --yes
     """
-    return prune_models(_folder(cluster), selection, remove_them=remove_them)
+    return prune_models(_folder(cluster), older_than_s, remove_them=remove_them)

@@ -18,7 +18,7 @@ from trtllm_hpc.cli.options import (
 from trtllm_hpc.paths import default_runs_folder
 from trtllm_hpc.report.formatting import NONE, format_duration, quantity
 from trtllm_hpc.runs.listing import ListedRun, listed_runs
-from trtllm_hpc.runs.prune import Pruned, Selection, prune_runs
+from trtllm_hpc.runs.prune import Pruned, prune_runs
 from trtllm_hpc.runs.status import RunState
 
 _STATES = click.Choice([it.value for it in RunState])
@@ -75,7 +75,7 @@ def command(
 @command.command()
 @pruning("that ended", with_sizes=False)
 @runs_option
-def prune(runs: Path | None, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
+def prune(runs: Path | None, older_than_s: float | None, remove_them: bool) -> Sequence[Pruned]:
     """Remove the folders of runs that have ended; without --yes, only list them.
 
     Without --older-than only what an interrupted removal has left goes. A sweep
@@ -87,4 +87,5 @@ def prune(runs: Path | None, selection: Selection, remove_them: bool) -> Sequenc
       trtllm-hpc runs prune --older-than 30d
       trtllm-hpc runs prune --older-than 30d --yes
     """
-    return prune_runs(runs or default_runs_folder(), selection, remove_them=remove_them, warn=print_warning)
+    folder = runs or default_runs_folder()
+    return prune_runs(folder, older_than_s, remove_them=remove_them, warn=print_warning)

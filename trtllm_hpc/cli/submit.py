@@ -21,7 +21,7 @@ from trtllm_hpc.cli.options import (
     print_warning,
     run_argument,
 )
-from trtllm_hpc.engine_cache.lookup import CachedEngine
+from trtllm_hpc.engine_cache import CachedEngine
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan

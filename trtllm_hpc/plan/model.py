@@ -1,4 +1,4 @@
-"""The plan: what will run, as one immutable value.
+"""The plan: what will run, as one immutable value, with its stages: what each asks for and waits for.
 
 The same job file, profile, run folder and Python give the same plan, and the
 plan alone decides every byte that is rendered.
@@ -6,78 +6,43 @@ plan alone decides every byte that is rendered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import PurePosixPath
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.backends.base import Backend, FrontPlan, RepositoryModel, ServedEngine, ServerPlan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.layout import Instances, Layout, ServerGroup
+from trtllm_hpc.layout import Instances, Layout, ServerGroup, one_node
 from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.plan.mounts import all_mounts, is_below, outside
 from trtllm_hpc.runtime.engine_cache.build_recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
+from trtllm_hpc.runtime.plan_record import Dependency, PlanRecord, Resources, Stage
 from trtllm_hpc.runtime.proxy import OPENAI_KINDS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
+_STOP_SECONDS = 60
+"""For a server's orderly end, before its time limit."""
+_NODE_CHECK_MINUTES = 10
+_DOWNLOAD_CPUS = 2
+_DOWNLOAD_MINUTES = 480
+
 
 @dataclass(frozen=True)
-class Plan:
-    """A run, resolved."""
+class ServePart:
+    """Servers of a run that are alike, and their nodes: what the scripts for them differ in."""
 
-    name: str
-    run_folder: str
-    python: str
-    """Python with this package, outside any container."""
-    task_python: str
-    """Python that runs the runtime in a rank: inside the container, if there is one."""
-    instances: Instances
-    servers: tuple[ServerPlan, ...]
-    """The server of each instance; of a disaggregated run the servers of each phase."""
-    front: FrontPlan | None
-    """What stands in front of the servers of a disaggregated run."""
-    release: str | None
-    """Version of TensorRT-LLM; ``None`` for the reference backend."""
-    engines_folder: str
-    """The cache of built engines."""
-    engine_folder: str
-    """What the server loads: a finished engine, or the run folder's link to one in the cache."""
-    engine_found: str | None
-    """An engine in the cache that makes the build stage needless."""
-    build_steps: tuple[BuildStep, ...]
-    """In order; the output of the last is the engine. Empty when no engine is built."""
-    repository: tuple[RepositoryModel, ...] | RepositoryRecipe
-    """Models with templates of our own (the reference backend), or how to fill upstream's."""
-    all_models: str | None
-    """Where the container has upstream's templates."""
-    stages: tuple[Stage, ...]
-    """In the order of submission."""
-    served_engines: tuple[ServedEngine, ...]
-    """What the preflight checks."""
-    facts: JobFacts
-    notes: tuple[str, ...] = ()
-    """What the user should know, though nothing is wrong."""
-    phase: ServerGroup | None = None
-    """In a plan of ``phases``, the servers whose scripts it is for."""
-
-    @property
-    def layout(self) -> Layout:
-        """How the ranks of one instance are spread."""
-        return self.instances.layout
-
-    @property
-    def allocation(self) -> Layout:
-        """What the serve stage asks for: all instances together, or those of one component."""
-        return self.instances.components[self.component or 0]
-
-    @property
-    def component(self) -> int | None:
-        """The component of a heterogeneous job whose nodes the scripts are for; ``None`` of another job."""
-        if self.phase is not None:
-            return self.phase.component
-        return 0 if len(self.instances.components) > 1 else None
+    cluster: ClusterProfile
+    """As these nodes have it."""
+    layout: Layout
+    """How the ranks of one server are spread."""
+    allocation: Layout
+    """What the serve stage asks for: all servers of the job, or of the component, together."""
+    group: ServerGroup | None = None
+    """The servers, of one phase of a disaggregated run; ``None``: they are all instances."""
+    component: int | None = None
+    """Of a heterogeneous job, whose nodes these are; ``None`` of another job."""
 
     @property
     def preflight(self) -> str:
@@ -85,9 +50,57 @@ class Plan:
         return preflight_step(self.component or 0)
 
     @property
-    def parts(self) -> tuple[Plan, ...]:
-        """The plan as each component of a heterogeneous job has it; of another job the plan itself."""
-        return (self,) if self.component is None else self.phases
+    def rank_script(self) -> str:
+        """The script that each task of a server runs."""
+        return "rank.sh" if self.group is None else f"rank.{self.group.role}.sh"
+
+
+@dataclass(frozen=True)
+class Plan(PlanRecord):
+    """A run, resolved: what its folder keeps, and what only the rendering needs."""
+
+    task_python: str
+    """Python that runs the runtime in a rank: inside the container, if there is one."""
+    instances: Instances
+    servers: tuple[ServerPlan, ...]
+    """The server of each instance; of a disaggregated run the servers of each phase."""
+    front: FrontPlan | None
+    """What stands in front of the servers of a disaggregated run."""
+    engines_folder: str
+    """The cache of built engines."""
+    build_steps: tuple[BuildStep, ...]
+    """In order; the output of the last is the engine. Empty when no engine is built."""
+    repository: tuple[RepositoryModel, ...] | RepositoryRecipe
+    """Models with templates of our own (the reference backend), or how to fill upstream's."""
+    all_models: str | None
+    """Where the container has upstream's templates."""
+    served_engines: tuple[ServedEngine, ...]
+    """What the preflight checks."""
+    facts: JobFacts
+    notes: tuple[str, ...] = ()
+    """What the user should know, though nothing is wrong."""
+
+    @property
+    def layout(self) -> Layout:
+        """How the ranks of one instance are spread."""
+        return self.instances.layout
+
+    @property
+    def parts(self) -> tuple[ServePart, ...]:
+        """The nodes of the serve job: those of each component of a heterogeneous one, else all of them."""
+        components = self.instances.components
+        return self.phases if len(components) > 1 else (ServePart(self.cluster, self.layout, components[0]),)
+
+    @property
+    def phases(self) -> tuple[ServePart, ...]:
+        """The servers of each phase of a disaggregated run, with the nodes that they are on."""
+        components = self.instances.components
+        parts = []
+        for it in self.instances.groups:
+            allocation = components[it.component or 0]
+            cluster = self.cluster.for_phase(it.role)
+            parts.append(ServePart(cluster, it.layout, allocation, it, it.component))
+        return tuple(parts)
 
     @property
     def tries_network(self) -> bool:
@@ -117,7 +130,7 @@ class Plan:
 
     @property
     def server(self) -> ServerPlan:
-        """The server whose scripts this plan is for."""
+        """The server, of a disaggregated run that of the first phase."""
         return self.servers[0]
 
     @property
@@ -137,31 +150,14 @@ class Plan:
         """How often an instance is started again."""
         if not self.has_proxy:
             return 0  # the client knows the server by the address that it began with
-        if self.job.serve.restarts is not None:
-            return self.job.serve.restarts
-        return 3 if self.instances.count > 1 else 0
+        asked = self.job.serve.restarts
+        return (3 if self.instances.count > 1 else 0) if asked is None else asked
 
     @property
     def roles(self) -> str:
         """The servers of each phase of a disaggregated run: ``context:0 generation:1,2``."""
         groups = self.instances.groups
         return " ".join(f"{it.role}:{','.join(str(one.number) for one in it.servers)}" for it in groups)
-
-    @property
-    def phases(self) -> tuple[Plan, ...]:
-        """The plan as each phase of a disaggregated run has it, for its scripts."""
-        groups = self.instances.groups
-        return tuple(
-            replace(
-                self, phase=group, instances=replace(self.instances, layout=group.layout), servers=(server,)
-            )
-            for group, server in zip(groups, self.servers, strict=bool(groups))
-        )
-
-    @property
-    def rank_script(self) -> str:
-        """The script that each task of a server runs."""
-        return "rank.sh" if self.phase is None else f"rank.{self.phase.role}.sh"
 
     @property
     def leaders(self) -> str:
@@ -176,12 +172,8 @@ class Plan:
 
     @property
     def cluster(self) -> ClusterProfile:
-        """The cluster profile, as the phase's nodes have it."""
-        return self.facts.cluster if self.phase is None else self.facts.cluster.for_phase(self.phase.role)
-
-    def stage(self, name: str) -> Stage | None:
-        """The stage of that name, or ``None`` if this run has none."""
-        return next((stage for stage in self.stages if stage.name == name), None)
+        """The cluster profile."""
+        return self.facts.cluster
 
     @property
     def mounts(self) -> tuple[str, ...]:
@@ -216,25 +208,153 @@ class Plan:
     @property
     def record(self) -> PlanRecord:
         """What outlives the rendering, for the run folder."""
-        return PlanRecord(
-            name=self.name,
-            run_folder=self.run_folder,
-            python=self.python,
-            scheduler=self.cluster.scheduler,
-            slurm_conf=self.cluster.slurm_conf,
-            model=self.job.model.path or self.job.model.synthetic,
-            release=self.release,
-            engine_folder=self.engine_folder,
-            engine_found=self.engine_found,
-            causes_folder=self.cluster.causes_folder,
-            stops_server=self.job.stops_server,
-            world_sizes=tuple(self.instances.world_sizes),
-            gpus_per_node=self.layout.gpus_per_node,
-            stages=self.stages,
-        )
+        return PlanRecord(**{it.name: getattr(self, it.name) for it in fields(PlanRecord)})
 
 
 def staged_model(facts: JobFacts, paths: RunPaths) -> str | None:
     """Return where a run's servers find the model on each node's own disk; ``None``: it is not copied."""
     folder, model = facts.cluster.node_models_folder, facts.job.model
     return paths.staged_model(folder, model.path) if model.stage and folder and model.path else None
+
+
+# From a job file and a profile --------------------------------------------------------
+
+
+def make_plan(facts: JobFacts, paths: RunPaths, python: str, *, engines_folder: str | None = None) -> Plan:
+    """Resolve a job file and a profile into a plan, which depends on these arguments only.
+
+    Args:
+        python: the interpreter to use on the nodes when the profile names none.
+        engines_folder: the cache of engines; by default ``engines`` beside the folder of runs.
+
+    The rules have judged both files: what they refuse is not looked for again.
+    """
+    job, cluster = facts.job, facts.cluster
+    backend = backend_of(job)
+    assert facts.unknown_release is None, facts.unknown_release
+    chosen, release, instances = cluster.python or python, facts.release, backend.topology(job, cluster)
+    task_python = chosen if cluster.container.runtime == "none" else cluster.container.python
+    build_steps = backend.build_steps(facts, instances.layout, task_python)
+    served = facts
+    if (staged := staged_model(facts, paths)) is not None:
+        model = job.model.model_copy(update={"path": staged})
+        served = replace(facts, job=job.model_copy(update={"model": model}))
+    servers = []
+    for server in backend.servers(served, instances, paths):
+        environment = {**server.spec.environment, **job.serve.environment}
+        servers.append(replace(server, spec=replace(server.spec, environment=environment)))
+    return Plan(
+        name=job.name,
+        run_folder=str(paths.folder),
+        python=chosen,
+        scheduler=cluster.scheduler,
+        slurm_conf=cluster.slurm_conf,
+        model=job.model.path or job.model.synthetic,
+        release=release.version if release is not None and facts.assumed_release is None else None,
+        engine_folder=job.engine.directory or str(paths.engine),
+        engine_found=None,
+        causes_folder=cluster.causes_folder,
+        stops_server=job.stops_server,
+        world_sizes=tuple(instances.world_sizes),
+        gpus_per_node=instances.layout.gpus_per_node,
+        stages=make_stages(job, cluster, instances, paths, builds=bool(build_steps)),
+        task_python=task_python,
+        instances=instances,
+        servers=tuple(servers),
+        front=backend.front(job),
+        engines_folder=engines_folder or str(paths.folder.parent.parent / "engines"),
+        build_steps=build_steps,
+        repository=backend.repository(served, paths),
+        all_models=cluster.container.all_models
+        or (release.paths.all_models if release is not None else None),
+        served_engines=backend.served_engines(job, paths),
+        facts=facts,
+        notes=backend.notes(facts),
+    )
+
+
+def with_engine(plan: Plan, engine: str) -> Plan:
+    """Return the plan without its build stage: the engine is in the cache."""
+    stages = make_stages(plan.job, plan.cluster, plan.instances, RunPaths(plan.run_folder), builds=False)
+    return replace(plan, engine_found=engine, stages=stages)
+
+
+def with_download(plan: Plan) -> Plan:
+    """Return the plan with a first stage that downloads its model, on nodes without GPUs."""
+    update = {"partition": plan.cluster.download_partition}
+    cluster = plan.cluster.model_copy(update=update | dict.fromkeys(("qos", "reservation", "constraint")))
+    asked = _resources(cluster, one_node(1, 0), _DOWNLOAD_CPUS, None, _DOWNLOAD_MINUTES)
+    first = _stage("download", plan.job, RunPaths(plan.run_folder), asked)
+    after = Dependency("afterok", "download")
+    return replace(plan, stages=(first, *(replace(it, after=(after, *it.after)) for it in plan.stages)))
+
+
+def make_stages(
+    job: JobFile, cluster: ClusterProfile, instances: Instances, paths: RunPaths, *, builds: bool
+) -> tuple[Stage, ...]:
+    """The stages of a run, in the order of submission."""
+    build, serve, companion = job.build, job.serve, job.companion
+    built = (Dependency("afterok", "build"),) if builds else ()
+    stages = []
+    if builds:
+        # TensorRT tunes its kernels on the GPU that will run them.
+        needs_gpu = backend_of(job).needs_gpus and cluster.gpus_per_node > 0
+        one = one_node(1, int(needs_gpu) if build.gpus is None else build.gpus)
+        asked = _resources(cluster, one, build.cpus, build.memory_gib, build.time_limit_minutes)
+        stages.append(_stage("build", job, paths, asked))
+    profiles = [cluster.for_phase(group.role) for group in instances.groups] or [cluster]
+    components = tuple(
+        replace(
+            _resources(profile, on, serve.cpus_per_rank, serve.memory_gib_per_node, serve.time_limit_minutes),
+            tasks_per_node=on.ranks_per_node,
+            exclusive=profile.exclusive,
+            warning_seconds=serve.drain_seconds + _STOP_SECONDS if serve.renew else None,
+        )
+        for profile, on in zip(profiles, instances.components, strict=False)
+    )
+    stages.append(_stage("serve", job, paths, *components, after=built))
+    if companion.enabled and cluster.companion == "job":
+        limits = companion.cpus, companion.memory_gib, companion.time_limit_minutes
+        asked = _resources(cluster, one_node(1, 0), *limits)
+        asked = replace(asked, partition=cluster.companion_partition or cluster.partition)
+        # "after" also holds when the serve job is cancelled before it starts, as
+        # it is when the build fails (sbatch(1), --dependency): so both are named.
+        stages.append(_stage("companion", job, paths, asked, after=(Dependency("after", "serve"), *built)))
+    return tuple(stages)
+
+
+def node_check_stage(job: JobFile, cluster: ClusterProfile, layout: Layout, paths: RunPaths) -> Stage:
+    """The job of ``doctor --on-nodes``: what the serve stage asks for, on few nodes and for ten minutes."""
+    limits = job.serve.cpus_per_rank, job.serve.memory_gib_per_node, _NODE_CHECK_MINUTES
+    asked = _resources(cluster, layout, *limits)
+    asked = replace(asked, tasks_per_node=layout.ranks_per_node, exclusive=cluster.exclusive)
+    return _stage("doctor", job, paths, asked)
+
+
+def _stage(
+    name: str, job: JobFile, paths: RunPaths, *components: Resources, after: tuple[Dependency, ...] = ()
+) -> Stage:
+    return Stage(name, f"{job.name}-{name}", str(paths.batch_log(name)), components, after)
+
+
+def _resources(
+    cluster: ClusterProfile, layout: Layout, cpus_per_task: int, memory_gib: int | None, minutes: int
+) -> Resources:
+    """What every stage asks for on this cluster."""
+    return Resources(
+        nodes=layout.nodes,
+        tasks=layout.world_size,
+        tasks_per_node=None,
+        cpus_per_task=cpus_per_task,
+        minutes=minutes,
+        memory_gib=memory_gib,
+        gpus_per_node=layout.gpus_per_node,
+        gpu_request=cluster.gpu_request,
+        gpu_type=cluster.gpu_type,
+        partition=cluster.partition,
+        account=cluster.account,
+        qos=cluster.qos,
+        reservation=cluster.reservation,
+        constraint=cluster.constraint,
+        options=tuple(cluster.sbatch_options),
+    )

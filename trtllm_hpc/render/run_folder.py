@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import shutil
-import sys
 import time
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
@@ -23,13 +22,7 @@ from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.render.scripts import (
-    RenderedBuild,
-    render_build,
-    render_configurations,
-    render_repository,
-    render_scripts,
-)
+from trtllm_hpc.render.scripts import build_recipe, render_configurations, render_repository, render_scripts
 from trtllm_hpc.runtime.engine_cache.cache import link
 from trtllm_hpc.runtime.lock import Lock, fingerprint, image_facts
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
@@ -41,14 +34,11 @@ if TYPE_CHECKING:
 _ZIPPED = ("__init__.py", "errors.py", "paths.py")
 """Modules beside ``runtime/`` that travel with it; standard library only, like it."""
 
-
 _NOT_NEEDED = ("compiler", "pyext", "testdata", "util", "__pycache__")
 """Parts of protobuf for its own compiler, its compiled forms and its tests."""
 
-
 _ENVIRONMENTS = ("environment", "env_overrides")
 """Keys whose mappings are environment variables."""
-
 
 _REMEDIES = {
     errno.EFBIG: "ulimit -f unlimited, then the same command again: your shell limits the size of files",
@@ -63,14 +53,11 @@ def new_run_folder(runs_folder: Path, name: str) -> RunPaths:
     return RunPaths(runs_folder / f"{name}-{stamp}-{secrets.token_hex(2)}")
 
 
-def write_run(
-    plan: Plan, build: RenderedBuild | None = None, side_outputs: Mapping[str, Path] | None = None
-) -> RunPaths:
+def write_run(plan: Plan, side_outputs: Mapping[str, Path] | None = None) -> RunPaths:
     """Write the run folder of a plan, whole or not at all.
 
-    ``build`` is how the engine is built, where it is rendered already; ``side_outputs`` what else was found
-    in the cache with the engine, by the step that made it. Raises RenderError if a value fits no script, or
-    the folder cannot be made.
+    ``side_outputs`` is what else was found in the cache with the engine, by the step that made it. Raises
+    RenderError if a value fits no script, or the folder cannot be made.
     """
     paths = RunPaths(plan.run_folder)
     os.umask(mask := os.umask(0o077))
@@ -78,14 +65,30 @@ def write_run(
         message = f"The umask of your shell, {mask:04o}, keeps you from your own new files."
         raise RenderError(message, hint="umask 077, then the same command again")
     # All text first: a value that cannot be rendered must not leave a partial folder.
-    if plan.stage("build") is not None:
-        build = build or render_build(plan)
-    scripts = render_scripts(plan, build)
+    scripts, configurations = render_scripts(plan), render_configurations(plan)
     repository = render_repository(plan)
+    recipe = None if plan.stage("build") is None else build_recipe(plan)
     try:
         paths.make_folders()
-        _fill(paths, plan, scripts, repository)
-        _link_engine(paths, plan, build, side_outputs or {})
+        for name, text in scripts.items():
+            write_text(paths.scripts / name, text, mode=0o700)
+        for name, text in repository.items():
+            (paths.repository / name).parent.mkdir(parents=True, exist_ok=True)
+            write_text(paths.repository / name, text)
+        if isinstance(plan.repository, RepositoryRecipe):
+            write_json(paths.repository_recipe, plan.repository.as_json())
+        for name, text in configurations.items():
+            write_text(paths.folder / name, text)
+        write_text(paths.spec, job_yaml(plan.job))
+        write_text(paths.cluster, cluster_yaml(plan.cluster))
+        lock_of(plan).write(paths.lock)
+        write_runtime(paths, protobuf_files() if plan.fills_repository_in_job else None)
+        if recipe is not None:
+            recipe.write(paths.build_recipe)
+        elif plan.engine_found is not None:
+            link(paths.engine, Path(plan.engine_found))
+            for step, output in (side_outputs or {}).items():
+                link(paths.side_output(step), output)
         plan.record.write(paths)  # last: a folder with a plan is a whole run
     except FileExistsError as error:
         if not paths.folder.is_dir():  # it is a folder above that is a file
@@ -100,36 +103,11 @@ def write_run(
     return paths
 
 
-def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict[str, str]) -> None:
-    for name, text in scripts.items():
-        write_text(paths.scripts / name, text, mode=0o700)
-    for name, text in repository.items():
-        target = paths.repository / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_text(target, text)
-    if isinstance(plan.repository, RepositoryRecipe):
-        write_json(paths.repository_recipe, plan.repository.as_json())
-    for name, text in render_configurations(plan).items():
-        write_text(paths.folder / name, text)
-    write_text(paths.spec, job_yaml(plan.job))
-    write_text(paths.cluster, cluster_yaml(plan.cluster))
-    lock_of(plan).write(paths.lock)
+def write_runtime(paths: RunPaths, further: Mapping[str, bytes] | None = None) -> None:
+    """Write what :func:`runtime_zipapp` returns, executable, to its place in a run folder."""
     with write_aside(paths.runtime) as aside:
-        aside.write_bytes(runtime_zipapp(protobuf_files() if plan.fills_repository_in_job else None))
+        aside.write_bytes(runtime_zipapp(further))
         aside.chmod(0o700)
-
-
-def _link_engine(
-    paths: RunPaths, plan: Plan, build: RenderedBuild | None, side_outputs: Mapping[str, Path]
-) -> None:
-    """Write the recipe that the build stage reads, or links to the outputs that are in the cache."""
-    if plan.stage("build") is not None and build is not None:
-        build.recipe.write(paths.build_recipe)
-        return
-    if plan.engine_found is not None:
-        link(paths.engine, Path(plan.engine_found))
-    for step, output in side_outputs.items():
-        link(paths.side_output(step), output)
 
 
 def lock_of(plan: Plan) -> Lock:
@@ -214,9 +192,3 @@ def protobuf_files() -> dict[str, bytes]:
     # The licence must come with every copy.
     text = metadata.distribution("protobuf").read_text("LICENSE")
     return files | ({f"{VENDORED}/google/protobuf/LICENSE": text.encode()} if text else {})
-
-
-def default_python() -> str:
-    """The interpreter that runs this command; jobs use it unless the profile names another."""
-    # Not resolved: a virtual environment's python is a link, and its place is its meaning.
-    return str(Path(sys.executable).absolute())

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from trtllm_hpc import __version__
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.plan.model import Plan, ServePart
 from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.runtime.engine_cache.build_recipe import BuildRecipe
 from trtllm_hpc.runtime.front import FRONT_RESTARTS
@@ -24,64 +24,41 @@ _MARGIN_S = 60
 """Seconds before the job's time limit at which a wait for another build ends, to leave time to report it."""
 
 
-@dataclass(frozen=True)
-class RenderedBuild:
-    """How the engine is built."""
-
-    script: str
-    """Text of ``build.sh``."""
-    recipe: BuildRecipe
-    """What the engine cache builds, or looks for."""
-
-
-def render_build(plan: Plan) -> RenderedBuild | None:
-    """Render ``build.sh`` and make the recipe; ``None`` if the plan has no build steps."""
+def build_recipe(plan: Plan) -> BuildRecipe | None:
+    """Return what the engine cache builds with ``build.sh``, or looks for; ``None`` if no engine is built."""
     if not plan.build_steps:
         return None
-    script = _script(plan, "build.sh.j2")
-    limit_s = plan.job.build.time_limit_minutes * 60
-    recipe = BuildRecipe(
-        engines_folder=plan.engines_folder,
-        steps=plan.build_steps,
-        model_path=plan.job.model.path,
-        tensorrt_llm=plan.release,
-        compute_capability=plan.cluster.compute_capability,
-        script_sha256=hashlib.sha256(script.encode()).hexdigest(),
-        wait_seconds=max(limit_s - _MARGIN_S, limit_s / 2),
-        about=_about(plan),
-    )
-    return RenderedBuild(script, recipe)
-
-
-def _about(plan: Plan) -> dict[str, str]:
-    """The engine's description in tables of engines."""
-    engine, model = plan.job.engine, plan.job.model
+    engine, model, limit_s = plan.job.engine, plan.job.model, plan.job.build.time_limit_minutes * 60
     layout = {"tp": engine.tensor_parallel, "pp": engine.pipeline_parallel, "cp": engine.context_parallel}
     parts = [f"{name} {count}" for name, count in layout.items() if count > 1 or name == "tp"]
-    return {
-        "model": model.path.rstrip("/").rpartition("/")[2] if model.path else f"synthetic {model.synthetic}",
-        "backend": engine.backend,
-        "version": plan.release or __version__,
-        "layout": " ".join(parts),
-    }
+    return BuildRecipe(
+        engines_folder=plan.engines_folder,
+        steps=plan.build_steps,
+        model_path=model.path,
+        tensorrt_llm=plan.release,
+        compute_capability=plan.cluster.compute_capability,
+        script_sha256=hashlib.sha256(_script(plan, "build.sh.j2").encode()).hexdigest(),
+        wait_seconds=max(limit_s - _MARGIN_S, limit_s / 2),
+        # The engine's description in tables of engines.
+        about={
+            "model": (model.path or f"synthetic {model.synthetic}").rstrip("/").rpartition("/")[2],
+            "backend": engine.backend,
+            "version": plan.release or __version__,
+            "layout": " ".join(parts),
+        },
+    )
 
 
-def render_scripts(plan: Plan, build: RenderedBuild | None = None) -> dict[str, str]:
-    """Return the text of every script of the run, by its name in ``scripts/``.
-
-    Args:
-        build: the plan's, where it is rendered already.
-    """
+def render_scripts(plan: Plan) -> dict[str, str]:
+    """Return the text of every script of the run, by its name in ``scripts/``."""
     scripts = {f"{stage.name}.sbatch": _script(plan, f"{stage.name}.sbatch.j2") for stage in plan.stages}
     if plan.stage("build") is not None:
-        build = build or render_build(plan)
-        assert build is not None, "a plan with a build stage has build steps"
-        scripts["build.sh"] = build.script
+        scripts["build.sh"] = _script(plan, "build.sh.j2")
     for group, phase in zip(plan.instances.groups, plan.phases, strict=True):
-        scripts[phase.rank_script] = _script(phase, "rank.sh.j2")
-        scripts[f"instance.{group.role}.sh"] = _script(phase, "instance.sh.j2", "serve")
+        scripts[phase.rank_script] = _script(plan, "rank.sh.j2", part=phase)
+        scripts[f"instance.{group.role}.sh"] = _script(plan, "instance.sh.j2", "serve", part=phase)
     if not plan.phases:
-        scripts[plan.rank_script] = _script(plan, "rank.sh.j2")
+        scripts[plan.parts[0].rank_script] = _script(plan, "rank.sh.j2")
     if plan.cluster.scheduler == "slurm" and plan.backend.uses_mpi:
         scripts["mpirun.sh"] = _script(plan, "mpirun.sh.j2")
     name = "servers.sh.j2" if plan.phases else "instance.sh.j2"
@@ -116,14 +93,17 @@ def render_node_checks(plan: Plan) -> dict[str, str]:
     return {name: _script(plan, f"{name}.j2") for name in ("doctor.sbatch", "mpirun.sh")}
 
 
-def _script(plan: Plan, template: str, stage: str | None = None, node: int = 0) -> str:
+def _script(
+    plan: Plan, template: str, stage: str | None = None, *, part: ServePart | None = None, node: int = 0
+) -> str:
+    """Render a script of a stage, by default the one that begins its name, for all nodes or for a part."""
     return render_template(
         f"scripts/{template}",
         plan=plan,
         job=plan.job,
-        cluster=plan.cluster,
-        layout=plan.layout,
-        container=plan.cluster.container,
+        part=part or plan.parts[0],
+        cluster=plan.cluster if part is None else part.cluster,
+        layout=plan.layout if part is None else part.layout,
         paths=RunPaths(plan.run_folder),
         version=__version__,
         stage=plan.stage(stage or template.partition(".")[0]),
@@ -141,9 +121,7 @@ def _script(plan: Plan, template: str, stage: str | None = None, node: int = 0) 
 def render_repository(plan: Plan) -> dict[str, str]:
     """Return the text of every file in ``repository/``, by name, for models with templates of our own."""
     files: dict[str, str] = {}
-    if isinstance(plan.repository, RepositoryRecipe):
-        return files
-    for model in plan.repository:
+    for model in () if isinstance(plan.repository, RepositoryRecipe) else plan.repository:
         files[f"{model.name}/config.pbtxt"] = render_template(model.config_template, **model.values)
         # Triton wants a version folder even where it is empty (an ensemble's).
         files[f"{model.name}/1/model.py" if model.source else f"{model.name}/1/.keep"] = model.source

@@ -13,7 +13,7 @@ from trtllm_hpc.runs.guests import ProxyClient
 from trtllm_hpc.runs.status import RunStatus, StageStatus
 
 if TYPE_CHECKING:
-    from trtllm_hpc.engine_cache.lookup import CachedEngine
+    from trtllm_hpc.engine_cache import CachedEngine
 
 _STYLES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "NOT SUBMITTED": "dim"}
 

@@ -95,10 +95,8 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
     if exit_signal in set(signal.Signals) and not _has_root(candidates):
         script = _without_log(causes()["batch-script-killed"], {"signal": f"signal {exit_signal}"})
         candidates.append(Candidate(script, Certainty.JOB_STATE))
-    of_state = cause_of_state(failure.state)
-    if exit_signal == NO_OUTPUT_FILE:
-        of_state = causes()["slurm-output-file"]
-    if of_state is not None:
+    no_output = exit_signal == NO_OUTPUT_FILE
+    if of_state := causes()["slurm-output-file"] if no_output else cause_of_state(failure.state):
         candidates.append(Candidate(_without_log(of_state, {}), Certainty.JOB_STATE))
     if not candidates and failure.state == INTERRUPTED.name:
         following = f"trtllm-hpc resume {call_name(run.paths)} --wait submits its scripts"
@@ -145,10 +143,9 @@ def _said(paths: RunPaths, stage: str, reported: str, errors: Sequence[Finding |
 
 def _look_at(paths: RunPaths, log: LogFile) -> str:
     """Return the command that shows the end of a log."""
-    options = f"--stage {log.step.partition('.')[0]}" if log.rank is None else f"--rank {log.rank}"
-    if log.rank is not None and log.step != "serve":
-        options = f"--stage {log.step.partition('.')[0]} {options}"
-    return f"trtllm-hpc logs {call_name(paths)} {options} --tail 50"
+    stage = f" --stage {log.step.partition('.')[0]}" if log.rank is None or log.step != "serve" else ""
+    rank = "" if log.rank is None else f" --rank {log.rank}"
+    return f"trtllm-hpc logs {call_name(paths)}{stage}{rank} --tail 50"
 
 
 def _unknown(paths: RunPaths, logs: list[LogFile], job_id: str | None) -> Finding:
@@ -158,13 +155,6 @@ def _unknown(paths: RunPaths, logs: list[LogFile], job_id: str | None) -> Findin
         following = f"sacct -j {job_id} shows where it ran" if job_id else f"ls {paths.logs}"
         return Finding.without_log(UNKNOWN, "The job has written no log", following)
     lines = [line[:300] for line in last_lines(log.path, 4 * _LAST_LINES) if line.strip()]
-    return Finding(
-        UNKNOWN,
-        Kind.ROOT,
-        f"Not known: no line of the logs names a cause. The last lines of {log.name}:",
-        _look_at(paths, log),
-        str(log.path),
-        None,
-        log.rank,
-        "\n".join(lines[-_LAST_LINES:]),
-    )
+    sentence = f"Not known: no line of the logs names a cause. The last lines of {log.name}:"
+    text = "\n".join(lines[-_LAST_LINES:])
+    return Finding(UNKNOWN, Kind.ROOT, sentence, _look_at(paths, log), str(log.path), None, log.rank, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,19 +10,17 @@ from typing import NamedTuple
 
 from trtllm_hpc.config.diagnostics import path_refused
 from trtllm_hpc.config.files import default_profile
-from trtllm_hpc.engine_cache.lookup import CachedEngine, lookup
+from trtllm_hpc.engine_cache import CachedEngine, lookup
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, engines_folder
-from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.plan.resolve import make_plan, with_download, with_engine
-from trtllm_hpc.render.run_folder import default_python, lock_of, new_run_folder, write_run
-from trtllm_hpc.render.scripts import render_build
+from trtllm_hpc.plan.model import Plan, make_plan, with_download, with_engine
+from trtllm_hpc.render.run_folder import lock_of, new_run_folder, write_run
+from trtllm_hpc.render.scripts import build_recipe
 from trtllm_hpc.runs.hub import download, locator, runs_folder
 from trtllm_hpc.runtime.lock import changes, shown
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
-from trtllm_hpc.validation.load import load, load_cluster, read_lock
+from trtllm_hpc.validation.load import load, read_lock
 
 Warn = Callable[[str], object]
 """Receives each warning about a job, one line or more, before anything is written."""
@@ -50,15 +49,6 @@ class JobSource(NamedTuple):
         return cls(Path(job), default_profile(cluster), settings, None if runs is None else Path(runs))
 
 
-class CreatedRun(NamedTuple):
-    """A run whose folder is written."""
-
-    plan: Plan
-    paths: RunPaths
-    engine: CachedEngine | None
-    """Result of the search in the engine cache; ``None`` if the run needs no engine from it."""
-
-
 @contextmanager
 def plan_run(source: JobSource, *, command: str) -> Iterator[Plan]:
     """Load and plan a job; ``command`` is the ``trtllm-hpc`` command that errors advise the user to repeat.
@@ -85,18 +75,18 @@ def plan_facts(facts: JobFacts, paths: RunPaths, runs: Path) -> Plan:
     """
     engines = str(engines_folder(facts.cluster.engines_folder, runs))
     refuse_folder_names(paths.folder, engines, facts.cluster)
-    return make_plan(
-        facts,
-        paths,
-        default_python(),
-        engines_folder=engines,
-    )
+    # Not resolved: a virtual environment's python is a link, and its place is its meaning.
+    python = str(Path(sys.executable).absolute())
+    return make_plan(facts, paths, python, engines_folder=engines)
 
 
 def create_run(
     source: JobSource, *, check: Callable[[Plan], Iterable[str]], warn: Warn, command: str
-) -> CreatedRun:
+) -> tuple[RunPaths, CachedEngine | None]:
     """Load and plan a job and write its run folder; nothing is written if anything is wrong.
+
+    Returns the folder's paths, and what the search in the engine cache has found; ``None`` if the run needs
+    no engine from it.
 
     ``check`` returns warnings about the plan, or raises, before the folder is made; ``warn`` receives them
     and the plan's notes. Then a hub's model is downloaded, or left to a stage. The other arguments and the
@@ -114,41 +104,30 @@ def create_run(
         return write_planned(plan, downloads=is_left)
 
 
-def write_planned(plan: Plan, *, downloads: bool = False) -> CreatedRun:
+def write_planned(plan: Plan, *, downloads: bool = False) -> tuple[RunPaths, CachedEngine | None]:
     """Write the run folder of a plan, without a build if the engine is in the cache. Raises RenderError.
 
-    With ``downloads`` the run's first stage downloads its model. The run is registered as a user of its
-    engine, which ``engines prune`` keeps then.
+    Returns as :func:`create_run`. With ``downloads`` the run's first stage downloads its model. The run is
+    registered as a user of its engine, which ``engines prune`` keeps then.
     """
     folder = Path(plan.run_folder)
-    build = render_build(plan)
-    engine = None if build is None else lookup(build.recipe)
-    if engine is not None and not all([entry.register(folder) for entry in engine.entries]):
-        engine = CachedEngine("unknown", reason="another process is removing it right now")
-    plan = _with_found(plan, engine)
+    plan, engine = search_cache(plan, folder)
     plan = with_download(plan) if downloads else plan
     outputs = [] if engine is None else list(engine.outputs.items())
-    paths = write_run(plan, build, {step: Path(output) for step, output in outputs[:-1]})
+    paths = write_run(plan, {step: Path(output) for step, output in outputs[:-1]})
     for entry in () if engine is None else engine.entries:
         entry.register(folder)  # again: from now on a run without a folder is gone
-    return CreatedRun(plan, paths, engine)
+    return paths, engine
 
 
-def _with_found(plan: Plan, engine: CachedEngine | None) -> Plan:
-    """Return the plan, without its build stage if the engine was found."""
+def search_cache(plan: Plan, run: Path | None = None) -> tuple[Plan, CachedEngine | None]:
+    """Return the plan, without its build stage if the engine is in the cache, and what the search has found.
+
+    ``run`` is a run folder to be registered as a user of the engine.
+    """
+    recipe = build_recipe(plan)
+    engine = None if recipe is None else lookup(recipe)
+    if engine is not None and run is not None and not all([it.register(run) for it in engine.entries]):
+        engine = CachedEngine("unknown", reason="another process is removing it right now")
     outputs = () if engine is None else tuple(engine.outputs.values())
-    return with_engine(plan, outputs[-1]) if outputs else plan
-
-
-def check_context(source: JobSource) -> Context:
-    """Return what ``doctor`` checks of a job, its cluster and this machine. Raises as :func:`plan_run`."""
-    with plan_run(source, command="doctor") as plan:
-        build = render_build(plan)
-        return Context.of_plan(_with_found(plan, None if build is None else lookup(build.recipe)))
-
-
-def cluster_context(cluster: str, settings: Sequence[str], runs: Path | None) -> Context:
-    """Return what ``doctor`` checks without a job file: the cluster and this machine."""
-    profile = load_cluster(cluster, tuple(settings))
-    folder = (runs or runs_folder(profile)).absolute()
-    return Context(profile, folder, engines_folder(profile.engines_folder, folder))
+    return with_engine(plan, outputs[-1]) if outputs else plan, engine

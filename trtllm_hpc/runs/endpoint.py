@@ -52,12 +52,9 @@ def endpoint_of(
     while True:
         endpoint = Endpoint.read(run.endpoint)
         left_s = wait_seconds - (time.monotonic() - started)
-        why = (
-            _damage(run)
-            if endpoint is None
-            else not_ready(endpoint, max(1.0, min(left_s, _HEALTH_TIMEOUT_S)))
-        )
-        if endpoint is not None and why is None:
+        if endpoint is None:
+            why = _damage(run)
+        elif (why := not_ready(endpoint, max(1.0, min(left_s, _HEALTH_TIMEOUT_S)))) is None:
             return endpoint
         end, waited_s = serve_end(run), time.monotonic() - started
         if end is not None and waited_s >= min(wait_seconds, _SETTLE_S):
@@ -138,8 +135,8 @@ def _refuse_ended(run: RunPaths) -> None:
         if stage.stage in deciding and stage.final and not (stage.ok and stage.stage == "build"):
             if stage.ok:
                 raise _already_ended(run)
-            kind: type[TrtllmHpcError] = BuildFailed if stage.stage == "build" else StartFailed
-            kind = {"CANCELLED": RunCancelled, "LOST": JobLost}.get(stage.state, kind)
+            kinds: dict[str, type[TrtllmHpcError]] = {"CANCELLED": RunCancelled, "LOST": JobLost}
+            kind = kinds.get(stage.state, BuildFailed if stage.stage == "build" else StartFailed)
             message = f"Run {run.run_id} has no server: stage {stage.stage} {stage.sentence}."
             raise kind(message, hint=f"trtllm-hpc logs {call_name(run)}")
 

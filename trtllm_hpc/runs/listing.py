@@ -6,7 +6,7 @@ How a run ended is kept in its folder (``ended.json``), so thousands of old runs
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runs.find import created_at_of, list_runs
 from trtllm_hpc.runs.status import (
     RunState,
@@ -26,9 +26,8 @@ from trtllm_hpc.runs.status import (
     status_of,
     watched_jobs,
 )
-from trtllm_hpc.runtime.records import JsonRecord, known_fields
-from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.watcher import JobWatcher
+from trtllm_hpc.runtime.records import known_fields
+from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 
 _LOCAL = "local"
 """In place of a cluster's ``slurm.conf``: the runs of this machine."""
@@ -69,18 +68,6 @@ class ListedRun:
     """Whether a job of the run is in the queue or runs."""
 
 
-@dataclass(frozen=True)
-class _Ended(JsonRecord):
-    """What ``ended.json`` holds."""
-
-    token: str
-    """Of the submission that ended so: a resumed run has another one."""
-    events: int
-    """Bytes in the run's event files then: a stage that was run again by hand adds to them."""
-    run: dict[str, Any]
-    """The row of the list."""
-
-
 def listed_runs(
     runs_folder: Path,
     *,
@@ -93,8 +80,8 @@ def listed_runs(
     ``reasons``: read the logs of those that have failed; ``warn`` receives a sentence about each cluster that
     does not answer, whose runs have the state ``None``.
     """
-    runs = [(RunSnapshot(paths), created_at_of(paths)) for paths in list_runs(runs_folder)]
-    created = {run: at for run, at in runs if at is not None}
+    paths = list_runs(runs_folder)
+    created = {RunSnapshot(it): at for it in paths if (at := created_at_of(it)) is not None}
     rows: dict[RunSnapshot, ListedRun] = {}
     clusters: dict[str | None, list[RunSnapshot]] = {}
     for run, created_at in created.items():
@@ -113,20 +100,23 @@ def listed_runs(
         for run in asked:
             stages = stages_of(run, watcher, mode="cache", queued=queued)
             rows[run] = _row(run, created[run], stages, reasons=reasons)
-    in_order = [rows[run] for run in created if run in rows]
-    return [row for row in in_order if not states or row.state in states]
+    return [rows[run] for run in created if not states or rows[run].state in states]
 
 
 def _remembered(run: RunSnapshot, created_at: float) -> ListedRun | None:
-    ended, record = _Ended.read(run.paths.ended), run.submission
-    if ended is None or record is None:
-        return None
-    if (ended.token, ended.events) != (record.token, _event_bytes(run.paths)):
-        return None
-    # The folder may have another name now.
-    here = {"run_id": run.paths.run_id, "folder": str(run.paths.folder), "created_at": created_at}
-    row = ListedRun(**{**known_fields(ListedRun, ended.run), **here})
-    return replace(row, state=None if row.state is None else RunState(row.state))
+    """Return the row that was kept, if nothing has happened since.
+
+    A resumed run has another token, and a stage that was run again by hand adds to the events.
+    """
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # no such file, or damaged
+        ended: Any = read_json(run.paths.ended)
+        token = None if run.submission is None else run.submission.token
+        if token is not None and (ended["token"], ended["events"]) == (token, _event_bytes(run.paths)):
+            # The folder may have another name now.
+            here = {"run_id": run.paths.run_id, "folder": str(run.paths.folder), "created_at": created_at}
+            row = ListedRun(**{**known_fields(ListedRun, ended["run"]), **here})
+            return replace(row, state=None if row.state is None else RunState(row.state))
+    return None
 
 
 def _event_bytes(paths: RunPaths) -> int | None:
@@ -156,9 +146,12 @@ def _row(
     """Return the row of a run, and keep it if the run has ended; ``stages``: ``None`` if they are unknown."""
     state = None if stages is None else state_of(run, stages)
     stages = stages or []
-    settled = (
-        state is not None and is_settled(state, stages) and (not run.is_local or _ended_here(run, stages))
-    )
+    settled = state is not None and is_settled(state, stages)
+    if settled and run.is_local:  # processes on other machines cannot be seen
+        here = socket.gethostname()
+        begun = {it.stage: it.data.get("host") for it in run.all_events if it.name == "stage_begin"}
+        over = {it.stage for it in run.all_events if it.name in ("stage_end", "stage_cancelled")}
+        settled = all(it.stage in over or begun.get(it.stage, here) == here for it in stages)
     endpoint = None if state is None or state.final else run.endpoint
     ends = [stage.times.ended_at for stage in stages if stage.times.ended_at is not None]
     status = status_of(run, stages) if reasons and state in _FAILED else None
@@ -181,13 +174,6 @@ def _row(
     # Slurm may have a job yet of a submission that did not come to its end.
     if settled and run.submission is not None and run.submission.complete and size is not None:
         with suppress(OSError):  # a run whose folder cannot be written is looked up again the next time
-            _Ended(run.submission.token, size, asdict(row)).write(run.paths.ended)
+            ended = {"token": run.submission.token, "events": size, "run": asdict(row)}
+            write_json(run.paths.ended, ended)
     return row
-
-
-def _ended_here(run: RunSnapshot, stages: Iterable[StageStatus]) -> bool:
-    """Return whether a local run's processes have ended: those on other machines cannot be seen."""
-    here = socket.gethostname()
-    begun = {it.stage: it.data.get("host") for it in run.all_events if it.name == "stage_begin"}
-    ended = {it.stage for it in run.all_events if it.name in ("stage_end", "stage_cancelled")}
-    return all(stage.stage in ended or begun.get(stage.stage, here) == here for stage in stages)

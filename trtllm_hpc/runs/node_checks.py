@@ -1,4 +1,4 @@
-"""``doctor --on-nodes``: submit the checks' job, wait for what it finds, and leave nothing behind."""
+"""``doctor --on-nodes``: a small job that looks at a plan's image and nodes, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import Diagnostic, SubmissionError, fail
+from trtllm_hpc.layout import Instances, Layout
 from trtllm_hpc.logs.reading import last_lines
-from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
-from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.plan.node_checks import node_check_plan, wanted_of
-from trtllm_hpc.render.run_folder import runtime_zipapp
+from trtllm_hpc.paths import RunPaths, write_json, write_text
+from trtllm_hpc.plan.model import Plan, node_check_stage
+from trtllm_hpc.render.run_folder import write_runtime
 from trtllm_hpc.render.scripts import render_configurations, render_node_checks
 from trtllm_hpc.runs.create import JobSource, plan_run
 from trtllm_hpc.runs.submit import require_scheduler
 from trtllm_hpc.runtime.engine_cache.shared_files import remove
 from trtllm_hpc.runtime.front import with_addresses
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.node_checks import PARTS
 from trtllm_hpc.runtime.node_checks.exchange import Wanted, read_found
 from trtllm_hpc.runtime.served_model import AUTH_KEY
+from trtllm_hpc.runtime.server_spec import ServerSpec, expand
 from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
 from trtllm_hpc.scheduler.local import StageScript
-from trtllm_hpc.scheduler.slurm import Slurm
+from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 from trtllm_hpc.scheduler.states import LOST, parse_state
-from trtllm_hpc.scheduler.watcher import JobWatcher
 
 Show = Callable[[str], object]
 """Receives a sentence on how far the job has come, when that changes."""
@@ -42,6 +43,9 @@ _END_S = 60.0
 """Bound on the end of a job that is cancelled."""
 _STATES = ("ok", "unknown", "warn", "fail")
 _LOG_LINES = 3
+_YAML = "1/model.yaml"
+_ADDRESS = {"address": "127.0.0.1", "port": 8000}
+"""Stands for the address that a server gets in its job."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,11 @@ def check_on_nodes(
             found = read_found(paths)
             facts = {one.part: one.facts for one in reversed(found)}
             findings = [it for one in found for it in one.diagnostics] + _missing(paths, checked, facts, info)
-            return NodeReport(tuple(_worst(findings)), wanted, facts, plan.cluster)
+            worst: dict[str, Diagnostic] = {}  # by check: several tasks have looked
+            for it in findings:
+                if it.code not in worst or _STATES.index(it.state) > _STATES.index(worst[it.code].state):
+                    worst[it.code] = it
+            return NodeReport(tuple(worst.values()), wanted, facts, plan.cluster)
         finally:
             if keep:
                 show(f"scripts and logs are in {paths.folder}")
@@ -117,11 +125,82 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
         # As the run's own: any free port, and a key.
         front = with_addresses(plan.front.configuration, servers, 0) | {AUTH_KEY: "0" * 43}
         write_json(paths.front_started, front)
-    with write_aside(paths.runtime) as aside:
-        aside.write_bytes(runtime_zipapp())
-        aside.chmod(0o700)
+    write_runtime(paths)
     paths.heartbeat.touch()
     wanted.write(paths.node_checks)
+
+
+# What is looked at ------------------------------------------------------------------------
+
+
+def node_check_plan(plan: Plan, nodes: int) -> Plan:
+    """Return the plan of the checks' job: two ranks on one node, or one on each of two.
+
+    On a cluster with nodes for each phase it runs on those of the context phase.
+    """
+    facts = replace(plan.facts, cluster=plan.facts.cluster.for_phase("context"))
+    per_node = 2 // nodes
+    gpus = min(per_node, facts.cluster.gpus_per_node) if plan.layout.gpus_per_node else 0
+    layout = Layout(world_size=2, nodes=nodes, ranks_per_node=per_node, gpus_per_node=gpus)
+    stage = node_check_stage(facts.job, facts.cluster, layout, RunPaths(plan.run_folder))
+    return replace(plan, facts=facts, instances=Instances(1, 1, layout), stages=(stage,))
+
+
+def wanted_of(plan: Plan, checked: Plan) -> Wanted:
+    """Return what the job is to look at.
+
+    Args:
+        plan: the job file's own.
+        checked: what :func:`node_check_plan` made of it.
+    """
+    cluster, layout = checked.cluster, checked.layout
+    models = plan.repository.models if isinstance(plan.repository, RepositoryRecipe) else ()
+    front_file = f"--config_file={RunPaths(plan.run_folder).front_started}"
+    return Wanted(
+        release=plan.release,
+        has_tensorrt_llm=plan.backend.release_use != "none",
+        programs=[list(words) for words in _programs(plan)],
+        launcher=plan.server.spec.launcher,
+        serve={role: expand(spec.leader[1:], _ADDRESS) for role, spec in _serve_specs(plan)},
+        model_yaml=next((text for it in models for name, text in it.files.items() if name == _YAML), None),
+        front=[] if plan.front is None else [*plan.front.command[1:], front_file],
+        gpus_per_node=layout.gpus_per_node if cluster.gpu_request != "none" else 0,
+        ranks=layout.world_size,
+        nodes=layout.nodes,
+        tries_network=checked.tries_network,
+        network_interface=cluster.network_interface,
+        haproxy=cluster.haproxy if plan.has_proxy else None,
+        mpi=None if cluster.mpi == "mpirun" else cluster.mpi,
+    )
+
+
+def _serve_specs(plan: Plan) -> Iterator[tuple[str, ServerSpec]]:
+    """Yield each ``trtllm-serve`` with the phase that it computes."""
+    roles = [group.role for group in plan.instances.groups] or ["serve"]
+    for role, server in zip(roles, plan.servers, strict=True):
+        if server.spec.driver == "openai" and plan.backend.release_use != "none":
+            yield role, server.spec
+
+
+def _programs(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Yield the program and the options, without values, of every command line in the image."""
+    commands = (command for step in plan.build_steps for command in step.commands)
+    for arguments in commands:
+        words = [word for word in arguments if isinstance(word, str)]
+        count = 2 if PurePath(words[0]).name.startswith("python") else 1
+        if words[count - 1] != str(RunPaths(plan.run_folder).runtime):  # not upstream's
+            yield (*words[:count], *(word for word in words[count:] if word.startswith("--")))
+    for _, spec in _serve_specs(plan):
+        yield (spec.leader[0], "serve", *_options(spec))
+    if plan.front is not None:
+        name, command, *options = plan.front.command
+        yield (name, command, *options, "--config_file")
+    elif plan.server.spec.driver == "triton" and plan.backend.release_use != "none":
+        yield (plan.cluster.triton.server, *_options(plan.server.spec))
+
+
+def _options(spec: ServerSpec) -> list[str]:
+    return [word for word in spec.leader[1:] if word.startswith("--")]
 
 
 # The job ----------------------------------------------------------------------------------
@@ -137,7 +216,14 @@ def _run(watcher: JobWatcher, paths: RunPaths, show: Show) -> JobInfo | None:
         try:
             return _wait(watcher, job, paths, show)
         finally:
-            _end(watcher, job)
+            with suppress(SubmissionError):
+                watcher.slurm.cancel([job])
+                until = time.monotonic() + _END_S
+                while time.monotonic() < until:  # it writes into the folder until it has ended
+                    info = watcher.job_infos([job], mode="force").get(job)
+                    if info is None or info.state.final:
+                        break
+                    time.sleep(_LOOK_S)
 
 
 @contextmanager
@@ -187,29 +273,7 @@ def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, show: Show) -> JobI
     return None
 
 
-def _end(watcher: JobWatcher, job: RunJob) -> None:
-    """Cancel the job and wait until it has ended: it writes into the folder until then."""
-    with suppress(SubmissionError):
-        watcher.slurm.cancel([job])
-        until = time.monotonic() + _END_S
-        while time.monotonic() < until:
-            info = watcher.job_infos([job], mode="force").get(job)
-            if info is None or info.state.final:
-                return
-            time.sleep(_LOOK_S)
-
-
 # What was found ---------------------------------------------------------------------------
-
-
-def _worst(findings: Collection[Diagnostic]) -> Iterator[Diagnostic]:
-    """Yield one diagnostic for each check: of several tasks, the worst."""
-    checks: dict[str, Diagnostic] = {}
-    for one in findings:
-        before = checks.get(one.code)
-        if before is None or _STATES.index(one.state) > _STATES.index(before.state):
-            checks[one.code] = one
-    yield from checks.values()
 
 
 def _missing(

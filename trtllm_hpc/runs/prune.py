@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from trtllm_hpc.engine_cache.contents import list_entries
+from trtllm_hpc.engine_cache import list_entries
 from trtllm_hpc.errors import SubmissionError, TrtllmHpcError
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import SWEEPS, RunPaths
@@ -29,16 +29,6 @@ _LEFT = "was left by an interrupted removal"
 
 
 @dataclass(frozen=True)
-class Selection:
-    """What to remove, beside what killed commands have left, which always goes."""
-
-    names: tuple[str, ...] = ()
-    """These and nothing else."""
-    older_than_s: float | None = None
-    """What ended, or was last used, longer ago."""
-
-
-@dataclass(frozen=True)
 class Pruned:
     """One run, sweep, engine or model that was chosen."""
 
@@ -53,19 +43,22 @@ class Pruned:
     """Why it stays; ``None``: it goes."""
 
 
-def _choose(found: Iterable[tuple[float, Pruned]], selection: Selection, verb: str) -> list[Pruned]:
-    """Return what a selection chooses; ``verb`` says what happened at the time that stands before each.
+def _choose(
+    found: Iterable[tuple[float, Pruned]], verb: str, older_than_s: float | None, names: Sequence[str] = ()
+) -> list[Pruned]:
+    """Return those of these names and nothing else; without names what is older, and what has a ``why``.
 
-    What has a ``why`` is of no use to anybody.
+    ``verb`` says what happened at the time that stands before each. What has a ``why`` is of no use to
+    anybody: killed commands have left it.
     """
     chosen, now = [], time.time()
     for last, it in sorted(found, key=lambda pair: -pair[0]):
         age_s = now - last
-        if selection.names:
-            chosen += [replace(it, why="is named")] if it.name in selection.names else []
+        if names:
+            chosen += [replace(it, why="is named")] if it.name in names else []
         elif it.why:
             chosen.append(it)
-        elif selection.older_than_s is not None and age_s > selection.older_than_s:
+        elif older_than_s is not None and age_s > older_than_s:
             ago = f"{age_s / 86400:.0f} days" if age_s >= 2 * 86400 else f"{age_s / 3600:.0f} h"
             chosen.append(replace(it, why=f"{verb} {ago} ago"))
     return chosen
@@ -74,8 +67,10 @@ def _choose(found: Iterable[tuple[float, Pruned]], selection: Selection, verb: s
 # Engines and models -------------------------------------------------------------------
 
 
-def prune_engines(cache: Cache, selection: Selection, *, remove_them: bool = False) -> list[Pruned]:
-    """Choose engines, and with ``remove_them`` remove them.
+def prune_engines(
+    cache: Cache, names: Sequence[str] = (), older_than_s: float | None = None, *, remove_them: bool = False
+) -> list[Pruned]:
+    """Choose engines of these names, or last used longer ago, and with ``remove_them`` remove them.
 
     An engine that is being built, or used by an active run, stays. What killed builds have left, and broken
     engines, are always chosen.
@@ -83,26 +78,25 @@ def prune_engines(cache: Cache, selection: Selection, *, remove_them: bool = Fal
     found = [
         (row.last_used or 0.0, Pruned(row.name, row.folder, row.bytes, leftover))
         for row in list_entries(cache)
-        if row.state in ("whole", "broken", "half-built") or row.name in selection.names
+        if row.state in ("whole", "broken", "half-built") or row.name in names
         for leftover in ["" if row.state == "whole" else f"is {row.state}"]
     ]
-    chosen = _choose(found, selection, "was last used")
+    chosen = _choose(found, "was last used", older_than_s, names)
     done = [_pruned_entry(it, "built", is_active, remove_it=remove_them) for it in chosen]
     if remove_them:
-        for use in (use for entry in cache.entries() for use in entry.uses()):
-            if is_active(use) is None:
-                remove(use.file)  # so that later calls need not ask for its run again
+        for use in (use for entry in cache.entries() for use in entry.uses() if is_active(use) is None):
+            remove(use.file)  # so that later calls need not ask for its run again
         cache.remove_leftovers()
     return done
 
 
-def prune_models(models: Path, selection: Selection, *, remove_them: bool = False) -> list[Pruned]:
-    """Choose models of hubs, and with ``remove_them`` remove them.
+def prune_models(models: Path, older_than_s: float | None, *, remove_them: bool = False) -> list[Pruned]:
+    """Choose models of hubs last used longer ago, and with ``remove_them`` remove them.
 
     A model that is being downloaded, or that the job file of a run names, stays.
     """
     found = [(row.last_used or 0.0, Pruned(row.name, row.folder, row.bytes, "")) for row in hub_rows(models)]
-    chosen = _choose(found, selection, "was last used")
+    chosen = _choose(found, "was last used", older_than_s)
     done = [_pruned_entry(it, "downloaded", names_model(it.folder), remove_it=remove_them) for it in chosen]
     if remove_them:
         for leftover in models.glob(f"*--*/{REMOVED}{'[0-9a-f]' * 40}-*"):
@@ -110,20 +104,23 @@ def prune_models(models: Path, selection: Selection, *, remove_them: bool = Fals
     return done
 
 
-_Counts = Callable[[Use], str | None]
-"""Returns why a use still counts; ``None`` if it does not."""
-
-
-def _pruned_entry(pruned: Pruned, made: str, counts: _Counts, *, remove_it: bool) -> Pruned:
+def _pruned_entry(
+    pruned: Pruned, made: str, counts: Callable[[Use], str | None], *, remove_it: bool
+) -> Pruned:
     """Return an entry as it turned out: what is used or being made stays.
 
-    It is moved away with one rename, under its lock. Only then are its uses read for the last time: a run
-    that registers later misses it.
+    ``counts`` returns why a use still counts; ``None`` if it does not. The entry is moved away with one
+    rename, under its lock. Only then are its uses read for the last time: a run that registers later misses
+    it.
     """
     entry = CacheEntry(Path(pruned.folder).parent)
     if (holder := entry.holder()) is not None:
         return replace(pruned, kept=f"is being {made} by {holder}")
-    if (kept := _used(entry, counts)) is not None or not remove_it:
+
+    def used(entry: CacheEntry) -> str | None:
+        return next((why for use in entry.uses() if (why := counts(use)) is not None), None)
+
+    if (kept := used(entry)) is not None or not remove_it:
         return replace(pruned, kept=kept)
     try:
         with entry.locked("prune", wait_s=1.0):
@@ -134,15 +131,11 @@ def _pruned_entry(pruned: Pruned, made: str, counts: _Counts, *, remove_it: bool
         return replace(pruned, kept=f"is being {made} by {entry.holder() or 'another process'}")
     except OSError as error:
         return replace(pruned, kept=f"cannot be removed: {error.strerror}")
-    kept = _used(CacheEntry(aside), counts)
+    kept = used(CacheEntry(aside))
     if kept is not None and not entry.folder.exists():
         aside.rename(entry.folder)
         return replace(pruned, kept=kept)
     return pruned if remove(aside) else replace(pruned, kept=f"could not be removed completely: {aside}")
-
-
-def _used(entry: CacheEntry, counts: _Counts) -> str | None:
-    return next((why for use in entry.uses() if (why := counts(use)) is not None), None)
 
 
 # Runs ---------------------------------------------------------------------------------
@@ -150,12 +143,12 @@ def _used(entry: CacheEntry, counts: _Counts) -> str | None:
 
 def prune_runs(
     runs_folder: Path,
-    selection: Selection,
+    older_than_s: float | None,
     *,
     remove_them: bool = False,
     warn: Warn = lambda sentence: None,
 ) -> list[Pruned]:
-    """Choose ended runs, and with ``remove_them`` remove them, and what an interrupted removal has left.
+    """Choose runs that ended longer ago, and with ``remove_them`` remove them, and what a removal has left.
 
     A sweep is chosen as a whole, as if it were one run. A link, and a run of which a job has not ended, or
     may not have, are never chosen. ``warn`` receives a sentence about each cluster that does not answer.
@@ -175,8 +168,15 @@ def prune_runs(
         if its and all(run.settled for run in its) and not Path(folder).is_symlink():
             name = Path(folder).name if its[0].folder == folder else f"{SWEEPS}/{Path(folder).name}"
             found.append((max(map(_ended_at, its)), Pruned(name, folder, None, "")))
-    chosen = [replace(it, kept=_foreign(Path(it.folder))) for it in _choose(found, selection, "ended")]
-    return [_pruned_run(it, tokens.get(it.folder)) if remove_them else it for it in chosen]
+    done = []
+    for it in _choose(found, "ended", older_than_s):
+        try:
+            kept = None if Path(it.folder).stat().st_uid == os.geteuid() else "belongs to another user"
+        except OSError as error:
+            kept = f"cannot be read: {error.strerror}"
+        removes = remove_them and kept is None
+        done.append(_pruned_run(it, tokens.get(it.folder)) if removes else replace(it, kept=kept))
+    return done
 
 
 def _ended_at(run: ListedRun) -> float:
@@ -188,24 +188,13 @@ def _ended_at(run: ListedRun) -> float:
     return max([run.created_at, *(file.stat().st_mtime for file in files if file.exists())])
 
 
-def _foreign(folder: Path) -> str | None:
-    """Return why a folder is not ours to remove; ``None`` if it is."""
-    try:
-        return None if folder.stat().st_uid == os.geteuid() else "belongs to another user"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-
-
 def _pruned_run(run: Pruned, tokens: list[str] | None) -> Pruned:
     """Remove one run or sweep, unless its submissions have other tokens now; returns it as it turned out.
 
     Its folder gets another name first, which no command takes for a run: who interrupts the removal leaves
     nothing that looks whole.
     """
-    if run.kept is not None:
-        return run
-    folder = Path(run.folder)
-    aside = folder
+    aside = folder = Path(run.folder)
     if not folder.name.startswith(REMOVED):
         aside = folder.with_name(f"{REMOVED}{folder.name}")
         try:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.errors import ExitCode, SubmissionError
@@ -24,7 +24,6 @@ from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name, remove_abandoned
-from trtllm_hpc.runs.accounting import earlier_gpu_hours, server_power
 from trtllm_hpc.runs.guests import ProxyClient, clients_of
 from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
@@ -36,10 +35,16 @@ from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.runtime.stop import CANCEL
 from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, RunJob
 from trtllm_hpc.scheduler.local import is_same_process
-from trtllm_hpc.scheduler.reasons import explain_reason
-from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED, STATES, UNANSWERED, JobState
-from trtllm_hpc.scheduler.watcher import JobWatcher
+from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
+from trtllm_hpc.scheduler.states import (
+    INTERRUPTED,
+    LOST,
+    NOT_SUBMITTED,
+    STATES,
+    UNANSWERED,
+    JobState,
+    explain_reason,
+)
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.causes import StageFailure
@@ -210,7 +215,7 @@ def run_status(
         run: a snapshot, if the caller needs more of the run folder than its status.
         watcher: pass the same one to several calls, so that jobs that have ended, and
             accounting that a site does not have, are not queried again.
-        mode: see :meth:`~trtllm_hpc.scheduler.watcher.JobWatcher.job_infos`.
+        mode: see :meth:`~trtllm_hpc.scheduler.slurm.JobWatcher.job_infos`.
     """
     run = run if isinstance(run, RunSnapshot) else RunSnapshot(run)
     status = status_of(run, stages_of(run, watcher, mode=mode))
@@ -241,20 +246,13 @@ def unanswered_status(run: RunSnapshot) -> RunStatus:
 # The jobs of a run ----------------------------------------------------------------------------
 
 
-def watcher_of(run: RunSnapshot) -> JobWatcher:
-    """Return a watcher for the cluster that a run was, or would be, submitted to."""
-    return JobWatcher(Slurm(run.slurm_conf))
-
-
 def job_ids(run: RunSnapshot) -> dict[str, str | None]:
     """Return the job id of each stage: of its last script that has begun, else from the record."""
     jobs: dict[str, str | None] = dict.fromkeys(run.stages)
-    for event in run.all_events:
-        if event.name == "stage_begin" and event.stage in jobs:
-            jobs[event.stage] = str(event.data.get("job_id") or "") or None
-    for name, job in (run.submission.stages if run.submission else {}).items():
-        # Of a stage that was run again by hand the newest id counts.
-        jobs[name] = jobs.get(name) or job.job_id
+    jobs |= {name: job.job_id for name, job in (run.submission.stages if run.submission else {}).items()}
+    for event in run.all_events:  # of a stage that was run again by hand the newest id counts
+        if event.name == "stage_begin" and event.stage in jobs and event.data.get("job_id"):
+            jobs[event.stage] = str(event.data["job_id"])
     return jobs
 
 
@@ -329,8 +327,8 @@ def stages_of(
     """
     if run.is_local:
         return [_timed(run, _local_stage(run, name)) for name in job_ids(run)]
-    watched = watched_jobs(run, queued)
-    return _slurm_stages(run, watched, (watcher or watcher_of(run)).job_infos(watched.values(), mode))
+    watched, watcher = watched_jobs(run, queued), watcher or JobWatcher(Slurm(run.slurm_conf))
+    return _slurm_stages(run, watched, watcher.job_infos(watched.values(), mode))
 
 
 def _slurm_stages(
@@ -350,6 +348,7 @@ def _slurm_stages(
 def _slurm_stage(
     run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo | None, *, answered: bool = True
 ) -> StageStatus:
+    """Return the status of a stage by what Slurm knows of its job, and the run's files add to that."""
     if job is None:
         return _without_job(run, name, INTERRUPTED if _was_interrupted(run) else NOT_SUBMITTED)
     job_id, submission = job.job_id, run.submission
@@ -393,16 +392,11 @@ def _slurm_stage(
     requeued = begins > 1 or (begins == 1 and state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD"))
     if requeued:
         note += "; Slurm has ended it once and put it back into the queue"
-    stage = _in_state(name, state, job_id, note, info.nodes, code)
-    if within_sweep:
-        return stage  # times and GPUs are the whole sweep's
-    return replace(
-        stage,
-        exit_signal=info.exit_signal,
-        requeued=requeued,
-        times=info.times,
-        gpus=info.gpus,
-        energy_j=info.energy_j,
+    own: dict[str, Any] = {"exit_signal": info.exit_signal, "requeued": requeued, "times": info.times}
+    own |= {"gpus": info.gpus, "energy_j": info.energy_j}
+    # Of a sweep's job, times and GPUs are those of all variants.
+    return _in_state(
+        name, state, job_id, note, nodes=info.nodes, exit_code=code, **({} if within_sweep else own)
     )
 
 
@@ -460,18 +454,15 @@ def _local_stage(run: RunSnapshot, name: str) -> StageStatus:
         return _in_state(name, STATES["CANCELLED"], job_id)  # its script may have recorded its end after that
     if last.name == "stage_end":
         return _ended(name, job_id, last)
-    note = ""
     if job is None:
-        state = "RUNNING"  # without its process id nothing else is known
-    elif begun and is_same_process(int(last.data.get("group", 0)), last.data.get("group_started")):
-        state = "RUNNING"  # the script, with or without its controller
-    elif is_same_process(int(job.job_id), job.process_started):
-        state = "RUNNING" if begun else "PENDING"
-    elif begun:
-        state, note = "FAILED", " (its script was killed)"
-    else:
-        state = "CANCELLED"  # its controller ended first: a stage that it depends on failed
-    return _in_state(name, STATES[state], job_id, note)
+        return _in_state(name, STATES["RUNNING"], job_id)  # without its process id nothing else is known
+    # The script may run with or without its controller.
+    group, started = int(last.data.get("group", 0)), last.data.get("group_started")
+    if is_same_process(int(job.job_id), job.process_started) or (begun and is_same_process(group, started)):
+        return _in_state(name, STATES["RUNNING" if begun else "PENDING"], job_id)
+    if begun:
+        return _in_state(name, STATES["FAILED"], job_id, " (its script was killed)")
+    return _in_state(name, STATES["CANCELLED"], job_id)  # a stage that it depends on failed
 
 
 def _was_interrupted(run: RunSnapshot) -> bool:
@@ -506,17 +497,20 @@ def _timed(run: RunSnapshot, stage: StageStatus) -> StageStatus:
         submitted_at = job.submitted_at
     begun = marks.get("stage_begin") if begun is None else begun
     ended = marks.get("stage_end") if ended is None and stage.final else ended
-    until = ended if stage.final else time.time()
     gpus = run.planned_gpus.get(name) if stage.gpus is None else stage.gpus
-    # The clocks of controller, nodes and this machine may differ.
-    hours = None if begun is None or until is None else max(0.0, until - begun) / 3600
+    waited_s, ran_s = _between(submitted_at, begun), _between(begun, ended if stage.final else time.time())
     return replace(
         stage,
         times=replace(times, submitted_at=submitted_at, started_at=begun, ended_at=ended),
         gpus=gpus,
-        waited_s=None if begun is None or submitted_at is None else max(0.0, begun - submitted_at),
-        gpu_hours=None if hours is None or gpus is None else hours * gpus,
+        waited_s=waited_s,
+        gpu_hours=None if ran_s is None or gpus is None else ran_s / 3600 * gpus,
     )
+
+
+def _between(first: float | None, last: float | None) -> float | None:
+    """Return the seconds between two times; the clocks of controller, nodes and this machine may differ."""
+    return None if first is None or last is None else max(0.0, last - first)
 
 
 def _pending_note(info: JobInfo) -> str:
@@ -547,15 +541,9 @@ def _ended(name: str, job_id: str | None, end: Event) -> StageStatus:
 
 
 def _in_state(
-    name: str,
-    state: JobState,
-    job_id: str | None = None,
-    note: str = "",
-    nodes: str = "",
-    exit_code: int | None = None,
+    name: str, state: JobState, job_id: str | None = None, note: str = "", **more: Any
 ) -> StageStatus:
-    sentence = state.sentence + note
-    return StageStatus(name, state.name, state.final, state.ok, sentence, job_id, nodes, exit_code)
+    return StageStatus(name, state.name, state.final, state.ok, state.sentence + note, job_id, **more)
 
 
 def _silent_for_s(run: RunSnapshot, stage: str) -> float:
@@ -579,20 +567,20 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     failed = next(by_itself, failures[0] if failures else None)
     if state is RunState.FAILED:
         failed = _lost_server(run, stages) or failed
-    has_causes = state in (RunState.FAILED, RunState.SERVING)
-    if failed is not None and has_causes:
-        begin_reading_stage(run, failed.stage)
+    explained = failed if state in (RunState.FAILED, RunState.SERVING) else None
+    if explained is not None:
+        begin_reading_stage(run, explained.stage)
     servers = list_logs(run, "serve")
     failure = None if failed is None else _failure(run, failed)
-    causes: tuple[Finding, ...] = ()
-    if failed is not None and failure is not None and has_causes:
+    causes: list[Finding] = []
+    if explained is not None and failure is not None:
         from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
 
-        name = call_name(run.paths)
-        found = causes_of(run, failure, servers)
-        causes = tuple(it.naming(name, failed.job_id).shown(run.quoted) for it in found)
+        found, name = causes_of(run, failure, servers), call_name(run.paths)
+        causes = [it.naming(name, explained.job_id).shown(run.quoted) for it in found]
     served = [] if endpoint is None else of_last_job(run.events("serve"))
-    gateway = [run.quoted(str(it.data.get("why", "it has ended"))) for it in _named(served, "gateway_failed")]
+    restarts = [run.quoted(str(it.data.get("why"))) for it in served if it.name == "front_restarted"]
+    failed_gateways = [it.data.get("why", "it has ended") for it in served if it.name == "gateway_failed"]
     return RunStatus(
         run_id=run.paths.run_id,
         folder=str(run.paths.folder),
@@ -605,12 +593,12 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         instances=_instances(run, stages),
         endpoint=endpoint,
         exit_code=_exit_code(state, failed, failure),
-        causes=causes,
+        causes=tuple(causes),
         use=run_use(run, stages),
         bad_nodes=run.bad_nodes,
         failed_jobs=tuple(_failed_jobs(run)),
-        front_restarts=tuple(run.quoted(str(it.data.get("why"))) for it in _named(served, "front_restarted")),
-        gateway_failure=gateway[-1] if gateway else None,
+        front_restarts=tuple(restarts),
+        gateway_failure=run.quoted(str(failed_gateways[-1])) if failed_gateways else None,
         clients=clients_of(run.paths),
         evaluation=read_evaluation(run.paths.evaluation()),
     )
@@ -620,13 +608,38 @@ def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
     """Return what the stages of a run, and the jobs that ran them before, have used together."""
     energies = [stage.energy_j for stage in stages if stage.energy_j is not None]
     hours = [stage.gpu_hours for stage in stages if stage.gpu_hours is not None]
-    earlier = earlier_gpu_hours(run, {stage.stage: stage.times.started_at for stage in stages})
-    known = sum(hours) + earlier if hours or earlier else None
-    return RunUse(known, sum(energies) if energies else None, *server_power(run))
+    earlier = sum(_earlier_gpu_hours(run, {stage.stage: stage.times.started_at for stage in stages}))
+    gpus = {gpu["uuid"]: gpu for step in run.serve_steps for rank in run.ranks(step) for gpu in rank.gpus}
+    is_measured = bool(gpus) and all(gpu["total_s"] for gpu in gpus.values())
+    return RunUse(
+        gpu_hours=sum(hours) + earlier if hours or earlier else None,
+        energy_j=sum(energies) if energies else None,
+        server_mean_w=sum(it["total_j"] / it["total_s"] for it in gpus.values()) if is_measured else None,
+        server_peak_w=sum(it["total_peak_w"] for it in gpus.values()) if is_measured else None,
+    )
 
 
-def _named(events: Iterable[Event], name: str) -> Iterator[Event]:
-    return (event for event in events if event.name == name)
+def _earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> Iterator[float]:
+    """Yield the GPU-hours of the jobs before the present ones (``resume``, ``serve.renew``).
+
+    Each counts up to its last event. ``started``: when the present job of each stage started, if it has.
+    """
+    snapshots = [run]
+    with suppress(OSError):
+        snapshots += [RunSnapshot(RunPaths(attempt)) for attempt in run.paths.attempts.iterdir()]
+    for snapshot in snapshots:
+        for stage, gpus in run.planned_gpus.items():
+            spans: list[tuple[float, float]] = []
+            for event in snapshot.events(stage):
+                if event.name == "stage_begin":
+                    spans.append((event.time, event.time))
+                elif spans:
+                    spans[-1] = (spans[-1][0], event.time)
+            # Slurm's times have whole seconds: the next job of a renewed server begins in the same one.
+            before = (started.get(stage) or 0.0) + 1 if snapshot is run else math.inf
+            for begin, end in spans:
+                if end < before:
+                    yield max(0.0, end - begin) / 3600 * gpus
 
 
 def state_of(run: RunSnapshot, stages: list[StageStatus]) -> RunState:
@@ -640,9 +653,8 @@ def state_of(run: RunSnapshot, stages: list[StageStatus]) -> RunState:
     # Without a stage nothing is known, and nothing can have completed.
     if not stages or any(stage.state == LOST.name for stage in stages):
         return RunState.LOST
-    if any(stage.state != "CANCELLED" for stage in _failures(stages)):
-        return RunState.FAILED
-    if _lost_server(run, stages) is not None:
+    is_failed = any(stage.state != "CANCELLED" for stage in _failures(stages))
+    if is_failed or _lost_server(run, stages) is not None:
         return RunState.FAILED
     if "CANCELLED" in names:
         return RunState.CANCELLED
@@ -726,11 +738,12 @@ def _failed_jobs(run: RunSnapshot) -> Iterator[FailedJob]:
 
 def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
     """Return the instances as last recorded; after the end of the stage none can still serve."""
-    instances = [InstanceStatus(**known_fields(InstanceStatus, it)) for it in run.instances or ()]
-    instances = [it if it.reason is None else replace(it, reason=run.quoted(it.reason)) for it in instances]
-    if any(stage.stage == "serve" and stage.final for stage in stages):
-        instances = [it if it.state == "failed" else replace(it, state="ended") for it in instances]
-    return tuple(instances)
+    is_over, found = any(stage.stage == "serve" and stage.final for stage in stages), []
+    for one in (InstanceStatus(**known_fields(InstanceStatus, it)) for it in run.instances or ()):
+        state = "ended" if is_over and one.state != "failed" else one.state
+        reason = None if one.reason is None else run.quoted(one.reason)
+        found.append(replace(one, state=state, reason=reason))
+    return tuple(found)
 
 
 def _failures(stages: Iterable[StageStatus]) -> list[StageStatus]:

@@ -1,4 +1,4 @@
-"""Submitting a run: the jobs of all its stages or none of them; and again those that have failed."""
+"""Submitting a run, all its stages or none; again, those that have failed; and cancelling it in any state."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import re
 import shlex
 import shutil
 import signal
+import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import read_cluster, read_spec
@@ -19,38 +20,25 @@ from trtllm_hpc.errors import SubmissionError, UnclearSubmission
 from trtllm_hpc.logs.files import stage_of
 from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
 from trtllm_hpc.paths import RunPaths, call_name, locked
-from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.runs.create import CreatedRun, JobSource, Warn, create_run
-from trtllm_hpc.runs.status import queued_jobs, run_status
+from trtllm_hpc.runs.status import RunStatus, queued_jobs, run_status
 from trtllm_hpc.runtime.bad_nodes import Pool, bad_hosts, exclude, exclude_option
 from trtllm_hpc.runtime.plan_record import Stage
 from trtllm_hpc.runtime.process import start_ticks
-from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, try_event
-from trtllm_hpc.runtime.stop import CANCEL
-from trtllm_hpc.scheduler.local import StageScript, cancel_local, detached, local_executor
-from trtllm_hpc.scheduler.slurm import Slurm, is_installed
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, try_event
+from trtllm_hpc.runtime.stop import CANCEL, request_stop
+from trtllm_hpc.scheduler.job_info import RunJob
+from trtllm_hpc.scheduler.local import StageScript, cancel_local, detached
+from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm, is_installed
 from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
-from trtllm_hpc.validation.checks import check_submission
 
 if TYPE_CHECKING:
     from submitit.core.core import Executor, Job
 
-
-def create_for_submission(
-    source: JobSource, *, ignored_checks: Collection[str] = (), warn: Warn
-) -> CreatedRun:
-    """Check a job as ``doctor`` does and write its run folder, ready for :func:`submit_stages`.
-
-    ``ignored_checks`` are ids of checks whose failure does not stop the submission; the others are those of
-    :func:`trtllm_hpc.runs.create.create_run`. Raises as that, ConfigError also if a check fails, and
-    SubmissionError if this machine cannot submit to that cluster.
-    """
-
-    def check(plan: Plan) -> list[str]:
-        require_scheduler(plan.cluster)
-        return check_submission(plan, ignored_checks)
-
-    return create_run(source, check=check, warn=warn, command="submit")
+_SETTLE_TIMEOUT_S = 60.0
+_SUBMISSION_TIMEOUT_S = 150.0
+"""A submission sees the request to stop after the sbatch that it waits for, and then cancels its jobs."""
+_POLL_S = 0.5
+_REASON = "the run was cancelled"
 
 
 @contextmanager
@@ -61,20 +49,13 @@ def sole_command(paths: RunPaths) -> Iterator[None]:
         yield
 
 
-class Turn(NamedTuple):
-    """When a variant of a sweep may run."""
-
-    lane: int
-    conditions: tuple[str, ...]
-    """Dependencies of its first job, as sbatch takes them: ``afterany:17``."""
-
-
 def submit_stages(
     paths: RunPaths,
     *,
     stages: Sequence[Stage] | None = None,
     completed: Mapping[str, StageJob] | None = None,
-    turn: Turn | None = None,
+    lane: int | None = None,
+    conditions: tuple[str, ...] = (),
 ) -> SubmissionRecord:
     """Submit the scripts of a written run, in order; all of them or none. The caller is its sole command.
 
@@ -84,7 +65,8 @@ def submit_stages(
     Args:
         stages: what is left to do of the run; by default all.
         completed: jobs of an earlier submission that have done their stages.
-        turn: of a variant of a sweep.
+        lane: of a variant of a sweep; those of one lane run one after another.
+        conditions: dependencies of the first job, as sbatch takes them: ``afterany:17``.
 
     Raises SubmissionError if Slurm refused a script, this machine cannot submit to the cluster, or the run
     was cancelled; ConfigError if another version of this package wrote the run.
@@ -93,24 +75,34 @@ def submit_stages(
     require_scheduler(cluster)
     is_local = cluster.scheduler == "local"
     stages = readable_plan(paths).stages if stages is None else stages
-    lane, conditions = turn or (None, ())
     record = SubmissionRecord(cluster.scheduler, slurm_conf=cluster.slurm_conf, lane=lane)
     record.stages.update(completed or {})
     jobs: list[Job[Any]] = []
     try:
-        with _Interruptions() as interruptions:
+        with _interruptible() as held:
             record.write(paths)
             if is_local:
+                from submitit import LocalExecutor
+
+                # Each stage gets a controller process that outlives this one, and waits for those before it.
+                executor: Executor = LocalExecutor(paths.submitit)
                 minutes = sum(stage.first.minutes for stage in stages)
-                executor: Executor = local_executor(paths, minutes, cluster.gpus_per_node)
+                given = {"timeout_min": minutes, "gpus_per_node": cluster.gpus_per_node}
+                executor.update_parameters(**given, stderr_to_stdout=True)
             else:
                 from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
 
                 executor = RenderedScriptExecutor(paths.folder, cluster.slurm_conf)
             for stage in stages:
                 refuse_cancelled(paths)
-                script = _script(stage, paths, record.token, () if jobs else conditions)
-                with interruptions.hold():
+                after = tuple((it.kind, it.stage) for it in stage.after)
+                # Of a run that is resumed: its last server may have ended because of a node.
+                excluded = exclude_option(paths) if stage.name == "serve" else ""
+                options = (excluded, *(":", excluded) * (len(stage.components) - 1)) if excluded else ()
+                token = ((TOKEN_VARIABLE, record.token),)
+                dependencies = () if jobs else conditions
+                script = StageScript(str(paths.folder), stage.name, after, token, options, dependencies)
+                with held():
                     with detached(paths) if is_local else nullcontext():
                         job = executor.submit(script)
                     jobs.append(job)
@@ -126,6 +118,7 @@ def submit_stages(
         why = {}
         if isinstance(error, SubmissionError):
             why = {"reason": " ".join(error.message.split()), "next": error.hint}
+            error.message += f"\nThe rendered scripts are in {paths.scripts}."
         if why or not jobs:
             # There is no job whose state could show that this run is over, or why.
             last = stages[min(len(jobs), len(stages) - 1)]
@@ -135,8 +128,6 @@ def submit_stages(
         else:
             for job in reversed(jobs):
                 job.cancel(check=False)
-        if isinstance(error, SubmissionError):
-            error.message += f"\nThe rendered scripts are in {paths.scripts}."
         raise
     return record
 
@@ -151,52 +142,42 @@ def refuse_cancelled(paths: RunPaths) -> None:
         )
 
 
-def _script(stage: Stage, paths: RunPaths, token: str, conditions: tuple[str, ...]) -> StageScript:
-    after = tuple((dependency.kind, dependency.stage) for dependency in stage.after)
-    # Of a run that is resumed: its last server may have ended because of a node.
-    excluded = exclude_option(paths) if stage.name == "serve" else ""
-    options = (excluded, *(":", excluded) * (len(stage.components) - 1)) if excluded else ()
-    environment = ((TOKEN_VARIABLE, token),)
-    return StageScript(str(paths.folder), stage.name, after, environment, options, conditions)
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Turn a signal that would end this process into KeyboardInterrupt.
 
-
-class _Interruptions:
-    """Turns a signal that would end this process into KeyboardInterrupt, but never inside ``hold``.
-
-    The signals are not masked: a child process would inherit the mask and could never be stopped.
+    Yields a context that delays an interruption to its end. The signals are not masked: a child process would
+    inherit the mask and could never be stopped.
     """
+    pending: str | None = None
+    is_held = False
 
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def __init__(self) -> None:
-        self._held = False
-        self._pending: str | None = None
-
-    def __enter__(self) -> _Interruptions:
-        # A signal that is ignored (nohup) stays ignored.
-        handled = [number for number in self._SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        self._previous = {number: signal.signal(number, self._on_signal) for number in handled}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._pending = signal.Signals(number).name
-        if not self._held:
-            raise KeyboardInterrupt(self._pending)
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        nonlocal pending
+        pending = signal.Signals(number).name
+        if not is_held:
+            raise KeyboardInterrupt(pending)
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Delay an interruption until the block is finished."""
-        self._held = True
+    def held() -> Iterator[None]:
+        nonlocal is_held
+        is_held = True
         try:
             yield
         finally:
-            self._held = False
-        if self._pending is not None:
-            raise KeyboardInterrupt(self._pending)
+            is_held = False
+        if pending is not None:
+            raise KeyboardInterrupt(pending)
+
+    # A signal that is ignored (nohup) stays ignored.
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, on_signal) for number in handled}
+    try:
+        yield held
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def require_scheduler(cluster: ClusterProfile) -> None:
@@ -217,18 +198,21 @@ def require_scheduler(cluster: ClusterProfile) -> None:
 # Submitting again ----------------------------------------------------------------------------
 
 
-def resume_run(paths: RunPaths, turn: Turn | None = None) -> SubmissionRecord:
+def resume_run(
+    paths: RunPaths, *, lane: int | None = None, conditions: tuple[str, ...] = ()
+) -> SubmissionRecord:
     """Submit the scripts of the stages that have not ended well, as they are in the run folder.
 
     A stage that has completed is not repeated. Only a companion needs its server again, and a server that its
     companion stops needs that. A node because of which the server has ended is left out. What the earlier
     attempt wrote about the repeated stages is moved to ``attempts/``, so that nobody takes it for news.
     Raises SubmissionError if a job of the run has not ended, another command is at the run, nothing is left
-    to do, or Slurm refused a script; ConfigError if another version of this package wrote the run.
+    to do, or Slurm refused a script; ConfigError if another version of this package wrote the run. ``lane``
+    and ``conditions`` are as for :func:`submit_stages`.
     """
     with sole_command(paths):
         stages, completed = prepare_rest(paths)
-        return submit_stages(paths, stages=stages, completed=completed, turn=turn)
+        return submit_stages(paths, stages=stages, completed=completed, lane=lane, conditions=conditions)
 
 
 def prepare_rest(paths: RunPaths) -> tuple[list[Stage], dict[str, StageJob]]:
@@ -265,25 +249,19 @@ def prepare_rest(paths: RunPaths) -> tuple[list[Stage], dict[str, StageJob]]:
     completed = {stage: job for stage, job in submitted.items() if stage not in names}
     if plan.stage("companion") is None:
         names.add("companion")  # it runs in the allocation of the server, without a job of its own
-    server = next((stage for stage in status.stages if stage.stage in names and stage.stage == "serve"), None)
-    bad = {} if server is None else bad_hosts(paths)
+    serve = plan.stage("serve") if "serve" in names else None
+    bad = {} if serve is None else bad_hosts(paths)
     _set_aside(paths, names)
-    serve = next((stage for stage in stages if stage.name == "serve"), None)
-    if server is not None and serve is not None and bad and plan.scheduler == "slurm":
-        _exclude(paths, bad, server.job_id or "", serve, Slurm(plan.slurm_conf))
+    if serve is not None and bad and plan.scheduler == "slurm":
+        # Keep the hosts at fault from the next server, if its partitions have enough others.
+        wanted, slurm = Counter[str | None](), Slurm(plan.slurm_conf)
+        for component in serve.components:
+            wanted[component.partition] += component.nodes
+        job_id = next((it.job_id for it in status.stages if it.stage == "serve"), None) or ""
+        with suppress(SubmissionError):  # sbatch will say what is wrong
+            pools = [Pool.of(slurm.nodes(partition), nodes) for partition, nodes in wanted.items()]
+            exclude(paths, bad, job_id=job_id, pools=pools)
     return stages, completed
-
-
-def _exclude(paths: RunPaths, hosts: Mapping[str, str], job_id: str, serve: Stage, slurm: Slurm) -> None:
-    """Keep the hosts at fault from the next server, if its partitions have enough others."""
-    wanted: Counter[str | None] = Counter()
-    for component in serve.components:
-        wanted[component.partition] += component.nodes
-    try:
-        pools = [Pool.of(slurm.nodes(partition), nodes) for partition, nodes in wanted.items()]
-    except SubmissionError:
-        return  # sbatch will say what is wrong
-    exclude(paths, hosts, job_id=job_id, pools=pools)
 
 
 def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
@@ -293,7 +271,7 @@ def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
     # The stage that wrote a file begins its name, e.g. serve.1_0.out.
     files = [file for file in files if stage_of(re.split(r"[._]", file.name)[0]) in stages]
     files += [paths.endpoint, paths.heartbeat, paths.instances, paths.stop_request, paths.benchmark_progress]
-    files.append(paths.renewal)
+    files += [paths.renewal]
     for file in files:
         if file.exists():
             place = aside / file.relative_to(paths.folder)
@@ -301,3 +279,89 @@ def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
             file.rename(place)
     if paths.jobs.exists():  # it is replaced, and never missing
         shutil.copy2(paths.jobs, aside)
+
+
+# Cancelling ----------------------------------------------------------------------------------
+
+
+def cancel_run(paths: RunPaths) -> RunStatus:
+    """Cancel every job of a run, wait (bounded) until they have ended, and return the status; idempotent.
+
+    A submission that is going on is stopped, and cancels its own jobs. Raises SubmissionError if Slurm
+    refuses the cancellation, or does not answer.
+    """
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(paths.commands_lock, BlockingIOError()))
+        except OSError:  # another command has it, or the folder cannot be written
+            with suppress(OSError):
+                request_stop(paths, by=CANCEL, reason=_REASON)
+                lock = locked(paths.commands_lock, BlockingIOError(), wait_s=_SUBMISSION_TIMEOUT_S)
+                held.enter_context(lock)
+        return _cancel(paths)
+
+
+def _cancel(paths: RunPaths) -> RunStatus:
+    run = RunSnapshot(paths)
+    status = run_status(run)
+    # The run's own state does not matter: a failed run may still have a stage in the queue.
+    busy = [stage for stage in status.stages if not stage.final]
+    its = ({it.stage: it.job_id for it in busy}, {it.stage: it.next_job_id for it in busy})
+    left = [job for ids in its for job in RunJob.of(paths, run.plan, ids).values()]
+    queued = queued_jobs(run)
+    if status.settled and not queued:
+        return status
+    with suppress(OSError):  # even on a full disk the jobs must be cancelled
+        request_stop(paths, by=CANCEL, reason=_REASON)  # which also stops a submission that begins now
+    if not left and not queued:
+        return run_status(paths)
+    if run.is_local:
+        # Of a run that the user started with bash the process group is not ours to signal:
+        # the server obeys the request, and the companion ends with it.
+        if run.submission is not None:
+            cancel_local(paths, run.submission)
+        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+        while not (status := run_status(paths)).settled and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return status
+    watcher = JobWatcher(Slurm(run.slurm_conf))
+    if run.submission is not None and run.submission.within is not None:
+        for stage in busy:  # its sweep's job sees that, and goes on with the next variant
+            add_event(paths, stage.stage, "stage_cancelled")
+    else:
+        watcher.slurm.cancel(left)
+        for job in left:  # of a submission that did not come to its end
+            if run.submission is not None and job.stage not in run.submission.stages:
+                with suppress(OSError):
+                    run.submission.add(paths, job.stage, job.job_id)
+    deadline, cancelled = time.monotonic() + _SETTLE_TIMEOUT_S, {job.job_id for job in left}
+    while True:
+        late = time.monotonic() > deadline
+        try:
+            status, queued = run_status(paths, watcher), queued_jobs(run)
+            watcher.slurm.cancel(job for job in queued.values() if job.job_id not in cancelled)
+            over = {job.job_id for job in queued.values()}
+            cancelled |= over
+        except SubmissionError as error:
+            if late or not error.transient:
+                raise
+        else:
+            is_over = not any(stage.job_id and not stage.final for stage in status.stages)
+            if late and queued and is_over:  # jobs that no stage knows
+                message = f"Jobs of the run are still in the queue: {', '.join(sorted(over))}."
+                raise SubmissionError(message, hint="squeue --me")
+            if late or (is_over and not queued):
+                return status
+        time.sleep(_POLL_S)
+
+
+def end_orphans(paths: RunPaths, record: SubmissionRecord) -> None:
+    """End the jobs of a run whose folder is gone: no request to stop reaches them, and nobody finds them.
+
+    Raises SubmissionError if Slurm refuses the cancellation, or does not answer.
+    """
+    if record.scheduler == "local":
+        cancel_local(paths, record)
+    else:
+        jobs = RunJob.of(paths, None, {stage: job.job_id for stage, job in record.stages.items()})
+        Slurm(record.slurm_conf).cancel(jobs.values())

@@ -13,14 +13,8 @@ from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.endpoint import endpoint_of
-from trtllm_hpc.runs.status import (
-    RunStatus,
-    build_step,
-    run_status,
-    unanswered_status,
-    watcher_of,
-)
-from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.runs.status import RunStatus, build_step, run_status, unanswered_status
+from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 
 _FILE_PAUSE_S = 0.5
 _CONTROLLER_GONE_S = 900.0
@@ -60,9 +54,6 @@ def joined(state: str, detail: str) -> str:
     return f"{state}, {detail}" if detail else state
 
 
-Show = Callable[[RunProgress], object]
-
-
 def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[RunProgress]:
     """Yield the progress until the run has ended, or until only a server is left that ``keeps_serving``.
 
@@ -70,7 +61,7 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[RunProgr
     files show that a stage began or ended: a watched run must not be a burden on the controller. Raises
     SubmissionError if Slurm does not answer for a long time, or refuses.
     """
-    watcher = watcher_of(RunSnapshot(paths))
+    watcher = JobWatcher(Slurm(RunSnapshot(paths).slurm_conf))
     answered_at, seen_events, queries = time.monotonic(), -1, -1
     status: RunStatus | None = None
     final_since: float | None = None
@@ -105,7 +96,9 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[RunProgr
         time.sleep(_FILE_PAUSE_S)
 
 
-def follow_until_ready(paths: RunPaths, timeout_s: float, show: Show | None = None) -> RunStatus:
+def follow_until_ready(
+    paths: RunPaths, timeout_s: float, show: Callable[[RunProgress], object] | None = None
+) -> RunStatus:
     """Wait for the endpoint, show the progress meanwhile, and return the status; as :func:`endpoint_of`."""
     following = follow(paths)
 
@@ -139,26 +132,23 @@ def _only_serves(run: RunSnapshot, status: RunStatus) -> bool:
 
 def _progress(run: RunSnapshot, status: RunStatus) -> RunProgress:
     running = {stage.stage for stage in status.stages if stage.state == "RUNNING"}
-    steps = ["build"] * ("build" in running) + run.serve_steps[:1] * ("serve" in running)
-    log = last_lines(run.paths.rank_log(steps[0], 0), _LOG_LINES) if steps else []
-    benchmark = read_progress(run.paths.benchmark_progress)
-    details = {stage: _detail(run, status.endpoint, stage, benchmark) for stage in running}
-    return RunProgress(status, details, benchmark, time.time(), tuple(map(run.quoted, log)))
-
-
-def _detail(run: RunSnapshot, endpoint: Endpoint | None, stage: str, benchmark: Snapshot | None) -> str:
-    """Return what a running stage does now; may be empty."""
-    if stage == "build" and (step := build_step(run)) is not None:
-        return f"step {step[0]} of {step[1]}: {step[2]}"
-    if stage == "serve":
-        if run.stop_request is not None:
-            return "stopping"
-        if endpoint is not None:
-            return f"ready at {endpoint.place} ({endpoint.host})"
+    benchmark, endpoint = read_progress(run.paths.benchmark_progress), status.endpoint
+    steps, details = [], dict[str, str]()
+    if "build" in running:
+        steps.append("build")
+        if (step := build_step(run)) is not None:
+            details["build"] = f"step {step[0]} of {step[1]}: {step[2]}"
+    if "serve" in running:
+        steps += run.serve_steps[:1]
         up = sum(rank.ended_at is None for step in run.serve_steps for rank in run.ranks(step))
-        return f"{up} of {0 if run.plan is None else sum(run.plan.world_sizes)} ranks up"
-    if stage == "companion":
+        details["serve"] = f"{up} of {0 if run.plan is None else sum(run.plan.world_sizes)} ranks up"
+        if run.stop_request is not None:
+            details["serve"] = "stopping"
+        elif endpoint is not None:
+            details["serve"] = f"ready at {endpoint.place} ({endpoint.host})"
+    if "companion" in running:
+        details["companion"] = "waits for the endpoint" if endpoint is None else "sends requests"
         if benchmark is not None:
-            return f"benchmark: {benchmark}"
-        return "sends requests" if endpoint is not None else "waits for the endpoint"
-    return ""
+            details["companion"] = f"benchmark: {benchmark}"
+    log = last_lines(run.paths.rank_log(steps[0], 0), _LOG_LINES) if steps else []
+    return RunProgress(status, details, benchmark, time.time(), tuple(map(run.quoted, log)))

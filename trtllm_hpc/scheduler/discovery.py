@@ -33,11 +33,9 @@ class Partition:
     def __str__(self) -> str:
         default = " (default)" if self.is_default else ""
         gpus = "no GPU" if not self.gpus_per_node else f"GPUs: {self.gpus_per_node}"
-        nodes = f"{self.nodes} node{'s' * (self.nodes != 1)}"
-        memory = f"{self.memory_mib} MiB"
-        return (
-            f"{self.name}{default}: {nodes}, {gpus}, {self.cpus} CPUs, {memory}, time limit {self.time_limit}"
-        )
+        nodes, memory = f"{self.nodes} node{'s' * (self.nodes != 1)}", f"{self.memory_mib} MiB"
+        size = f"{nodes}, {gpus}, {self.cpus} CPUs, {memory}"
+        return f"{self.name}{default}: {size}, time limit {self.time_limit}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class SlurmFacts:
     def chosen(self) -> Partition | None:
         """The default partition, or the first one with GPUs if the default has none."""
         order = sorted(self.partitions, key=lambda it: (it.gpus_per_node == 0, not it.is_default))
-        return order[0] if order else None
+        return next(iter(order), None)
 
     @property
     def chosen_mpi(self) -> str | None:
@@ -101,8 +99,9 @@ def query_partitions(slurm_conf: str | None = None) -> tuple[Partition, ...]:
         # Warnings may stand between the lines.
         if len(fields) == 6 and fields[1].isdigit():
             name, nodes, gres, cpus, memory, limit = fields
-            size = (int(nodes), gpus_in(gres), cpus, memory)
-            found.append(Partition(name.rstrip("*"), name.endswith("*"), *size, limit, _gpu_type(gres)))
+            kind = re.search(r"\bgpu:([^\d:,(][^:,(]*)", gres)  # of the first GPUs that have a type
+            size = (int(nodes), gpus_in(gres), cpus, memory, limit, kind[1] if kind else "")
+            found.append(Partition(name.rstrip("*"), name.endswith("*"), *size))
     return tuple(found)
 
 
@@ -205,9 +204,3 @@ def gpus_in(gres: str) -> int:
             # sinfo omits a count of 1.
             total += int(rest[-1]) if rest and rest[-1].isdigit() else 1
     return total
-
-
-def _gpu_type(gres: str) -> str:
-    """The type of the first GPUs in a GRES list that names one."""
-    found = re.search(r"\bgpu:([^\d:,(][^:,(]*)", gres)
-    return found[1] if found else ""

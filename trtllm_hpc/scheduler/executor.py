@@ -18,8 +18,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.local import StageScript
-from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.watcher import JobWatcher
+from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 
 
 @lru_cache(maxsize=8)
@@ -83,18 +82,16 @@ class RenderedScriptExecutor(core.Executor):  # type: ignore[misc]
     def _internal_process_submissions(
         self, delayed_submissions: list[utils.DelayedSubmission]
     ) -> list[core.Job[Any]]:
-        return [self._submit(submission.function) for submission in delayed_submissions]
-
-    def _submit(self, script: Any) -> RenderedJob:
-        if not isinstance(script, StageScript):
-            raise SubmissionError(f"Only rendered scripts can be submitted here, not {script!r}.")
-        ids = self._job_ids
-        own = [f"{kind}:{ids[stage]}" for kind, stage in script.after if stage in ids]
-        job_id = self._slurm.submit(
-            script.path,
-            dependency=",".join([*script.conditions, *own]) or None,
-            environment=dict(script.environment),
-            further=script.options,
-        )
-        ids[script.stage] = job_id
-        return RenderedJob(script, job_id, self._slurm.conf)
+        jobs, ids = [], self._job_ids
+        for script in (submission.function for submission in delayed_submissions):
+            if not isinstance(script, StageScript):
+                raise SubmissionError(f"Only rendered scripts can be submitted here, not {script!r}.")
+            own = [f"{kind}:{ids[stage]}" for kind, stage in script.after if stage in ids]
+            ids[script.stage] = self._slurm.submit(
+                script.path,
+                dependency=",".join([*script.conditions, *own]) or None,
+                environment=dict(script.environment),
+                further=script.options,
+            )
+            jobs.append(RenderedJob(script, ids[script.stage], self._slurm.conf))
+        return jobs

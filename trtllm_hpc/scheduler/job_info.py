@@ -144,8 +144,7 @@ def by_id(components: Iterable[JobInfo]) -> dict[str, list[JobInfo]]:
     """Return rows by the id of the whole job, in the order of the components."""
     jobs: dict[str, list[JobInfo]] = {}
     for component in sorted(components, key=lambda one: one.job_id):  # squeue has an order of its own
-        job_id = whole_job(component.job_id)
-        jobs.setdefault(job_id, []).append(component)
+        jobs.setdefault(whole_job(component.job_id), []).append(component)
     return jobs
 
 
@@ -168,13 +167,9 @@ def together(components: Sequence[JobInfo]) -> JobInfo | None:
     """Merge components, if any: the state of a living one, else of the one that failed; the nodes of all."""
 
     def order(one: JobInfo) -> tuple[bool, bool, bool, bool]:
-        name = one.state.name
-        return (
-            one.state.final,
-            name == "COMPLETED",
-            name == "CANCELLED",
-            name != "NODE_FAIL",  # after it the script fails too, in the first component
-        )
+        name, final = one.state.name, one.state.final
+        # After NODE_FAIL the script fails too, in the first component.
+        return final, name == "COMPLETED", name == "CANCELLED", name != "NODE_FAIL"
 
     if not components:
         return None

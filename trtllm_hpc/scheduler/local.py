@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.node import remove_leftovers
@@ -18,9 +18,6 @@ from trtllm_hpc.runtime.process import all_processes, signal_group, start_ticks
 from trtllm_hpc.runtime.records import add_event, read_events
 from trtllm_hpc.runtime.stage import end
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
-
-if TYPE_CHECKING:
-    from submitit import LocalExecutor
 
 _POLL_S = 0.2
 _KILL_POLL_S = 0.1
@@ -76,18 +73,6 @@ class StageScript:
         if code:
             raise RuntimeError(f"{self.path} ended with exit code {code}")
         return code
-
-
-def local_executor(paths: RunPaths, minutes: int, gpus: int) -> LocalExecutor:
-    """Return submitit's own executor; each stage gets a controller process that outlives this one.
-
-    ``minutes`` bounds each stage with its wait for those before it; ``gpus`` are those of this machine.
-    """
-    from submitit import LocalExecutor
-
-    executor = LocalExecutor(paths.submitit)
-    executor.update_parameters(timeout_min=minutes, gpus_per_node=gpus, stderr_to_stdout=True)
-    return executor
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Slurm's commands: the one place that starts them outside of jobs."""
+"""Slurm's commands, which nothing else starts outside of jobs, and the states of one cluster's jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -17,20 +18,15 @@ from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.runtime.process import captured
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
 from trtllm_hpc.runtime.submission import QUEUE, queued, submit_script
-from trtllm_hpc.scheduler.job_info import (
-    JobInfo,
-    JobTimes,
-    Origin,
-    RunJob,
-    accounted,
-    by_id,
-    together,
-)
-from trtllm_hpc.scheduler.reasons import limit_in
-from trtllm_hpc.scheduler.states import LOST, PROLOG_FAILED, JobState, parse_state
+from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, Origin, RunJob, accounted, by_id, together
+from trtllm_hpc.scheduler.states import LOST, PROLOG_FAILED, JobState, limit_in, parse_state
 
 TIMEOUT_S = 60.0
 """Bound on one command: a busy controller answers late, one that is gone never does."""
+
+_SHORTEST_PAUSE_S = 2.0
+_LONGEST_PAUSE_S = 15.0
+"""Pauses between two queries; they grow with the time since something happened."""
 
 _OPTION_VARIABLES = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_")
 """Prefixes of the variables that Slurm's commands take as options. SBATCH_PARTITION would silently override
@@ -163,8 +159,6 @@ class Slurm:
             if answer.returncode and "Invalid job id" not in answer.stderr and "already" not in answer.stderr:
                 raise _refused(answer, "scancel failed")
 
-    # The commands ---------------------------------------------------------------------
-
     def _queued(self, jobs: Sequence[RunJob], rows: Mapping[str, list[JobInfo]]) -> dict[RunJob, JobInfo]:
         found = {}
         shown = cache(self._scontrol)
@@ -188,13 +182,18 @@ class Slurm:
             raise _refused(answer, "squeue failed")
         found = []
         for row in _rows("squeue", answer.stdout, len(_COLUMNS)):
-            job_id, state, reason, nodes, submitted, started, ends, uid, *origin = row
-            parsed = parse_state(state)
-            times = _times(parsed, *map(_moment, (submitted, started, ends)))
-            pending = reason if parsed.name == "PENDING" else ""
-            found.append(
-                JobInfo(job_id, parsed, pending, nodes, times=times, origin=Origin(_uid(uid), *origin))
-            )
+            job_id, name, reason, nodes, *moments, uid, user, job_name, folder, script = row
+            state, origin = parse_state(name), Origin(_uid(uid), user, job_name, folder, script)
+            submitted, started, ends = map(_moment, moments)
+            # Before the start %S is when that is expected; before the end %e is when the time limit ends the
+            # job (squeue(1)).
+            times = JobTimes(submitted, started, ends_by=ends)
+            if state.name == "PENDING":
+                times = JobTimes(submitted, expected_at=started)
+            elif state.final:
+                times = JobTimes(submitted, started, ends)
+            pending = reason if state.name == "PENDING" else ""
+            found.append(JobInfo(job_id, state, pending, nodes, times=times, origin=origin))
         return by_id(found)
 
     def _state_after_prolog(self, info: JobInfo, times: JobTimes) -> JobState:
@@ -222,7 +221,17 @@ class Slurm:
             # events have to suffice.
             self._no_accounting = True
             return {}
-        return by_id(_accounted(answer.stdout))
+        found = []
+        for row in _rows("sacct", answer.stdout, 1 + _ACCOUNTED.count(",")):
+            job_id, state, code, nodes, *moments, given, energy, uid, user, name, folder, line = row
+            times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
+            origin = Origin(_uid(uid), user, name, folder, submit_line=line)
+            # Energy is 0 or empty where it is not measured.
+            used = (int(gpus[1]) if gpus else None, _moment(energy))
+            found.append(
+                JobInfo(job_id, parse_state(state), "", _nodes(nodes), *_exit(code), times, *used, origin)
+            )
+        return by_id(found)
 
     def _scontrol(self, job_id: str) -> list[JobInfo]:
         """Return what scontrol shows by an id: a row for each component."""
@@ -249,12 +258,103 @@ class Slurm:
         return run_command(command, self.conf, timeout_s=self.timeout_s, extra=extra)
 
 
+class JobWatcher:
+    """Knows the states of one cluster's jobs.
+
+    A job that has ended with a known exit code is not queried again; an unknown job is: accounting may be
+    late. The methods below ``refresh`` are those that submitit's :class:`~submitit.core.core.Job` calls.
+    """
+
+    def __init__(self, slurm: Slurm) -> None:
+        self.slurm = slurm
+        self.queries = 0
+        """How often Slurm was queried."""
+        self._known: dict[RunJob, JobInfo] = {}
+        self._jobs: set[RunJob] = set()
+        self._ended: set[RunJob] = set()
+        self._answered: set[RunJob] = set()
+        self._by_id: dict[str, RunJob] = {}
+        self._news_at = self._queried_at = float("-inf")
+
+    def job_infos(self, jobs: Collection[RunJob], mode: str = "standard") -> dict[RunJob, JobInfo]:
+        """Return what Slurm knows of these jobs; jobs unknown to it are left out.
+
+        The ``mode`` is ``force`` (query now), ``standard`` (query new jobs now and others when the pause is
+        over) or ``cache`` (do not query). Raises SubmissionError if Slurm does not answer.
+        """
+        self.add(jobs)
+        if jobs:
+            self.refresh(mode)
+        return {job: self._known[job] for job in jobs if job in self._known}
+
+    def add(self, jobs: Collection[RunJob]) -> None:
+        """Query these jobs from now on."""
+        if not self._jobs.issuperset(jobs):
+            self._jobs.update(jobs)
+            self.restart_pauses()
+        self._by_id |= {job.job_id: job for job in jobs}
+
+    def restart_pauses(self) -> None:
+        """Query at once and then at short pauses again: something has happened."""
+        self._news_at, self._queried_at = time.time(), float("-inf")
+
+    def refresh(self, mode: str = "standard") -> None:
+        """Query all jobs that have not ended, if it is time for that; ``mode`` as for :meth:`job_infos`.
+
+        If Slurm does not answer (SubmissionError), what was known before stays known.
+        """
+        now = time.time()
+        pause_s = min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, (now - self._news_at) / 2))
+        if mode == "cache" or (mode == "standard" and now - self._queried_at <= pause_s):
+            return
+        self.queries += 1
+        self._queried_at = now
+        queried = self._jobs - self._ended
+        answers = self.slurm.query(queried)
+        self._answered |= queried
+        self._known = {job: info for job, info in self._known.items() if job not in queried} | answers
+        self._ended |= {
+            job for job, info in answers.items() if info.state.final and info.exit_code is not None
+        }
+
+    def register_job(self, job_id: str) -> None:
+        """Do nothing: a job registers with all that identifies it (:meth:`add`)."""
+
+    def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
+        """Return a job's state as submitit reads it; empty before the first answer."""
+        job = self._by_id[job_id]
+        try:
+            self.job_infos([job], mode)
+        except SubmissionError as error:
+            if not error.transient:  # else what was known stays valid until the next query
+                raise
+        if job not in self._answered:
+            return {}
+        info = self._known.get(job) or JobInfo(job_id, LOST)
+        return {
+            "State": info.state.name,
+            "Final": "yes" if info.state.final else "",
+            "ExitCode": "" if info.exit_code is None else str(info.exit_code),
+            "NodeList": info.nodes,
+        }
+
+    def get_state(self, job_id: str, mode: str = "standard") -> str:
+        """Return Slurm's name of the state, or UNKNOWN before the first answer."""
+        return self.get_info(job_id, mode).get("State") or "UNKNOWN"
+
+    def is_done(self, job_id: str, mode: str = "standard") -> bool:
+        """Return whether the job has ended, by the table of states and not by submitit's list."""
+        return bool(self.get_info(job_id, mode).get("Final"))
+
+
+# How a command is run ---------------------------------------------------------------
+
+
 def run_command(
     command: Sequence[str],
     conf: str | None = None,
     *,
     timeout_s: float | None = None,
-    without: tuple[str, ...] = _OPTION_VARIABLES,
     extra: dict[str, str] | None = None,
     new_session: bool = False,
 ) -> subprocess.CompletedProcess[str]:
@@ -263,7 +363,7 @@ def run_command(
     Args:
         conf: value for ``SLURM_CONF``; ``None`` leaves it as it is.
         timeout_s: by default ``TIMEOUT_S``.
-        without: prefixes of the environment variables that the command does not get; it gets ``extra``.
+        extra: environment variables, beside this process's own without those that are options.
         new_session: out of the reach of Ctrl-C.
     """
     if conf is not None and not Path(conf).is_file():
@@ -273,10 +373,8 @@ def run_command(
             hint="trtllm-hpc sandbox up, if this is the sandbox; else set slurm_conf in the profile",
         )
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(without)}
-    for name, value in (("SLURM_CONF", conf or os.environ.get("SLURM_CONF")), *(extra or {}).items()):
-        if value is not None:
-            environment[name] = value
+    environment = {name: it for name, it in os.environ.items() if not name.startswith(_OPTION_VARIABLES)}
+    environment |= ({"SLURM_CONF": conf} if conf else {}) | (extra or {})
     try:
         return captured(command, timeout_s, environment, session=new_session)
     except FileNotFoundError:
@@ -313,21 +411,6 @@ def _rows(command: str, text: str, count: int) -> list[list[str]]:
     return rows
 
 
-def _accounted(text: str) -> list[JobInfo]:
-    """Return the jobs that sacct has printed with the columns ``_ACCOUNTED``."""
-    found = []
-    for row in _rows("sacct", text, 1 + _ACCOUNTED.count(",")):
-        job_id, state, code, nodes, *moments, given, energy, uid, user, name, folder, line = row
-        times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
-        origin = Origin(_uid(uid), user, name, folder, submit_line=line)
-        # Energy is 0 or empty where it is not measured.
-        used = (int(gpus[1]) if gpus else None, _moment(energy))
-        found.append(
-            JobInfo(job_id, parse_state(state), "", _nodes(nodes), *_exit(code), times, *used, origin)
-        )
-    return found
-
-
 def _uid(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
@@ -340,20 +423,6 @@ def _nodes(text: str) -> str:
 def _moment(text: str) -> float | None:
     """Parse a moment in seconds since the epoch; ``None`` for ``N/A`` and the like."""
     return float(text) if text.isdigit() and int(text) else None
-
-
-def _times(
-    state: JobState, submitted_at: float | None, started_at: float | None, ended_at: float | None
-) -> JobTimes:
-    """Return the times of squeue's ``%V``, ``%S``, before the start when that is expected, and ``%e``.
-
-    Before the end ``%e`` is when the time limit ends the job (squeue(1)).
-    """
-    if state.name == "PENDING":
-        return JobTimes(submitted_at, expected_at=started_at)
-    if state.final:
-        return JobTimes(submitted_at, started_at, ended_at)
-    return JobTimes(submitted_at, started_at, ends_by=ended_at)
 
 
 def _exit(text: str) -> tuple[int | None, int | None]:

@@ -16,11 +16,10 @@ from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
 from trtllm_hpc.paths import RunPaths, locked, read_json, write_text
 from trtllm_hpc.render.environment import render_template
-from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.listing import listed_runs
 from trtllm_hpc.runs.status import SWEEP_JOB_NAME, RunState, sweep_job
 from trtllm_hpc.runs.submit import (
-    Turn,
+    cancel_run,
     prepare_rest,
     refuse_cancelled,
     resume_run,
@@ -142,12 +141,12 @@ def _submitted(runs: Sequence[RunPaths], lanes: int | None, live: Collection[Run
         before = last.get(lane, []) if lanes else []
         builder = builds.get(_engine(run) or "")
         waits = [*before, *([builder] if builder and builder not in before else [])]
-        turn = Turn(lane, tuple(f"afterany:{job}" for job in waits))
+        conditions = tuple(f"afterany:{job}" for job in waits)
         if read_submission(run) is None:
             with sole_command(run):
-                remember(run, submit_stages(run, turn=turn))
+                remember(run, submit_stages(run, lane=lane, conditions=conditions))
         else:
-            remember(run, resume_run(run, turn))
+            remember(run, resume_run(run, lane=lane, conditions=conditions))
         yield
 
 

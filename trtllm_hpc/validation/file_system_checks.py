@@ -213,7 +213,7 @@ def dev_shm(context: Context) -> Diagnostic | None:
     """Measured here only if the job runs here; else the preflight measures on each node."""
     if context.on_slurm:
         return None
-    ranks = context.plan.allocation.ranks_per_node if context.has_job else 1
+    ranks = context.plan.parts[0].allocation.ranks_per_node if context.has_job else 1
     return shared_memory(socket.gethostname(), shm_free_gib(), ranks)
 
 

@@ -91,7 +91,7 @@ def partition(context: Context) -> Diagnostic | None:
     cluster = context.cluster
     phases = () if cluster.phases is None else ("context", "generation")
     if context.has_job:
-        if context.plan.component is None:
+        if len(context.plan.parts) == 1:
             phases = ()
         else:  # the server is on the phases' nodes
             cluster = cluster.model_copy(update={"gpus_per_node": 0, "gpu_type": None})

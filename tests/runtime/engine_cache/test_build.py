@@ -15,7 +15,7 @@ import pytest
 
 from tests.runtime.engine_cache.builds import SCRIPT, MakeRun, Run, tree, with_adapters
 from tests.waiting import eventually
-from trtllm_hpc.engine_cache.contents import verify
+from trtllm_hpc.engine_cache import verify
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import read_events

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.engine_cache.builds import MakeRun, make_model, with_adapters, with_arguments
-from trtllm_hpc.engine_cache.lookup import CachedEngine, lookup
+from trtllm_hpc.engine_cache import CachedEngine, lookup
 from trtllm_hpc.runtime.engine_cache.build_recipe import BuildRecipe
 
 

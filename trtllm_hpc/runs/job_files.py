@@ -1,21 +1,24 @@
-"""A job file for a checkpoint, a kind of GPU and a goal: from a shipped one, or derived from its size.
+"""The shipped job files and what each shows; and a job file for a checkpoint, a kind of GPU and a goal.
 
-Comments in the file say where its values come from.
+The latter is made from a shipped one, or derived from the checkpoint's size. Comments in it say where its
+values come from.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any, Literal
 
+from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.cluster import ClusterProfile, gpus
-from trtllm_hpc.config.dump import compact_yaml
+from trtllm_hpc.config.dump import compact_yaml, scalar
 from trtllm_hpc.config.files import jobs
+from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic
-from trtllm_hpc.runs.shipped_jobs import ShippedJob, shipped_jobs
 from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
 from trtllm_hpc.tensorrt_llm.memory import Parallel, UnknownModel, gib, plan_memory
 from trtllm_hpc.tensorrt_llm.releases.release import releases
@@ -32,6 +35,87 @@ _LIMITS = """
 serve: {cpus_per_rank: 4, time_limit_minutes: 240, ready_timeout_seconds: 5400}
 companion: {time_limit_minutes: 180}
 """
+_GPUS_PER_NODE = 8
+"""GPUs of the node that the layouts are worked out for; only the spread over nodes depends on it."""
+
+
+@dataclass(frozen=True)
+class ShippedJob:
+    """One shipped job file."""
+
+    name: str
+    """Its name for ``submit`` and the other commands that take a JOB."""
+    file: str
+    """Path of the file."""
+    model: str
+    """Name of the synthetic model, or of the model's folder."""
+    backend: str
+    """``engine.backend``."""
+    release: str | None
+    """Release of TensorRT-LLM that the file states."""
+    ranks: int
+    """Of all instances together."""
+    gpus: int
+    """0: it needs none."""
+    nodes: int
+    """Nodes of eight GPUs that these are spread over."""
+    gpu_types: str | None
+    """The GPUs that the settings are for, ``H100 or H200``; ``None``: the file does not say."""
+    summary: str
+    """First sentence, up to its colon, of the comment at its top."""
+
+
+def shipped_jobs() -> list[ShippedJob]:
+    """Return the shipped job files by name, those that need no GPU first.
+
+    Raises ConfigError if one of them is wrong.
+    """
+    return sorted((described(name, path) for name, path in jobs().items()), key=lambda job: job.gpus > 0)
+
+
+def copy_of(name: str, own_name: str, model: str | None, key: str) -> str:
+    """Return the text of a shipped job file with another name, and ``model.KEY``; raises ConfigError."""
+    file = jobs()[name]
+    # By lines, which are alike in every shipped file: ruamel's round trip would lose the comment that follows
+    # the line of model.path, and write lists and null in another way.
+    text, named = file.read_text(encoding="utf-8"), f"name: {scalar(own_name)}"
+    text = re.sub(r"(?m)^name: .*", lambda _: named, text)
+    if model is None:
+        return text
+    if read_job(file).model.path is None:
+        message = f"{name} makes a model of its own, so there is no folder to set"
+        raise ConfigError([Diagnostic("conflict", message, str(file), hint="leave --model out")])
+    line = f"  {key}: {scalar(model)}"
+    text, lines = re.subn(r"(?m)^  path: .*", lambda _: line, text)
+    return text if lines else f"{text}\nmodel:\n{line}\n"
+
+
+def described(name: str, path: Path) -> ShippedJob:
+    """Return what a job file is for. Raises ConfigError if it is wrong."""
+    job = read_job(path)
+    cluster = ClusterProfile(name="any", partition="any", gpus_per_node=_GPUS_PER_NODE)
+    backend = backend_of(job)
+    [layout] = backend.topology(job, cluster).components
+    text = path.read_text(encoding="utf-8")
+    gpu_types = re.search(r"(?m)^# GPUs: (.+)$", text)
+    top = re.match(r"(?:# *\S.*\n)*", text)
+    comment = " ".join(line.removeprefix("#").strip() for line in (top[0] if top else "").splitlines())
+    sentence = re.match(r".+?(?=[.:](?:\s|$))", comment)
+    return ShippedJob(
+        name=name,
+        file=str(path),
+        model=job.model.synthetic or Path(job.model.path or "").name,
+        backend=job.engine.backend,
+        release=job.engine.tensorrt_llm_version,
+        ranks=layout.world_size,
+        gpus=layout.nodes * layout.gpus_per_node if backend.needs_gpus else 0,
+        nodes=layout.nodes,
+        gpu_types=gpu_types[1] if gpu_types else None,
+        summary=sentence[0] if sentence else comment,
+    )
+
+
+# A job file for a checkpoint ----------------------------------------------------------
 
 
 def fitting_job(folder: Path, name: str, path: str, gpu: str, goal: Goal) -> tuple[str, list[str]]:
@@ -51,17 +135,15 @@ def fitting_job(folder: Path, name: str, path: str, gpu: str, goal: Goal) -> tup
     shipped = _shipped_for(checkpoint, gpu, goal, 1 if layout is None else layout.tensor * layout.pipeline)
     if shipped is not None:
         notes.append(f"Settings: shipped job file {shipped.name}; its comments name NVIDIA's files.")
-        head: dict[str, Any] = {"name": name, "extends": shipped.name}
-        engine = {}
-    else:
-        if layout is None:
-            message = "no shipped job file is for it, and no index of its weights has their size"
-            raise _error(checkpoint, message)
+        head, engine = {"name": name, "extends": shipped.name}, ""
+    elif layout is not None:
         notes.append("No shipped job file fits: the number of GPUs is the memory planner's, the rest ours.")
-        head, engine = {"name": name}, {"engine": _derived(checkpoint, layout, goal)}
+        derived = compact_yaml({"engine": _derived(checkpoint, layout, goal)})
+        head, engine = {"name": name}, f"\n{derived}{_LIMITS}"
+    else:
+        raise _error(checkpoint, "no shipped job file is for it, and no index of its weights has their size")
     text = "".join(f"{_WRAPPER.fill(note)}\n" for note in notes) + compact_yaml(head)
-    text += f"\n{compact_yaml({'model': {'path': path}})}"
-    return text + (f"\n{compact_yaml(engine)}{_LIMITS}" if engine else ""), notes
+    return f"{text}\n{compact_yaml({'model': {'path': path}})}{engine}", notes
 
 
 def _error(checkpoint: Checkpoint, message: str) -> ConfigError:
