@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trtllm_hpc.backends import llm_api_rules
+from trtllm_hpc.backends import tensorrt_llm_rules
 from trtllm_hpc.backends.base import Backend, TritonBackend
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
@@ -29,9 +29,9 @@ class PyTorchBackend(Backend):
     """What loads a checkpoint with the LLM API on PyTorch, whatever answers."""
 
     release_use = "nearest"
-    rules: tuple[Rule, ...] = llm_api_rules.RULES
-    keys: Mapping[str, tuple[str, ...]] = llm_api_rules.KEYS
-    unused_hint = llm_api_rules.UNUSED_HINT
+    rules: tuple[Rule, ...] = tensorrt_llm_rules.RULES
+    keys: Mapping[str, tuple[str, ...]] = tensorrt_llm_rules.KEYS
+    unused_hint = tensorrt_llm_rules.UNUSED_HINT
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
         """Return one task without Slurm, where there is no launcher: the LLM API starts its own workers."""
@@ -57,7 +57,7 @@ class PyTorchBackend(Backend):
 class TritonLlmApi(PyTorchBackend, TritonBackend):
     """The LLM API as upstream's model of Triton."""
 
-    keys: Mapping[str, tuple[str, ...]] = {**llm_api_rules.KEYS, "repository": ("decoupled",)}
+    keys: Mapping[str, tuple[str, ...]] = {**tensorrt_llm_rules.KEYS, "repository": ("decoupled",)}
     text_model = "tensorrt_llm"
     worker_models = ()
     # Upstream's model takes other requests than ensemble.

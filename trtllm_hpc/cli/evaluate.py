@@ -16,7 +16,7 @@ from trtllm_hpc.paths import COMPANION_EVALUATION, SWEEPS, RunPaths, default_run
 from trtllm_hpc.runs.find import find_run
 
 if TYPE_CHECKING:
-    from trtllm_hpc.config.evaluation import Evaluation
+    from trtllm_hpc.config.benchmark import Evaluation
 
 
 @click.command("evaluate")
@@ -120,7 +120,7 @@ def _settings(run: RunPaths | None, settings: tuple[str, ...], given: dict[str, 
     """Return the job file's settings with those given as ``--set`` and as options over them."""
     from pydantic import ValidationError
 
-    from trtllm_hpc.config.evaluation import Evaluation
+    from trtllm_hpc.config.benchmark import Evaluation
     from trtllm_hpc.config.files import read_spec
 
     own = None if run is None else read_spec(run.spec).companion.evaluate

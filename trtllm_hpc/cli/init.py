@@ -6,18 +6,35 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtllm_hpc.cli.listing import print_listing
 from trtllm_hpc.cli.options import complete_with, job_names, json_option, refuse_existing, save_new
-from trtllm_hpc.config.schemas import NAMES, schema, schema_file
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.fitting_job import Goal
     from trtllm_hpc.runs.shipped_jobs import ShippedJob
+
+
+NAMES = ("job", "cluster", "lock", "output")
+
+
+def schema_file(name: str) -> Path:
+    """Return the shipped file ``NAME.schema.json``."""
+    return Path(str(resources.files("trtllm_hpc.templates"))) / "schemas" / f"{name}.schema.json"
+
+
+def schema(name: str) -> dict[str, Any]:
+    """Return a schema of :data:`NAMES` that needs no other file."""
+    text = schema_file(name).read_text(encoding="utf-8")
+    if name != "cluster":
+        return dict(json.loads(text))
+    whole = json.loads(text.replace("job.schema.json#", "#"))  # its job_defaults are a job file's
+    return {**whole, "$defs": {**whole["$defs"], **schema("job")["$defs"]}}
 
 
 @click.group()

@@ -25,8 +25,15 @@ from trtllm_hpc.wire.served_model import (
     WEIGHTS_INPUT,
     ServedModel,
 )
-from trtllm_hpc.wire.triton_request import Tensors, infer_request, tensors
-from trtllm_hpc.wire.triton_response import ANSWER_OUTPUTS, infer_outputs, is_final, to_response
+from trtllm_hpc.wire.triton import (
+    ANSWER_OUTPUTS,
+    Tensors,
+    infer_outputs,
+    infer_request,
+    is_final,
+    tensors,
+    to_response,
+)
 
 STOP_TIMEOUT_S = 5.0
 """From a stop request to the last response."""

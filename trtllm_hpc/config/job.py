@@ -6,10 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
-from trtllm_hpc.config.engine import FRONTENDS, Engine, Parallelism
-from trtllm_hpc.config.evaluation import Evaluation
-from trtllm_hpc.config.repository import KvCache, Repository
+from trtllm_hpc.config.benchmark import Benchmark, Evaluation, LoraAdapter
+from trtllm_hpc.config.engine import FRONTENDS, Engine, KvCache, Parallelism, Repository
 from trtllm_hpc.config.sweep import SweepSection
 from trtllm_hpc.config.types import (
     AbsolutePath,

@@ -17,7 +17,7 @@ from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.engines.options import CONVERTED
 from trtllm_hpc.engines.toolchain import LORA_PROGRAM, Toolchain
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.tensorrt_llm.releases.families import families
+from trtllm_hpc.tensorrt_llm.releases.programs import families
 
 # Programs -----------------------------------------------------------------------------
 

@@ -10,8 +10,7 @@ from trtllm_hpc.config.diagnostics import in_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.options import Role, by_quantize
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.tensorrt_llm.releases.families import Family, first_release
-from trtllm_hpc.tensorrt_llm.releases.programs import Program, releases_with
+from trtllm_hpc.tensorrt_llm.releases.programs import Family, Program, first_release, releases_with
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 PROGRAMS: Mapping[Role, str] = {

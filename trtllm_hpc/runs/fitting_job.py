@@ -16,7 +16,7 @@ from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.runs.shipped_jobs import ShippedJob, shipped_jobs
-from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
+from trtllm_hpc.tensorrt_llm.job_facts import Checkpoint
 from trtllm_hpc.tensorrt_llm.memory import Parallel, UnknownModel, gib, plan_memory
 from trtllm_hpc.tensorrt_llm.releases.release import releases
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.dump import scalar
-from trtllm_hpc.config.files import jobs
-from trtllm_hpc.config.inheritance import read_job
+from trtllm_hpc.config.files import jobs, read_job
 from trtllm_hpc.errors import ConfigError, Diagnostic
 
 _GPUS_PER_NODE = 8

@@ -18,9 +18,8 @@ from typing import NamedTuple
 from trtllm_hpc.backends import backend_of, facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import JOB_FILE, in_job
-from trtllm_hpc.config.files import find_job, find_profile, read_tree, swapped
+from trtllm_hpc.config.files import find_job, find_profile, override, read_job_tree, read_tree, swapped
 from trtllm_hpc.config.hub import HubFailed
-from trtllm_hpc.config.inheritance import override, read_job_tree
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import (
     CLUSTER_PREFIX,
