@@ -32,6 +32,35 @@ EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
+class DefaultGroup(click.Group):
+    """A group whose command ``run`` may be left out: ``bench latest`` is ``bench run latest``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of use, not of the alphabet."""
+        return list(self.commands)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse ``bench latest --rate 4`` as ``bench run latest --rate 4``."""
+        if not args and ctx.resilient_parsing:
+            return super().parse_args(ctx, args)  # for shell completion, which offers commands, too
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write both forms."""
+        argument = next(it for it in self.commands["run"].params if isinstance(it, click.Argument))
+        formatter.write_usage(ctx.command_path, f"{argument.make_metavar(ctx)} [OPTIONS]")
+        formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...", prefix=" " * len("Usage: "))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of ``run``, and then the commands."""
+        run = self.commands["run"]
+        run.format_options(click.Context(run, ctx, "run"), formatter)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, it.short_help or "") for name, it in self.commands.items()])
+
+
 def complete_with(names: Callable[[click.Context], Iterable[str]], *, files: bool = False) -> Complete:
     """Return a ``shell_complete`` that offers the names that begin with what is typed, and ``files``, too."""
 

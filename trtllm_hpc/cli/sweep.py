@@ -1,4 +1,4 @@
-"""``trtllm-hpc sweep list``, ``status``, ``watch``, ``cancel``, ``resume`` and ``report``."""
+"""``trtllm-hpc sweep``: run every variant of a job file, and find the best."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.api.sweep import Sweep
+from trtllm_hpc.api.sweep import Sweep, plan_sweep
 from trtllm_hpc.cli.listing import print_listing
 from trtllm_hpc.cli.options import (
+    DefaultGroup,
     complete_with,
     detaching,
+    ignore_option,
+    job_options,
     json_option,
     print_json,
     print_warning,
@@ -25,8 +28,115 @@ from trtllm_hpc.config.dump import flow
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.report.formatting import format_time
 from trtllm_hpc.report.tables import Table, print_table
-from trtllm_hpc.sweeps.record import find_sweep, list_sweeps
+from trtllm_hpc.sweeps.create import PlannedSweep
+from trtllm_hpc.sweeps.record import Variant, find_sweep, list_sweeps
 from trtllm_hpc.sweeps.status import SweepStatus
+
+
+@click.group("sweep", cls=DefaultGroup)
+def command() -> None:
+    """Run the variants of JOB: every combination of some keys' values.
+
+    The variants stand in the job file's section `sweep`, or in --sweep. All are
+    checked before anything is queued. Each variant gets a run folder of its own
+    in RUNS/sweeps/ID/, and jobs of its own, which Slurm starts without this
+    command. A variant that fails stops no other one.
+
+    \b
+    Examples:
+      trtllm-hpc sweep job.yaml --sweep engine.tensor_parallel=2,4,8
+      trtllm-hpc sweep job.yaml --sweep engine.max_batch_size=64,256 --set sweep.max_running=2 --wait
+      trtllm-hpc sweep job.yaml --set sweep.allocation=one
+      trtllm-hpc sweep job.yaml --check
+      trtllm-hpc sweep status latest
+    """
+
+
+@dataclass(frozen=True)
+class CheckedSweep:
+    """A sweep of which nothing was submitted."""
+
+    name: str
+    """The job's."""
+    keys: tuple[str, ...]
+    """The keys that differ between the variants."""
+    variants: tuple[Variant, ...]
+    jobs: int
+    """How many jobs it would submit."""
+
+
+@command.command("run", short_help="Submit every variant of a job file; 'run' may be left out.")
+@job_options
+@click.option(
+    "--sweep",
+    "options",
+    multiple=True,
+    metavar="KEY=A,B",
+    help="Add a key with its values to the grid.  [repeatable]",
+)
+@click.option("--check", is_flag=True, help="Only check the variants and list them.")
+@click.option("--skip-refused", is_flag=True, help="Submit the others if some variants are wrong.")
+@ignore_option
+@click.option("--wait", is_flag=True, help="Follow the sweep to its end; exit with the code of what failed.")
+@json_option
+def run_command(
+    job_file: Path,
+    cluster: str,
+    settings: tuple[str, ...],
+    runs: Path | None,
+    options: tuple[str, ...],
+    check: bool,
+    skip_refused: bool,
+    ignore: tuple[str, ...],
+    wait: bool,
+    as_json: bool,
+) -> int:
+    """Submit every variant of JOB: each combination of the values of its section `sweep`.
+
+    \b
+    Examples:
+      trtllm-hpc sweep run job.yaml --sweep engine.tensor_parallel=2,4,8
+      trtllm-hpc sweep run job.yaml --set sweep.max_running=2 --wait
+      trtllm-hpc sweep run job.yaml --set sweep.allocation=one
+      trtllm-hpc sweep run job.yaml --check --json
+
+    \b
+    Exit codes: those of `submit`; with --wait that of the first variant that failed.
+    """
+    planned = plan_sweep(
+        job_file,
+        cluster,
+        settings,
+        runs,
+        vary=options,
+        skip_refused=skip_refused,
+        ignored_checks=ignore,
+    )
+    for found in planned.findings:
+        print_warning(f"left out: {found}")
+    for warning in planned.warnings:
+        print_warning(warning)
+    if check:
+        _print_checked(planned, as_json)
+        return 0
+    planned.write()
+    sweep = Sweep(planned.paths)
+    count = len(planned.runs)
+    if not as_json:
+        click.echo(f"sweep {sweep.id}: {count} variants\n  folder {sweep.paths.folder}")
+    print_submitted(sweep, (), as_json=as_json and not wait)
+    return watch(sweep, as_json=as_json) if wait else 0
+
+
+def _print_checked(planned: PlannedSweep, as_json: bool) -> None:
+    record = planned.record
+    if as_json:
+        print_json(CheckedSweep(record.name, tuple(record.keys), tuple(record.variants), planned.jobs))
+        return
+    for variant in record.variants:
+        click.echo(f"{variant.name}{'  (left out)' if variant.refused else ''}")
+    click.echo(f"{len(planned.runs)} variants, {planned.jobs} jobs; nothing was submitted")
+
 
 _LINE_PAUSE_S = 30.0
 """Shortest pause between two lines of 'watch' that say the same."""
@@ -65,7 +175,7 @@ class SweepRow:
     """Seconds since the epoch."""
 
 
-@click.command("list")
+@command.command("list", short_help="List the sweeps.")
 @runs_option
 @json_option
 def list_command(runs: Path | None, as_json: bool) -> None:
@@ -100,7 +210,7 @@ def list_command(runs: Path | None, as_json: bool) -> None:
     )
 
 
-@click.command("status")
+@command.command("status", short_help="Show the state of each variant.")
 @sweep_argument
 @runs_option
 @json_option
@@ -117,7 +227,7 @@ def status_command(sweep: Sweep, runs: Path | None, as_json: bool) -> None:
     _print_status(sweep.status, as_json)
 
 
-@click.command("watch")
+@command.command("watch", short_help="Follow a sweep to its end.")
 @sweep_argument
 @runs_option
 @json_option
@@ -135,7 +245,7 @@ def watch_command(sweep: Sweep, runs: Path | None, as_json: bool) -> int:
     return watch(sweep, as_json=as_json)
 
 
-@click.command("cancel")
+@command.command("cancel", short_help="Cancel a sweep, or some of its variants.")
 @sweep_argument
 @_variants_argument
 @runs_option
@@ -150,7 +260,7 @@ def cancel_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -
     _print_status(sweep.cancel(variants), as_json=False)
 
 
-@click.command("resume")
+@command.command("resume", short_help="Submit what has not completed.")
 @sweep_argument
 @_variants_argument
 @runs_option
@@ -168,7 +278,7 @@ def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -
     print_submitted(sweep, variants, as_json=False)
 
 
-@click.command("report")
+@command.command("report", short_help="Write the frontier and the best variant as one HTML file.")
 @sweep_argument
 @click.option("--slo", metavar="LIMITS", help="Rank under these limits.  [default: those of the job file]")
 @runs_option
