@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from packaging.version import Version
 
 from trtllm_hpc.backends import tensorrt_llm_rules
-from trtllm_hpc.backends.base import (
-    Backend,
-    ServedEngine,
-    ServerPlan,
-    TritonBackend,
-)
+from trtllm_hpc.backends.base import Backend, ServedEngine, ServerPlan, TritonBackend
 from trtllm_hpc.backends.llm_api import arguments, given
 from trtllm_hpc.backends.trtllm_serve import server_plan
 from trtllm_hpc.config.cluster import ClusterProfile

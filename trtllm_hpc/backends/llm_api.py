@@ -95,30 +95,18 @@ def pytorch_arguments(job: JobFile, paths: RunPaths) -> dict[str, Any]:
 
 def arguments(job: JobFile) -> dict[str, Any]:
     """Return the arguments of the LLM API that do not depend on what is loaded."""
-    engine, keys = job.engine, job.kv_cache
-    policy = engine.capacity_scheduler_policy
-    cache = {
-        "free_gpu_memory_fraction": keys.free_gpu_memory_fraction,
-        "max_tokens": keys.max_tokens,
-        "enable_block_reuse": keys.enable_block_reuse,
-        "host_cache_size": keys.host_cache_size,
-        "max_attention_window": keys.max_attention_window,
-        "sink_token_length": keys.sink_token_length,
-    }
+    engine, policy = job.engine, job.engine.capacity_scheduler_policy
     return {
         "tensor_parallel_size": engine.tensor_parallel,
         "pipeline_parallel_size": engine.pipeline_parallel,
         "context_parallel_size": engine.context_parallel if engine.context_parallel > 1 else None,
         "moe_tensor_parallel_size": engine.moe_tensor_parallel,
         "moe_expert_parallel_size": engine.moe_expert_parallel,
-        "max_batch_size": engine.max_batch_size,
-        "max_input_len": engine.max_input_len,
-        "max_seq_len": engine.max_seq_len,
-        "max_num_tokens": engine.max_num_tokens,
-        "max_beam_width": engine.max_beam_width,
-        "enable_chunked_prefill": engine.enable_chunked_prefill,
+        **{key: getattr(engine, key) for key in tensorrt_llm_rules.SAME_KEYS},
         "scheduler_config": {"capacity_scheduler_policy": policy.upper()} if policy is not None else None,
-        "kv_cache_config": given(cache),
+        "kv_cache_config": given(
+            {key: getattr(job.kv_cache, key) for key in tensorrt_llm_rules.KV_CACHE_KEYS}
+        ),
     }
 
 

@@ -115,12 +115,16 @@ KV_CACHE_KEYS = (
     *("free_gpu_memory_fraction", "max_tokens", "enable_block_reuse", "host_cache_size"),
     *("max_attention_window", "sink_token_length"),
 )
+SAME_KEYS = (
+    *("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width"),
+    "enable_chunked_prefill",
+)
+"""Arguments of ``LLM()`` with a key of the same name in ``engine``; those above have one in ``kv_cache``."""
 KEYS = {
     "engine": (
-        *("backend", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
-        *("tensorrt_llm_version", "pipeline_parallel", "context_parallel", "moe_tensor_parallel"),
-        *("moe_expert_parallel", "max_input_len", "max_seq_len", "max_beam_width", "llm_api"),
-        *("enable_chunked_prefill", "capacity_scheduler_policy"),
+        *("backend", "tensorrt_llm_version", "dtype", "llm_api", "capacity_scheduler_policy"),
+        *("tensor_parallel", "pipeline_parallel", "context_parallel", "moe_tensor_parallel"),
+        *("moe_expert_parallel", *SAME_KEYS),
     ),
     "repository": (),
     "kv_cache": KV_CACHE_KEYS,

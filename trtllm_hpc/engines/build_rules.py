@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from trtllm_hpc.config.diagnostics import (
-    Diagnostics,
-    in_cluster,
-    in_job,
-    nearest,
-    placeholder_problems,
-)
+from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job, nearest, placeholder_problems
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.build_steps import OWN_FOLDERS, OWN_NUMBERS
 from trtllm_hpc.engines.facts import EngineFacts

@@ -1,6 +1,6 @@
 """What a job file and a cluster profile mean for an engine: model family, programs, command lines.
 
-Every key of the engine section that is set becomes an ``OptionRequest``; the release's own list of options
+Every key of the engine section that is set becomes a request; the release's own list of options
 decides which option carries it, and a key without one becomes a problem of the job file. ``engine.options``,
 which are further arguments, are checked against the same lists. So every job file that is not refused can be
 rendered.
@@ -18,9 +18,8 @@ from trtllm_hpc.config.diagnostics import in_job, nearest, shown
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.options import (
     ENGINE_KEYS,
-    ModelFacts,
+    EngineKey,
     NotExpressible,
-    OptionRequest,
     Role,
     argv,
     by_quantize,
@@ -58,9 +57,9 @@ class CommandLines:
             # Upstream takes the checkpoint's own type, but float16 for float32.
             own = (model_config or {}).get("torch_dtype") or (model_config or {}).get("dtype")
             dtype = {"float32": "float16", "float16": "float16", "bfloat16": "bfloat16"}.get(str(own))
-        self._model = ModelFacts(dtype, job.engine.max_input_len)
-        for request in requests(job):
-            self._express(request)
+        self._engine = job.engine.model_copy(update={"dtype": dtype})
+        for key, value in requests(job.engine):
+            self._express(key, value)
         for role in RAW_ROLES:
             self.problems += self._raw_problems(role, _raw(job, role))
         for role, program in toolchain.programs.items():
@@ -71,52 +70,50 @@ class CommandLines:
         keys = (word for option in self._options[role].values() for word in option)
         return (*keys, *_raw(self.job, role))
 
-    def _express(self, request: OptionRequest) -> None:
-        """Add the options that carry a request, or a problem where no program of the toolchain has one."""
+    def _express(self, key: EngineKey, value: Any) -> None:
+        """Add the options that carry a value, or a problem where no program of the toolchain has one."""
         done: set[Role] = set()
         reasons: list[str] = []
-        for mapping in request.mappings:
+        for mapping in key.mappings:
             program = self.toolchain.programs.get(mapping.role)
             option = program.options.get(mapping.option) if program is not None else None
-            is_done = mapping.role in done or (done and not request.in_every_program)
+            is_done = mapping.role in done or (done and not key.in_every_program)
             if program is None or option is None or is_done:
                 continue
             try:
-                value = mapping.value(request.value, option, program, self._model)
+                arguments = argv(option, mapping.value(value, option, program, self._engine))
             except NotExpressible as error:
-                self.problems.append(in_job("release", request.key, error.message, error.hint, request.value))
+                self.problems.append(in_job("release", f"engine.{key.key}", error.message, error.hint, value))
                 return
-            arguments = argv(option, value)
             if arguments is None:
-                takes = f"takes {', '.join(option.choices)}" if option.choices else None
-                takes = takes or f"cannot express {shown(request.value)}"
-                reasons.append(f"{program.name}'s {option.name} {takes}")
+                takes = ", ".join(option.choices)
+                cannot = f"takes {takes}" if takes else f"cannot express {shown(value)}"
+                reasons.append(f"{program.name}'s {option.name} {cannot}")
                 continue
             done.add(mapping.role)
             # An option that one key sets stays, though another leaves it out.
             options = self._options[mapping.role]
             options[option.name] = arguments or options.get(option.name, ())
-        if not done and request.needed:
-            message, hint = self._no_option(request, reasons)
-            self.problems.append(in_job("release", request.key, message, hint, request.value))
+        if not done and key.needed:
+            message, hint = self._no_option(key.key, value, reasons)
+            self.problems.append(in_job("release", f"engine.{key.key}", message, hint, value))
 
-    def _no_option(self, request: OptionRequest, reasons: Sequence[str]) -> tuple[str, str]:
+    def _no_option(self, key: str, value: Any, reasons: Sequence[str]) -> tuple[str, str]:
         """Return message and hint; ``reasons`` say why the options that are there do not take the value."""
         version = self.toolchain.release.version
         if reasons:
-            message = f"TensorRT-LLM {version} cannot do {shown(request.value)}: {'; '.join(reasons)}"
-            return message, f"choose another value, or leave {request.key} out"
+            message = f"TensorRT-LLM {version} cannot do {shown(value)}: {'; '.join(reasons)}"
+            return message, f"choose another value, or leave engine.{key} out"
         message = f"no program that builds this engine with TensorRT-LLM {version} has an option for it"
-        section, _, name = request.key.rpartition(".")
-        if section == "engine.plugins":
+        hint = "or take another release"
+        if key.startswith("plugins."):
             every = (option for it in self.toolchain.programs.values() for option in it.options)
             plugins = [it[1] for it in map(re.compile(r"--(?:use_)?(.+)_plugin").fullmatch, every) if it]
-            if near := nearest(name, plugins):
+            if near := nearest(key.removeprefix("plugins."), plugins):
                 return message, f"did you mean '{near}'?"
-        if request.key == "engine.quantization.checkpoint":
-            instead = "and set model.path to the folder of the quantized weights"
-            return message, f"leave {request.key} out, {instead}"
-        return message, f"leave {request.key} out, or take another release"
+        elif key == "quantization.checkpoint":
+            hint = "and set model.path to the folder of the quantized weights"
+        return message, f"leave engine.{key} out, {hint}"
 
     def _raw_problems(self, role: Role, given: Sequence[str]) -> Iterator[Diagnostic]:
         """Yield what is wrong with ``engine.options`` of a program: what it lacks, and what a key sets."""
@@ -164,10 +161,10 @@ class CommandLines:
             if is_given or not option.default_varies or option.name in _NOT_OF_THE_ENGINE:
                 continue
             default = option.default
-            if option.name.endswith("_plugin") and default in _TYPES and self._model.dtype is not None:
+            if option.name.endswith("_plugin") and default in _TYPES and self._engine.dtype is not None:
                 # Before 0.11 the attention plugin's default is float16 whatever the model is,
                 # and a plugin of another type than the model does not compute it.
-                default = self._model.dtype
+                default = self._engine.dtype
             if arguments := argv(option, default):
                 options[option.name] = arguments
 
@@ -176,7 +173,7 @@ class CommandLines:
         engine, toolchain, version = self.job.engine, self.toolchain, self.toolchain.release.version
         first = toolchain.first
         option = first.options.get("--dtype") or first.options.get("--storage-type")
-        is_unknown = engine.dtype == "auto" and self._model.dtype is None
+        is_unknown = engine.dtype == "auto" and self._engine.dtype is None
         knows_auto = option is None or "auto" in option.choices or option.default in ("auto", None)
         if is_unknown and option is not None and not knows_auto:
             yield (

@@ -11,11 +11,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
-from trtllm_hpc.tensorrt_llm.releases.placeholders import (
-    Placeholder,
-    known_placeholders,
-    placeholders_of,
-)
+from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, known_placeholders, placeholders_of
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 _PIPELINE = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
