@@ -130,9 +130,7 @@ def _request_options(command: Command) -> Command:
     help="How to ask a run.  [default: grpc, or openai where trtllm-serve serves]",
 )
 @click.option(
-    "--chat",
-    is_flag=True,
-    help="Ask over OpenAI's chat, which puts the question into the model's template.",
+    "--chat", is_flag=True, help="Ask over OpenAI's chat, which puts the question into the model's template."
 )
 @click.option("--system", metavar="TEXT", callback=valid_text, help="What a --chat begins with.")
 @click.option(
@@ -199,7 +197,9 @@ def command(
       trtllm-hpc client latest --chat --system "Answer in one sentence." "What is machine learning?"
       trtllm-hpc client --url http://node7:8000/v1 "What is machine learning?"
     """
-    from trtllm_hpc.cli.client_run import Asking, Settings
+    import asyncio
+
+    from trtllm_hpc.cli.client_run import Asking
     from trtllm_hpc.runs.endpoint import endpoint_of
 
     prompts: list[Any] = [*more, *_lines(file), *token_ids]
@@ -218,11 +218,10 @@ def command(
         for name, value in options.items()
         if value is not None and value is not False and value != ()
     }
-    settings = Settings(prompts=tuple(prompts), **given)
-    settings.refuse_contradictions(is_run=run is not None)
+    asking = Asking(run=run, prompts=tuple(prompts), **given)
     target = address or endpoint_of(cast(RunPaths, run), wait_seconds)
     try:
-        Asking(target, settings, run).carry_out()
+        asyncio.run(asking.carry_out(target))
     except RequestFailed as error:
         if run is not None:
             error.hint = error.hint or f"trtllm-hpc logs {call_name(run)} --rank 0"
