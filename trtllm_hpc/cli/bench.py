@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import BOOL, FLOAT, INT, STRING, Choice
 
-from trtllm_hpc.api.measurement import Measurement, measured_folder
+from trtllm_hpc.api.measurement import Measurement, NameRefused, bench, bench_url, measured_folder
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.listing import print_listing
 from trtllm_hpc.cli.options import (
@@ -37,7 +37,6 @@ from trtllm_hpc.report.formatting import NONE, format_time
 from trtllm_hpc.runs.find import find_run, is_run, list_runs
 
 if TYPE_CHECKING:
-    from trtllm_hpc.api.measurement import Measurement
     from trtllm_hpc.client.connect import Address
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.config.job import JobFile
@@ -83,28 +82,17 @@ _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 _FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True)
 _WORKLOADS = Choice(["prompts", "dataset", "normal", "shared-prefix", "trace", "conversations"])
 _SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
-    (
-        *("rate_per_second", "--rate", _Listed(FLOAT), "RATE[,...]"),
-        "Open loop: requests per second, sent even if earlier ones are not answered. Several: a sweep.",
-    ),
-    (
-        *("concurrency", "--concurrency", _Listed(INT), "N[,...]"),
-        "Closed loop instead: N requests, or conversations, at once.",
-    ),
-    (
-        *("arrival", "--arrival", Choice(["constant", "poisson", "gamma", "trace"]), ""),
-        "Distribution of the gaps of an open loop.",
-    ),
+    ("rate_per_second", "--rate", _Listed(FLOAT), "RATE[,...]",
+     "Open loop: requests per second, sent even if earlier ones are not answered. Several: a sweep."),
+    ("concurrency", "--concurrency", _Listed(INT), "N[,...]",
+     "Closed loop instead: N requests, or conversations, at once."),
+    ("arrival", "--arrival", Choice(["constant", "poisson", "gamma", "trace"]), "",
+     "Distribution of the gaps of an open loop."),
     ("requests", "--requests", INT, "N", "Measured requests, or conversations, of each level."),
     ("duration_seconds", "--duration", Span(1), "SECONDS", "Length of each level instead."),
-    (
-        *("warmup_requests", "--warmup", INT, "N"),
-        "The same load before each level; recorded, not counted.",
-    ),
-    (
-        *("repeats", "--repeats", INT, "N"),
-        "Passes over each level; from 2 on, figures have confidence intervals.",
-    ),
+    ("warmup_requests", "--warmup", INT, "N", "The same load before each level; recorded, not counted."),
+    ("repeats", "--repeats", INT, "N",
+     "Passes over each level; from 2 on, figures have confidence intervals."),
     ("workload.kind", "--workload", _WORKLOADS, "", "Source of prompts and lengths."),
     ("workload.path", "--file", _FILE, "FILE", "The dataset, trace or conversations."),
     ("workload.input_tokens", "--input-tokens", INT, "N", "Mean length of a prompt, or of a turn."),
@@ -113,18 +101,14 @@ _SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
     ("max_tokens", "--max-tokens", INT, "N", "Maximum output tokens of a request."),
     ("exact_output", "--exact-output", BOOL, "", "Answers must have exactly that many tokens."),
     ("model", "--model", STRING, "NAME", "E.g. ensemble, tensorrt_llm, or what an OpenAI server serves."),
-    (
-        *("protocol", "--protocol", Choice(["grpc", "http", "openai", "openai-chat"]), ""),
-        "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server is Triton, "
-        "else completions, and chat for conversations.",
-    ),
+    ("protocol", "--protocol", Choice(["grpc", "http", "openai", "openai-chat"]), "",
+     "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server is Triton, "
+     "else completions, and chat for conversations."),
     ("streaming", "--streaming/--no-streaming", BOOL, "", "Whether to request streamed answers."),
-    (
-        *("slo", "--slo", STRING, "LIMITS"),
-        "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput.",
-    ),
+    ("slo", "--slo", STRING, "LIMITS",
+     "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput."),
     ("find_max", "--find-max", BOOL, "", "Find the highest rate at which --slo holds."),
-)
+)  # fmt: skip
 """Field of ``companion.benchmark``, option, type, metavar and help. The other fields go by ``--set``."""
 _OPTION_OF = {field: option.partition("/")[0] for field, option, *_ in _SETTINGS} | {
     "rates_per_second": "--rate",
@@ -133,14 +117,8 @@ _OPTION_OF = {field: option.partition("/")[0] for field, option, *_ in _SETTINGS
 
 
 def _parameter(field: str, option: str, kind: Any, metavar: str, help: str) -> click.Option:
-    return click.Option(
-        [option, field.replace(".", "__")],
-        type=kind,
-        is_flag=kind is BOOL,
-        metavar=metavar or None,
-        default=None,
-        help=help,
-    )
+    names, is_flag = [option, field.replace(".", "__")], kind is BOOL
+    return click.Option(names, type=kind, is_flag=is_flag, metavar=metavar or None, default=None, help=help)
 
 
 def given_settings(options: Mapping[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
@@ -174,10 +152,7 @@ def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
         if job is not None:
             refuse_over_limits(job, settings, named)
     except ConfigError as error:
-        lines = (
-            f"{problem.field}: {problem.message}{f'; {problem.hint}' if problem.hint else ''}."
-            for problem in error.diagnostics
-        )
+        lines = (f"{it.field}: {it.message}{f'; {it.hint}' if it.hint else ''}." for it in error.diagnostics)
         raise click.UsageError("\n".join(lines)) from None
     return settings
 
@@ -227,8 +202,6 @@ def run_command(
       trtllm-hpc bench latest --rate 2 --workload conversations --set workload.turns=6
       trtllm-hpc bench --url http://node7:8000/v1 --output measured --concurrency 8
     """
-    from trtllm_hpc.api.measurement import Measurement, NameRefused, bench, bench_url
-    from trtllm_hpc.api.run import Run
     from trtllm_hpc.bench.measure import MeasurementInterrupted
     from trtllm_hpc.bench.progress import terminal_progress
 
@@ -397,12 +370,7 @@ def show_measurement(found: Measurement, *, as_json: bool) -> None:
 )
 @json_option
 def compare_command(
-    a: Measurement,
-    b: Measurement,
-    runs: Any,
-    tolerance: float,
-    allow_different_workload: bool,
-    as_json: bool,
+    a: Measurement, b: Measurement, runs: Any, tolerance: float, allow_different_workload: bool, as_json: bool
 ) -> None:
     """Compare measurement B with A, figure by figure, at the levels of load that both have.
 

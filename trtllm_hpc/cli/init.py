@@ -93,12 +93,7 @@ _BACKENDS = {
     help="With --gpu: quick answers for a few users, or many at once.  [default: throughput]",
 )
 def job(
-    file: Path,
-    backend: str | None,
-    recipe: str | None,
-    model: str | None,
-    gpu: str | None,
-    goal: Goal | None,
+    file: Path, backend: str | None, recipe: str | None, model: str | None, gpu: str | None, goal: Goal | None
 ) -> None:
     """Write a commented job file.
 

@@ -57,13 +57,7 @@ def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Se
 
     def make(choose: Callable[..., Sequence[Pruned]]) -> Callable[..., None]:
         @wraps(choose)
-        def prune(
-            *,
-            older_than: float | None,
-            names: tuple[str, ...] = (),
-            yes: bool,
-            **others: Any,
-        ) -> None:
+        def prune(*, older_than: float | None, names: tuple[str, ...] = (), yes: bool, **others: Any) -> None:
             from trtllm_hpc.report.formatting import format_bytes
             from trtllm_hpc.runs.prune import Selection
 

@@ -31,13 +31,7 @@ _INTERVAL_S = 1.0
 )
 @json_option
 @click.pass_context
-def command(
-    ctx: click.Context,
-    run: RunPaths | None,
-    runs: Path | None,
-    watch: bool,
-    as_json: bool,
-) -> None:
+def command(ctx: click.Context, run: RunPaths | None, runs: Path | None, watch: bool, as_json: bool) -> None:
     """Show the metrics of RUN's server: its engine, its queue and its memory.
 
     Without --watch, counts and means are those since the server's start. With

@@ -104,13 +104,7 @@ def run_command(
     Exit codes: those of `submit`; with --wait that of the first variant that failed.
     """
     planned = plan_sweep(
-        job_file,
-        cluster,
-        settings,
-        runs,
-        vary=options,
-        skip_refused=skip_refused,
-        ignored_checks=ignore,
+        job_file, cluster, settings, runs, vary=options, skip_refused=skip_refused, ignored_checks=ignore
     )
     for found in planned.findings:
         print_warning(f"left out: {found}")

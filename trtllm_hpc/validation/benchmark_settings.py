@@ -12,10 +12,7 @@ from trtllm_hpc.config.benchmark import Benchmark, excluded, is_set
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.validation.benchmark_rules import settings_problems
-from trtllm_hpc.validation.job_rules import (
-    answers_fit,
-    prompts_fit,
-)
+from trtllm_hpc.validation.job_rules import answers_fit, prompts_fit
 
 SWEEPS = {"rate_per_second": "rates_per_second", "concurrency": "concurrencies"}
 """The field that takes several values of a setting."""

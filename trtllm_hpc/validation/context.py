@@ -124,14 +124,11 @@ class Context:
         return self.job.engine.directory or self.plan.engine_found
 
     @cached_property
-    def engines_read(self) -> tuple[EngineConfig, ...] | NotAnEngine | None:
-        """The finished engine, or the NotAnEngine error as a value.
-
-        ``None`` if this machine cannot see the folder.
-        """
+    def engine(self) -> EngineConfig | NotAnEngine | None:
+        """The finished engine, or why its folder holds none; ``None`` if this machine cannot see the folder."""
         folder = None if self.engine_folder is None else self.path_here(self.engine_folder)
         try:
-            return (read_engine(folder),) if folder is not None and folder.is_dir() else None
+            return read_engine(folder) if folder is not None and folder.is_dir() else None
         except NotAnEngine as error:
             return error
         except OSError:

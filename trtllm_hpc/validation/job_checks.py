@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.hub import HUB_NAME, record_of
-from trtllm_hpc.errors import FAIL, ConfigError, Diagnostic, fail, ok, unknown, warn
+from trtllm_hpc.errors import ConfigError, Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import (
     engine_files,
@@ -340,18 +340,16 @@ _OF_ENGINES: dict[str, _Judge] = {
 }
 
 
-def _of_every_engine(judge: _Judge, context: Context) -> Diagnostic | None:
+def _of_engine(judge: _Judge, context: Context) -> Diagnostic | None:
     """Judge the engine in the folder."""
     if context.engine_folder is None:
         return None
-    engines = context.engines_read
-    if engines is None:
+    if context.engine is None:
         return unknown(f"the engine in {context.engine_folder} cannot be seen on this machine")
-    if isinstance(engines, NotAnEngine):
-        return fail(str(engines), "set engine.directory to the folder that holds config.json")
-    found = [it for engine in engines if (it := judge(context, engine)) is not None]
-    return next((it for it in found if it.state == FAIL), found[0] if found else None)
+    if isinstance(context.engine, NotAnEngine):
+        return fail(str(context.engine), "set engine.directory to the folder that holds config.json")
+    return judge(context, context.engine)
 
 
 for _name, _judge in _OF_ENGINES.items():
-    CHECKS.add(_name, of_job=True)(partial(_of_every_engine, _judge))
+    CHECKS.add(_name, of_job=True)(partial(_of_engine, _judge))
