@@ -7,9 +7,8 @@ from pathlib import PurePosixPath
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job, nearest, placeholder_problems
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.build_steps import OWN_FOLDERS, OWN_NUMBERS
-from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.engines.facts import LORA_PROGRAM, EngineFacts, Toolchain
 from trtllm_hpc.engines.options import CONVERTED
-from trtllm_hpc.engines.toolchain import LORA_PROGRAM, Toolchain
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.releases.programs import families
 

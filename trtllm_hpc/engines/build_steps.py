@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.engines.facts import LORA_PROGRAM, EngineFacts, Toolchain, folders
 from trtllm_hpc.engines.options import Role
-from trtllm_hpc.engines.toolchain import LORA_PROGRAM, Toolchain, folders
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.layout import Layout
 from trtllm_hpc.runtime.engine_cache.build_recipe import Argument, BuildStep, FolderArgument

@@ -148,9 +148,18 @@ def _plugin_value(value: Any, option: ProgramOption, program: Program, engine: E
 # The table ----------------------------------------------------------------------------
 
 
+_BUILDERS: tuple[Role, ...] = ("build", "build_py")
+"""Programs of which a toolchain has one."""
+
+
+def _plain(*keys: str) -> Iterator[EngineKey]:
+    """Keys for which the build has an option of the same name."""
+    return (EngineKey(key, same(f"--{key}", *_BUILDERS)) for key in keys)
+
+
 _WORLD = same("--world_size", "build_py", "convert")
 """All ranks; programs that know tensor parallelism only have this instead of ``--tp_size``."""
-_ALL_LOGITS = same("--gather_all_token_logits", "build", "build_py")
+_ALL_LOGITS = same("--gather_all_token_logits", *_BUILDERS)
 
 ENGINE_KEYS: Sequence[EngineKey] = (
     # The layout of the ranks.
@@ -177,48 +186,32 @@ ENGINE_KEYS: Sequence[EngineKey] = (
         neutral="auto",
         always=True,
     ),
-    EngineKey("max_batch_size", same("--max_batch_size", "build_py", "build")),
-    EngineKey("max_input_len", same("--max_input_len", "build_py", "build")),
+    *_plain("max_batch_size", "max_input_len"),
     EngineKey(
         "max_seq_len",
-        same("--max_seq_len", "build") + same("--max_output_len", "build", "build_py", translate=_output_len),
+        same("--max_seq_len", "build") + same("--max_output_len", *_BUILDERS, translate=_output_len),
     ),
-    EngineKey("max_num_tokens", same("--max_num_tokens", "build_py", "build")),
-    EngineKey("opt_num_tokens", same("--opt_num_tokens", "build_py", "build")),
-    EngineKey("max_beam_width", same("--max_beam_width", "build_py", "build")),
-    EngineKey(
-        "max_prompt_embedding_table_size", same("--max_prompt_embedding_table_size", "build_py", "build")
-    ),
-    EngineKey("tokens_per_block", same("--tokens_per_block", "build_py", "build")),
+    *_plain("max_num_tokens", "opt_num_tokens", "max_beam_width"),
+    *_plain("max_prompt_embedding_table_size", "tokens_per_block"),
     # What an answer may carry besides its tokens.
-    EngineKey(
-        "gather_context_logits",
-        same("--gather_context_logits", "build", "build_py") + _ALL_LOGITS,
-        neutral=False,
-    ),
-    EngineKey(
-        "gather_generation_logits",
-        same("--gather_generation_logits", "build", "build_py") + _ALL_LOGITS,
-        neutral=False,
+    *(
+        EngineKey(key, same(f"--{key}", *_BUILDERS) + _ALL_LOGITS, neutral=False)
+        for key in ("gather_context_logits", "gather_generation_logits")
     ),
     # How it is computed.
     EngineKey(
         "kv_cache_type",
         same("--kv_cache_type", "build")
-        + same("--paged_kv_cache", "build", "build_py", translate={"paged": True, "continuous": False}),
+        + same("--paged_kv_cache", *_BUILDERS, translate={"paged": True, "continuous": False}),
     ),
     EngineKey("inflight_batching", same("--use_inflight_batching", "build_py")),
-    EngineKey("remove_input_padding", same("--remove_input_padding", "build_py", "build")),
-    EngineKey(
-        "context_fmha", same("--context_fmha", "build") + same("--enable_context_fmha", "build", "build_py")
+    *_plain("remove_input_padding"),
+    *(
+        EngineKey(key, same(f"--{key}", "build") + same(f"--enable_{key}", *_BUILDERS))
+        for key in ("context_fmha", "context_fmha_fp32_acc")
     ),
-    EngineKey(
-        "context_fmha_fp32_acc",
-        same("--context_fmha_fp32_acc", "build")
-        + same("--enable_context_fmha_fp32_acc", "build", "build_py"),
-    ),
-    EngineKey("paged_context_fmha", same("--use_paged_context_fmha", "build", "build_py")),
-    EngineKey("multi_block_mode", same("--multi_block_mode", "build", "build_py")),
+    EngineKey("paged_context_fmha", same("--use_paged_context_fmha", *_BUILDERS)),
+    *_plain("multi_block_mode"),
     EngineKey("hidden_act", same("--hidden_act", "build_py")),
     EngineKey(
         "workers",
