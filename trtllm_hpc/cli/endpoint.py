@@ -6,6 +6,7 @@ import getpass
 import json
 import shlex
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import indent
@@ -71,8 +72,18 @@ def command(
     found = _access(run, endpoint)
     if as_json:
         print_json(found)
-    else:
-        _print_access(endpoint, found)
+        return
+    click.echo(f"run {found.run_id}: {found.model} on {found.host}\nendpoint: {endpoint.places}")
+    for name, value in (("key", found.key_file), ("certificate", found.certificate_file)):
+        if value is not None:
+            click.echo(f"{name}: {value}")
+    for title, lines in (
+        ("In bash or zsh", found.curl),
+        ("In Python", found.python),
+        (f"On a laptop, by the name that you log in to; it is then at localhost:{_LOCAL_PORT}", found.ssh),
+    ):
+        if lines is not None:
+            click.echo(f"\n{title}:\n\n{indent(lines, '  ')}")
 
 
 def _guests(
@@ -112,46 +123,23 @@ def _instructions(run: RunPaths, endpoint: Endpoint, guest: str) -> str:
 def _access(run: RunPaths, endpoint: Endpoint, shown: Endpoint | None = None) -> EndpointAccess:
     """Ask the server which model it has, and return how to ask the model, with the files of ``shown``."""
     from trtllm_hpc.client.connect import describe, usual_model, usual_openai_model
-    from trtllm_hpc.wire.served_model import LLM_API_LENGTH
-
-    length = "max_tokens"
-    if endpoint.openai_url is not None:
-        model = usual_openai_model(endpoint, _TIMEOUT_S)
-    else:
-        model = usual_model(endpoint)
-        if describe(endpoint, model, _TIMEOUT_S).is_llm_api:
-            length = LLM_API_LENGTH
-    return access(run.run_id, shown or endpoint, model, chats=_chats(endpoint, model), length=length)
-
-
-def _print_access(endpoint: Endpoint, found: EndpointAccess) -> None:
-    click.echo(f"run {found.run_id}: {found.model} on {found.host}")
-    click.echo(f"endpoint: {endpoint.places}")
-    for name, value in (("key", found.key_file), ("certificate", found.certificate_file)):
-        if value is not None:
-            click.echo(f"{name}: {value}")
-    for title, lines in (
-        ("In bash or zsh", found.curl),
-        ("In Python", found.python),
-        (f"On a laptop, by the name that you log in to; it is then at localhost:{_LOCAL_PORT}", found.ssh),
-    ):
-        if lines is not None:
-            click.echo(f"\n{title}:\n\n{indent(lines, '  ')}")
-
-
-def _chats(endpoint: Endpoint, model: str) -> bool:
-    """Return whether the model answers a chat."""
     from trtllm_hpc.client.sync_client import Client
     from trtllm_hpc.errors import RequestFailed
+    from trtllm_hpc.wire.served_model import LLM_API_LENGTH
 
+    shown, chats = shown or endpoint, False
     if endpoint.openai_url is None:
-        return False
-    try:
+        model = usual_model(endpoint)
+        is_llm_api = describe(endpoint, model, _TIMEOUT_S).is_llm_api
+        return access(
+            run.run_id, shown, model, chats=False, length=LLM_API_LENGTH if is_llm_api else "max_tokens"
+        )
+    model = usual_openai_model(endpoint, _TIMEOUT_S)
+    with suppress(RequestFailed):  # it has no chat template
         with Client(endpoint, model, protocol="openai", timeout_s=_TIMEOUT_S, retries=0) as client:
             client.chat([{"role": "user", "content": "Hello"}], max_tokens=1)
-    except RequestFailed:
-        return False
-    return True
+        chats = True
+    return access(run.run_id, shown, model, chats=chats)
 
 
 @dataclass(frozen=True)
