@@ -148,11 +148,8 @@ def scheduled_seconds(settings: Benchmark) -> float:
     """Return the shortest time that the load takes, in seconds; 0 if the server or a file decides."""
     if settings.arrival == "trace":
         return 0.0
-    if settings.closed_loop:
-        levels, rates = len(settings.concurrencies) or 1, []
-    else:
-        rates = settings.rates_per_second or [settings.rate_per_second]
-        levels = len(rates)
+    rates = _rates(settings)
+    levels = len(rates or settings.concurrencies) or 1
     warmup_s = (settings.warmup_seconds or 0.0) * levels
     warmup_s += sum((settings.warmup_requests or 0) / rate for rate in rates)
     if settings.duration_seconds is not None:

@@ -197,25 +197,17 @@ def _long_options(section: str, options: Sequence[str], table: Mapping[str, str]
 
 
 def _unmanaged(field: str, option: str, table: Mapping[str, str]) -> Diagnostics:
-    managed = _managed_by(option, table)
-    if managed is not None:
-        name, hint = managed
-        message = f"{shown(option)} sets {name}, which the toolkit sets itself"
-        yield in_cluster("managed", field, message, hint, option)
-
-
-def _managed_by(option: str, table: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the managed option that this argument sets, and its hint; ``None`` if it sets none.
+    """Yield the managed option that this argument sets.
 
     ``getopt_long``, which all three programs use, takes any unambiguous
     beginning of a name: ``--part=gpu`` sets the partition too.
     """
     name = option.partition("=")[0]
-    if name in table:
-        return name, table[name]
     # A bare "--" begins every name; the caller judges the form of an option.
     longer = [known for known in table if known.startswith(name)] if len(name) > 2 else []
-    return (longer[0], table[longer[0]]) if longer else None
+    for managed in [name] if name in table else longer[:1]:
+        message = f"{shown(option)} sets {managed}, which the toolkit sets itself"
+        yield in_cluster("managed", field, message, table[managed], option)
 
 
 @RULES.add

@@ -125,7 +125,7 @@ class Context:
 
     @cached_property
     def engine(self) -> EngineConfig | NotAnEngine | None:
-        """The finished engine, or why its folder holds none; ``None`` if this machine cannot see the folder."""
+        """The finished engine, or why the folder has none; ``None`` if this machine cannot see the folder."""
         folder = None if self.engine_folder is None else self.path_here(self.engine_folder)
         try:
             return read_engine(folder) if folder is not None and folder.is_dir() else None
