@@ -175,8 +175,13 @@ def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[RunStatu
         found += refusals
         if not found:
             unread.append(f"{folder} has no file in it: name a log, or a run.")
-        unread += [f"{it} cannot be read: {why}" for it in found if (why := _why_unreadable(it)) is not None]
-        logs += [it for it in found if _why_unreadable(it) is None]
+        for it in found:
+            try:
+                if it != "-":
+                    opened(Path(it)).close()
+                logs.append(it)
+            except OSError as error:
+                unread.append(f"{it} cannot be read: {error.strerror or error}")
     return logs, told, unread
 
 
@@ -198,13 +203,3 @@ def _tells_of_a_refusal(events: str) -> bool:
 
 def _files_below(folder: Path) -> list[str]:
     return sorted(os.path.join(place, it) for place, _, files in os.walk(folder) for it in files)  # noqa: PTH118
-
-
-def _why_unreadable(name: str) -> str | None:
-    if name == "-":
-        return None
-    try:
-        opened(Path(name)).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from trtllm_hpc.config import diagnostics
 from trtllm_hpc.config.cluster import ClusterProfile
@@ -22,11 +22,11 @@ from trtllm_hpc.config.job import JobDocument, JobFile
 from trtllm_hpc.config.layers import merge_jobs, with_absolute_paths
 from trtllm_hpc.config.tree import Place, Tree, parse
 from trtllm_hpc.config.types import Section
-from trtllm_hpc.config.validate import section_at, validate
+from trtllm_hpc.config.validate import Model, section_at, validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.paths import RunPaths, site_config_folder, user_config_folder
 
-Model = TypeVar("Model", bound=Section)
+_OF_RUN = "another version of trtllm-hpc may have written the run; submit its job file again"
 
 
 def _profile_folders() -> dict[str, Path]:
@@ -81,7 +81,7 @@ def find_profile(cluster: str) -> Path | Diagnostic:
     known = profiles()
     if cluster in known:
         return known[cluster]
-    here = next((f"./{cluster}{end}" for end in (".yaml", ".yml", "") if Path(cluster + end).is_file()), None)
+    here = _beside(".", cluster)
     near = here or nearest(cluster, known)
     guess = f"; did you mean {near if here else repr(near)}?" if near else ""
     return Diagnostic(
@@ -94,6 +94,12 @@ def find_profile(cluster: str) -> Path | Diagnostic:
         hint="name one of them, give the path of a YAML file, or keep yours as "
         f"{_profile_folders()['your own']}/NAME.yaml; 'trtllm-hpc init cluster' writes one",
     )
+
+
+def _beside(folder: str, name: str) -> str | None:
+    """Return, as it is typed, the file in a folder that the bare name of a shipped one may mean."""
+    files = [f"./{name}{end}" for end in (".yaml", ".yml", "")]
+    return next((file for file in files if Path(folder, file).is_file()), None)
 
 
 def find_job(job_file: Path) -> Path:
@@ -149,31 +155,33 @@ def read_spec(path: Path) -> JobFile:
 
     Raises ConfigError if it cannot be read, or another version of this package wrote it.
     """
-    return _of_run(JobFile, path, "job file of the run")
+    return _valid(JobFile, *read_tree(path, "job file of the run"), _OF_RUN)
 
 
 def read_cluster(path: Path) -> ClusterProfile:
     """Read the cluster profile in a run folder. Raises ConfigError as :func:`read_spec`."""
-    return _of_run(ClusterProfile, path, "cluster profile of the run")
+    return _valid(ClusterProfile, *read_tree(path, "cluster profile of the run"), _OF_RUN)
 
 
-def _of_run(model: type[Model], path: Path, what: str) -> Model:
-    tree, wrong = read_tree(path, what)
-    value = None
-    if tree is not None:
-        value, more = validate(model, with_absolute_paths(tree))
-        wrong += more
-    if value is None or wrong:
-        hint = "another version of trtllm-hpc may have written the run; submit its job file again"
-        raise ConfigError(wrong, hint=hint)
+def read_job(path: Path) -> JobFile:
+    """Read a job file with its base, without a profile; raises ConfigError with everything that is wrong."""
+    tree, wrong = read_job_tree(path)
+    return _valid(JobFile, None if tree is None else tree.without(("sweep",)), wrong)
+
+
+def _valid(model: type[Model], tree: Tree | None, wrong: list[Diagnostic], hint: str | None = None) -> Model:
+    """Build ``model`` of a tree. Raises ConfigError with what was and is wrong."""
+    value, more = (None, []) if tree is None else validate(model, with_absolute_paths(tree))
+    if value is None or wrong or more:
+        raise ConfigError([*wrong, *more], hint=hint)
     return value
 
 
 def swapped(job: Tree | None, cluster: Tree | None) -> list[Diagnostic]:
     """Report a job file given as the profile, or the other way round, once instead of for each key."""
-    profile = job.places[()].file if job is not None and _is(ClusterProfile, JobDocument, job) else None
-    other = (
-        cluster.places[()].file if cluster is not None and _is(JobDocument, ClusterProfile, cluster) else None
+    profile, other = (
+        tree.places[()].file if tree is not None and _is(kind, named, tree) else None
+        for tree, kind, named in ((job, ClusterProfile, JobDocument), (cluster, JobDocument, ClusterProfile))
     )
     if profile is None and other is None:
         return []
@@ -195,18 +203,6 @@ def _is(kind: type[Section], other: type[Section], tree: Tree) -> bool:
     """Whether most top-level keys are of ``kind``, and none is of ``other`` alone."""
     keys, mine, others = set(tree.data), set(kind.model_fields), set(other.model_fields)
     return not keys & (others - mine) and len(keys & (mine - others)) > len(keys - mine - others)
-
-
-def read_job(path: Path) -> JobFile:
-    """Read a job file with its base, without a profile; raises ConfigError with everything that is wrong."""
-    tree, wrong = read_job_tree(path)
-    job = None
-    if tree is not None:
-        job, more = validate(JobFile, with_absolute_paths(tree.without(("sweep",))))
-        wrong += more
-    if job is None or wrong:
-        raise ConfigError(wrong)
-    return job
 
 
 def override(base: Tree, over: Tree) -> Tree:
@@ -271,8 +267,7 @@ def _base(name: Any, place: Place, chain: tuple[Path, ...]) -> tuple[Tree | None
         return tree, wrong
     if is_shipped:
         message = f"no shipped job file is called {name!r}"
-        files = [f"./{name}{end}" for end in (".yaml", ".yml", "")]
-        guess = next((file for file in files if Path(place.folder, file).is_file()), nearest(name, jobs()))
+        guess = _beside(place.folder, name) or nearest(name, jobs())
     else:
         message = f"there is no job file {path}"
         near = nearest(path.name, [file.name for file in path.parent.glob("*.y*ml")])
