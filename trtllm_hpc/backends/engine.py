@@ -75,11 +75,8 @@ class EngineBackend(Backend):
 
     def notes(self, facts: JobFacts) -> tuple[str, ...]:
         """Return what the build's command lines leave out or assume."""
-        if facts.job.engine.directory is not None:
-            return ()
-        from trtllm_hpc.engines.build_steps import make_notes
-
-        return make_notes(_engine_facts(facts))
+        lines = _engine_facts(facts).command_lines
+        return () if lines is None else tuple(lines.notes())
 
     def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
         """Return the one engine."""

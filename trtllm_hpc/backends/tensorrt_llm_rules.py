@@ -147,14 +147,13 @@ def llm_api_leaves_the_plan(facts: JobFacts) -> Diagnostics:
 
 def llm_api_has_the_keys(facts: JobFacts) -> Diagnostics:
     """The release takes each key of ``llm_api``, and its server each value, where these are known."""
-    job, release = facts.job, facts.release
+    release = facts.release
     if release is None or facts.assumed_release is not None:
         return
-    for section, configuration in _configurations(job):
+    for section, configuration in _configurations(facts.job):
         for key in unknown_keys(release, configuration):
-            hint = (
-                f"write {key.suggestion}" if key.suggestion else f"remove it, or look for it in {_REFERENCE}"
-            )
+            meant = f"write {key.suggestion}" if key.suggestion else None
+            hint = meant or f"remove it, or look for it in {_REFERENCE}"
             message = f"TensorRT-LLM {release.version}: it {key.message}"
             yield in_job("unknown-key", f"{section}.llm_api.{key.path}", message, hint)
 

@@ -110,9 +110,6 @@ class AsyncClient:
             async for found in collecting:
                 if found.new:
                     yield found.new
-        found.end()
-        if found.new:
-            yield found.new
         found.answer(is_stopped=False)  # raises if there is none
 
     async def chat(
@@ -175,25 +172,20 @@ class AsyncClient:
                 hint='from Python run.client(protocol="openai"), on the command line --url http://HOST:PORT/v1',
             )
 
-        def show(text: str) -> None:
-            if on_text is not None and text:
-                on_text(text)
-
         ended = ended or asyncio.Event()
         async with aclosing(self.collected(request, ended)) as collecting:
             async for found in collecting:
-                show(found.new)
-        found.end()
-        show(found.new)
+                if on_text is not None and found.new:
+                    on_text(found.new)
         return found.answer(is_stopped=ended.is_set())
 
     async def collected(
         self, request: Request, ended: asyncio.Event | None = None
     ) -> AsyncGenerator[Collector]:
-        """Yield what has come of an answer, before and after each response; raises as :meth:`generate`.
+        """Yield what has come of an answer, before and after each response and at its end.
 
         Closing the generator ends the request on the server. A request is sent again, where the server is
-        then, if nothing of the answer has come.
+        then, if nothing of the answer has come. Raises as :meth:`generate`.
         """
         ended, pause_s, left = ended or asyncio.Event(), _FIRST_PAUSE_S, request.retries
         while True:
@@ -206,6 +198,8 @@ class AsyncClient:
                         has_begun = True
                         found.add(response)
                         yield found
+                found.end()
+                yield found
                 return
             except ServerUnreachable:
                 if not left or has_begun or ended.is_set():

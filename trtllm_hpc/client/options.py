@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from trtllm_hpc.wire.served_model import ServedModel
 
@@ -110,6 +110,3 @@ def _option(name: str, kind: Kind, help: str) -> RequestOption:
 BY_NAME: Mapping[str, RequestOption] = MappingProxyType(
     {name: _option(name, *words) for name, words in _HELP.items()}
 )
-
-Values = Mapping[str, Any]
-"""Given options by name: ``int``, ``float``, ``bool``, ``str``, or a list of texts."""

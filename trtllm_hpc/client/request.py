@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trtllm_hpc.client.lora import Adapter
-from trtllm_hpc.client.options import Values
 
 TIMEOUT_S = 120.0
 RETRIES = 2
@@ -33,8 +32,8 @@ class Request:
     """What to ask."""
 
     prompt: Prompt
-    options: Values = field(default_factory=dict)
-    """By the names of :mod:`trtllm_hpc.client.options`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """By the names of :mod:`trtllm_hpc.client.options`: numbers, truth values, texts, or lists of texts."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
     """Further inputs by the served model's own names, or further keys of OpenAI's protocol."""
     adapter: Adapter | None = None

@@ -117,8 +117,6 @@ PHASE_KEYS = (
     *("moe_expert_parallel", "max_seq_len"),
 )
 """Keys of ``engine`` that a phase may have otherwise."""
-LLM_API_KEYS = {f"{it}_size" if it.endswith("_parallel") else it: it for it in PHASE_KEYS}
-"""Keys of the LLM API that ``engine``, and a phase, have as keys of their own."""
 
 
 class Disaggregated(Section):

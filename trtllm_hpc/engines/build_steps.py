@@ -49,11 +49,6 @@ def make_steps(facts: EngineFacts, layout: Layout) -> tuple[BuildStep, ...]:
     return (*lora, *(_step(facts, facts.toolchain, layout, role, program) for role, program in programs))
 
 
-def make_notes(facts: EngineFacts) -> tuple[str, ...]:
-    """Return what the user should know of these steps, though nothing is wrong with them."""
-    return () if facts.command_lines is None else tuple(facts.command_lines.notes())
-
-
 def _step(
     facts: EngineFacts, toolchain: Toolchain, layout: Layout, role: Role, program: Program
 ) -> BuildStep:

@@ -156,9 +156,7 @@ class Check:
     on_slurm: bool = False
     """Applies only where jobs go to Slurm."""
 
-    def applies(self, context: Context) -> bool:
-        """Return whether there is what it judges."""
-        return (context.has_job or not self.of_job) and (context.on_slurm or not self.on_slurm)
+
 
 
 class Checks(list[Check]):

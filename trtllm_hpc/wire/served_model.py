@@ -21,7 +21,7 @@ ALWAYS_SENT = ("bad_words", "stop_words")
 """Inputs that old releases of upstream's ensemble do not declare optional; an empty text asks for nothing."""
 TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT = "lora_task_id", "lora_weights", "lora_config"
 """Inputs for LoRA adapters; the first is a UINT64."""
-LORA_INPUTS = (TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT)
+
 
 CORE_MODEL = "tensorrt_llm"
 TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", CORE_MODEL)
