@@ -13,24 +13,8 @@ from click import BOOL, FLOAT, INT, STRING, Choice
 
 from trtllm_hpc.api.measurement import Measurement, NameRefused, bench, bench_url, measured_folder
 from trtllm_hpc.api.run import Run
+from trtllm_hpc.cli import shared
 from trtllm_hpc.cli.listing import print_listing
-from trtllm_hpc.cli.options import (
-    OUTPUT_FILE,
-    DefaultGroup,
-    ParameterType,
-    Span,
-    complete_run,
-    complete_with,
-    json_option,
-    optional_run,
-    print_json,
-    runs_folder,
-    runs_option,
-    section_option,
-    section_settings,
-    terminating_as_interrupt,
-    url_options,
-)
 from trtllm_hpc.errors import ConfigError, RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import NONE, format_time
@@ -42,7 +26,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.config.job import JobFile
 
 
-@click.group("bench", cls=DefaultGroup)
+@click.group("bench", cls=shared.DefaultGroup)
 def command() -> None:
     """Measure the served model of RUN, or of any --url, and check whether the figures are valid.
 
@@ -63,7 +47,7 @@ def command() -> None:
     """
 
 
-class _Listed(ParameterType):
+class _Listed(shared.ParameterType):
     """One value, or several separated by commas."""
 
     name = "list"
@@ -89,7 +73,7 @@ _SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
     ("arrival", "--arrival", Choice(["constant", "poisson", "gamma", "trace"]), "",
      "Distribution of the gaps of an open loop."),
     ("requests", "--requests", INT, "N", "Measured requests, or conversations, of each level."),
-    ("duration_seconds", "--duration", Span(1), "SECONDS", "Length of each level instead."),
+    ("duration_seconds", "--duration", shared.Span(1), "SECONDS", "Length of each level instead."),
     ("warmup_requests", "--warmup", INT, "N", "The same load before each level; recorded, not counted."),
     ("repeats", "--repeats", INT, "N",
      "Passes over each level; from 2 on, figures have confidence intervals."),
@@ -123,7 +107,7 @@ def _parameter(field: str, option: str, kind: Any, metavar: str, help: str) -> c
 
 def given_settings(options: Mapping[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
     """Return the settings given as options and as ``--set``, by their dotted fields."""
-    given = section_settings(settings)
+    given = shared.section_settings(settings)
     for several in ("rate_per_second", "concurrency"):
         if several in given and not isinstance(given[several], list):
             given[several] = [given[several]]
@@ -160,10 +144,10 @@ def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
 @command.command(
     "run", short_help="Measure; 'run' may be left out.", params=[_parameter(*row) for row in _SETTINGS]
 )
-@section_option("companion.benchmark", "burstiness=0.5")
-@runs_option
-@optional_run
-@url_options(
+@shared.section_option("companion.benchmark", "burstiness=0.5")
+@shared.runs_option
+@shared.optional_run
+@shared.url_options(
     "Measure a server that was not started by this program instead of a run: http:// or https:// for "
     "OpenAI's protocol or Triton, grpc:// or grpcs:// for Triton's gRPC port. Needs --output."
 )
@@ -180,7 +164,7 @@ def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
     help="Write results/NAME.json and the files beside it; NAME must be new. Only the companion's, "
     "'benchmark', may be replaced.  [default: bench-DATE-TIME]",
 )
-@json_option
+@shared.json_option
 @click.pass_context
 def run_command(
     ctx: click.Context,
@@ -209,11 +193,11 @@ def run_command(
         raise click.UsageError(f"Measure the run {run.run_id} or --url, not both.")
     if (address is None) != (output is None):
         raise click.UsageError("--url and --output FOLDER go together: without a run the folder keeps them.")
-    found = Run(run or find_run("latest", runs_folder(ctx))) if address is None else None
+    found = Run(run or find_run("latest", shared.runs_folder(ctx))) if address is None else None
     base = settings_for(None if found is None else found.job, given_settings(options, settings))
     interrupted = False
     try:
-        with terminating_as_interrupt(), terminal_progress() as show:
+        with shared.terminating_as_interrupt(), terminal_progress() as show:
             common: dict[str, Any] = {"name": name, "base": base, "on_progress": show}
             if found is not None:
                 measurement = bench(found, **common)
@@ -248,23 +232,23 @@ def _write_report(found: Measurement) -> None:
 
 def _folder(ctx: click.Context, param: click.Parameter, value: str) -> RunPaths:
     """Callback of a run, or of the folder of ``bench --url --output``; raises RunNotFound."""
-    return measured_folder(value, runs_folder(ctx))
+    return measured_folder(value, shared.runs_folder(ctx))
 
 
 def _found(ctx: click.Context, param: click.Parameter, value: str) -> Measurement:
     """Callback of ``RUN``, its newest measurement that has finished, or ``RUN:NAME``, or a file."""
-    return Measurement.find(value, runs_folder(ctx))
+    return Measurement.find(value, shared.runs_folder(ctx))
 
 
 def _names(ctx: click.Context) -> list[str]:
     """Return the measurements of known runs."""
-    runs = {run.run_id: run for run in list_runs(runs_folder(ctx))}
+    runs = {run.run_id: run for run in list_runs(shared.runs_folder(ctx))}
     with suppress(RunNotFound):
-        runs = {"latest": find_run("latest", runs_folder(ctx)), **runs}
+        runs = {"latest": find_run("latest", shared.runs_folder(ctx)), **runs}
     return [f"{call}:{name}" for call, run in runs.items() for name in run.measurements()]
 
 
-_complete_names = complete_with(_names)
+_complete_names = shared.complete_with(_names)
 _found_argument = click.argument(
     "found", default="latest", metavar="[RUN[:NAME]]", callback=_found, shell_complete=_complete_names
 )
@@ -287,9 +271,11 @@ class MeasurementRow:
 
 
 @command.command("list", short_help="List the measurements of a run.")
-@runs_option
-@click.argument("run", default="latest", metavar="[RUN]", callback=_folder, shell_complete=complete_run)
-@json_option
+@shared.runs_option
+@click.argument(
+    "run", default="latest", metavar="[RUN]", callback=_folder, shell_complete=shared.complete_run
+)
+@shared.json_option
 def list_command(run: RunPaths, runs: Any, as_json: bool) -> None:
     """List the measurements of RUN, or of the folder of 'bench --url', the newest first.
 
@@ -323,9 +309,9 @@ def _row(found: Measurement) -> MeasurementRow:
 
 
 @command.command("show", short_help="Print a saved measurement, or convert it to another format.")
-@runs_option
+@shared.runs_option
 @_found_argument
-@json_option
+@shared.json_option
 def show_command(found: Measurement, runs: Any, as_json: bool) -> None:
     """Print the saved measurement NAME of RUN.
 
@@ -352,7 +338,7 @@ def show_measurement(found: Measurement, *, as_json: bool) -> None:
 
 
 @command.command("compare", short_help="Check whether one measurement is worse than another.")
-@runs_option
+@shared.runs_option
 @click.argument("a", metavar="A", callback=_found, shell_complete=_complete_names)
 @click.argument("b", metavar="B", callback=_found, shell_complete=_complete_names)
 @click.option(
@@ -368,7 +354,7 @@ def show_measurement(found: Measurement, *, as_json: bool) -> None:
     is_flag=True,
     help="Judge B even if its prompts, lengths or arrivals differ from A's.",
 )
-@json_option
+@shared.json_option
 def compare_command(
     a: Measurement, b: Measurement, runs: Any, tolerance: float, allow_different_workload: bool, as_json: bool
 ) -> None:
@@ -390,7 +376,7 @@ def compare_command(
     first, second = (Side(found.call_name, found.summary) for found in (a, b))
     comparison = compare(first, second, tolerance, allow_different_workload=allow_different_workload)
     if as_json:
-        print_json(comparison)
+        shared.print_json(comparison)
     else:
         from trtllm_hpc.report.comparison_table import print_comparison
 
@@ -399,11 +385,11 @@ def compare_command(
 
 
 @click.command("report")
-@runs_option
+@shared.runs_option
 @_found_argument
 @click.option(
     "--output",
-    type=OUTPUT_FILE,
+    type=shared.OUTPUT_FILE,
     metavar="FILE",
     help="Write the report here.  [default: report.html of the run, or results/NAME.html]",
 )

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
-from trtllm_hpc.cli.options import print_json
+from trtllm_hpc.cli.shared import print_json
 from trtllm_hpc.client.async_client import AsyncClient, chat_request
 from trtllm_hpc.client.connect import Address, Protocol, Target
 from trtllm_hpc.client.lora import read_adapter

@@ -19,7 +19,7 @@ import click
 
 from trtllm_hpc.api.jobs import submit
 from trtllm_hpc.api.run import Run
-from trtllm_hpc.cli.options import print_step, print_warning, terminating_as_interrupt
+from trtllm_hpc.cli.shared import print_step, print_warning, terminating_as_interrupt
 from trtllm_hpc.errors import SandboxImpossible, SubmissionError, TrtllmHpcError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import for_output

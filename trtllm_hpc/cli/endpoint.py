@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from trtllm_hpc.cli.options import Span, json_option, print_json, run_argument
+from trtllm_hpc.cli.shared import Span, json_option, print_json, run_argument
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.status import client_lines
 from trtllm_hpc.runtime.records import Endpoint

@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 
 import click
 
-from trtllm_hpc.cli.options import json_option, print_json, runs_folder, runs_option
+from trtllm_hpc.cli.shared import json_option, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import ExitCode, RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import Finding, cause_lines, likeliest_first, of_lines
 from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trtllm_hpc.cli.options import Span, print_json
+from trtllm_hpc.cli.shared import Span, print_json
 
 if TYPE_CHECKING:
     from trtllm_hpc.report.tables import Cell

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trtllm_hpc.cli.options import json_option, print_json, run_argument
+from trtllm_hpc.cli.shared import json_option, print_json, run_argument
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.files import LogFile, list_logs, planned_ranks, reason_without_build

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.bench.server_metrics.series import describe
-from trtllm_hpc.cli.options import json_option, optional_run, print_json, runs_folder, runs_option
+from trtllm_hpc.cli.shared import json_option, optional_run, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import format_bytes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.options import json_option, print_json, print_step, terminating_as_interrupt
+from trtllm_hpc.cli.shared import json_option, print_json, print_step, terminating_as_interrupt
 from trtllm_hpc.errors import ExitCode
 
 if TYPE_CHECKING:

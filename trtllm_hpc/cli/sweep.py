@@ -11,19 +11,8 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.api.sweep import Sweep, plan_sweep
+from trtllm_hpc.cli import shared
 from trtllm_hpc.cli.listing import print_listing
-from trtllm_hpc.cli.options import (
-    DefaultGroup,
-    complete_with,
-    detaching,
-    ignore_option,
-    job_options,
-    json_option,
-    print_json,
-    print_warning,
-    runs_folder,
-    runs_option,
-)
 from trtllm_hpc.config.dump import flow
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.report.formatting import format_time
@@ -33,7 +22,7 @@ from trtllm_hpc.sweeps.record import Variant, find_sweep, list_sweeps
 from trtllm_hpc.sweeps.status import SweepStatus
 
 
-@click.group("sweep", cls=DefaultGroup)
+@click.group("sweep", cls=shared.DefaultGroup)
 def command() -> None:
     """Run the variants of JOB: every combination of some keys' values.
 
@@ -66,7 +55,7 @@ class CheckedSweep:
 
 
 @command.command("run", short_help="Submit every variant of a job file; 'run' may be left out.")
-@job_options
+@shared.job_options
 @click.option(
     "--sweep",
     "options",
@@ -76,9 +65,9 @@ class CheckedSweep:
 )
 @click.option("--check", is_flag=True, help="Only check the variants and list them.")
 @click.option("--skip-refused", is_flag=True, help="Submit the others if some variants are wrong.")
-@ignore_option
+@shared.ignore_option
 @click.option("--wait", is_flag=True, help="Follow the sweep to its end; exit with the code of what failed.")
-@json_option
+@shared.json_option
 def run_command(
     job_file: Path,
     cluster: str,
@@ -107,9 +96,9 @@ def run_command(
         job_file, cluster, settings, runs, vary=options, skip_refused=skip_refused, ignored_checks=ignore
     )
     for found in planned.findings:
-        print_warning(f"left out: {found}")
+        shared.print_warning(f"left out: {found}")
     for warning in planned.warnings:
-        print_warning(warning)
+        shared.print_warning(warning)
     if check:
         _print_checked(planned, as_json)
         return 0
@@ -125,7 +114,7 @@ def run_command(
 def _print_checked(planned: PlannedSweep, as_json: bool) -> None:
     record = planned.record
     if as_json:
-        print_json(CheckedSweep(record.name, tuple(record.keys), tuple(record.variants), planned.jobs))
+        shared.print_json(CheckedSweep(record.name, tuple(record.keys), tuple(record.variants), planned.jobs))
         return
     for variant in record.variants:
         click.echo(f"{variant.name}{'  (left out)' if variant.refused else ''}")
@@ -138,7 +127,7 @@ _LINE_PAUSE_S = 30.0
 
 def _found(ctx: click.Context, param: click.Parameter, value: str) -> Sweep:
     """Callback of ``SWEEP``: its folder, its id, the job's name, or ``latest``; raises RunNotFound."""
-    return Sweep(find_sweep(value, runs_folder(ctx)))
+    return Sweep(find_sweep(value, shared.runs_folder(ctx)))
 
 
 sweep_argument = click.argument(
@@ -146,8 +135,8 @@ sweep_argument = click.argument(
     default="latest",
     metavar="[SWEEP]",
     callback=_found,
-    shell_complete=complete_with(
-        lambda ctx: ["latest", *(it.sweep_id for it in list_sweeps(runs_folder(ctx)))]
+    shell_complete=shared.complete_with(
+        lambda ctx: ["latest", *(it.sweep_id for it in list_sweeps(shared.runs_folder(ctx)))]
     ),
 )
 """Passed on as ``sweep: Sweep``."""
@@ -170,8 +159,8 @@ class SweepRow:
 
 
 @command.command("list", short_help="List the sweeps.")
-@runs_option
-@json_option
+@shared.runs_option
+@shared.json_option
 def list_command(runs: Path | None, as_json: bool) -> None:
     """List the sweeps, the newest first.
 
@@ -184,7 +173,7 @@ def list_command(runs: Path | None, as_json: bool) -> None:
         try:
             record = sweep.record
         except RunNotFound as error:
-            print_warning(error.message)
+            shared.print_warning(error.message)
             continue
         folder, count = str(sweep.paths.folder), len(record.variants)
         rows.append(SweepRow(sweep.id, folder, record.name, record.keys, count, record.created_at))
@@ -197,7 +186,7 @@ def list_command(runs: Path | None, as_json: bool) -> None:
             "begun": lambda row: format_time(row.created_at),
         },
         as_json=as_json,
-        empty=f"no sweeps in {runs_folder(click.get_current_context())}; see trtllm-hpc sweep --help",
+        empty=f"no sweeps in {shared.runs_folder(click.get_current_context())}; see trtllm-hpc sweep --help",
         right=("variants",),
         one_line=("sweep", "begun"),
         optional=("begun",),
@@ -206,8 +195,8 @@ def list_command(runs: Path | None, as_json: bool) -> None:
 
 @command.command("status", short_help="Show the state of each variant.")
 @sweep_argument
-@runs_option
-@json_option
+@shared.runs_option
+@shared.json_option
 def status_command(sweep: Sweep, runs: Path | None, as_json: bool) -> None:
     """Show the state of each variant of SWEEP, and why it was refused or has failed.
 
@@ -223,8 +212,8 @@ def status_command(sweep: Sweep, runs: Path | None, as_json: bool) -> None:
 
 @command.command("watch", short_help="Follow a sweep to its end.")
 @sweep_argument
-@runs_option
-@json_option
+@shared.runs_option
+@shared.json_option
 def watch_command(sweep: Sweep, runs: Path | None, as_json: bool) -> int:
     """Follow SWEEP until none of its jobs is left.
 
@@ -242,7 +231,7 @@ def watch_command(sweep: Sweep, runs: Path | None, as_json: bool) -> int:
 @command.command("cancel", short_help="Cancel a sweep, or some of its variants.")
 @sweep_argument
 @_variants_argument
-@runs_option
+@shared.runs_option
 def cancel_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -> None:
     """Cancel all jobs of SWEEP, or those of some variants.
 
@@ -257,7 +246,7 @@ def cancel_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -
 @command.command("resume", short_help="Submit what has not completed.")
 @sweep_argument
 @_variants_argument
-@runs_option
+@shared.runs_option
 def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -> None:
     """Submit the variants of SWEEP that have not completed and are not in the queue.
 
@@ -275,8 +264,8 @@ def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -
 @command.command("report", short_help="Write the frontier and the best variant as one HTML file.")
 @sweep_argument
 @click.option("--slo", metavar="LIMITS", help="Rank under these limits.  [default: those of the job file]")
-@runs_option
-@json_option
+@shared.runs_option
+@shared.json_option
 def report_command(sweep: Sweep, slo: str | None, runs: Path | None, as_json: bool) -> None:
     """Write the report of SWEEP, one HTML file, and name its best variant.
 
@@ -293,7 +282,7 @@ def report_command(sweep: Sweep, slo: str | None, runs: Path | None, as_json: bo
 
     results = sweep.results(slo=slo)
     if as_json:
-        print_json(results)
+        shared.print_json(results)
         return
     write_report(results, sweep.paths.report)
     click.echo(sweep.paths.report)
@@ -307,10 +296,10 @@ def print_submitted(sweep: Sweep, only: Collection[str], *, as_json: bool) -> No
         click.echo(f"  submitted {number} of {count}: {name}", err=as_json)
 
     following = f"trtllm-hpc sweep resume {sweep.id}", f"trtllm-hpc sweep cancel {sweep.id}"
-    with detaching("Stopped; the variants listed above are submitted.", *following):
+    with shared.detaching("Stopped; the variants listed above are submitted.", *following):
         count = sweep.resume(only, show)
     if as_json:
-        print_json(sweep.status)
+        shared.print_json(sweep.status)
     elif count:
         click.echo(f"next: trtllm-hpc sweep status {sweep.id}, or trtllm-hpc sweep watch {sweep.id}")
     else:
@@ -329,7 +318,7 @@ def watch(sweep: Sweep, *, as_json: bool) -> int:
             click.echo(f"  {datetime.now():%H:%M:%S}  {line}", err=True)
 
     following = f"trtllm-hpc sweep watch {sweep.id}", f"trtllm-hpc sweep cancel {sweep.id}"
-    with detaching("Stopped watching; the sweep goes on.", *following):
+    with shared.detaching("Stopped watching; the sweep goes on.", *following):
         status = sweep.wait(show)
     _print_status(status, as_json)
     return int(status.exit_code)
@@ -337,7 +326,7 @@ def watch(sweep: Sweep, *, as_json: bool) -> int:
 
 def _print_status(status: SweepStatus, as_json: bool) -> None:
     if as_json:
-        print_json(status)
+        shared.print_json(status)
         return
     keys = [key.rpartition(".")[2] for key in status.keys]
     table = Table("variant", *keys, "state", "why", one_line=("variant", "state"), optional=keys)

@@ -157,8 +157,6 @@ class Check:
     """Applies only where jobs go to Slurm."""
 
 
-
-
 class Checks(list[Check]):
     """Checks in the order of the table."""
 
