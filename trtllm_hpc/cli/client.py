@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from trtllm_hpc.cli import shared
-from trtllm_hpc.client.options import BY_NAME
-from trtllm_hpc.client.request import MAX_TOKENS
+from trtllm_hpc.client.request import BY_NAME, MAX_TOKENS
 from trtllm_hpc.errors import RequestFailed, RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.find import find_run

@@ -6,16 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from trtllm_hpc.cli import shared
 from trtllm_hpc.errors import ExitCode, State
-
-if TYPE_CHECKING:
-    from trtllm_hpc.validation.checks import DoctorReport
-
 
 _OUTCOMES: dict[State, str] = {
     "fail": "failed",
@@ -92,14 +87,10 @@ def command(
         report = replace(report, checks=(*report.checks, *found.checks))
         if bundle is not None:
             write_text(bundle, bundle_text(found, report.checks), mode=0o644)
+    code = ExitCode.OK if report.ok else ExitCode.CONFIG
     if as_json:
         shared.print_json(report)
-    else:
-        _print_tables(report)
-    return ExitCode.OK if report.ok else ExitCode.CONFIG
-
-
-def _print_tables(report: DoctorReport) -> None:
+        return code
     from trtllm_hpc.report.doctor import checks_table, memory_table
     from trtllm_hpc.report.tables import print_table, terminal_width
 
@@ -114,3 +105,4 @@ def _print_tables(report: DoctorReport) -> None:
     counts = Counter(row.state for row in report.checks)
     parts = [f"{counts[state]} {words}" for state, words in _OUTCOMES.items() if counts[state]]
     click.echo(f"\n{len(report.checks)} checks: {', '.join(parts) or 'all are ok'}.")
+    return code

@@ -131,35 +131,29 @@ def job(
     refuse_existing(file)
     title, notes = _name_from(file, "my-job"), list[str]()
     template, cluster = _BACKENDS[backend or "reference"]
+    first = f"{_rendered('_schema.j2', 'job').rstrip()}\n\n"
     if recipe is not None:
         shipped = described(recipe, _shipped(recipe, "--from"))
-        text = copy_of(recipe, title, model, "hub" if of_hub else "path")
+        text = first + copy_of(recipe, title, model, "hub" if of_hub else "path")
         cluster = "pyxis" if shipped.gpus else "local"
         notes += [f"model.hub is {model}: there is no folder of this name."] if of_hub else []
-        text = f"{_rendered('_schema.j2', 'job').rstrip()}\n\n{text}"
     elif model is not None and gpu is not None:
-        text, notes = _fitting(file, title, model, gpu, goal or "throughput")
-        cluster = "pyxis"
+        from trtllm_hpc.config.cluster import gpus
+        from trtllm_hpc.runs.fitting_job import fitting_job
+
+        if gpu not in gpus():
+            raise click.BadParameter(f"there is no {gpu!r}, only {', '.join(gpus())}.", param_hint="--gpu")
+        fitting, notes = fitting_job(file.parent / model, title, model, gpu, goal or "throughput")
+        text, cluster = first + fitting, "pyxis"
     else:
         text = _rendered("job.yaml.j2", "job", title=title, backend=template)
     save_new(file, text)
-    first = ""
+    before = ""
     if cluster == "local" and shutil.which("sinfo"):
-        first, cluster = "trtllm-hpc init cluster mysite.yaml, then ", "./mysite.yaml"
+        before, cluster = "trtllm-hpc init cluster mysite.yaml, then ", "./mysite.yaml"
     written = click.format_filename(file)
     click.echo("\n  ".join([f"Wrote {written}.", *notes]))
-    click.echo(f"  next: {first}trtllm-hpc render {as_argument(written)} --cluster {cluster}")
-
-
-def _fitting(file: Path, title: str, model: str, gpu: str, goal: Goal) -> tuple[str, list[str]]:
-    """Return a job file for a checkpoint and a kind of GPU, and what to know about it."""
-    from trtllm_hpc.config.cluster import gpus
-    from trtllm_hpc.runs.fitting_job import fitting_job
-
-    if gpu not in gpus():
-        raise click.BadParameter(f"there is no {gpu!r}, only {', '.join(gpus())}.", param_hint="--gpu")
-    text, notes = fitting_job(file.parent / model, title, model, gpu, goal)
-    return f"{_rendered('_schema.j2', 'job').rstrip()}\n\n{text}", notes
+    click.echo(f"  next: {before}trtllm-hpc render {as_argument(written)} --cluster {cluster}")
 
 
 def _name_from(file: Path, otherwise: str) -> str:

@@ -21,7 +21,7 @@ from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_js
 from trtllm_hpc.report.engines import engine_lines
 from trtllm_hpc.report.status import end_line
 from trtllm_hpc.runs.endpoint import was_submitted
-from trtllm_hpc.runs.status import RunState, RunStatus
+from trtllm_hpc.runs.status import RunState
 from trtllm_hpc.runtime.records import Endpoint, known_fields, read_events
 
 watch_option = click.option(
@@ -231,28 +231,24 @@ def _watch(run: Run, *, as_json: bool) -> int:
         raise
     if status.state.final and any(not stage.final for stage in status.stages) and stops_server:
         run.cancel()  # the companion is gone and cannot stop the server any more
-    _print_end(run, status, as_json)
-    return int(status.exit_code)
-
-
-def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
+    code = int(status.exit_code)
     if as_json:
         shared.print_json(status)
-        return
+        return code
     print_results(run.paths)
-    name = call_name(run.paths)
-    stream = sys.stderr if status.exit_code else sys.stdout
+    stream = sys.stderr if code else sys.stdout
     click.echo(end_line(status), file=stream)
     if not status.stages:
         click.echo("  next: trtllm-hpc submit the job file again", file=stream)
-        return
+        return code
     if status.causes:
         click.echo("\n".join(f"  {line}" for line in cause_lines(status.causes)), file=stream)
-    elif status.exit_code:
+    elif code:
         click.echo(f"  next: trtllm-hpc logs {name}", file=stream)
     elif not status.state.final:
         click.echo(f"  next: trtllm-hpc client {name} --prompt TEXT, or trtllm-hpc cancel {name}")
     click.echo(f"run folder: {run.folder}")
+    return code
 
 
 def print_results(paths: RunPaths) -> None:

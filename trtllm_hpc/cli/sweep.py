@@ -17,7 +17,6 @@ from trtllm_hpc.config.dump import flow
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.report.formatting import format_time
 from trtllm_hpc.report.tables import Table, print_table
-from trtllm_hpc.sweeps.create import PlannedSweep
 from trtllm_hpc.sweeps.record import Variant, find_sweep, list_sweeps
 from trtllm_hpc.sweeps.status import SweepStatus
 
@@ -95,30 +94,24 @@ def run_command(
     planned = plan_sweep(
         job_file, cluster, settings, runs, vary=options, skip_refused=skip_refused, ignored_checks=ignore
     )
-    for found in planned.findings:
-        shared.print_warning(f"left out: {found}")
-    for warning in planned.warnings:
+    for warning in (*(f"left out: {found}" for found in planned.findings), *planned.warnings):
         shared.print_warning(warning)
+    record, count = planned.record, len(planned.runs)
+    if check and as_json:
+        checked = CheckedSweep(record.name, tuple(record.keys), tuple(record.variants), planned.jobs)
+        shared.print_json(checked)
+        return 0
     if check:
-        _print_checked(planned, as_json)
+        for variant in record.variants:
+            click.echo(f"{variant.name}{'  (left out)' if variant.refused else ''}")
+        click.echo(f"{count} variants, {planned.jobs} jobs; nothing was submitted")
         return 0
     planned.write()
     sweep = Sweep(planned.paths)
-    count = len(planned.runs)
     if not as_json:
         click.echo(f"sweep {sweep.id}: {count} variants\n  folder {sweep.paths.folder}")
     print_submitted(sweep, (), as_json=as_json and not wait)
     return watch(sweep, as_json=as_json) if wait else 0
-
-
-def _print_checked(planned: PlannedSweep, as_json: bool) -> None:
-    record = planned.record
-    if as_json:
-        shared.print_json(CheckedSweep(record.name, tuple(record.keys), tuple(record.variants), planned.jobs))
-        return
-    for variant in record.variants:
-        click.echo(f"{variant.name}{'  (left out)' if variant.refused else ''}")
-    click.echo(f"{len(planned.runs)} variants, {planned.jobs} jobs; nothing was submitted")
 
 
 _LINE_PAUSE_S = 30.0
