@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from trtllm_hpc.client.lora import is_unknown_adapter
-from trtllm_hpc.client.options import BY_NAME
-from trtllm_hpc.client.request import Request
+from trtllm_hpc.client.request import BY_NAME, Request
 from trtllm_hpc.client.single_calls import call_failure, channel
 from trtllm_hpc.errors import InvalidRequest, RequestFailed, RequestRefused
 from trtllm_hpc.runtime.records import Endpoint

@@ -12,7 +12,7 @@ from typing import Any
 
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.bench.workload.request import WorkloadRequest
-from trtllm_hpc.client.options import BY_NAME
+from trtllm_hpc.client.request import BY_NAME
 from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Protocol
 from trtllm_hpc.runtime.records import SESSION_HEADER, Endpoint
 from trtllm_hpc.wire import openai
