@@ -155,18 +155,3 @@ class Check:
     """Applies only where there is a job file."""
     on_slurm: bool = False
     """Applies only where jobs go to Slurm."""
-
-
-class Checks(list[Check]):
-    """Checks in the order of the table."""
-
-    def add(
-        self, name: str, needs: str = "", *, of_job: bool = False, on_slurm: bool = False
-    ) -> Callable[[Judge], Judge]:
-        """Register a function; a decorator, whose arguments are those of :class:`Check`."""
-
-        def register(function: Judge) -> Judge:
-            self.append(Check(name, function, needs, of_job, on_slurm))
-            return function
-
-        return register

@@ -26,14 +26,13 @@ from trtllm_hpc.runtime.checks import (
     tokenizer_files,
 )
 from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine
-from trtllm_hpc.validation.context import Checks, Context
+from trtllm_hpc.validation.context import Check, Context
 from trtllm_hpc.validation.file_system_checks import absent
 
 if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.memory import MemoryPlan, UnknownModel
 
 
-CHECKS = Checks()
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LAYER = re.compile(rb'"(?:[\w.]+\.)?(?:layers|h|blocks?)\.(\d+)\.')
 """Number of a layer in the name of a tensor."""
@@ -41,7 +40,6 @@ _LEAST_BYTES = 1024
 """Smallest size of a file of weights; a pointer of Git LFS is smaller."""
 
 
-@CHECKS.add("model-divides", of_job=True)
 def divides(context: Context) -> Diagnostic | None:
     """Heads, layers and experts can be split evenly, as the runtime requires."""
     if context.job.engine.world_size == 1:
@@ -79,7 +77,6 @@ def _benchmark(context: Context) -> Benchmark | None:
     return context.job.companion.benchmark if context.job.companion.enabled else None
 
 
-@CHECKS.add("slo", of_job=True)
 def slo(context: Context) -> Diagnostic | None:
     """Limits on times of tokens need streamed answers; else the benchmark fails once the server is up."""
     benchmark = _benchmark(context)
@@ -102,7 +99,6 @@ def slo(context: Context) -> Diagnostic | None:
     return ok(f"the benchmark's limits are {limits}")
 
 
-@CHECKS.add("workload-file", of_job=True)
 def workload_file(context: Context) -> Diagnostic | None:
     """The companion reads the file on its node, which may see other folders than this machine."""
     benchmark = _benchmark(context)
@@ -121,7 +117,6 @@ def workload_file(context: Context) -> Diagnostic | None:
     return ok(f"the benchmark's workload is {file}")
 
 
-@CHECKS.add("evaluation", of_job=True)
 def evaluation(context: Context) -> Diagnostic | None:
     """The evaluation's tasks, libraries and data are on this machine, and the run to compare with."""
     settings = context.job.companion.evaluate
@@ -154,7 +149,6 @@ def _misread(error: ConfigError) -> Diagnostic:
     return fail(message, first.hint or "correct the file")
 
 
-@CHECKS.add("model-files", of_job=True)
 def model_files(context: Context) -> Diagnostic | None:
     """The model's folder has a configuration, and all the weights that its index names."""
     if context.job.model.path is None or context.job.engine.directory is not None:
@@ -226,7 +220,6 @@ def _weights(folder: Path) -> list[str]:
     return sorted(file.name for ending in ("safetensors", "bin") for file in folder.glob(f"*.{ending}"))
 
 
-@CHECKS.add("tokenizer", of_job=True)
 def tokenizer(context: Context) -> Diagnostic | None:
     """The tokenizer's folder is complete: a compute node may not reach the Hub."""
     if context.plan.backend.release_use == "none":
@@ -274,7 +267,6 @@ def _stored_size(context: Context, config: Mapping[str, Any]) -> int | None:
     return None
 
 
-@CHECKS.add("memory", of_job=True)
 def memory(context: Context) -> Diagnostic | None:
     """Weights, buffers and a KV cache for the longest requests fit into a rank's memory."""
     if not (context.job.model.path or context.job.model.synthetic):
@@ -289,7 +281,6 @@ def memory(context: Context) -> Diagnostic | None:
     return Diagnostic("memory", plan.sentence, hint=plan.remedy, state=plan.verdict)
 
 
-@CHECKS.add("engine-folder", of_job=True)
 def is_there(context: Context) -> Diagnostic | None:
     """The folder exists, as far as this machine can see."""
     named = context.engine_folder
@@ -351,5 +342,14 @@ def _of_engine(judge: _Judge, context: Context) -> Diagnostic | None:
     return judge(context, context.engine)
 
 
-for _name, _judge in _OF_ENGINES.items():
-    CHECKS.add(_name, of_job=True)(partial(_of_engine, _judge))
+CHECKS = (
+    Check("model-divides", divides, of_job=True),
+    Check("slo", slo, of_job=True),
+    Check("workload-file", workload_file, of_job=True),
+    Check("evaluation", evaluation, of_job=True),
+    Check("model-files", model_files, of_job=True),
+    Check("tokenizer", tokenizer, of_job=True),
+    Check("memory", memory, of_job=True),
+    Check("engine-folder", is_there, of_job=True),
+    *(Check(name, partial(_of_engine, judge), of_job=True) for name, judge in _OF_ENGINES.items()),
+)

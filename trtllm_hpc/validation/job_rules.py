@@ -8,24 +8,10 @@ from pathlib import PurePosixPath
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.rules import Excludes, Requires, Rules
+from trtllm_hpc.config.rules import Excludes, Requires, Rule
 from trtllm_hpc.validation.benchmark_rules import scheduled_seconds, settings_problems
 
-RULES = Rules()
-RULES += [
-    Excludes("name=latest", "", "'latest' names the run that was submitted last", "choose another name",
-             code="bad-value"),
-    Requires("model.revision", "model.hub", "is a revision of a hub's model, but model.hub names none",
-             "set model.hub, or leave the revision out"),
-    Requires("model", "model.path model.hub model.synthetic engine.directory", "names no model",
-             "set model.path to a folder, model.hub to org/name, or model.synthetic to tiny-llama",
-             code="missing"),
-    Excludes("model.synthetic", "model.path model.hub", "names both a synthetic model and another one",
-             "set one of the two to null", at="model"),
-]  # fmt: skip
 
-
-@RULES.add
 def prompt_leaves_room(job: JobFile) -> Diagnostics:
     """``max_seq_len`` counts prompt and answer together."""
     prompt, both = job.engine.max_input_len, job.engine.max_seq_len
@@ -35,7 +21,6 @@ def prompt_leaves_room(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "engine.max_input_len", message, hint, prompt)
 
 
-@RULES.add
 def cache_holds_a_request(job: JobFile) -> Diagnostics:
     """The KV cache has room for the longest request, which could never run otherwise."""
     budget, longest = job.kv_cache.max_tokens, job.engine.longest_request
@@ -49,7 +34,6 @@ def cache_holds_a_request(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "kv_cache.max_tokens", message, hint, budget)
 
 
-@RULES.add
 def answers_fit(job: JobFile) -> Diagnostics:
     """The companion's answers fit into the engine beside a prompt."""
     if not job.companion.enabled:
@@ -64,7 +48,6 @@ def answers_fit(job: JobFile) -> Diagnostics:
             yield in_job("conflict", field, message, hint, tokens)
 
 
-@RULES.add
 def prompts_fit(job: JobFile) -> Diagnostics:
     """The benchmark's prompts are not longer than the engine accepts."""
     benchmark, longest = job.companion.benchmark, job.engine.max_input_len
@@ -83,7 +66,6 @@ def prompts_fit(job: JobFile) -> Diagnostics:
         )
 
 
-@RULES.add
 def logits_are_gathered(job: JobFile) -> Diagnostics:
     """The companion requests logits only from an engine that gathers them."""
     for name in ("context_logits", "generation_logits"):
@@ -97,7 +79,6 @@ def logits_are_gathered(job: JobFile) -> Diagnostics:
             yield in_job("conflict", field, message, f"set engine.{gather} to true", True)
 
 
-@RULES.add
 def server_wait_ends(job: JobFile) -> Diagnostics:
     """The wait for the server's start ends before its job's time limit."""
     ready, limit = job.serve.ready_timeout_seconds, job.serve.time_limit_minutes * 60
@@ -107,7 +88,6 @@ def server_wait_ends(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "serve.ready_timeout_seconds", message, hint, ready)
 
 
-@RULES.add
 def evaluation_is_over_openai(job: JobFile) -> Diagnostics:
     """An evaluation asks over OpenAI's protocol, which Triton speaks through the gateway behind the proxy."""
     evaluates = job.companion.enabled and job.companion.evaluate is not None
@@ -121,7 +101,6 @@ def evaluation_is_over_openai(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "companion.evaluate", message, "leave serve.proxy out")
 
 
-@RULES.add
 def companion_wait_ends(job: JobFile) -> Diagnostics:
     """The companion waits longer than the server may start, so that the first to give up knows why."""
     ready, wait = job.serve.ready_timeout_seconds, job.endpoint_wait_s
@@ -132,7 +111,6 @@ def companion_wait_ends(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "companion.time_limit_minutes", message, hint, minutes)
 
 
-@RULES.add
 def benchmark_settings(job: JobFile) -> Diagnostics:
     """The benchmark's settings do not contradict each other."""
     if job.companion.benchmark is not None:
@@ -140,7 +118,6 @@ def benchmark_settings(job: JobFile) -> Diagnostics:
             yield replace(problem, field=f"companion.benchmark.{problem.field}")
 
 
-@RULES.add
 def benchmark_ends(job: JobFile) -> Diagnostics:
     """The benchmark's schedule ends before the time limits of the server and the companion."""
     benchmark = job.companion.benchmark
@@ -161,7 +138,6 @@ def benchmark_ends(job: JobFile) -> Diagnostics:
             yield in_job("conflict", f"companion.benchmark.{key}", message, hint, getattr(benchmark, key))
 
 
-@RULES.add
 def adapters_fit(job: JobFile) -> Diagnostics:
     """The companion names LoRA adapters that there are, and only if the engine takes any."""
     for field, adapter in job.named_adapters:
@@ -192,3 +168,19 @@ def _converted(job: JobFile, field: str, name: str) -> Diagnostics:
         stored = engine.lora.storage_type
         message = f"the build stores it as {stored} (engine.lora.storage_type), and servers take float16 only"
         yield in_job("conflict", field, message, "set engine.lora.storage_type to float16", name)
+
+
+RULES: tuple[Rule, ...] = (
+    Excludes("name=latest", "", "'latest' names the run that was submitted last", "choose another name",
+             code="bad-value"),
+    Requires("model.revision", "model.hub", "is a revision of a hub's model, but model.hub names none",
+             "set model.hub, or leave the revision out"),
+    Requires("model", "model.path model.hub model.synthetic engine.directory", "names no model",
+             "set model.path to a folder, model.hub to org/name, or model.synthetic to tiny-llama",
+             code="missing"),
+    Excludes("model.synthetic", "model.path model.hub", "names both a synthetic model and another one",
+             "set one of the two to null", at="model"),
+    *(prompt_leaves_room, cache_holds_a_request, answers_fit, prompts_fit, logits_are_gathered),
+    *(server_wait_ends, evaluation_is_over_openai, companion_wait_ends, benchmark_settings),
+    *(benchmark_ends, adapters_fit),
+)  # fmt: skip
