@@ -191,8 +191,22 @@ class TritonBackend(Backend):
 
     def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
         """Return ``tritonserver``: rank 0 with the whole repository, the others with their part."""
-        program, *common = self._common(facts, instances.layout)
-        listens = _sockets() if facts.job.serve.proxy != "none" else _ports(facts.cluster)
+        triton, kinds = facts.cluster.triton, ("http", "grpc", "metrics")
+        program = literal(triton.server)
+        common = [
+            "--model-repository={repository}",
+            "--disable-auto-complete-config",
+            # Two jobs may share a node, and two ranks too: the prefix carries both.
+            "--backend-config=python,shm-region-prefix-name={prefix}",
+            *(() if instances.layout.gpus_per_node else ("--allow-gpu-metrics=false",)),
+            *map(literal, (*self.options(facts, instances.layout), *triton.options)),
+        ]
+        if facts.job.serve.proxy != "none":
+            listens = [f"--{kind}-address=unix:{{sockets}}/{kind}" for kind in kinds]
+        else:
+            listens = [f"--{kind}-port={{{kind}_port}}" for kind in kinds]
+            if facts.cluster.scheduler == "local":
+                listens += [f"--{kind}-address={{address}}" for kind in kinds]
         explicit = ["--model-control-mode=explicit", *(f"--load-model={it}" for it in self.worker_models)]
         closed = ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"]
         spec = ServerSpec(
@@ -212,30 +226,6 @@ class TritonBackend(Backend):
     def options(self, facts: JobFacts, layout: Layout) -> Sequence[str]:
         """Return further options of every rank's server."""
         return ()
-
-    def _common(self, facts: JobFacts, layout: Layout) -> list[str]:
-        triton = facts.cluster.triton
-        return [
-            literal(triton.server),
-            "--model-repository={repository}",
-            "--disable-auto-complete-config",
-            # Two jobs may share a node, and two ranks too: the prefix carries both.
-            "--backend-config=python,shm-region-prefix-name={prefix}",
-            *(() if layout.gpus_per_node else ("--allow-gpu-metrics=false",)),
-            *map(literal, self.options(facts, layout)),
-            *map(literal, triton.options),
-        ]
-
-
-def _sockets() -> list[str]:
-    return [f"--{kind}-address=unix:{{sockets}}/{kind}" for kind in ("http", "grpc", "metrics")]
-
-
-def _ports(cluster: ClusterProfile) -> list[str]:
-    ports = [f"--{kind}-port={{{kind}_port}}" for kind in ("http", "grpc", "metrics")]
-    if cluster.scheduler == "local":
-        ports += [f"--{kind}-address={{address}}" for kind in ("http", "grpc", "metrics")]
-    return ports
 
 
 def keys_without_effect(
