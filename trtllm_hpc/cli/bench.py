@@ -14,7 +14,7 @@ from click import BOOL, FLOAT, INT, STRING, Choice
 from trtllm_hpc.api.measurement import Measurement, NameRefused, bench, bench_url, measured_folder
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli import shared
-from trtllm_hpc.cli.listing import print_listing
+from trtllm_hpc.cli.shared import print_listing
 from trtllm_hpc.errors import ConfigError, RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import NONE, format_time

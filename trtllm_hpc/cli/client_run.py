@@ -144,17 +144,9 @@ class Asking:
         adapters = [known.get(folder) for folder in self.lora_dirs or ("",)]
         if len(adapters) == 1:
             adapters *= len(self.prompts)
-        requests = [
-            Request(
-                prompt,
-                self.options,
-                inputs=self.inputs,
-                adapter=adapter,
-                stream=stream,
-                timeout_s=self.timeout_seconds,
-            )
-            for prompt, adapter in zip(self.prompts, adapters, strict=True)
-        ]
+        common: dict[str, Any] = {"inputs": self.inputs, "stream": stream, "timeout_s": self.timeout_seconds}
+        pairs = zip(self.prompts, adapters, strict=True)
+        requests = [Request(prompt, self.options, adapter=adapter, **common) for prompt, adapter in pairs]
         if not self.chat:
             return requests
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -186,7 +178,10 @@ class Asking:
                     why = error.message
                 if answer is not None or why is not None:
                     self._end_line()
-                    self._report(request, number, client.model.name, answer, why, is_shown=is_live)
+                    record = PromptRecord(
+                        request.prompt, dict(request.options), client.model.name, self._host, (), why
+                    )
+                    self._report(record, number, answer, is_shown=is_live)
         finally:
             self._end_line()
             for each in asking:
@@ -203,22 +198,11 @@ class Asking:
             click.echo()
             self._is_line_open = False
 
-    def _report(
-        self,
-        request: Request,
-        number: int,
-        model: str,
-        answer: Answer | None,
-        why: str | None,
-        *,
-        is_shown: bool,
-    ) -> None:
+    def _report(self, record: PromptRecord, number: int, answer: Answer | None, *, is_shown: bool) -> None:
         """Print, and keep, the answer to a prompt, or why there is none."""
-        answers: tuple[Answer, ...] = ()
         if answer is not None:
             shapes = {name: list(array.shape) for name, array in answer.logits.items()}
-            answers = (replace(answer, logits=shapes),)
-        record = PromptRecord(request.prompt, dict(request.options), model, self._host, answers, why)
+            record = replace(record, answers=(replace(answer, logits=shapes),))
         if self.save and self.run is not None and answer is not None:
             self.run.results.mkdir(exist_ok=True)
             write_json(self.run.answer, asdict(record))
@@ -230,7 +214,7 @@ class Asking:
         elif answer is not None:
             self._show(answer, is_shown=is_shown)
         elif len(self.prompts) > 1:
-            click.echo(f"prompt {number}: {for_output(why or '')}", err=True)
+            click.echo(f"prompt {number}: {for_output(record.error or '')}", err=True)
 
     def _show(self, answer: Answer, *, is_shown: bool) -> None:
         if not is_shown:

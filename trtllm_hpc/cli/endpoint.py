@@ -6,6 +6,7 @@ import getpass
 import json
 import shlex
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -173,7 +174,18 @@ def access(
     run_id: str, endpoint: Endpoint, model: str, *, chats: bool, length: str = "max_tokens"
 ) -> EndpointAccess:
     """Return how to ask a model; ``length`` is Triton's input for the most tokens of an answer."""
-    url = endpoint.openai_url or f"{endpoint.scheme}://{endpoint.http}"
+    url, path = endpoint.openai_url, "chat/completions" if chats else "completions"
+    asked = {"messages": [{"role": "user", "content": _QUESTION}]} if chats else {"prompt": _QUESTION}
+    body: dict[str, object] = {"model": model, **asked, "max_tokens": _TOKENS}
+    if url is None:
+        url, path = f"{endpoint.scheme}://{endpoint.http}", f"v2/models/{model}/generate"
+        body = {"text_input": _QUESTION, length: _TOKENS}
+    file = endpoint.certificate_file
+    trusted = "" if file is None else f" --cacert {shlex.quote(file)}"
+    curl = [f"curl -sS{trusted} {shlex.quote(f'{url}/{path}')}", "-H 'Content-Type: application/json'"]
+    if endpoint.key_file is not None:
+        # From a file: arguments are in the list of processes, which all users of the machine see.
+        curl.append(f'-H @<(echo "Authorization: Bearer $(cat {shlex.quote(endpoint.key_file)})")')
     return EndpointAccess(
         run_id,
         endpoint.host,
@@ -183,33 +195,13 @@ def access(
         model,
         endpoint.key_file,
         endpoint.certificate_file,
-        _curl(endpoint, url, model, chats, length),
-        None if endpoint.openai_url is None else _python(endpoint, model, chats),
+        " \\\n  ".join([*curl, f"-d {shlex.quote(json.dumps(body))}"]),
+        None if endpoint.openai_url is None else _python(endpoint, body, chats),
         f"ssh -N -L {_LOCAL_PORT}:{urlsplit(url).netloc} {getpass.getuser()}@LOGIN_NODE",
     )
 
 
-def _body(model: str, chats: bool) -> dict[str, object]:
-    chat = {"messages": [{"role": "user", "content": _QUESTION}]}
-    return {"model": model, **(chat if chats else {"prompt": _QUESTION}), "max_tokens": _TOKENS}
-
-
-def _curl(endpoint: Endpoint, url: str, model: str, chats: bool, length: str) -> str:
-    words = ["curl", "-sS"]
-    if endpoint.certificate_file is not None:
-        words += ["--cacert", shlex.quote(endpoint.certificate_file)]
-    if endpoint.openai_url is not None:
-        path, body = "chat/completions" if chats else "completions", _body(model, chats)
-    else:
-        path, body = f"v2/models/{model}/generate", {"text_input": _QUESTION, length: _TOKENS}
-    lines = [f"{' '.join(words)} {shlex.quote(f'{url}/{path}')}", "-H 'Content-Type: application/json'"]
-    if endpoint.key_file is not None:
-        # From a file: arguments are in the list of processes, which all users of the machine see.
-        lines.append(f'-H @<(echo "Authorization: Bearer $(cat {shlex.quote(endpoint.key_file)})")')
-    return " \\\n  ".join([*lines, f"-d {shlex.quote(json.dumps(body))}"])
-
-
-def _python(endpoint: Endpoint, model: str, chats: bool) -> str:
+def _python(endpoint: Endpoint, body: Mapping[str, object], chats: bool) -> str:
     lines = ["from openai import OpenAI"]
     key = "'none'"
     if endpoint.key_file is not None:
@@ -221,7 +213,7 @@ def _python(endpoint: Endpoint, model: str, chats: bool) -> str:
         lines.append(f"trusted = ssl.create_default_context(cafile={endpoint.certificate_file!r})")
         made += ", http_client=httpx.Client(verify=trusted)"
     calls = "chat.completions" if chats else "completions"
-    asked = ", ".join(f"{name}={value!r}" for name, value in _body(model, chats).items())
+    asked = ", ".join(f"{name}={value!r}" for name, value in body.items())
     text = "message.content" if chats else "text"
     lines += ["", f"client = OpenAI({made})", f"answer = client.{calls}.create({asked})"]
     return "\n".join([*lines, f"print(answer.choices[0].{text})"])

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 import click
 
-from trtllm_hpc.cli.listing import print_listing, pruning
-from trtllm_hpc.cli.shared import cluster_option, json_option, print_json
+from trtllm_hpc.cli.shared import cluster_option, json_option, print_json, print_listing, pruning
 from trtllm_hpc.engine_cache.contents import EngineRow, list_entries
 from trtllm_hpc.engine_cache.contents import verify as verify_entry
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode

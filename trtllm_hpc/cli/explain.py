@@ -169,7 +169,10 @@ def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[RunStatu
             before = reversed(status.failed_jobs)
             attempts = [RunPaths(run.paths.attempts / str(job.attempt)) for job in before]
             folders = [paths.logs for paths in (run.paths, *attempts)]
-            refusals = [it for it in _files_below(run.paths.events) if _tells_of_a_refusal(it)]
+            for file in _files_below(run.paths.events):
+                with suppress(OSError):
+                    if b'"submission_interrupted"' in Path(file).read_bytes():
+                        refusals.append(file)  # it has what Slurm said to a submission
         is_folder = os.path.isdir(folder)  # noqa: PTH112 - never raises
         found = [file for each in folders for file in _files_below(each)] if is_folder else [str(folder)]
         found += refusals
@@ -192,13 +195,6 @@ def _status(run: RunSnapshot) -> RunStatus:
     except SubmissionError:
         status = unanswered_status(run)
     return replace(status, causes=tuple(it for it in status.causes if it.id != UNKNOWN))
-
-
-def _tells_of_a_refusal(events: str) -> bool:
-    """Return whether a file of events has what Slurm said to a submission."""
-    with suppress(OSError):
-        return b'"submission_interrupted"' in Path(events).read_bytes()
-    return False
 
 
 def _files_below(folder: Path) -> list[str]:

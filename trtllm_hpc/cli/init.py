@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.listing import print_listing
-from trtllm_hpc.cli.shared import complete_with, job_names, json_option, refuse_existing, save_new
+from trtllm_hpc.cli.shared import (
+    complete_with,
+    job_names,
+    json_option,
+    print_listing,
+    refuse_existing,
+    save_new,
+)
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.fitting_job import Goal

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.cli.listing import print_listing, pruning
-from trtllm_hpc.cli.shared import cluster_option, json_option
+from trtllm_hpc.cli.shared import cluster_option, json_option, print_listing, pruning
 from trtllm_hpc.config.hub import models_folder
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_time
 from trtllm_hpc.runs import fetched_models, hub

@@ -8,8 +8,7 @@ from pathlib import Path, PurePath
 
 import click
 
-from trtllm_hpc.cli.listing import print_listing, pruning
-from trtllm_hpc.cli.shared import json_option, print_warning, runs_folder, runs_option
+from trtllm_hpc.cli.shared import json_option, print_listing, print_warning, pruning, runs_folder, runs_option
 from trtllm_hpc.paths import default_runs_folder
 from trtllm_hpc.report.formatting import NONE, format_duration, quantity
 from trtllm_hpc.runs.listing import ListedRun, listed_runs

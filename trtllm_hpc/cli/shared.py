@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -19,6 +19,11 @@ from click.shell_completion import CompletionItem
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.paths import RunPaths, default_runs_folder, write_text
 from trtllm_hpc.runs.find import find_run, list_runs
+
+if TYPE_CHECKING:
+    from trtllm_hpc.report.tables import Cell
+    from trtllm_hpc.runs.prune import Pruned
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -121,9 +126,8 @@ class Span(ParameterType):
 
 
 complete_run = complete_with(lambda ctx: ["latest", *(run.run_id for run in list_runs(runs_folder(ctx)))])
-optional_run = click.argument(
-    "run", required=False, metavar="[RUN]", callback=found_run, shell_complete=complete_run
-)
+_run = partial(click.argument, "run", metavar="[RUN]", callback=found_run, shell_complete=complete_run)
+optional_run = _run(required=False)
 """Passed on as ``run: RunPaths | None``."""
 runs_option = click.option(
     "--runs",
@@ -136,10 +140,7 @@ runs_option = click.option(
 
 def run_argument(command: Command) -> Command:
     """``RUN`` and ``--runs``; the command gets ``run: RunPaths`` and ``runs``."""
-    argument = click.argument(
-        "run", default="latest", metavar="[RUN]", callback=found_run, shell_complete=complete_run
-    )
-    return runs_option(argument(command))
+    return runs_option(_run(default="latest")(command))
 
 
 ignore_option = click.option(
@@ -305,20 +306,15 @@ def detaching(sentence: str, *following: str) -> Iterator[None]:
 
 
 def print_json(record: Any, *, indent: int | None = 2) -> None:
-    """Print a record, or a list of them, as JSON; without ``indent`` on one line."""
-    utf8 = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
-    click.echo(json_text(record, indent=indent, ascii_only=not utf8))
-
-
-def json_text(record: Any, *, indent: int | None = 2, ascii_only: bool = False) -> str:
-    """Return what :func:`print_json` prints.
+    """Print a record, or a list of them, as JSON; without ``indent`` on one line.
 
     A dataclass becomes an object of its fields, and of the properties that its ``PRINTED`` names. The JSON
     Schema of a command's output is made of the same fields and properties (``docs/reference/json.md``).
     """
     import json
 
-    return json.dumps(record, indent=indent, ensure_ascii=ascii_only, default=_plain)
+    utf8 = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
+    click.echo(json.dumps(record, indent=indent, ensure_ascii=not utf8, default=_plain))
 
 
 def _plain(value: Any) -> Any:
@@ -363,3 +359,73 @@ def job_options(command: Command, *, required: bool = True) -> Command:
         required=required,
         shell_complete=complete_with(job_names, files=True),
     )(cluster_option(set_option(runs_option(cast(Command, checked)))))
+
+
+Row = TypeVar("Row")
+
+
+def print_listing(
+    rows: Sequence[Row],
+    columns: Mapping[str, Callable[[Row], Cell]],
+    *,
+    as_json: bool = False,
+    empty: str = "",
+    below: str = "",
+    right: Collection[str] = (),
+    one_line: Collection[str] = (),
+    optional: Sequence[str] = (),
+) -> None:
+    """Print rows as a table, or as JSON.
+
+    Args:
+        columns: for each header what makes its cell of a row.
+        empty: printed if there are no rows; ``below``: printed below the table.
+        right, one_line, optional: as for :class:`trtllm_hpc.report.tables.Table`.
+    """
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        click.echo(empty)
+        return
+    from trtllm_hpc.report.tables import Table, print_table
+
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    print_table(Table(*columns, right=right, one_line=one_line, optional=optional, rows=cells))
+    if below:
+        click.echo(below)
+
+
+def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Sequence[Pruned]]], Any]:
+    """Make a command ``prune`` of a function that returns what a selection chooses.
+
+    It gets ``selection: Selection`` and ``remove_them: bool``. ``last`` is for the help, e.g. ``used``.
+    """
+
+    def make(choose: Callable[..., Sequence[Pruned]]) -> Callable[..., None]:
+        @wraps(choose)
+        def prune(*, older_than: float | None, names: tuple[str, ...] = (), yes: bool, **others: Any) -> None:
+            from trtllm_hpc.report.formatting import format_bytes
+            from trtllm_hpc.runs.prune import Selection
+
+            if names and older_than is not None:
+                raise click.UsageError("Give either names or --older-than.")
+            selection = Selection(names, older_than)
+            chosen = choose(selection=selection, remove_them=yes, **others)
+            done = "removed" if yes else "would be removed"
+            for it in chosen:
+                click.echo(
+                    f"{it.name}: {f'{done}, it {it.why}' if it.kept is None else f'stays, it {it.kept}'}"
+                )
+            going = [it for it in chosen if it.kept is None]
+            size = f", {format_bytes(sum(it.bytes or 0 for it in going))}" if with_sizes else ""
+            click.echo(f"{len(going)} {done}{size}")
+            if going and not yes:
+                click.echo("  next: the same command with --yes")
+
+        click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")(prune)
+        ago = f"Those {last} longer ago: 12h, 30d, 8w."
+        click.option("--older-than", type=Span(), metavar="SPAN", help=ago)(prune)
+        return prune
+
+    return make

@@ -68,10 +68,8 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
     for bad in status.bad_nodes:
         what = "is left out" if bad.kept is None else f"may be used again ({bad.kept})"
         yield f"node {bad.node} {what}: {bad.why} (job {bad.job_id})"
-    failed: dict[str, list[str]] = {}
-    for job in status.failed_jobs:
-        failed.setdefault(job.why, []).append(job.job_id)
-    for why, jobs in failed.items():
+    for why in dict.fromkeys(job.why for job in status.failed_jobs):
+        jobs = [job.job_id for job in status.failed_jobs if job.why == why]
         yield f"earlier job{'s' * (len(jobs) > 1)} {', '.join(jobs)} failed: {why}"
     if status.failed_jobs:
         yield f"next: trtllm-hpc explain {call_name(run)}"

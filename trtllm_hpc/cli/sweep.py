@@ -12,7 +12,7 @@ import click
 
 from trtllm_hpc.api.sweep import Sweep, plan_sweep
 from trtllm_hpc.cli import shared
-from trtllm_hpc.cli.listing import print_listing
+from trtllm_hpc.cli.shared import print_listing
 from trtllm_hpc.config.dump import flow
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.report.formatting import format_time
