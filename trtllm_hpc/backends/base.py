@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.diagnostics import Diagnostics, in_job
-from trtllm_hpc.config.engine import DEFAULTS
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.rules import Rule
-from trtllm_hpc.config.types import Section
 from trtllm_hpc.layout import Instances, Layout, place
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_cache.build_recipe import BuildStep
@@ -226,28 +223,3 @@ class TritonBackend(Backend):
     def options(self, facts: JobFacts, layout: Layout) -> Sequence[str]:
         """Return further options of every rank's server."""
         return ()
-
-
-def keys_without_effect(
-    job: JobFile, section: str, keys: Collection[str], why: str, hint: str
-) -> Diagnostics:
-    """Yield the keys of a section that are set and are not in ``keys``, with the reason ``why``."""
-    values = getattr(job, section)
-    defaults = DEFAULTS[job.engine.backend] if section == "engine" else {}
-    for name, model_field in type(values).model_fields.items():
-        value = getattr(values, name)
-        default = defaults.get(name, model_field.get_default(call_default_factory=True))
-        if name not in keys and value not in (None, default):
-            for key, setting in leaves(f"{section}.{name}", value):
-                yield in_job("conflict", key, why, hint, setting)
-
-
-def leaves(key: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the keys that are set in a section; the key itself if it is not a section."""
-    if not isinstance(value, Section):
-        return [(key, value)]
-    return [
-        (f"{key}.{name}", getattr(value, name))
-        for name in value.model_fields_set
-        if getattr(value, name) != type(value).model_fields[name].get_default(call_default_factory=True)
-    ] or [(key, value)]

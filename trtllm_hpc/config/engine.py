@@ -181,17 +181,6 @@ class Engine(Section):
         return {**defaults, **given}
 
     @property
-    def longest_request(self) -> int | None:
-        """Tokens of KV cache that the longest request takes, in whole blocks, with all its beams.
-
-        ``None`` if the release decides how long requests may be.
-        """
-        if self.max_seq_len is None:
-            return None
-        size = self.tokens_per_block or 1
-        return (self.max_seq_len + size - 1) // size * size * (self.max_beam_width or 1)
-
-    @property
     def world_size(self) -> int:
         """Ranks that the engine needs: tp * pp * cp."""
         return self.tensor_parallel * self.pipeline_parallel * self.context_parallel

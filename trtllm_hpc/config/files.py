@@ -124,8 +124,12 @@ def read_tree(path: Path, what: str) -> tuple[Tree | None, list[Diagnostic]]:
         message = f"the {what} is not UTF-8 text (byte {error.start})"
         return None, [Diagnostic("bad-yaml", message, str(path), line=line)]
     except FileNotFoundError:
-        message, hint = f"there is no such {what}", _where_else(path, what)
-        return None, [Diagnostic("not-found", message, str(path), hint=hint)]
+        hint = "trtllm-hpc init cluster writes one"
+        if what == "job file":
+            near = nearest(path.stem, jobs()) if "/" not in str(path) else None
+            guess = f"did you mean {near}, which comes with trtllm-hpc? " if near else ""
+            hint = f"{guess}trtllm-hpc init job writes one"
+        return None, [Diagnostic("not-found", f"there is no such {what}", str(path), hint=hint)]
     except OSError as error:
         message = f"the {what} cannot be read: {error.strerror}"
         return None, [Diagnostic("unreadable", message, str(path))]
@@ -140,14 +144,6 @@ def read_tree(path: Path, what: str) -> tuple[Tree | None, list[Diagnostic]]:
         return Tree({}, tree.places), wrong
     message = f"the {what} must be a mapping of keys to values"
     return None, [*wrong, tree.diagnostic("wrong-type", (), message, value=tree.data)]
-
-
-def _where_else(path: Path, what: str) -> str:
-    if what != "job file":
-        return "trtllm-hpc init cluster writes one"
-    near = nearest(path.stem, jobs()) if "/" not in str(path) else None
-    guess = f"did you mean {near}, which comes with trtllm-hpc? " if near else ""
-    return f"{guess}trtllm-hpc init job writes one"
 
 
 def read_spec(path: Path) -> JobFile:

@@ -294,23 +294,6 @@ class JobFile(Section):
         """Whether the companion stops the server when it is done."""
         return self.companion.enabled and not self.serve.keep_running
 
-    @property
-    def asked_tokens(self) -> dict[str, int]:
-        """Each setting of the length of the companion's answers, with its tokens."""
-        asked = {"companion.request.max_tokens": self.companion.request.max_tokens}
-        benchmark = self.companion.benchmark
-        if benchmark is not None:
-            asked["companion.benchmark.max_tokens"] = benchmark.max_tokens
-            if benchmark.workload.output_tokens is not None:
-                asked["companion.benchmark.workload.output_tokens"] = benchmark.workload.output_tokens
-        return asked
-
-    @property
-    def named_adapters(self) -> list[tuple[str, LoraAdapter]]:
-        """The LoRA adapter of the companion's request with its field, if it names one."""
-        adapter = self.companion.request.lora
-        return [] if adapter is None or not self.companion.enabled else [("companion.request.lora", adapter)]
-
 
 class JobDocument(JobFile):
     """A job file as it is written: a job, and keys that say what it is made from."""

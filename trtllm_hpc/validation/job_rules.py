@@ -23,12 +23,16 @@ def prompt_leaves_room(job: JobFile) -> Diagnostics:
 
 def cache_holds_a_request(job: JobFile) -> Diagnostics:
     """The KV cache has room for the longest request, which could never run otherwise."""
-    budget, longest = job.kv_cache.max_tokens, job.engine.longest_request
-    if budget is not None and longest is not None and budget < longest:
-        beams = "" if job.engine.max_beam_width in (None, 1) else f" and {job.engine.max_beam_width} beams"
+    budget, both = job.kv_cache.max_tokens, job.engine.max_seq_len
+    if budget is None or both is None:
+        return  # the release decides
+    size, width = job.engine.tokens_per_block or 1, job.engine.max_beam_width or 1
+    longest = -(-both // size) * size * width
+    if budget < longest:
+        beams = "" if width == 1 else f" and {width} beams"
         message = (
             f"a KV cache of {budget} tokens has no room for one request of engine.max_seq_len "
-            f"{job.engine.max_seq_len}{beams}: in whole blocks it takes {longest}"
+            f"{both}{beams}: in whole blocks it takes {longest}"
         )
         hint = f"set it to {longest} or more, or lower engine.max_seq_len"
         yield in_job("conflict", "kv_cache.max_tokens", message, hint, budget)
@@ -36,16 +40,18 @@ def cache_holds_a_request(job: JobFile) -> Diagnostics:
 
 def answers_fit(job: JobFile) -> Diagnostics:
     """The companion's answers fit into the engine beside a prompt."""
-    if not job.companion.enabled:
+    longest, benchmark = job.engine.max_seq_len, job.companion.benchmark
+    if longest is None or not job.companion.enabled:
         return
-    longest = job.engine.max_seq_len
-    if longest is None:
-        return
-    for field, tokens in job.asked_tokens.items():
+    asked = {"request.max_tokens": job.companion.request.max_tokens}
+    if benchmark is not None:
+        asked["benchmark.max_tokens"] = benchmark.max_tokens
+        asked["benchmark.workload.output_tokens"] = benchmark.workload.output_tokens or 0
+    for field, tokens in asked.items():
         if tokens >= longest:
             message = f"{tokens} tokens and a prompt do not fit: engine.max_seq_len is {longest}"
             hint = f"ask for fewer than {longest} tokens, or raise engine.max_seq_len"
-            yield in_job("conflict", field, message, hint, tokens)
+            yield in_job("conflict", f"companion.{field}", message, hint, tokens)
 
 
 def prompts_fit(job: JobFile) -> Diagnostics:
@@ -140,18 +146,20 @@ def benchmark_ends(job: JobFile) -> Diagnostics:
 
 def adapters_fit(job: JobFile) -> Diagnostics:
     """The companion names LoRA adapters that there are, and only if the engine takes any."""
-    for field, adapter in job.named_adapters:
-        if (adapter.directory is None) == (adapter.adapter is None):
-            message = "an adapter is a folder, or one that the build converts, and this is neither or both"
-            yield in_job("conflict", field, message, "set either directory or adapter")
-        reason = backend_of(job).why_no_adapters
-        if reason is not None:
-            yield in_job("conflict", field, reason, "remove it, or take engine.backend: tensorrtllm")
-        elif job.engine.directory is None and not job.engine.max_lora_rank:
-            message = "an engine that is built with engine.max_lora_rank 0 takes no LoRA adapters"
-            yield in_job("conflict", field, message, "set engine.max_lora_rank to the adapters' highest rank")
-        elif adapter.adapter is not None:
-            yield from _converted(job, field, adapter.adapter)
+    field, adapter = "companion.request.lora", job.companion.request.lora
+    if adapter is None or not job.companion.enabled:
+        return
+    if (adapter.directory is None) == (adapter.adapter is None):
+        message = "an adapter is a folder, or one that the build converts, and this is neither or both"
+        yield in_job("conflict", field, message, "set either directory or adapter")
+    reason = backend_of(job).why_no_adapters
+    if reason is not None:
+        yield in_job("conflict", field, reason, "remove it, or take engine.backend: tensorrtllm")
+    elif job.engine.directory is None and not job.engine.max_lora_rank:
+        message = "an engine that is built with engine.max_lora_rank 0 takes no LoRA adapters"
+        yield in_job("conflict", field, message, "set engine.max_lora_rank to the adapters' highest rank")
+    elif adapter.adapter is not None:
+        yield from _converted(job, field, adapter.adapter)
 
 
 def _converted(job: JobFile, field: str, name: str) -> Diagnostics:

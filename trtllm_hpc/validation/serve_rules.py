@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trtllm_hpc.backends import BACKENDS, backend_of
-from trtllm_hpc.backends.base import keys_without_effect
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.config.engine import DEFAULTS
 from trtllm_hpc.config.rules import Excludes, Requires, Rule
+from trtllm_hpc.config.types import Section
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
@@ -29,7 +32,25 @@ def keys_have_an_effect(facts: JobFacts) -> Diagnostics:
         # Another rule refuses repository.models, by the mode of serving.
         known = (*keys, "models") if section == "repository" else keys
         why = f"has no effect with engine.backend {job.engine.backend} and serve.frontend {job.frontend}"
-        yield from keys_without_effect(job, section, known, why, backend.unused_hint)
+        values, defaults = getattr(job, section), DEFAULTS[job.engine.backend] if section == "engine" else {}
+        for name, field in type(values).model_fields.items():
+            value = getattr(values, name)
+            default = defaults.get(name, field.get_default(call_default_factory=True))
+            if name not in known and value not in (None, default):
+                for key, setting in _leaves(f"{section}.{name}", value):
+                    yield in_job("conflict", key, why, backend.unused_hint, setting)
+
+
+def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the keys that are set in a section; the key itself if it is not a section."""
+    if not isinstance(value, Section):
+        return [(key, value)]
+    fields = ((name, type(value).model_fields[name]) for name in value.model_fields_set)
+    return [
+        (f"{key}.{name}", getattr(value, name))
+        for name, field in fields
+        if getattr(value, name) != field.get_default(call_default_factory=True)
+    ] or [(key, value)]
 
 
 def ranks_spread(facts: JobFacts) -> Diagnostics:
