@@ -61,8 +61,7 @@ class EngineBackend(Backend):
             built_model_is_named,
             tensorrt_llm_rules.experts_divide,
             tensorrt_llm_rules.gpu_computes_type,
-            *build_rules.OF_PROGRAMS,
-            *build_rules.OF_KEYS,
+            *build_rules.RULES,
         )
 
     def build_steps(self, facts: JobFacts, layout: Layout, python: str) -> tuple[BuildStep, ...]:

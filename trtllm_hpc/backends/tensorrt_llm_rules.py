@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job
-from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import PHASE_KEYS, JobFile
 from trtllm_hpc.config.rules import Excludes
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -189,20 +188,11 @@ def longest_prompt(job: JobFile) -> int | None:
     """Return the most tokens that a context server takes; ``None`` if only the model limits them."""
     phases = job.serve.disaggregated
     context = job if phases is None else job.with_phase(phases.context)
-    limits = [context.engine.llm_api.get("max_seq_len", context.engine.max_seq_len)]
-    limits += [] if is_chunked(context) else [num_tokens(context.engine)]
+    keys = ("max_seq_len", "max_num_tokens", "enable_chunked_prefill")
+    longest, step, is_chunked = (context.engine.llm_api.get(it, getattr(context.engine, it)) for it in keys)
+    # Longer prompts than a step, upstream's of 8,192 tokens by default, are refused or computed in chunks.
+    limits = [longest] if is_chunked else [longest, step if isinstance(step, int) else 8192]
     return min((limit for limit in limits if isinstance(limit, int)), default=None)
-
-
-def is_chunked(job: JobFile) -> bool:
-    """Return whether prompts longer than ``max_num_tokens`` are computed in chunks."""
-    return bool(job.engine.llm_api.get("enable_chunked_prefill", job.engine.enable_chunked_prefill))
-
-
-def num_tokens(engine: Engine) -> int:
-    """Return the most tokens of a step; upstream's default is 8,192."""
-    tokens = engine.llm_api.get("max_num_tokens", engine.max_num_tokens)
-    return tokens if isinstance(tokens, int) else 8192
 
 
 def block_tokens(job: JobFile) -> int:

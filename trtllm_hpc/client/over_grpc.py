@@ -145,7 +145,9 @@ class GrpcConnection:
             if is_over:
                 return
             is_stopping = True
-            if model.can_stop and await self._stop(request.request_id):
+            # Sent ``stop``, the model, or its core model, ends the request of an id.
+            can_stop = model.ensemble or "stop" in model.inputs
+            if can_stop and await self._stop(request.request_id):
                 await asyncio.sleep(STOP_TIMEOUT_S)  # the last response ends this
             if not is_over:
                 call.cancel()

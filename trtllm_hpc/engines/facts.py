@@ -127,8 +127,6 @@ def _program(role: Role, release: Release, family: str) -> Program:
     raise NoToolchain(key, message, hint)
 
 
-RAW_ROLES: Sequence[Role] = tuple(role for role in get_args(Role) if role != "prepare")
-"""Programs that take further arguments from ``engine.options``."""
 _NOT_OF_THE_ENGINE = ("--workers", "--log_level")
 """Options that do not change the engine."""
 _TYPES = ("float16", "bfloat16", "float32")
@@ -157,7 +155,7 @@ class CommandLines:
         self._engine = job.engine.model_copy(update={"dtype": dtype})
         for key, value in requests(job.engine):
             self._express(key, value)
-        for role in RAW_ROLES:
+        for role in get_args(Role):
             self.problems += self._raw_problems(role, _raw(job, role))
         for role, program in toolchain.programs.items():
             self._complete(role, program)
@@ -292,7 +290,8 @@ class CommandLines:
 
 
 def _raw(job: JobFile, role: Role) -> tuple[str, ...]:
-    return tuple(getattr(job.engine.options, role)) if role in RAW_ROLES else ()
+    """Return the further arguments of a program; the one that prepares weights has none."""
+    return tuple(getattr(job.engine.options, role, ()))
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,6 @@ class ServedModel:
         """Whether it is the LLM API's model, whose inputs have names of their own."""
         return LLM_API_LENGTH in self.inputs
 
-    @property
-    def can_stop(self) -> bool:
-        """Whether it ends the request of an id when it is sent ``stop``, itself or by its core model."""
-        return self.ensemble or "stop" in self.inputs
-
     def prompt_values(self, prompt: str | Sequence[int]) -> dict[str, Any]:
         """Return the inputs that hold a prompt, and those that a request always has.
 

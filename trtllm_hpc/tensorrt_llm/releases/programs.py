@@ -64,13 +64,6 @@ def first_release(family: Family, model_config: Mapping[str, Any] | None) -> tup
     return name if named or len(family.architectures) == 1 else family.name, first[name]
 
 
-@cache
-def family_folder(version: str, family: str) -> str | None:
-    """The folder of a family's programs below TensorRT-LLM's ``examples``: ``models/core/llama``."""
-    known = families().get(family)
-    return None if known is None else value_at(families()[known.examples].folder, version)
-
-
 PROGRAM_FILES: Mapping[str, str] = {
     "hf_gpt_convert.py": "hf_gpt_convert",
     "build.py": "build_py",
@@ -146,7 +139,9 @@ def load_program(version: str, name: str, family: str = "llama") -> Program | No
     read = _read_lines(table).get(version)
     if read is None:
         return None
-    folder = family_folder(version, own or family)
+    known = families().get(own or family)
+    # Below TensorRT-LLM's examples: models/core/llama.
+    folder = None if known is None else value_at(families()[known.examples].folder, version)
     file = value_at(table.get("file", UNSET), version) if own is None else folder and f"{folder}/{name}"
     file = file.format(family=folder or family) if file is not None else None
     return _program(name, own, version, table, read, file)
