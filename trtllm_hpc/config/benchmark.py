@@ -136,8 +136,7 @@ class Benchmark(Section):
         workload = plain.get("workload")
         kind = workload.get("kind") if isinstance(workload, dict) else getattr(workload, "kind", None)
         if kind == "trace" or plain.get("arrival") == "trace":
-            whole = {"arrival": "trace", "requests": None, "warmup_requests": 0}
-            plain = {**whole, **plain}
+            plain = {"arrival": "trace", "requests": None, "warmup_requests": 0, **plain}
         if kind == "conversations" and plain.get("protocol") is None:
             plain = {**plain, "protocol": "openai-chat"}
         return plain

@@ -143,9 +143,7 @@ def mounts_are_whole(cluster: ClusterProfile) -> Diagnostics:
 
 def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
     """The kind of GPU is in the table of GPUs."""
-    if cluster.gpu is None:
-        return
-    if cluster.gpu not in gpus():
+    if cluster.gpu is not None and cluster.gpu not in gpus():
         message = f"{cluster.gpu!r} is not in the table of GPUs"
         hint = f"choose one of {', '.join(gpus())}, or set gpu_memory_gib and compute_capability instead"
         yield in_cluster("bad-value", "gpu", message, hint, cluster.gpu)

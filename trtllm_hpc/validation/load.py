@@ -173,18 +173,6 @@ def load_sweep(
     return LoadedSweep(sweep, tuple(keys), [trees.variant(it) for it in found])
 
 
-def _read_files(
-    job_file: Path, cluster: str, lock: Lock | None
-) -> tuple[Tree | None, Tree | None, list[Diagnostic]]:
-    if lock is not None:
-        place = Place(str(job_file))
-        cluster_place = place._replace(prefix=f"{CLUSTER_PREFIX}.")
-        return Tree.of(lock.job, place), Tree.of(lock.cluster, cluster_place), []
-    job_tree, wrong = read_job_tree(job_file)
-    cluster_tree, found = _read_profile(cluster)
-    return job_tree, cluster_tree, [*wrong, *found]
-
-
 def _read_profile(cluster: str) -> tuple[Tree | None, list[Diagnostic]]:
     profile = find_profile(cluster)
     return (None, [profile]) if isinstance(profile, Diagnostic) else read_tree(profile, "cluster profile")
@@ -237,8 +225,16 @@ class _Trees:
         secrets, wrong = _secret_settings(lock, job_file, settings) if lock is not None else ([], [])
         job_settings, cluster_settings, found = read_settings((*secrets, *settings))
         wrong += found
-        job_tree, cluster_tree, found = _read_files(job_file, cluster, lock)
-        wrong += found
+        job_tree: Tree | None
+        cluster_tree: Tree | None
+        if lock is not None:
+            place = Place(str(job_file))
+            job_tree = Tree.of(lock.job, place)
+            cluster_tree = Tree.of(lock.cluster, place._replace(prefix=f"{CLUSTER_PREFIX}."))
+        else:
+            job_tree, found = read_job_tree(job_file)
+            cluster_tree, in_profile = _read_profile(cluster)
+            wrong += found + in_profile
         if found := swapped(job_tree, cluster_tree):
             return cls(job_file, None, None, [*wrong, *found])
         sweep = defaults = None

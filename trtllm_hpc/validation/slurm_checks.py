@@ -121,8 +121,8 @@ def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnost
         return fail(message, f"set {keys}gpu_type in the profile to one of these, or remove it")
     found = [item for item in found if kind in (None, item.gpu_type)]
     most, wanted = max(item.gpus_per_node for item in found), cluster.gpus_per_node
+    gpus = f"{most} GPU{'s' * (most != 1)}"
     if cluster.gpu_request != "none" and most < wanted:
-        gpus = f"{most} GPU{'s' * (most != 1)}"
         message = f"a node of the partition {name!r} has {gpus}, but the profile says {wanted}"
         hint = f"set {keys}gpus_per_node to {most} in the profile, or choose another partition"
         if cluster.is_sandbox:
@@ -133,7 +133,6 @@ def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnost
     if cluster.is_sandbox and most:
         real = any(item.gpu_type == REAL_GPU for item in found)
         source = ", the machine's own" if real else ", claimed: there is no GPU behind them"
-    gpus = f"{most} GPU{'s' * (most != 1)}"
     return ok(f"the partition {name!r} has {nodes} node{'s' * (nodes != 1)} of {gpus}{source}")
 
 
