@@ -111,11 +111,8 @@ def given_settings(options: Mapping[str, Any], settings: tuple[str, ...]) -> dic
     for several in ("rate_per_second", "concurrency"):
         if several in given and not isinstance(given[several], list):
             given[several] = [given[several]]
-    for field, *_ in _SETTINGS:
-        value = options.get(field.replace(".", "__"))
-        if value is not None:
-            given[field] = value
-    return given
+    named = {field: options.get(field.replace(".", "__")) for field, *_ in _SETTINGS}
+    return given | {field: value for field, value in named.items() if value is not None}
 
 
 def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:

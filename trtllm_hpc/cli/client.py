@@ -73,10 +73,9 @@ def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 def _request_options(command: shared.Command) -> shared.Command:
     """An option for each of ``_TYPED``; the command gets them as keyword arguments."""
     for option in (BY_NAME[name] for name in reversed(_TYPED)):
-        several = option.kind == "texts"
-        shown = f"  [default: {MAX_TOKENS}; of a --chat, what the server allows]" * (
-            option.name == "max_tokens"
-        )
+        several, shown = option.kind == "texts", ""
+        if option.name == "max_tokens":
+            shown = f"  [default: {MAX_TOKENS}; of a --chat, what the server allows]"
         command = click.option(
             option.flag,
             option.name,

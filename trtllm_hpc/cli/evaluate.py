@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +68,7 @@ def command(
     run = run or find_run("latest", runs or default_runs_folder())
     chosen, name = _with_base(_settings(run, settings, given), run, runs), _checked(name)
     endpoint, follow = endpoint_of(run, 0.0), follower_of(run, restarts=True)
-
-    def client() -> AsyncClient:
-        return AsyncClient(endpoint, protocol="openai", timeout_s=TIMEOUT_S, follow=follow)
+    client = partial(AsyncClient, endpoint, protocol="openai", timeout_s=TIMEOUT_S, follow=follow)
 
     click.echo(f"answers are kept as they come; to go on after a break: --save-as {name}", err=True)
     file = run.evaluation(name)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.bench.server_metrics.series import describe
+from trtllm_hpc.bench.server_metrics.series import describe, since_start
+from trtllm_hpc.bench.server_metrics.series import values as values_between
 from trtllm_hpc.cli.shared import json_option, optional_run, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name
@@ -46,13 +47,11 @@ def command(ctx: click.Context, run: RunPaths | None, runs: Path | None, watch: 
     """
     run = run or find_run("latest", runs_folder(ctx))
     from trtllm_hpc.bench.server_metrics.sampling import fetch_page
-    from trtllm_hpc.bench.server_metrics.series import since_start
 
     endpoint = endpoint_of(run, 0.0)
     try:
         if not watch:
-            values = since_start(fetch_page(endpoint))
-            sample = MetricsSample(endpoint.metrics, endpoint.host, None, values)
+            sample = MetricsSample(endpoint.metrics, endpoint.host, None, since_start(fetch_page(endpoint)))
             if as_json:
                 print_json(sample)
             else:
@@ -86,14 +85,13 @@ class MetricsSample:
 def _samples(endpoint: Endpoint) -> Iterator[MetricsSample]:
     """Yield one sample for each interval, the first after the first interval."""
     from trtllm_hpc.bench.server_metrics.sampling import fetch_page
-    from trtllm_hpc.bench.server_metrics.series import values
 
     before, before_s = fetch_page(endpoint), time.monotonic()
     while True:
         time.sleep(_INTERVAL_S)
         page, page_s = fetch_page(endpoint), time.monotonic()
         over_s = page_s - before_s
-        yield MetricsSample(endpoint.metrics, endpoint.host, over_s, values(page, before, over_s))
+        yield MetricsSample(endpoint.metrics, endpoint.host, over_s, values_between(page, before, over_s))
         before, before_s = page, page_s
 
 
