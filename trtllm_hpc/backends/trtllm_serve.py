@@ -101,7 +101,6 @@ _CPP_RUNTIME = "1.4.0rc1"
 """From this version on a Python transceiver is the default, which needs NIXL (TensorRT-LLM 18134)."""
 _EVENTS = 1024
 """Upstream's own examples of events of the KV cache, without which kv_cache_aware sees no cache."""
-
 _BUFFER_SIZED = "1.3.0rc3"
 """From this version on upstream itself makes a buffer of ``max_seq_len`` tokens (TensorRT-LLM 11082)."""
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from trtllm_hpc.runs.fitting_job import Goal
     from trtllm_hpc.runs.shipped_jobs import ShippedJob
 
-
 NAMES = ("job", "cluster", "lock", "output")
 
 

@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from trtllm_hpc.report.tables import Cell
     from trtllm_hpc.runs.prune import Pruned
 
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-if TYPE_CHECKING:
     ParameterType = click.ParamType[Any]
 else:
     ParameterType = click.ParamType  # generic only in the newest releases of click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)

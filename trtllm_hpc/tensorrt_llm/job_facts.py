@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     # Data files of releases are read only for jobs that use TensorRT-LLM.
     from trtllm_hpc.tensorrt_llm.releases.release import Release, UnknownRelease
 
-
 ReleaseUse = Literal["none", "exact", "nearest"]
 """What a backend needs of a release: nothing, the facts of exactly this release, or those of the nearest
 known one where the image is newer than all."""

@@ -32,7 +32,6 @@ from trtllm_hpc.validation.file_system_checks import absent
 if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.memory import MemoryPlan, UnknownModel
 
-
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LAYER = re.compile(rb'"(?:[\w.]+\.)?(?:layers|h|blocks?)\.(\d+)\.')
 """Number of a layer in the name of a tensor."""

@@ -27,7 +27,6 @@ from trtllm_hpc.wire.served_model import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-
 Tensors = Mapping[str, "NDArray[Any]"]
 """By name; texts as ``bytes`` or ``str``."""
 
