@@ -15,7 +15,7 @@ from tools.type_schemas import resolved, schema_of, type_text
 from trtllm_hpc.backends import BACKENDS
 from trtllm_hpc.backends.llm_api import model_yaml
 from trtllm_hpc.backends.trtllm_serve import OPTIONS
-from trtllm_hpc.config.engine import DEFAULTS
+from trtllm_hpc.config.engine import DEFAULTS, Engine
 from trtllm_hpc.config.job import JobDocument, JobFile, Model
 from trtllm_hpc.engines.options import ENGINE_KEYS, requests
 from trtllm_hpc.engines.template_values import PLANNED
@@ -188,11 +188,9 @@ def _build_options() -> dict[str, list[str]]:
         "lora": lora,
         "quantization": {**quantization, "calibration_size": 1},
     }
-    asked = requests(JobFile.model_validate({"name": "job", "engine": engine}))
-    mappings = [(f"engine.{row.key}", row.mappings) for row in ENGINE_KEYS]
     options: dict[str, list[str]] = {}
-    for key, several in [*mappings, *((request.key, request.mappings) for request in asked)]:
-        options.setdefault(key, []).extend(it.option for it in several)
+    for row in [*ENGINE_KEYS, *(key for key, _ in requests(Engine.model_validate(engine)))]:
+        options.setdefault(f"engine.{row.key}", []).extend(it.option for it in row.mappings)
     return {key: [*dict.fromkeys(names)] for key, names in options.items()}
 
 

@@ -10,14 +10,13 @@ from typing import Any
 from tools.type_schemas import DIALECT, schemas_of
 from trtllm_hpc.bench.analysis.compare import Comparison
 from trtllm_hpc.bench.results import MeasurementSummary
-from trtllm_hpc.cli.bench_saved import MeasurementRow
+from trtllm_hpc.cli.bench import MeasurementRow
 from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.endpoint import EndpointAccess
 from trtllm_hpc.cli.engines import VerifiedEngines
 from trtllm_hpc.cli.metrics import MetricsSample
 from trtllm_hpc.cli.submit import RenderedRun, SubmittedRun
-from trtllm_hpc.cli.sweep_run import CheckedSweep
-from trtllm_hpc.cli.sweep_saved import SweepRow
+from trtllm_hpc.cli.sweep import CheckedSweep, SweepRow
 from trtllm_hpc.engine_cache import EngineRow
 from trtllm_hpc.evaluation.scores import EvaluationSummary
 from trtllm_hpc.logs.causes.explain import Finding

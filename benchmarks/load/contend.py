@@ -19,7 +19,7 @@ from trtllm_hpc.bench.load.messages import Target
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.runtime.records import Endpoint
-from trtllm_hpc.wire.triton_request import infer_request
+from trtllm_hpc.wire.triton import infer_request
 
 _TOKENS_PER_S = 50
 _WARMUP_S = 0.5

@@ -13,7 +13,7 @@ from tests.report.make import make, write_run
 from trtllm_hpc.api.measurement import Measurement
 from trtllm_hpc.bench.records import append_records
 from trtllm_hpc.bench.results import Caveat, OpenLoop, Verdict, write_measurement
-from trtllm_hpc.cli.bench_run import given_settings, settings_for
+from trtllm_hpc.cli.bench import given_settings, settings_for
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import Companion, JobFile

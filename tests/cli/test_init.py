@@ -11,13 +11,12 @@ from click.testing import CliRunner, Result
 from tests.cli.typed import home as home
 from tests.runs.checkpoints import checkpoint
 from tests.scheduler.test_discovery import NEW_LIST, PARTITIONS, fake_slurm
-from trtllm_hpc.backends.llm_api_rules import KEYS
+from trtllm_hpc.backends.tensorrt_llm_rules import KEYS
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.engine import Engine
-from trtllm_hpc.config.inheritance import read_job
+from trtllm_hpc.config.engine import Engine, KvCache, Repository
+from trtllm_hpc.config.files import read_job
 from trtllm_hpc.config.job import Model
-from trtllm_hpc.config.repository import KvCache, Repository
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.runs.job_files import copy_of, shipped_jobs
 from trtllm_hpc.validation.load import load

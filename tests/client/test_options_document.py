@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trtllm_hpc.cli.client import _TYPED as TYPED
-from trtllm_hpc.client.options import BY_NAME, RequestOption
+from trtllm_hpc.client.request import BY_NAME, RequestOption
 
 
 def row(option: RequestOption) -> str:

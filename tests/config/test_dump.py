@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from ruamel.yaml import YAML
 
 from tests.config.values import hostile
-from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
+from trtllm_hpc.config.benchmark import Benchmark, Evaluation, LoraAdapter
 from trtllm_hpc.config.cluster import ClusterProfile, Phases
 from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
-from trtllm_hpc.config.evaluation import Evaluation
+from trtllm_hpc.config.engine import ModelCopy, Repository
 from trtllm_hpc.config.job import (
     Companion,
     CompanionRequest,
@@ -18,7 +18,6 @@ from trtllm_hpc.config.job import (
     Phase,
     Serve,
 )
-from trtllm_hpc.config.repository import ModelCopy, Repository
 from trtllm_hpc.config.tree import Place, parse
 from trtllm_hpc.config.validate import all_keys
 

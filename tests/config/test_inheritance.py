@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import CLUSTER, Folder
-from trtllm_hpc.config.files import jobs
-from trtllm_hpc.config.inheritance import read_job
+from trtllm_hpc.config.files import jobs, read_job
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.validation.load import load
 

@@ -11,8 +11,7 @@ from tests.config.files import Folder
 from tests.tensorrt_llm.releases.serve_words import refused_words
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.dump import cluster_yaml, job_yaml
-from trtllm_hpc.config.files import jobs, profiles
-from trtllm_hpc.config.inheritance import read_job
+from trtllm_hpc.config.files import jobs, profiles, read_job
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import make_plan
 from trtllm_hpc.render.scripts import render_scripts

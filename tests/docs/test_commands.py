@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from tests.docs.blocks import ROOT, Block, all_blocks
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.inheritance import read_job
+from trtllm_hpc.config.files import read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, ExitCode
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.bench.openai_server import Script, openai_server
 from trtllm_hpc.client.async_client import AsyncClient
-from trtllm_hpc.config.evaluation import Evaluation
+from trtllm_hpc.config.benchmark import Evaluation
 from trtllm_hpc.errors import ConfigError, RequestFailed
 from trtllm_hpc.evaluation import tasks
 from trtllm_hpc.evaluation.evaluate import evaluate, options_of, scores_of

@@ -12,8 +12,7 @@ from tests.jobs.seeds import GUIDES, LORA, LORA_CONVERT, LORA_IN_0_8, Guide
 from tests.plan.made_steps import found, made_plan, notes, options, planned, text
 from tests.upstream.programs import _parser
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.files import jobs
-from trtllm_hpc.config.inheritance import read_job
+from trtllm_hpc.config.files import jobs, read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.runs.job_files import shipped_jobs

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trtllm_hpc.backends import facts_of
+from trtllm_hpc.backends import backend_of, facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.build_steps import make_notes, make_steps
+from trtllm_hpc.engines.build_steps import make_steps
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.layout import make_layout
@@ -66,7 +66,7 @@ def made_plan(made: JobFile, where: Site = None) -> Plan:
 
 def notes(made: JobFile, config: Config = None) -> tuple[str, ...]:
     """The notes on a job with which nothing is wrong."""
-    return make_notes(_facts(made, cluster(), config))
+    return backend_of(made).notes(_facts(made, cluster(), config))
 
 
 def _facts(made: JobFile, where: ClusterProfile, config: Config) -> EngineFacts:

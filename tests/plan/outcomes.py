@@ -13,8 +13,7 @@ import yaml
 
 from tests.plan.made_steps import cluster, found, job, line, made_plan, notes, steps
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.files import jobs
-from trtllm_hpc.config.inheritance import read_job
+from trtllm_hpc.config.files import jobs, read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runs.job_files import shipped_jobs

@@ -18,8 +18,7 @@ from tests.render.golden import Files, write_case
 from tests.tensorrt_llm import outcomes as upstream_outcomes
 from trtllm_hpc.backends import facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.files import jobs
-from trtllm_hpc.config.inheritance import read_job
+from trtllm_hpc.config.files import jobs, read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan, make_plan

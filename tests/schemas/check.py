@@ -8,7 +8,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from trtllm_hpc.config.schemas import schema
+from trtllm_hpc.cli.init import schema
 
 
 def documented(command: str, output: str) -> Any:

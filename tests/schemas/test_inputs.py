@@ -17,11 +17,11 @@ from tests.cli.typed import home as home
 from tests.cli.typed import types as types
 from tests.config.values import nested
 from tests.render.cases import CASES
+from trtllm_hpc.cli.init import schema
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs, profiles, read_tree
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import RELATIVE_PATHS
-from trtllm_hpc.config.schemas import schema
 from trtllm_hpc.config.validate import all_keys
 
 JOB, CLUSTER = (Draft202012Validator(schema(name)) for name in ("job", "cluster"))

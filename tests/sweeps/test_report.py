@@ -25,7 +25,7 @@ from tests.sweeps.make import (
     write_sweep,
 )
 from trtllm_hpc.bench.results import OpenLoop
-from trtllm_hpc.cli.sweep_saved import report_command
+from trtllm_hpc.cli.sweep import report_command
 from trtllm_hpc.report.html import page
 from trtllm_hpc.report.html.chart import Chart, NoChart
 from trtllm_hpc.sweeps.page import sections_of, write_report

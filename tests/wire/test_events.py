@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trtllm_hpc.wire import openai, triton_response
+from trtllm_hpc.wire import openai, triton
 from trtllm_hpc.wire.events import Event, EventReader
 
 STREAM = (
@@ -31,7 +31,7 @@ def test_an_event_is_found_as_soon_as_it_is_whole(cut: int) -> None:
     ("stream_error", "content", "end"),
     [
         (openai.stream_error, b'data: {"choices": [{"text": "error"}]}\n\n', b"data: [DONE]\n\n"),
-        (triton_response.generate_error, b'data: {"text_output": "error"}\n\n', b""),
+        (triton.generate_error, b'data: {"text_output": "error"}\n\n', b""),
     ],
 )
 def test_an_error_is_searched_at_the_end_of_a_stream_which_takes_no_time(

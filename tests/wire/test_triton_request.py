@@ -9,7 +9,7 @@ import pytest
 
 from trtllm_hpc.errors import InvalidRequest
 from trtllm_hpc.wire.served_model import ServedModel
-from trtllm_hpc.wire.triton_request import tensors
+from trtllm_hpc.wire.triton import tensors
 
 MODEL = ServedModel(
     "ensemble",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from trtllm_hpc.backends.base import Backend
 from trtllm_hpc.backends.command import CommandServer
-from trtllm_hpc.backends.disaggregated import DisaggregatedTrtllmServe
 from trtllm_hpc.backends.engine import Orchestrator, TritonDisaggregated, TritonEngine, TrtllmServeEngine
 from trtllm_hpc.backends.llm_api import TritonLlmApi
 from trtllm_hpc.backends.reference import Reference
-from trtllm_hpc.backends.trtllm_serve import TrtllmServe
+from trtllm_hpc.backends.trtllm_serve import DisaggregatedTrtllmServe, TrtllmServe
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts

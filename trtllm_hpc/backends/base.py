@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.diagnostics import Diagnostics, in_job
-from trtllm_hpc.config.engine import DEFAULTS
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.rules import Rule
-from trtllm_hpc.config.types import Section
 from trtllm_hpc.layout import Instances, Layout, place
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_cache.build_recipe import BuildStep
@@ -191,8 +188,22 @@ class TritonBackend(Backend):
 
     def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
         """Return ``tritonserver``: rank 0 with the whole repository, the others with their part."""
-        program, *common = self._common(facts, instances.layout)
-        listens = _sockets() if facts.job.serve.proxy != "none" else _ports(facts.cluster)
+        triton, kinds = facts.cluster.triton, ("http", "grpc", "metrics")
+        program = literal(triton.server)
+        common = [
+            "--model-repository={repository}",
+            "--disable-auto-complete-config",
+            # Two jobs may share a node, and two ranks too: the prefix carries both.
+            "--backend-config=python,shm-region-prefix-name={prefix}",
+            *(() if instances.layout.gpus_per_node else ("--allow-gpu-metrics=false",)),
+            *map(literal, (*self.options(facts, instances.layout), *triton.options)),
+        ]
+        if facts.job.serve.proxy != "none":
+            listens = [f"--{kind}-address=unix:{{sockets}}/{kind}" for kind in kinds]
+        else:
+            listens = [f"--{kind}-port={{{kind}_port}}" for kind in kinds]
+            if facts.cluster.scheduler == "local":
+                listens += [f"--{kind}-address={{address}}" for kind in kinds]
         explicit = ["--model-control-mode=explicit", *(f"--load-model={it}" for it in self.worker_models)]
         closed = ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"]
         spec = ServerSpec(
@@ -212,52 +223,3 @@ class TritonBackend(Backend):
     def options(self, facts: JobFacts, layout: Layout) -> Sequence[str]:
         """Return further options of every rank's server."""
         return ()
-
-    def _common(self, facts: JobFacts, layout: Layout) -> list[str]:
-        triton = facts.cluster.triton
-        return [
-            literal(triton.server),
-            "--model-repository={repository}",
-            "--disable-auto-complete-config",
-            # Two jobs may share a node, and two ranks too: the prefix carries both.
-            "--backend-config=python,shm-region-prefix-name={prefix}",
-            *(() if layout.gpus_per_node else ("--allow-gpu-metrics=false",)),
-            *map(literal, self.options(facts, layout)),
-            *map(literal, triton.options),
-        ]
-
-
-def _sockets() -> list[str]:
-    return [f"--{kind}-address=unix:{{sockets}}/{kind}" for kind in ("http", "grpc", "metrics")]
-
-
-def _ports(cluster: ClusterProfile) -> list[str]:
-    ports = [f"--{kind}-port={{{kind}_port}}" for kind in ("http", "grpc", "metrics")]
-    if cluster.scheduler == "local":
-        ports += [f"--{kind}-address={{address}}" for kind in ("http", "grpc", "metrics")]
-    return ports
-
-
-def keys_without_effect(
-    job: JobFile, section: str, keys: Collection[str], why: str, hint: str
-) -> Diagnostics:
-    """Yield the keys of a section that are set and are not in ``keys``, with the reason ``why``."""
-    values = getattr(job, section)
-    defaults = DEFAULTS[job.engine.backend] if section == "engine" else {}
-    for name, model_field in type(values).model_fields.items():
-        value = getattr(values, name)
-        default = defaults.get(name, model_field.get_default(call_default_factory=True))
-        if name not in keys and value not in (None, default):
-            for key, setting in leaves(f"{section}.{name}", value):
-                yield in_job("conflict", key, why, hint, setting)
-
-
-def leaves(key: str, value: Any) -> list[tuple[str, Any]]:
-    """Return the keys that are set in a section; the key itself if it is not a section."""
-    if not isinstance(value, Section):
-        return [(key, value)]
-    return [
-        (f"{key}.{name}", getattr(value, name))
-        for name in value.model_fields_set
-        if getattr(value, name) != type(value).model_fields[name].get_default(call_default_factory=True)
-    ] or [(key, value)]

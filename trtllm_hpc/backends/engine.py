@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from packaging.version import Version
 
-from trtllm_hpc.backends import llm_api_rules, shared_rules
-from trtllm_hpc.backends.base import (
-    Backend,
-    ServedEngine,
-    ServerPlan,
-    TritonBackend,
-)
+from trtllm_hpc.backends import tensorrt_llm_rules
+from trtllm_hpc.backends.base import Backend, ServedEngine, ServerPlan, TritonBackend
 from trtllm_hpc.backends.llm_api import arguments, given
 from trtllm_hpc.backends.trtllm_serve import server_plan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics
-from trtllm_hpc.config.engine import Engine
+from trtllm_hpc.config.engine import Engine, Repository
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
@@ -62,13 +56,12 @@ class EngineBackend(Backend):
         from trtllm_hpc.engines import build_rules
 
         return (
-            shared_rules.release_is_known,
-            shared_rules.backend_is_there,
+            tensorrt_llm_rules.release_is_known,
+            tensorrt_llm_rules.backend_is_there,
             built_model_is_named,
-            shared_rules.experts_divide,
-            shared_rules.gpu_computes_type,
-            *build_rules.OF_PROGRAMS,
-            *build_rules.OF_KEYS,
+            tensorrt_llm_rules.experts_divide,
+            tensorrt_llm_rules.gpu_computes_type,
+            *build_rules.RULES,
         )
 
     def build_steps(self, facts: JobFacts, layout: Layout, python: str) -> tuple[BuildStep, ...]:
@@ -81,11 +74,8 @@ class EngineBackend(Backend):
 
     def notes(self, facts: JobFacts) -> tuple[str, ...]:
         """Return what the build's command lines leave out or assume."""
-        if facts.job.engine.directory is not None:
-            return ()
-        from trtllm_hpc.engines.build_steps import make_notes
-
-        return make_notes(_engine_facts(facts))
+        lines = _engine_facts(facts).command_lines
+        return () if lines is None else tuple(lines.notes())
 
     def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
         """Return the one engine."""
@@ -95,19 +85,19 @@ class EngineBackend(Backend):
 def built_model_is_named(facts: JobFacts) -> Diagnostics:
     """Synthetic models are made by the reference backend only."""
     if facts.job.engine.directory is None:
-        yield from shared_rules.model_is_named(facts)
+        yield from tensorrt_llm_rules.model_is_named(facts)
 
 
 class TrtllmServeEngine(EngineBackend):
     """``trtllm-serve`` with an engine."""
 
-    keys: Mapping[str, tuple[str, ...]] = {"repository": (), "kv_cache": llm_api_rules.KV_CACHE_KEYS}
-    unused_hint = llm_api_rules.UNUSED_HINT
+    keys: Mapping[str, tuple[str, ...]] = {"repository": (), "kv_cache": tensorrt_llm_rules.KV_CACHE_KEYS}
+    unused_hint = tensorrt_llm_rules.UNUSED_HINT
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         """The rules of engines, and those of the LLM API that do not depend on what is loaded."""
-        own = (llm_api_rules.server_is_there, llm_api_rules.llm_api_leaves_the_plan)
+        own = (tensorrt_llm_rules.server_is_there, tensorrt_llm_rules.llm_api_leaves_the_plan)
         return (*super().rules, *own)
 
     def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:

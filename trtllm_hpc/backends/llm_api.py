@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trtllm_hpc.backends import llm_api_rules
+from trtllm_hpc.backends import tensorrt_llm_rules
 from trtllm_hpc.backends.base import Backend, TritonBackend
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
@@ -29,9 +29,9 @@ class PyTorchBackend(Backend):
     """What loads a checkpoint with the LLM API on PyTorch, whatever answers."""
 
     release_use = "nearest"
-    rules: tuple[Rule, ...] = llm_api_rules.RULES
-    keys: Mapping[str, tuple[str, ...]] = llm_api_rules.KEYS
-    unused_hint = llm_api_rules.UNUSED_HINT
+    rules: tuple[Rule, ...] = tensorrt_llm_rules.RULES
+    keys: Mapping[str, tuple[str, ...]] = tensorrt_llm_rules.KEYS
+    unused_hint = tensorrt_llm_rules.UNUSED_HINT
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
         """Return one task without Slurm, where there is no launcher: the LLM API starts its own workers."""
@@ -57,7 +57,7 @@ class PyTorchBackend(Backend):
 class TritonLlmApi(PyTorchBackend, TritonBackend):
     """The LLM API as upstream's model of Triton."""
 
-    keys: Mapping[str, tuple[str, ...]] = {**llm_api_rules.KEYS, "repository": ("decoupled",)}
+    keys: Mapping[str, tuple[str, ...]] = {**tensorrt_llm_rules.KEYS, "repository": ("decoupled",)}
     text_model = "tensorrt_llm"
     worker_models = ()
     # Upstream's model takes other requests than ensemble.
@@ -95,30 +95,18 @@ def pytorch_arguments(job: JobFile, paths: RunPaths) -> dict[str, Any]:
 
 def arguments(job: JobFile) -> dict[str, Any]:
     """Return the arguments of the LLM API that do not depend on what is loaded."""
-    engine, keys = job.engine, job.kv_cache
-    policy = engine.capacity_scheduler_policy
-    cache = {
-        "free_gpu_memory_fraction": keys.free_gpu_memory_fraction,
-        "max_tokens": keys.max_tokens,
-        "enable_block_reuse": keys.enable_block_reuse,
-        "host_cache_size": keys.host_cache_size,
-        "max_attention_window": keys.max_attention_window,
-        "sink_token_length": keys.sink_token_length,
-    }
+    engine, policy = job.engine, job.engine.capacity_scheduler_policy
     return {
         "tensor_parallel_size": engine.tensor_parallel,
         "pipeline_parallel_size": engine.pipeline_parallel,
         "context_parallel_size": engine.context_parallel if engine.context_parallel > 1 else None,
         "moe_tensor_parallel_size": engine.moe_tensor_parallel,
         "moe_expert_parallel_size": engine.moe_expert_parallel,
-        "max_batch_size": engine.max_batch_size,
-        "max_input_len": engine.max_input_len,
-        "max_seq_len": engine.max_seq_len,
-        "max_num_tokens": engine.max_num_tokens,
-        "max_beam_width": engine.max_beam_width,
-        "enable_chunked_prefill": engine.enable_chunked_prefill,
+        **{key: getattr(engine, key) for key in tensorrt_llm_rules.SAME_KEYS},
         "scheduler_config": {"capacity_scheduler_policy": policy.upper()} if policy is not None else None,
-        "kv_cache_config": given(cache),
+        "kv_cache_config": given(
+            {key: getattr(job.kv_cache, key) for key in tensorrt_llm_rules.KV_CACHE_KEYS}
+        ),
     }
 
 

@@ -12,7 +12,6 @@ from importlib import resources
 
 from trtllm_hpc import __version__
 from trtllm_hpc.backends.base import RepositoryModel, ServedEngine, TritonBackend
-from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.rules import Excludes, Rule
 from trtllm_hpc.layout import Layout
@@ -42,17 +41,6 @@ def _builder() -> str:
     folder = resources.files("trtllm_hpc.reference")
     code = b"".join(folder.joinpath(name).read_bytes() for name in _ENGINE_WRITERS)
     return hashlib.sha256(code).hexdigest()[:8]
-
-
-def _engine_options(engine: Engine) -> tuple[str, ...]:
-    """Options for the engine's keys that are set; the build has defaults for the others."""
-    values = {key: getattr(engine, key) for key in _ENGINE_KEYS}
-    return tuple(
-        word
-        for key, value in values.items()
-        if value is not None
-        for word in (f"--{key.replace('_', '-')}", str(value))
-    )
 
 
 def model_source(name: str) -> str:
@@ -94,11 +82,13 @@ class Reference(TritonBackend):
         source: tuple[Argument, ...] = ("--synthetic", model.synthetic or "tiny-llama")
         if model.path:
             source = ("--model", FolderArgument("model"))
+        values = {key: getattr(job.engine, key) for key in _ENGINE_KEYS}
+        given = [(f"--{key.replace('_', '-')}", str(it)) for key, it in values.items() if it is not None]
         command = (
             *(python, "-m", "trtllm_hpc.reference.build"),
             *("--output", FolderArgument("output")),
             *source,
-            *_engine_options(job.engine),
+            *(word for option in given for word in option),
         )
         identity = {"backend": "reference", "trtllm_hpc": __version__, "builder": _builder()}
         inputs = ("model",) if model.path else ()

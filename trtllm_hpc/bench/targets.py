@@ -5,7 +5,7 @@ from __future__ import annotations
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.load.messages import Target
 from trtllm_hpc.client import connect
-from trtllm_hpc.client.options import BY_NAME
+from trtllm_hpc.client.request import BY_NAME
 from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Benchmark, Protocol
 from trtllm_hpc.errors import InvalidMeasurement, InvalidRequest, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint

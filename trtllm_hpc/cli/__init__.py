@@ -8,7 +8,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from io import StringIO, TextIOWrapper
 from typing import Any, TextIO
@@ -57,8 +57,7 @@ _SHARED = {
     **dict.fromkeys(("jobs", "schema"), "init"),
     **dict.fromkeys(("render", "resume", "watch"), "submit"),
     "cancel": "status",
-    "report": "bench_saved",
-    "sweep": "bench",
+    "report": "bench",
 }
 """Commands that live in another command's module."""
 
@@ -76,49 +75,28 @@ _MEANT = {
 """Words of other programs, and what they are here."""
 
 
-class LazyGroup(click.Group):
-    """A group whose commands live in modules of their own as ``command``; its help imports none.
+class MainGroup(click.Group):
+    """The group of all commands, each the ``command`` of its own module; its help imports none.
 
-    Args:
-        module: name of a command's module, without the command's own.
-        lines: every command and its line in ``--help``, in the order of use.
-        unlisted: commands that are not in the help text.
-        shared: by command a module with several; there it is called ``NAME_command``.
+    In a module with several commands one is called ``NAME_command``.
     """
-
-    def __init__(
-        self,
-        *args: Any,
-        module: str,
-        lines: Mapping[str, str],
-        unlisted: Sequence[str] = (),
-        shared: Mapping[str, str],
-        **attributes: Any,
-    ) -> None:
-        super().__init__(*args, **attributes)
-        self.module, self.lines, self.unlisted, self.shared = module, lines, unlisted, shared
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of use, not of the alphabet."""
-        return list(self.lines)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module."""
-        if cmd_name not in self.lines and cmd_name not in self.unlisted:
+        if cmd_name not in COMMANDS and cmd_name not in UNLISTED:
             return None
-        module = importlib.import_module(self.module + self.shared.get(cmd_name, cmd_name))
-        attribute = f"{cmd_name}_command" if cmd_name in self.shared else "command"
-        command: click.Command = getattr(module, attribute)
+        module = importlib.import_module(f"trtllm_hpc.cli.{_SHARED.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, f"{cmd_name}_command" if cmd_name in _SHARED else "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(self.lines.items()))
-
-
-class MainGroup(LazyGroup):
-    """The group of all commands."""
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an option of other programs leads to the command that does it here."""
@@ -143,16 +121,8 @@ class MainGroup(LazyGroup):
         return super().resolve_command(ctx, args)
 
 
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-
-
 @click.group(
-    cls=MainGroup,
-    module="trtllm_hpc.cli.",
-    lines=COMMANDS,
-    unlisted=UNLISTED,
-    shared=_SHARED,
-    context_settings=_SETTINGS,
+    cls=MainGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(__version__, prog_name="trtllm-hpc")
 def command() -> None:

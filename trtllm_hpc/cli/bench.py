@@ -1,64 +1,32 @@
-"""``trtllm-hpc bench`` and ``sweep``: groups of commands whose first may be left out."""
+"""``trtllm-hpc bench``, which measures a served model, and ``report``: what it has measured."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
+from click import BOOL, FLOAT, INT, STRING, Choice
 
-from trtllm_hpc.cli import LazyGroup
+from trtllm_hpc.api.measurement import Measurement, NameRefused, bench, bench_url, measured_folder
+from trtllm_hpc.api.run import Run
+from trtllm_hpc.cli import shared
+from trtllm_hpc.cli.shared import print_listing
+from trtllm_hpc.errors import ConfigError, RunNotFound
+from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.report.formatting import NONE, format_time
+from trtllm_hpc.runs.find import find_run, is_run, list_runs
 
-
-class DefaultGroup(LazyGroup):
-    """A group whose command ``run`` may be left out: ``bench latest`` is ``bench run latest``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse ``bench latest --rate 4`` as ``bench run latest --rate 4``."""
-        if not args and ctx.resilient_parsing:
-            return super().parse_args(ctx, args)  # for shell completion, which offers commands, too
-        if not args or (args[0] not in self.lines and args[0] not in ctx.help_option_names):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write both forms."""
-        argument = next(it for it in self._default.params if isinstance(it, click.Argument))
-        formatter.write_usage(ctx.command_path, f"{argument.make_metavar(ctx)} [OPTIONS]")
-        formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...", prefix=" " * len("Usage: "))
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options of ``run``, and then the commands."""
-        self._default.format_options(click.Context(self._default, ctx, "run"), formatter)
-        self.format_commands(ctx, formatter)
-
-    @property
-    def _default(self) -> click.Command:
-        command = self.get_command(click.Context(self), "run")
-        assert command is not None
-        return command
+if TYPE_CHECKING:
+    from trtllm_hpc.client.connect import Address
+    from trtllm_hpc.config.benchmark import Benchmark
+    from trtllm_hpc.config.job import JobFile
 
 
-_BENCH = {
-    "run": "Measure; 'run' may be left out.",
-    "list": "List the measurements of a run.",
-    "show": "Print a saved measurement, or convert it to another format.",
-    "compare": "Check whether one measurement is worse than another.",
-}
-"""The commands with their lines in ``--help``, which imports only the first."""
-_SWEEP = {
-    "run": "Submit every variant of a job file; 'run' may be left out.",
-    "list": "List the sweeps.",
-    "status": "Show the state of each variant.",
-    "watch": "Follow a sweep to its end.",
-    "cancel": "Cancel a sweep, or some of its variants.",
-    "resume": "Submit what has not completed.",
-    "report": "Write the frontier and the best variant as one HTML file.",
-}
-
-
-def _saved(commands: dict[str, str]) -> dict[str, str]:
-    return dict.fromkeys([name for name in commands if name != "run"], "saved")
-
-
-@click.group("bench", cls=DefaultGroup, module="trtllm_hpc.cli.bench_", lines=_BENCH, shared=_saved(_BENCH))
+@click.group("bench", cls=shared.DefaultGroup)
 def command() -> None:
     """Measure the served model of RUN, or of any --url, and check whether the figures are valid.
 
@@ -79,20 +47,358 @@ def command() -> None:
     """
 
 
-@click.group("sweep", cls=DefaultGroup, module="trtllm_hpc.cli.sweep_", lines=_SWEEP, shared=_saved(_SWEEP))
-def sweep_command() -> None:
-    """Run the variants of JOB: every combination of some keys' values.
+class _Listed(shared.ParameterType):
+    """One value, or several separated by commas."""
 
-    The variants stand in the job file's section `sweep`, or in --sweep. All are
-    checked before anything is queued. Each variant gets a run folder of its own
-    in RUNS/sweeps/ID/, and jobs of its own, which Slurm starts without this
-    command. A variant that fails stops no other one.
+    name = "list"
+
+    def __init__(self, item: Any) -> None:
+        self._item = item
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
+        """Convert each value; click's usage error names the wrong one."""
+        if isinstance(value, list):
+            return value
+        return [self._item.convert(part.strip(), param, ctx) for part in str(value).split(",")]
+
+
+_FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
+_FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True)
+_WORKLOADS = Choice(["prompts", "dataset", "normal", "shared-prefix", "trace", "conversations"])
+_SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
+    ("rate_per_second", "--rate", _Listed(FLOAT), "RATE[,...]",
+     "Open loop: requests per second, sent even if earlier ones are not answered. Several: a sweep."),
+    ("concurrency", "--concurrency", _Listed(INT), "N[,...]",
+     "Closed loop instead: N requests, or conversations, at once."),
+    ("arrival", "--arrival", Choice(["constant", "poisson", "gamma", "trace"]), "",
+     "Distribution of the gaps of an open loop."),
+    ("requests", "--requests", INT, "N", "Measured requests, or conversations, of each level."),
+    ("duration_seconds", "--duration", shared.Span(1), "SECONDS", "Length of each level instead."),
+    ("warmup_requests", "--warmup", INT, "N", "The same load before each level; recorded, not counted."),
+    ("repeats", "--repeats", INT, "N",
+     "Passes over each level; from 2 on, figures have confidence intervals."),
+    ("workload.kind", "--workload", _WORKLOADS, "", "Source of prompts and lengths."),
+    ("workload.path", "--file", _FILE, "FILE", "The dataset, trace or conversations."),
+    ("workload.input_tokens", "--input-tokens", INT, "N", "Mean length of a prompt, or of a turn."),
+    ("workload.output_tokens", "--output-tokens", INT, "N", "Mean length of an answer."),
+    ("workload.tokenizer", "--tokenizer", _FOLDER, "FOLDER", "Folder with tokenizer.json."),
+    ("max_tokens", "--max-tokens", INT, "N", "Maximum output tokens of a request."),
+    ("exact_output", "--exact-output", BOOL, "", "Answers must have exactly that many tokens."),
+    ("model", "--model", STRING, "NAME", "E.g. ensemble, tensorrt_llm, or what an OpenAI server serves."),
+    ("protocol", "--protocol", Choice(["grpc", "http", "openai", "openai-chat"]), "",
+     "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server is Triton, "
+     "else completions, and chat for conversations."),
+    ("streaming", "--streaming/--no-streaming", BOOL, "", "Whether to request streamed answers."),
+    ("slo", "--slo", STRING, "LIMITS",
+     "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput."),
+    ("find_max", "--find-max", BOOL, "", "Find the highest rate at which --slo holds."),
+)  # fmt: skip
+"""Field of ``companion.benchmark``, option, type, metavar and help. The other fields go by ``--set``."""
+_OPTION_OF = {field: option.partition("/")[0] for field, option, *_ in _SETTINGS} | {
+    "rates_per_second": "--rate",
+    "concurrencies": "--concurrency",
+}
+
+
+def _parameter(field: str, option: str, kind: Any, metavar: str, help: str) -> click.Option:
+    names, is_flag = [option, field.replace(".", "__")], kind is BOOL
+    return click.Option(names, type=kind, is_flag=is_flag, metavar=metavar or None, default=None, help=help)
+
+
+def given_settings(options: Mapping[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings given as options and as ``--set``, by their dotted fields."""
+    given = shared.section_settings(settings)
+    for several in ("rate_per_second", "concurrency"):
+        if several in given and not isinstance(given[several], list):
+            given[several] = [given[several]]
+    named = {field: options.get(field.replace(".", "__")) for field, *_ in _SETTINGS}
+    return given | {field: value for field, value in named.items() if value is not None}
+
+
+def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
+    """Return the settings of the job file with those given as options; without a run, these alone.
+
+    Raises click.UsageError with every conflict between them, everything without effect, and every length that
+    the engine cannot take, by the option's name.
+    """
+    from trtllm_hpc.config.benchmark import Benchmark
+    from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of
+
+    def named(field: str) -> str:
+        return _OPTION_OF.get(field, field)
+
+    base = None if job is None else job.companion.benchmark
+    try:
+        settings = settings_of(base or Benchmark(), given, named)
+        if job is not None:
+            refuse_over_limits(job, settings, named)
+    except ConfigError as error:
+        lines = (f"{it.field}: {it.message}{f'; {it.hint}' if it.hint else ''}." for it in error.diagnostics)
+        raise click.UsageError("\n".join(lines)) from None
+    return settings
+
+
+@command.command(
+    "run", short_help="Measure; 'run' may be left out.", params=[_parameter(*row) for row in _SETTINGS]
+)
+@shared.section_option("companion.benchmark", "burstiness=0.5")
+@shared.runs_option
+@shared.optional_run
+@shared.url_options(
+    "Measure a server that was not started by this program instead of a run: http:// or https:// for "
+    "OpenAI's protocol or Triton, grpc:// or grpcs:// for Triton's gRPC port. Needs --output."
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Write the results of --url to FOLDER/results/; 'bench list FOLDER' lists them.",
+)
+@click.option(
+    "--save-as",
+    "name",
+    metavar="NAME",
+    help="Write results/NAME.json and the files beside it; NAME must be new. Only the companion's, "
+    "'benchmark', may be replaced.  [default: bench-DATE-TIME]",
+)
+@shared.json_option
+@click.pass_context
+def run_command(
+    ctx: click.Context,
+    /,
+    run: RunPaths | None,
+    runs: Any,
+    settings: tuple[str, ...],
+    address: Address | None,
+    output: Path | None,
+    name: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure the served model of RUN, or of any --url; see 'trtllm-hpc bench --help'.
 
     \b
     Examples:
-      trtllm-hpc sweep job.yaml --sweep engine.tensor_parallel=2,4,8
-      trtllm-hpc sweep job.yaml --sweep engine.max_batch_size=64,256 --set sweep.max_running=2 --wait
-      trtllm-hpc sweep job.yaml --set sweep.allocation=one
-      trtllm-hpc sweep job.yaml --check
-      trtllm-hpc sweep status latest
+      trtllm-hpc bench latest --requests 100 --rate 8 --save-as rate-8
+      trtllm-hpc bench latest --rate 2 --workload conversations --set workload.turns=6
+      trtllm-hpc bench --url http://node7:8000/v1 --output measured --concurrency 8
     """
+    from trtllm_hpc.bench.measure import MeasurementInterrupted
+    from trtllm_hpc.bench.progress import terminal_progress
+
+    if address is not None and run is not None:
+        raise click.UsageError(f"Measure the run {run.run_id} or --url, not both.")
+    if (address is None) != (output is None):
+        raise click.UsageError("--url and --output FOLDER go together: without a run the folder keeps them.")
+    found = Run(run or find_run("latest", shared.runs_folder(ctx))) if address is None else None
+    base = settings_for(None if found is None else found.job, given_settings(options, settings))
+    interrupted = False
+    try:
+        with shared.terminating_as_interrupt(), terminal_progress() as show:
+            common: dict[str, Any] = {"name": name, "base": base, "on_progress": show}
+            if found is not None:
+                measurement = bench(found, **common)
+            else:
+                assert address is not None and output is not None
+                common |= {"key_file": address.key_file, "certificate": address.certificate_file}
+                measurement = bench_url(address.url, output, **common)
+    except MeasurementInterrupted as early:
+        paths = found.paths if found is not None else RunPaths(output or Path())
+        measurement, interrupted = Measurement(paths, early.measurement.name), True
+    except NameRefused as error:
+        raise click.BadParameter(error.diagnostics[0].message, param_hint="'--save-as'") from None
+    _write_report(measurement)
+    show_measurement(measurement, as_json=as_json)
+    if interrupted:
+        raise click.Abort
+    measurement.check()
+
+
+def _write_report(found: Measurement) -> None:
+    """Write the report, and print which files the measurement has."""
+    files = found.files
+    click.echo(f"written: {files.summary} and, beside it, {files.requests.name}", err=True)
+    click.echo(f"written: {files.table}", err=True)
+    try:
+        click.echo(f"written: {found.report()}", err=True)
+    except Exception as error:  # noqa: BLE001 - the figures are there, whatever a library refuses
+        click.echo(f"no report: {error}\n  then: trtllm-hpc report {found.call_name}", err=True)
+    if not is_run(found.paths.folder):
+        click.echo(f"again: trtllm-hpc bench show {found.call_name}", err=True)
+
+
+def _folder(ctx: click.Context, param: click.Parameter, value: str) -> RunPaths:
+    """Callback of a run, or of the folder of ``bench --url --output``; raises RunNotFound."""
+    return measured_folder(value, shared.runs_folder(ctx))
+
+
+def _found(ctx: click.Context, param: click.Parameter, value: str) -> Measurement:
+    """Callback of ``RUN``, its newest measurement that has finished, or ``RUN:NAME``, or a file."""
+    return Measurement.find(value, shared.runs_folder(ctx))
+
+
+def _names(ctx: click.Context) -> list[str]:
+    """Return the measurements of known runs."""
+    runs = {run.run_id: run for run in list_runs(shared.runs_folder(ctx))}
+    with suppress(RunNotFound):
+        runs = {"latest": find_run("latest", shared.runs_folder(ctx)), **runs}
+    return [f"{call}:{name}" for call, run in runs.items() for name in run.measurements()]
+
+
+_complete_names = shared.complete_with(_names)
+_found_argument = click.argument(
+    "found", default="latest", metavar="[RUN[:NAME]]", callback=_found, shell_complete=_complete_names
+)
+
+
+@dataclass(frozen=True)
+class MeasurementRow:
+    """One measurement of a run."""
+
+    name: str
+    """Its name for ``bench show RUN:NAME``."""
+    levels: tuple[str, ...] = ()
+    """Levels of load, e.g. ``8/s`` or ``32 at once``; empty for one that has not finished."""
+    valid: bool | None = None
+    """Whether the figures may be used; ``None``: it has not finished."""
+    requests: int | None = None
+    """Measured requests of all levels and passes."""
+    started_at: float | None = None
+    """Seconds since the epoch."""
+
+
+@command.command("list", short_help="List the measurements of a run.")
+@shared.runs_option
+@click.argument(
+    "run", default="latest", metavar="[RUN]", callback=_folder, shell_complete=shared.complete_run
+)
+@shared.json_option
+def list_command(run: RunPaths, runs: Any, as_json: bool) -> None:
+    """List the measurements of RUN, or of the folder of 'bench --url', the newest first.
+
+    \b
+    Example:
+      trtllm-hpc bench list latest
+    """
+    print_listing(
+        [_row(found) for found in Measurement.list(Run(run))],
+        {
+            "name": lambda row: row.name,
+            "started": lambda row: format_time(row.started_at),
+            "load": lambda row: ", ".join(row.levels) or NONE,
+            "requests": lambda row: NONE if row.requests is None else str(row.requests),
+            "valid": lambda row: {True: "yes", False: "no", None: "not finished"}[row.valid],
+        },
+        as_json=as_json,
+        empty=f"Run {run.run_id} has no measurement yet.\n  next: trtllm-hpc bench {call_name(run)}",
+        right=("requests",),
+    )
+
+
+def _row(found: Measurement) -> MeasurementRow:
+    try:
+        summary = found.summary
+    except RunNotFound:
+        return MeasurementRow(found.name)
+    labels = tuple(it.level.label for it in summary.levels)
+    requests = sum(it.measured for it in summary.levels)
+    return MeasurementRow(found.name, labels, summary.valid, requests, summary.started_at)
+
+
+@command.command("show", short_help="Print a saved measurement, or convert it to another format.")
+@shared.runs_option
+@_found_argument
+@shared.json_option
+def show_command(found: Measurement, runs: Any, as_json: bool) -> None:
+    """Print the saved measurement NAME of RUN.
+
+    The default is the newest measurement of the run that has finished.
+    'trtllm-hpc bench list' lists the names. A file results/NAME.json works as well.
+
+    \b
+    Examples:
+      trtllm-hpc bench show latest
+      trtllm-hpc bench show latest:rate-8 --json
+    """
+    show_measurement(found, as_json=as_json)
+
+
+def show_measurement(found: Measurement, *, as_json: bool) -> None:
+    """Print a measurement in the requested form."""
+    if as_json:
+        _ = found.summary  # raises if it is incomplete
+        click.echo(found.files.summary.read_text(encoding="utf-8").rstrip())
+    else:
+        from trtllm_hpc.report.measurement_table import print_measurement
+
+        print_measurement(found.summary)
+
+
+@command.command("compare", short_help="Check whether one measurement is worse than another.")
+@shared.runs_option
+@click.argument("a", metavar="A", callback=_found, shell_complete=_complete_names)
+@click.argument("b", metavar="B", callback=_found, shell_complete=_complete_names)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=0.05,
+    show_default=True,
+    metavar="SHARE",
+    help="How far a figure of B may be from that of A, as a share of A's.",
+)
+@click.option(
+    "--allow-different-workload",
+    is_flag=True,
+    help="Judge B even if its prompts, lengths or arrivals differ from A's.",
+)
+@shared.json_option
+def compare_command(
+    a: Measurement, b: Measurement, runs: Any, tolerance: float, allow_different_workload: bool, as_json: bool
+) -> None:
+    """Compare measurement B with A, figure by figure, at the levels of load that both have.
+
+    A and B are RUN, RUN:NAME or a file results/NAME.json. The exit code is 10
+    if B is worse than A in any figure, by more than the tolerance and by more
+    than chance. It is 2 if the two had different workloads: their figures are
+    shown but not judged. A single pass decides nothing, because its spread is
+    unknown: measure both with --repeats 5.
+
+    \b
+    Examples:
+      trtllm-hpc bench compare latest:before latest:after
+      trtllm-hpc bench compare yesterday/results/sweep.json latest:sweep --tolerance 0.1
+    """
+    from trtllm_hpc.bench.analysis.compare import Side, compare, raise_if_worse
+
+    first, second = (Side(found.call_name, found.summary) for found in (a, b))
+    comparison = compare(first, second, tolerance, allow_different_workload=allow_different_workload)
+    if as_json:
+        shared.print_json(comparison)
+    else:
+        from trtllm_hpc.report.measurement_table import print_comparison
+
+        print_comparison(comparison)
+    raise_if_worse(comparison, tolerance)
+
+
+@click.command("report")
+@shared.runs_option
+@_found_argument
+@click.option(
+    "--output",
+    type=shared.OUTPUT_FILE,
+    metavar="FILE",
+    help="Write the report here.  [default: report.html of the run, or results/NAME.html]",
+)
+def report_command(found: Measurement, runs: Any, output: Path | None) -> None:
+    """Write the report of a measurement: one HTML file that opens without a network.
+
+    Without NAME it is the run's newest measurement that has finished;
+    'trtllm-hpc bench list' lists the names. Needs the extra 'report'.
+
+    \b
+    Examples:
+      trtllm-hpc report latest
+      trtllm-hpc report latest:sweep --output sweep.html
+    """
+    click.echo(found.report(output))

@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from trtllm_hpc.cli.options import (
-    EXISTING_FILE,
-    Command,
-    Span,
-    runs_folder,
-    runs_option,
-    url_options,
-    valid_text,
-    wait_option,
-)
-from trtllm_hpc.client.options import BY_NAME
-from trtllm_hpc.client.request import MAX_TOKENS
+from trtllm_hpc.cli import shared
+from trtllm_hpc.client.request import BY_NAME, MAX_TOKENS
 from trtllm_hpc.errors import RequestFailed, RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.find import find_run
@@ -45,7 +35,7 @@ def _prompts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
         sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n") if it == "-" else it
         for it in values
     )
-    return tuple(valid_text(ctx, param, texts))
+    return tuple(shared.valid_text(ctx, param, texts))
 
 
 def _ids(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[list[int], ...]:
@@ -80,13 +70,12 @@ def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
     return inputs
 
 
-def _request_options(command: Command) -> Command:
+def _request_options(command: shared.Command) -> shared.Command:
     """An option for each of ``_TYPED``; the command gets them as keyword arguments."""
     for option in (BY_NAME[name] for name in reversed(_TYPED)):
-        several = option.kind == "texts"
-        shown = f"  [default: {MAX_TOKENS}; of a --chat, what the server allows]" * (
-            option.name == "max_tokens"
-        )
+        several, shown = option.kind == "texts", ""
+        if option.name == "max_tokens":
+            shown = f"  [default: {MAX_TOKENS}; of a --chat, what the server allows]"
         command = click.option(
             option.flag,
             option.name,
@@ -95,14 +84,14 @@ def _request_options(command: Command) -> Command:
             multiple=several,
             default=None,
             help=option.help + ("  [repeatable]" if several else shown),
-            callback=valid_text if several else None,
+            callback=shared.valid_text if several else None,
         )(command)
     return command
 
 
 @click.command("client")
-@runs_option
-@click.argument("words", nargs=-1, metavar="[RUN] [PROMPT]...", callback=valid_text)
+@shared.runs_option
+@click.argument("words", nargs=-1, metavar="[RUN] [PROMPT]...", callback=shared.valid_text)
 @click.option(
     "--prompt",
     "more",
@@ -111,7 +100,7 @@ def _request_options(command: Command) -> Command:
     help="A prompt that other users of this machine must not see in the list of processes comes with"
     " '--prompt -' from standard input; a final newline is dropped.  [repeatable]",
 )
-@click.option("--file", type=EXISTING_FILE, help="Prompts, one a line.")
+@click.option("--file", type=shared.EXISTING_FILE, help="Prompts, one a line.")
 @click.option(
     "--token-ids",
     multiple=True,
@@ -120,7 +109,7 @@ def _request_options(command: Command) -> Command:
     help="A prompt of token ids, for 'tensorrt_llm'.  [repeatable]",
 )
 @click.option("--model", metavar="NAME", help="[default: ensemble, or the first that takes text]")
-@url_options(
+@shared.url_options(
     "Ask a server that was not started by this program instead of a run: http:// or https:// for OpenAI's"
     " protocol, grpc:// or grpcs:// for Triton's gRPC port."
 )
@@ -130,24 +119,22 @@ def _request_options(command: Command) -> Command:
     help="How to ask a run.  [default: grpc, or openai where trtllm-serve serves]",
 )
 @click.option(
-    "--chat",
-    is_flag=True,
-    help="Ask over OpenAI's chat, which puts the question into the model's template.",
+    "--chat", is_flag=True, help="Ask over OpenAI's chat, which puts the question into the model's template."
 )
-@click.option("--system", metavar="TEXT", callback=valid_text, help="What a --chat begins with.")
+@click.option("--system", metavar="TEXT", callback=shared.valid_text, help="What a --chat begins with.")
 @click.option(
     "--stream/--no-stream",
     default=None,
     help="Show the text as it is generated.  [default: of a single prompt, if the model streams]",
 )
-@click.option("--timeout-seconds", type=Span(1, 0.1), default=120.0, show_default=True, metavar="S")
-@wait_option
+@click.option("--timeout-seconds", type=shared.Span(1, 0.1), default=120.0, show_default=True, metavar="S")
+@shared.wait_option
 @click.option(
     "--lora-dir",
     "lora_dirs",
     multiple=True,
     metavar="FOLDER",
-    callback=valid_text,
+    callback=shared.valid_text,
     help="Folder with a LoRA adapter as hf_lora_convert.py makes it. It is sent once, and again if the server"
     " has evicted it. For several prompts, one for each: '' is none.  [repeatable]",
 )
@@ -199,7 +186,9 @@ def command(
       trtllm-hpc client latest --chat --system "Answer in one sentence." "What is machine learning?"
       trtllm-hpc client --url http://node7:8000/v1 "What is machine learning?"
     """
-    from trtllm_hpc.cli.client_run import Asking, Settings
+    import asyncio
+
+    from trtllm_hpc.cli.client_run import Asking
     from trtllm_hpc.runs.endpoint import endpoint_of
 
     prompts: list[Any] = [*more, *_lines(file), *token_ids]
@@ -218,11 +207,10 @@ def command(
         for name, value in options.items()
         if value is not None and value is not False and value != ()
     }
-    settings = Settings(prompts=tuple(prompts), **given)
-    settings.refuse_contradictions(is_run=run is not None)
+    asking = Asking(run=run, prompts=tuple(prompts), **given)
     target = address or endpoint_of(cast(RunPaths, run), wait_seconds)
     try:
-        Asking(target, settings, run).carry_out()
+        asyncio.run(asking.carry_out(target))
     except RequestFailed as error:
         if run is not None:
             error.hint = error.hint or f"trtllm-hpc logs {call_name(run)} --rank 0"
@@ -231,7 +219,7 @@ def command(
 
 def _run_and_prompts(words: Sequence[str], more: list[Any], ctx: click.Context) -> tuple[RunPaths, list[Any]]:
     """Return run and prompts: the first word names a run if there is such a run, or if more words follow."""
-    folder = runs_folder(ctx)
+    folder = shared.runs_folder(ctx)
     if not words:
         return find_run("latest", folder), more
     if len(words) == 1 and not more:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
-from trtllm_hpc.cli.options import print_json
+from trtllm_hpc.cli.shared import print_json
 from trtllm_hpc.client.async_client import AsyncClient, chat_request
 from trtllm_hpc.client.connect import Address, Protocol, Target
 from trtllm_hpc.client.lora import read_adapter
@@ -26,54 +26,6 @@ from trtllm_hpc.wire.served_model import LOGITS_OUTPUTS
 
 _AT_ONCE = 8
 """Prompts that are asked at once."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The options of the command; see its help."""
-
-    prompts: tuple[Prompt, ...]
-    options: dict[str, Any]
-    inputs: dict[str, Any]
-    lora_dirs: tuple[str, ...]
-    model: str | None
-    protocol: Protocol | None
-    chat: bool
-    system: str | None
-    stream: bool | None
-    timeout_seconds: float
-    save: bool
-    save_logits: Path | None
-    as_json: bool
-
-    def refuse_contradictions(self, *, is_run: bool) -> None:
-        """Raise UsageError for options that do not go together."""
-        wrong = {
-            "--protocol is for a run; a URL says it itself.": self.protocol is not None and not is_run,
-            "--system goes with --chat.": self.system is not None and not self.chat,
-            "--chat takes texts over OpenAI's protocol: leave out --token-ids and --protocol.": self.chat
-            and (
-                self.protocol not in (None, "openai") or not all(isinstance(it, str) for it in self.prompts)
-            ),
-            "--save keeps one answer of a run: ask one prompt, without --url.": self.save
-            and (len(self.prompts) != 1 or not is_run),
-            "Logits are those of one answer: ask one prompt.": self.has_logits and len(self.prompts) != 1,
-            "--save-logits needs --context-logits or --generation-logits.": self.save_logits is not None
-            and not self.has_logits,
-            "--lora-dir is given once, or once for each prompt.": len(self.lora_dirs)
-            not in (0, 1, len(self.prompts)),
-            "--lora-task-id names one adapter; several get numbers of their own.": len(set(self.lora_dirs))
-            > 1
-            and "lora_task_id" in self.options,
-        }
-        for message, is_wrong in wrong.items():
-            if is_wrong:
-                raise click.UsageError(message)
-
-    @property
-    def has_logits(self) -> bool:
-        """Whether logits are requested."""
-        return any(name in self.options for name in LOGITS_OUTPUTS)
 
 
 @dataclass(frozen=True)
@@ -94,41 +46,85 @@ class PromptRecord:
     """Why there is no answer."""
 
 
+@dataclass(eq=False)
 class Asking:
-    """One call of the command; ``run`` is ``None`` for a server without a run."""
+    """One call of the command with its options; see its help. ``run`` is ``None`` for another server."""
 
-    def __init__(self, target: Target, settings: Settings, run: RunPaths | None) -> None:
-        self._target, self._settings, self._run = target, settings, run
+    run: RunPaths | None
+    prompts: tuple[Prompt, ...]
+    options: dict[str, Any]
+    inputs: dict[str, Any]
+    lora_dirs: tuple[str, ...]
+    model: str | None
+    protocol: Protocol | None
+    chat: bool
+    system: str | None
+    stream: bool | None
+    timeout_seconds: float
+    save: bool
+    save_logits: Path | None
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for options that do not go together."""
         self._ended = asyncio.Event()
         self._failed: list[RequestFailed] = []
         self._is_line_open = False
         """Whether a part of an answer was shown, and no line end after it."""
+        self._has_logits = any(name in self.options for name in LOGITS_OUTPUTS)
+        count, no_run = len(self.prompts), self.run is None
+        can_chat = self.protocol in (None, "openai") and all(isinstance(it, str) for it in self.prompts)
+        several_adapters = len(set(self.lora_dirs)) > 1
+        for is_wrong, message in (
+            (self.protocol is not None and no_run, "--protocol is for a run; a URL says it itself."),
+            (self.system is not None and not self.chat, "--system goes with --chat."),
+            (
+                self.chat and not can_chat,
+                "--chat takes texts over OpenAI's protocol: leave out --token-ids and --protocol.",
+            ),
+            (
+                self.save and (count != 1 or no_run),
+                "--save keeps one answer of a run: ask one prompt, without --url.",
+            ),
+            (self._has_logits and count != 1, "Logits are those of one answer: ask one prompt."),
+            (
+                self.save_logits is not None and not self._has_logits,
+                "--save-logits needs --context-logits or --generation-logits.",
+            ),
+            (
+                len(self.lora_dirs) not in (0, 1, count),
+                "--lora-dir is given once, or once for each prompt.",
+            ),
+            (
+                several_adapters and "lora_task_id" in self.options,
+                "--lora-task-id names one adapter; several get numbers of their own.",
+            ),
+        ):
+            if is_wrong:
+                raise click.UsageError(message)
 
-    def carry_out(self) -> None:
+    async def carry_out(self, target: Target) -> None:
         """Ask everything, and print the answers in the prompts' order.
 
         Raises RequestFailed if a prompt was not answered; KeyboardInterrupt after Ctrl-C, when all open
         requests have ended.
         """
-        asyncio.run(self._main())
-
-    async def _main(self) -> None:
         with suppress(NotImplementedError, RuntimeError, ValueError):  # not in a main thread
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._ended.set)
-        settings = self._settings
+        self._host = target.url if isinstance(target, Address) else target.host
         async with AsyncClient(
-            self._target,
-            settings.model,
-            protocol="openai" if settings.chat else settings.protocol,
-            timeout_s=settings.timeout_seconds,
-            follow=None if self._run is None else follower_of(self._run),
+            target,
+            self.model,
+            protocol="openai" if self.chat else self.protocol,
+            timeout_s=self.timeout_seconds,
+            follow=None if self.run is None else follower_of(self.run),
         ) as client:
             await self._ask_all(client, self._requests(client))
         if self._ended.is_set():
             raise KeyboardInterrupt
         if not self._failed:
             return
-        error, count = self._failed[0], len(settings.prompts)
+        error, count = self._failed[0], len(self.prompts)
         if count > 1:
             sentence = f"{len(self._failed)} of {count} prompts failed. The first: {error.message}"
             raise type(error)(sentence, hint=error.hint)
@@ -136,40 +132,31 @@ class Asking:
 
     def _requests(self, client: AsyncClient) -> list[Request]:
         """Return a request for each prompt."""
-        settings = self._settings
-        stream = settings.stream
+        stream = self.stream
         if stream is None:
             # The texts of several beams, and logits, come as a whole.
-            is_one_text = settings.options.get("beam_width", 1) == 1 and not settings.has_logits
-            is_alone = len(settings.prompts) == 1 and not settings.as_json
+            is_one_text = self.options.get("beam_width", 1) == 1 and not self._has_logits
+            is_alone = len(self.prompts) == 1 and not self.as_json
             stream = is_alone and is_one_text and client.can_stream
-        number = settings.options.get("lora_task_id")
+        number = self.options.get("lora_task_id")
         # The same folder is the same adapter.
-        known = {it: read_adapter(Path(it), number) for it in set(settings.lora_dirs) if it}
-        adapters = [known.get(folder) for folder in settings.lora_dirs or ("",)]
+        known = {it: read_adapter(Path(it), number) for it in set(self.lora_dirs) if it}
+        adapters = [known.get(folder) for folder in self.lora_dirs or ("",)]
         if len(adapters) == 1:
-            adapters *= len(settings.prompts)
-        requests = [
-            Request(
-                prompt,
-                settings.options,
-                inputs=settings.inputs,
-                adapter=adapter,
-                stream=stream,
-                timeout_s=settings.timeout_seconds,
-            )
-            for prompt, adapter in zip(settings.prompts, adapters, strict=True)
-        ]
-        if not settings.chat:
+            adapters *= len(self.prompts)
+        common: dict[str, Any] = {"inputs": self.inputs, "stream": stream, "timeout_s": self.timeout_seconds}
+        pairs = zip(self.prompts, adapters, strict=True)
+        requests = [Request(prompt, self.options, adapter=adapter, **common) for prompt, adapter in pairs]
+        if not self.chat:
             return requests
-        system = [] if settings.system is None else [{"role": "system", "content": settings.system}]
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [
             chat_request([*system, {"role": "user", "content": str(each.prompt)}], each) for each in requests
         ]
 
     async def _ask_all(self, client: AsyncClient, requests: Sequence[Request]) -> None:
         slots = asyncio.Semaphore(_AT_ONCE)
-        is_live = len(requests) == 1 and not self._settings.as_json and requests[0].stream
+        is_live = len(requests) == 1 and not self.as_json and requests[0].stream
 
         async def ask(request: Request) -> Answer | None:
             """Return the answer; ``None`` after Ctrl-C."""
@@ -191,7 +178,10 @@ class Asking:
                     why = error.message
                 if answer is not None or why is not None:
                     self._end_line()
-                    self._report(request, number, client.model.name, answer, why, is_shown=is_live)
+                    record = PromptRecord(
+                        request.prompt, dict(request.options), client.model.name, self._host, (), why
+                    )
+                    self._report(record, number, answer, is_shown=is_live)
         finally:
             self._end_line()
             for each in asking:
@@ -208,35 +198,23 @@ class Asking:
             click.echo()
             self._is_line_open = False
 
-    def _report(
-        self,
-        request: Request,
-        number: int,
-        model: str,
-        answer: Answer | None,
-        why: str | None,
-        *,
-        is_shown: bool,
-    ) -> None:
+    def _report(self, record: PromptRecord, number: int, answer: Answer | None, *, is_shown: bool) -> None:
         """Print, and keep, the answer to a prompt, or why there is none."""
-        host = self._target.url if isinstance(self._target, Address) else self._target.host
-        answers: tuple[Answer, ...] = ()
         if answer is not None:
             shapes = {name: list(array.shape) for name, array in answer.logits.items()}
-            answers = (replace(answer, logits=shapes),)
-        record = PromptRecord(request.prompt, dict(request.options), model, host, answers, why)
-        if self._settings.save and self._run is not None and answer is not None:
-            self._run.results.mkdir(exist_ok=True)
-            write_json(self._run.answer, asdict(record))
-        if self._settings.save_logits is not None and answer is not None and answer.logits:
-            with write_aside(self._settings.save_logits) as aside, aside.open("wb") as file:
+            record = replace(record, answers=(replace(answer, logits=shapes),))
+        if self.save and self.run is not None and answer is not None:
+            self.run.results.mkdir(exist_ok=True)
+            write_json(self.run.answer, asdict(record))
+        if self.save_logits is not None and answer is not None and answer.logits:
+            with write_aside(self.save_logits) as aside, aside.open("wb") as file:
                 np.savez(file, **answer.logits)
-        if self._settings.as_json:
+        if self.as_json:
             print_json(record, indent=None)
         elif answer is not None:
             self._show(answer, is_shown=is_shown)
-        elif len(self._settings.prompts) > 1:
-            click.echo(f"prompt {number}: {for_output(why or '')}", err=True)
+        elif len(self.prompts) > 1:
+            click.echo(f"prompt {number}: {for_output(record.error or '')}", err=True)
 
     def _show(self, answer: Answer, *, is_shown: bool) -> None:
         if not is_shown:

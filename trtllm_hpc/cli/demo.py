@@ -19,7 +19,7 @@ import click
 
 from trtllm_hpc.api.jobs import submit
 from trtllm_hpc.api.run import Run
-from trtllm_hpc.cli.options import print_step, print_warning, terminating_as_interrupt
+from trtllm_hpc.cli.shared import print_step, print_warning, terminating_as_interrupt
 from trtllm_hpc.errors import SandboxImpossible, SubmissionError, TrtllmHpcError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import for_output
@@ -106,6 +106,9 @@ def command(tour: bool, is_local: bool, remove: bool) -> None:
 
 
 def _demo(traces: _Traces, sandbox: Sandbox | None, *, tour: bool) -> None:
+    from trtllm_hpc.bench.analysis.compare import Side, compare
+    from trtllm_hpc.report.measurement_table import print_comparison
+
     fetching = _begin_fetching(traces)
     try:
         sandbox = sandbox if sandbox is not None and _is_up(traces, sandbox) else None
@@ -122,7 +125,10 @@ def _demo(traces: _Traces, sandbox: Sandbox | None, *, tour: bool) -> None:
     if tour:
         slow = ("name=one-at-a-time", "engine.max_batch_size=1", "serve.restarts=0")
         other = _serve(traces, sandbox, job, *slow)
-        _compare(measured, _measure(other, _PASSES))
+        against = _measure(other, _PASSES)
+        _title(f"Comparing both: trtllm-hpc bench compare {measured.call_name} {against.call_name}")
+        first, second = (Side(it.call_name, it.summary) for it in (measured, against))
+        print_comparison(compare(first, second))
         _break(other, sandbox)
     _print_answers(run, measured, sandbox)
 
@@ -224,15 +230,6 @@ def _measure(run: Run, repeats: int) -> Measurement:
     load: dict[str, Any] = {"concurrency": _AT_ONCE, "requests": _REQUESTS, "repeats": repeats}
     with terminal_progress() as show:
         return bench(run, name="demo", on_progress=show, request_timeout_seconds=300, **load)
-
-
-def _compare(first: Measurement, second: Measurement) -> None:
-    from trtllm_hpc.bench.analysis.compare import Side, compare
-    from trtllm_hpc.report.measurement_table import print_comparison
-
-    _title(f"Comparing both: trtllm-hpc bench compare {first.call_name} {second.call_name}")
-    sides = [Side(found.call_name, found.summary) for found in (first, second)]
-    print_comparison(compare(sides[0], sides[1]))
 
 
 def _break(run: Run, sandbox: Sandbox | None) -> None:

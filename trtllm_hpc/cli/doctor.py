@@ -6,23 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.options import (
-    OUTPUT_FILE,
-    ignore_option,
-    job_options,
-    json_option,
-    print_json,
-    terminating_as_interrupt,
-)
+from trtllm_hpc.cli import shared
 from trtllm_hpc.errors import ExitCode, State
-
-if TYPE_CHECKING:
-    from trtllm_hpc.validation.checks import DoctorReport
-
 
 _OUTCOMES: dict[State, str] = {
     "fail": "failed",
@@ -32,8 +20,8 @@ _OUTCOMES: dict[State, str] = {
 
 
 @click.command("doctor")
-@partial(job_options, required=False)
-@ignore_option
+@partial(shared.job_options, required=False)
+@shared.ignore_option
 @click.option(
     "--on-nodes",
     is_flag=True,
@@ -46,12 +34,12 @@ _OUTCOMES: dict[State, str] = {
 )
 @click.option(
     "--bundle",
-    type=OUTPUT_FILE,
+    type=shared.OUTPUT_FILE,
     metavar="FILE",
     help="With --on-nodes: write all that was found, to attach to an issue.",
 )
 @click.option("--keep", is_flag=True, help="With --on-nodes: leave the folder with scripts and logs.")
-@json_option
+@shared.json_option
 def command(
     job_file: Path | None,
     cluster: str,
@@ -93,20 +81,16 @@ def command(
         from trtllm_hpc.runs.node_checks import check_on_nodes
 
         assert job_file is not None
-        with terminating_as_interrupt():
+        with shared.terminating_as_interrupt():
             show = partial(click.echo, err=True)
             found = check_on_nodes(job_file, cluster, settings, runs, nodes=nodes or 1, keep=keep, show=show)
         report = replace(report, checks=(*report.checks, *found.checks))
         if bundle is not None:
             write_text(bundle, bundle_text(found, report.checks), mode=0o644)
+    code = ExitCode.OK if report.ok else ExitCode.CONFIG
     if as_json:
-        print_json(report)
-    else:
-        _print_tables(report)
-    return ExitCode.OK if report.ok else ExitCode.CONFIG
-
-
-def _print_tables(report: DoctorReport) -> None:
+        shared.print_json(report)
+        return code
     from trtllm_hpc.report.doctor import checks_table, memory_table
     from trtllm_hpc.report.tables import print_table, terminal_width
 
@@ -121,3 +105,4 @@ def _print_tables(report: DoctorReport) -> None:
     counts = Counter(row.state for row in report.checks)
     parts = [f"{counts[state]} {words}" for state, words in _OUTCOMES.items() if counts[state]]
     click.echo(f"\n{len(report.checks)} checks: {', '.join(parts) or 'all are ok'}.")
+    return code

@@ -6,6 +6,8 @@ import getpass
 import json
 import shlex
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import indent
@@ -13,7 +15,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from trtllm_hpc.cli.options import Span, json_option, print_json, run_argument
+from trtllm_hpc.cli.shared import Span, json_option, print_json, run_argument
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.status import client_lines
 from trtllm_hpc.runtime.records import Endpoint
@@ -71,8 +73,18 @@ def command(
     found = _access(run, endpoint)
     if as_json:
         print_json(found)
-    else:
-        _print_access(endpoint, found)
+        return
+    click.echo(f"run {found.run_id}: {found.model} on {found.host}\nendpoint: {endpoint.places}")
+    for name, value in (("key", found.key_file), ("certificate", found.certificate_file)):
+        if value is not None:
+            click.echo(f"{name}: {value}")
+    for title, lines in (
+        ("In bash or zsh", found.curl),
+        ("In Python", found.python),
+        (f"On a laptop, by the name that you log in to; it is then at localhost:{_LOCAL_PORT}", found.ssh),
+    ):
+        if lines is not None:
+            click.echo(f"\n{title}:\n\n{indent(lines, '  ')}")
 
 
 def _guests(
@@ -112,46 +124,23 @@ def _instructions(run: RunPaths, endpoint: Endpoint, guest: str) -> str:
 def _access(run: RunPaths, endpoint: Endpoint, shown: Endpoint | None = None) -> EndpointAccess:
     """Ask the server which model it has, and return how to ask the model, with the files of ``shown``."""
     from trtllm_hpc.client.connect import describe, usual_model, usual_openai_model
-    from trtllm_hpc.wire.served_model import LLM_API_LENGTH
-
-    length = "max_tokens"
-    if endpoint.openai_url is not None:
-        model = usual_openai_model(endpoint, _TIMEOUT_S)
-    else:
-        model = usual_model(endpoint)
-        if describe(endpoint, model, _TIMEOUT_S).is_llm_api:
-            length = LLM_API_LENGTH
-    return access(run.run_id, shown or endpoint, model, chats=_chats(endpoint, model), length=length)
-
-
-def _print_access(endpoint: Endpoint, found: EndpointAccess) -> None:
-    click.echo(f"run {found.run_id}: {found.model} on {found.host}")
-    click.echo(f"endpoint: {endpoint.places}")
-    for name, value in (("key", found.key_file), ("certificate", found.certificate_file)):
-        if value is not None:
-            click.echo(f"{name}: {value}")
-    for title, lines in (
-        ("In bash or zsh", found.curl),
-        ("In Python", found.python),
-        (f"On a laptop, by the name that you log in to; it is then at localhost:{_LOCAL_PORT}", found.ssh),
-    ):
-        if lines is not None:
-            click.echo(f"\n{title}:\n\n{indent(lines, '  ')}")
-
-
-def _chats(endpoint: Endpoint, model: str) -> bool:
-    """Return whether the model answers a chat."""
     from trtllm_hpc.client.sync_client import Client
     from trtllm_hpc.errors import RequestFailed
+    from trtllm_hpc.wire.served_model import LLM_API_LENGTH
 
+    shown, chats = shown or endpoint, False
     if endpoint.openai_url is None:
-        return False
-    try:
+        model = usual_model(endpoint)
+        is_llm_api = describe(endpoint, model, _TIMEOUT_S).is_llm_api
+        return access(
+            run.run_id, shown, model, chats=False, length=LLM_API_LENGTH if is_llm_api else "max_tokens"
+        )
+    model = usual_openai_model(endpoint, _TIMEOUT_S)
+    with suppress(RequestFailed):  # it has no chat template
         with Client(endpoint, model, protocol="openai", timeout_s=_TIMEOUT_S, retries=0) as client:
             client.chat([{"role": "user", "content": "Hello"}], max_tokens=1)
-    except RequestFailed:
-        return False
-    return True
+        chats = True
+    return access(run.run_id, shown, model, chats=chats)
 
 
 @dataclass(frozen=True)
@@ -185,7 +174,18 @@ def access(
     run_id: str, endpoint: Endpoint, model: str, *, chats: bool, length: str = "max_tokens"
 ) -> EndpointAccess:
     """Return how to ask a model; ``length`` is Triton's input for the most tokens of an answer."""
-    url = endpoint.openai_url or f"{endpoint.scheme}://{endpoint.http}"
+    url, path = endpoint.openai_url, "chat/completions" if chats else "completions"
+    asked = {"messages": [{"role": "user", "content": _QUESTION}]} if chats else {"prompt": _QUESTION}
+    body: dict[str, object] = {"model": model, **asked, "max_tokens": _TOKENS}
+    if url is None:
+        url, path = f"{endpoint.scheme}://{endpoint.http}", f"v2/models/{model}/generate"
+        body = {"text_input": _QUESTION, length: _TOKENS}
+    file = endpoint.certificate_file
+    trusted = "" if file is None else f" --cacert {shlex.quote(file)}"
+    curl = [f"curl -sS{trusted} {shlex.quote(f'{url}/{path}')}", "-H 'Content-Type: application/json'"]
+    if endpoint.key_file is not None:
+        # From a file: arguments are in the list of processes, which all users of the machine see.
+        curl.append(f'-H @<(echo "Authorization: Bearer $(cat {shlex.quote(endpoint.key_file)})")')
     return EndpointAccess(
         run_id,
         endpoint.host,
@@ -195,33 +195,13 @@ def access(
         model,
         endpoint.key_file,
         endpoint.certificate_file,
-        _curl(endpoint, url, model, chats, length),
-        None if endpoint.openai_url is None else _python(endpoint, model, chats),
+        " \\\n  ".join([*curl, f"-d {shlex.quote(json.dumps(body))}"]),
+        None if endpoint.openai_url is None else _python(endpoint, body, chats),
         f"ssh -N -L {_LOCAL_PORT}:{urlsplit(url).netloc} {getpass.getuser()}@LOGIN_NODE",
     )
 
 
-def _body(model: str, chats: bool) -> dict[str, object]:
-    chat = {"messages": [{"role": "user", "content": _QUESTION}]}
-    return {"model": model, **(chat if chats else {"prompt": _QUESTION}), "max_tokens": _TOKENS}
-
-
-def _curl(endpoint: Endpoint, url: str, model: str, chats: bool, length: str) -> str:
-    words = ["curl", "-sS"]
-    if endpoint.certificate_file is not None:
-        words += ["--cacert", shlex.quote(endpoint.certificate_file)]
-    if endpoint.openai_url is not None:
-        path, body = "chat/completions" if chats else "completions", _body(model, chats)
-    else:
-        path, body = f"v2/models/{model}/generate", {"text_input": _QUESTION, length: _TOKENS}
-    lines = [f"{' '.join(words)} {shlex.quote(f'{url}/{path}')}", "-H 'Content-Type: application/json'"]
-    if endpoint.key_file is not None:
-        # From a file: arguments are in the list of processes, which all users of the machine see.
-        lines.append(f'-H @<(echo "Authorization: Bearer $(cat {shlex.quote(endpoint.key_file)})")')
-    return " \\\n  ".join([*lines, f"-d {shlex.quote(json.dumps(body))}"])
-
-
-def _python(endpoint: Endpoint, model: str, chats: bool) -> str:
+def _python(endpoint: Endpoint, body: Mapping[str, object], chats: bool) -> str:
     lines = ["from openai import OpenAI"]
     key = "'none'"
     if endpoint.key_file is not None:
@@ -233,7 +213,7 @@ def _python(endpoint: Endpoint, model: str, chats: bool) -> str:
         lines.append(f"trusted = ssl.create_default_context(cafile={endpoint.certificate_file!r})")
         made += ", http_client=httpx.Client(verify=trusted)"
     calls = "chat.completions" if chats else "completions"
-    asked = ", ".join(f"{name}={value!r}" for name, value in _body(model, chats).items())
+    asked = ", ".join(f"{name}={value!r}" for name, value in body.items())
     text = "message.content" if chats else "text"
     lines += ["", f"client = OpenAI({made})", f"answer = client.{calls}.create({asked})"]
     return "\n".join([*lines, f"print(answer.choices[0].{text})"])

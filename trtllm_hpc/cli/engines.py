@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import click
 
-from trtllm_hpc.cli.listing import print_listing, pruning
-from trtllm_hpc.cli.options import cluster_option, json_option, print_json
+from trtllm_hpc.cli.shared import cluster_option, json_option, print_json, print_listing, pruning
 from trtllm_hpc.engine_cache import EngineRow, list_entries
 from trtllm_hpc.engine_cache import verify as verify_entry
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode
@@ -44,13 +44,11 @@ def _cache(cluster: str) -> Cache:
     profile = load_cluster(cluster)
     folder = engines_folder(profile.engines_folder, runs_folder(profile))
     try:
-        list(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        pass
+        with suppress(FileNotFoundError, NotADirectoryError):
+            list(folder.iterdir())
     except OSError as error:
         hint = f"check its permissions (namei -l {shlex.quote(str(folder))})"
-        message = f"{folder}: {error.strerror}"
-        where = ("the cache of engines", "engines_folder")
+        message, where = f"{folder}: {error.strerror}", ("the cache of engines", "engines_folder")
         raise ConfigError([Diagnostic("unreadable", message, *where, hint=hint)]) from None
     return Cache(folder)
 
@@ -59,33 +57,28 @@ def _no_engines(cache: Cache) -> str:
     return f"no engines in {cache.folder}" + ("" if cache.folder.is_dir() else ", which is not there")
 
 
-def _find(cache: Cache, name: str) -> list[EngineRow]:
-    """Return the entry with that name, or all whose name or key begins with it; BuildFailed if none does."""
+def _find(cache: Cache, name: str, *, alone: bool = False) -> list[EngineRow]:
+    """Return the entry with that name, or all whose name or key begins with it.
+
+    Raises BuildFailed if there is none; with ``alone`` also if there are several.
+    """
     rows = list_entries(cache)
     found = [row for row in rows if row.name == name] or [
-        row
-        for row in rows
-        if name and (row.name.startswith(name) or row.name.rpartition("-")[2].startswith(name))
+        row for row in rows if name and any(it.startswith(name) for it in (row.name, row.name.split("-")[-1]))
     ]
-    if not found:
-        raise BuildFailed(f"No engine is called {name!r} in {cache.folder}.", hint="trtllm-hpc engines list")
+    if not found or (alone and len(found) > 1):
+        message = "No engine is" if not found else f"{len(found)} engines are"
+        hint = "trtllm-hpc engines list"
+        raise BuildFailed(f"{message} called {name!r} in {cache.folder}.", hint=hint)
     return found
 
 
-def _find_one(cache: Cache, name: str) -> EngineRow:
-    found = _find(cache, name)
-    if len(found) > 1:
-        message = f"{len(found)} engines are called {name!r} in {cache.folder}."
-        raise BuildFailed(message, hint="trtllm-hpc engines list")
-    return found[0]
+_STYLES = {"whole": "green", "building": "cyan", "half-built": "yellow", "broken": "red"}
 
 
 def _state(row: EngineRow) -> str:
     """Return the state with its builder or its fault."""
     return " ".join(filter(None, (f"{row.state}:" if row.state == "broken" else row.state, row.note)))
-
-
-_STYLES = {"whole": "green", "building": "cyan", "half-built": "yellow", "broken": "red"}
 
 
 @command.command("list")
@@ -147,7 +140,7 @@ def verify(names: tuple[str, ...], cluster: str, as_json: bool) -> int:
     Exit code: 6 if anything is broken.
     """
     cache = _cache(cluster)
-    items = [_find_one(cache, name) for name in names] if names else list_entries(cache)
+    items = [_find(cache, name, alone=True)[0] for name in names] if names else list_entries(cache)
     faults = []
     for item in items:
         found = verify_entry(item.entry)

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli import options
+from trtllm_hpc.cli import shared
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.evaluation.scores import read_evaluation
 from trtllm_hpc.paths import COMPANION_EVALUATION, SWEEPS, RunPaths, default_runs_folder, locked
 from trtllm_hpc.runs.find import find_run
 
 if TYPE_CHECKING:
-    from trtllm_hpc.config.evaluation import Evaluation
+    from trtllm_hpc.config.benchmark import Evaluation
 
 
 @click.command("evaluate")
-@options.runs_option
-@options.optional_run
+@shared.runs_option
+@shared.optional_run
 @click.option("--tasks", metavar="NAME[,...]", help="Tasks of lm-eval, or shipped ones: facts.")
 @click.option("--limit", type=click.IntRange(min=1), help="Ask only the first N questions of each task.")
 @click.option("--threshold", type=click.FloatRange(0, 1), help="The gate: the score of each task, e.g. 0.9.")
 @click.option("--not-worse-than", metavar="RUN", help="The gate: id or folder of a run to compare with.")
-@options.section_option("companion.evaluate", "few_shot=5")
+@shared.section_option("companion.evaluate", "few_shot=5")
 @click.option("--prepare", metavar="TASK[,...]", help="Only fetch the data of these tasks, on a login node.")
 @click.option("--save-as", "name", metavar="NAME", help="An earlier NAME goes on: its answers are kept.")
-@options.json_option
+@shared.json_option
 def command(
     run: RunPaths | None,
     runs: Path | None,
@@ -67,9 +68,7 @@ def command(
     run = run or find_run("latest", runs or default_runs_folder())
     chosen, name = _with_base(_settings(run, settings, given), run, runs), _checked(name)
     endpoint, follow = endpoint_of(run, 0.0), follower_of(run, restarts=True)
-
-    def client() -> AsyncClient:
-        return AsyncClient(endpoint, protocol="openai", timeout_s=TIMEOUT_S, follow=follow)
+    client = partial(AsyncClient, endpoint, protocol="openai", timeout_s=TIMEOUT_S, follow=follow)
 
     click.echo(f"answers are kept as they come; to go on after a break: --save-as {name}", err=True)
     file = run.evaluation(name)
@@ -78,7 +77,7 @@ def command(
     busy = click.BadParameter(message, param_hint="'--save-as'")
     with locked(file.with_name(f".{name}.lock"), busy):
         summary = evaluate(run, name, client, chosen, _show)
-    options.print_json(summary) if as_json else click.echo("\n".join(summary.lines()))
+    shared.print_json(summary) if as_json else click.echo("\n".join(summary.lines()))
     summary.check(f"read questions, targets and answers: less {run.evaluation(name, 'samples.jsonl')}")
 
 
@@ -120,12 +119,12 @@ def _settings(run: RunPaths | None, settings: tuple[str, ...], given: dict[str, 
     """Return the job file's settings with those given as ``--set`` and as options over them."""
     from pydantic import ValidationError
 
-    from trtllm_hpc.config.evaluation import Evaluation
+    from trtllm_hpc.config.benchmark import Evaluation
     from trtllm_hpc.config.files import read_spec
 
     own = None if run is None else read_spec(run.spec).companion.evaluate
     values = {} if own is None else own.model_dump()
-    values |= options.section_settings(settings) | {key: it for key, it in given.items() if it is not None}
+    values |= shared.section_settings(settings) | {key: it for key, it in given.items() if it is not None}
     if isinstance(values.get("tasks"), str):
         values["tasks"] = [it.strip() for it in values["tasks"].split(",") if it.strip()]
     if not values.get("tasks"):

@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 
 import click
 
-from trtllm_hpc.cli.options import json_option, print_json, runs_folder, runs_option
+from trtllm_hpc.cli.shared import json_option, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import ExitCode, RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import Finding, cause_lines, likeliest_first, of_lines
 from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables
@@ -169,14 +169,22 @@ def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[RunStatu
             before = reversed(status.failed_jobs)
             attempts = [RunPaths(run.paths.attempts / str(job.attempt)) for job in before]
             folders = [paths.logs for paths in (run.paths, *attempts)]
-            refusals = [it for it in _files_below(run.paths.events) if _tells_of_a_refusal(it)]
+            for file in _files_below(run.paths.events):
+                with suppress(OSError):
+                    if b'"submission_interrupted"' in Path(file).read_bytes():
+                        refusals.append(file)  # it has what Slurm said to a submission
         is_folder = os.path.isdir(folder)  # noqa: PTH112 - never raises
         found = [file for each in folders for file in _files_below(each)] if is_folder else [str(folder)]
         found += refusals
         if not found:
             unread.append(f"{folder} has no file in it: name a log, or a run.")
-        unread += [f"{it} cannot be read: {why}" for it in found if (why := _why_unreadable(it)) is not None]
-        logs += [it for it in found if _why_unreadable(it) is None]
+        for it in found:
+            try:
+                if it != "-":
+                    opened(Path(it)).close()
+                logs.append(it)
+            except OSError as error:
+                unread.append(f"{it} cannot be read: {error.strerror or error}")
     return logs, told, unread
 
 
@@ -189,22 +197,5 @@ def _status(run: RunSnapshot) -> RunStatus:
     return replace(status, causes=tuple(it for it in status.causes if it.id != UNKNOWN))
 
 
-def _tells_of_a_refusal(events: str) -> bool:
-    """Return whether a file of events has what Slurm said to a submission."""
-    with suppress(OSError):
-        return b'"submission_interrupted"' in Path(events).read_bytes()
-    return False
-
-
 def _files_below(folder: Path) -> list[str]:
     return sorted(os.path.join(place, it) for place, _, files in os.walk(folder) for it in files)  # noqa: PTH118
-
-
-def _why_unreadable(name: str) -> str | None:
-    if name == "-":
-        return None
-    try:
-        opened(Path(name)).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return None

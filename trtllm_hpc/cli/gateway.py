@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.options import EXISTING_FOLDER, url_options
+from trtllm_hpc.cli.shared import EXISTING_FOLDER, url_options
 
 if TYPE_CHECKING:
     from trtllm_hpc.client.connect import Address

@@ -6,17 +6,39 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.listing import print_listing
-from trtllm_hpc.cli.options import complete_with, job_names, json_option, refuse_existing, save_new
-from trtllm_hpc.config.schemas import NAMES, schema, schema_file
+from trtllm_hpc.cli.shared import (
+    complete_with,
+    job_names,
+    json_option,
+    print_listing,
+    refuse_existing,
+    save_new,
+)
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.job_files import Goal, ShippedJob
+
+NAMES = ("job", "cluster", "lock", "output")
+
+
+def schema_file(name: str) -> Path:
+    """Return the shipped file ``NAME.schema.json``."""
+    return Path(str(resources.files("trtllm_hpc.templates"))) / "schemas" / f"{name}.schema.json"
+
+
+def schema(name: str) -> dict[str, Any]:
+    """Return a schema of :data:`NAMES` that needs no other file."""
+    text = schema_file(name).read_text(encoding="utf-8")
+    if name != "cluster":
+        return dict(json.loads(text))
+    whole = json.loads(text.replace("job.schema.json#", "#"))  # its job_defaults are a job file's
+    return {**whole, "$defs": {**whole["$defs"], **schema("job")["$defs"]}}
 
 
 @click.group()
@@ -75,12 +97,7 @@ _BACKENDS = {
     help="With --gpu: quick answers for a few users, or many at once.  [default: throughput]",
 )
 def job(
-    file: Path,
-    backend: str | None,
-    recipe: str | None,
-    model: str | None,
-    gpu: str | None,
-    goal: Goal | None,
+    file: Path, backend: str | None, recipe: str | None, model: str | None, gpu: str | None, goal: Goal | None
 ) -> None:
     """Write a commented job file.
 
@@ -118,35 +135,29 @@ def job(
     refuse_existing(file)
     title, notes = _name_from(file, "my-job"), list[str]()
     template, cluster = _BACKENDS[backend or "reference"]
+    first = f"{_rendered('_schema.j2', 'job').rstrip()}\n\n"
     if recipe is not None:
         shipped = described(recipe, _shipped(recipe, "--from"))
-        text = copy_of(recipe, title, model, "hub" if of_hub else "path")
+        text = first + copy_of(recipe, title, model, "hub" if of_hub else "path")
         cluster = "pyxis" if shipped.gpus else "local"
         notes += [f"model.hub is {model}: there is no folder of this name."] if of_hub else []
-        text = f"{_rendered('_schema.j2', 'job').rstrip()}\n\n{text}"
     elif model is not None and gpu is not None:
-        text, notes = _fitting(file, title, model, gpu, goal or "throughput")
-        cluster = "pyxis"
+        from trtllm_hpc.config.cluster import gpus
+        from trtllm_hpc.runs.job_files import fitting_job
+
+        if gpu not in gpus():
+            raise click.BadParameter(f"there is no {gpu!r}, only {', '.join(gpus())}.", param_hint="--gpu")
+        fitting, notes = fitting_job(file.parent / model, title, model, gpu, goal or "throughput")
+        text, cluster = first + fitting, "pyxis"
     else:
         text = _rendered("job.yaml.j2", "job", title=title, backend=template)
     save_new(file, text)
-    first = ""
+    before = ""
     if cluster == "local" and shutil.which("sinfo"):
-        first, cluster = "trtllm-hpc init cluster mysite.yaml, then ", "./mysite.yaml"
+        before, cluster = "trtllm-hpc init cluster mysite.yaml, then ", "./mysite.yaml"
     written = click.format_filename(file)
     click.echo("\n  ".join([f"Wrote {written}.", *notes]))
-    click.echo(f"  next: {first}trtllm-hpc render {as_argument(written)} --cluster {cluster}")
-
-
-def _fitting(file: Path, title: str, model: str, gpu: str, goal: Goal) -> tuple[str, list[str]]:
-    """Return a job file for a checkpoint and a kind of GPU, and what to know about it."""
-    from trtllm_hpc.config.cluster import gpus
-    from trtllm_hpc.runs.job_files import fitting_job
-
-    if gpu not in gpus():
-        raise click.BadParameter(f"there is no {gpu!r}, only {', '.join(gpus())}.", param_hint="--gpu")
-    text, notes = fitting_job(file.parent / model, title, model, gpu, goal)
-    return f"{_rendered('_schema.j2', 'job').rstrip()}\n\n{text}", notes
+    click.echo(f"  next: {before}trtllm-hpc render {as_argument(written)} --cluster {cluster}")
 
 
 def _name_from(file: Path, otherwise: str) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from trtllm_hpc.cli.options import json_option, print_json, run_argument
+from trtllm_hpc.cli.shared import json_option, print_json, run_argument
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.files import LogFile, list_logs, planned_ranks, reason_without_build
@@ -49,7 +48,18 @@ def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> r
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, /, run: RunPaths, runs: Any, as_json: bool, **selection: Any) -> None:
+def command(
+    ctx: click.Context,
+    run: RunPaths,
+    runs: Any,
+    step: str | None,
+    rank: int | None,
+    instance: int | None,
+    follow: bool,
+    pattern: re.Pattern[str] | None,
+    tail: int | None,
+    as_json: bool,
+) -> None:
     """List the logs of RUN, or print the logs that the options select.
 
     Of more than 8 ranks the list has those in the same state on one line, and
@@ -63,7 +73,7 @@ def command(ctx: click.Context, /, run: RunPaths, runs: Any, as_json: bool, **se
     trtllm-hpc logs RUN --follow            everything, as it is written
     trtllm-hpc logs RUN --grep 'error|warn' matching lines, of failed ranks first
     """
-    if all(value is None or value is False for value in selection.values()):
+    if (step, rank, instance, pattern, tail) == (None,) * 5 and not follow:
         rows, causes = list_with_causes(run)
         if as_json:
             print_json(rows)
@@ -74,29 +84,13 @@ def command(ctx: click.Context, /, run: RunPaths, runs: Any, as_json: bool, **se
         return
     if as_json:
         raise click.UsageError("--json prints the list of logs; it takes no other option.")
-    if not _print_content(run, **selection) and selection["pattern"] is not None:
-        ctx.exit(1)
-
-
-def _print_content(
-    run: RunPaths,
-    step: str | None,
-    rank: int | None,
-    instance: int | None,
-    follow: bool,
-    pattern: re.Pattern[str] | None,
-    tail: int | None,
-) -> int:
-    """Print the selected logs; return the number of lines printed."""
     if step is None and (rank is not None or instance is not None):
         step = "serve"
     if instance is not None:
         _refuse_unknown_instance(run, step, instance)
-    if step == "build":
-        reason = reason_without_build(RunSnapshot(run))
-        if reason is not None:
-            message = f"Run {run.run_id} has no build stage: {reason}."
-            raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
+    if step == "build" and (reason := reason_without_build(RunSnapshot(run))) is not None:
+        message = f"Run {run.run_id} has no build stage: {reason}."
+        raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
     if step is not None and rank is not None:
         _refuse_unknown_rank(run, step, rank)
     wanted = Filter(pattern, tail)
@@ -105,13 +99,21 @@ def _print_content(
         return list_logs(RunSnapshot(run), step, rank, instance)
 
     if follow:
-        alone = rank is not None and len(selected()) == 1
-        return _print_lines(followed_lines(selected, wanted), not alone)
-    logs = _written(run, selected())
-    prefixed = len(logs) > 1
-    if pattern is not None:
-        logs.sort(key=lambda log: not log.state.startswith("failed"))  # what explains most comes first
-    return _print_lines(written_lines(logs, wanted), prefixed)
+        found, prefixed = followed_lines(selected, wanted), rank is None or len(selected()) != 1
+    else:
+        logs = _written(run, selected())
+        if pattern is not None:
+            logs.sort(key=lambda log: not log.state.startswith("failed"))  # what explains most comes first
+        found, prefixed = written_lines(logs, wanted), len(logs) > 1
+    count = 0
+    for log, lines in found:
+        count += len(lines)
+        # Lines that come together are one write.
+        text = "\n".join(f"{log.name} {line}" if prefixed else line for line in lines)
+        # color=True: what goes into a pipe or a file stays as it was written.
+        click.echo(for_output(text), color=True)
+    if not count and pattern is not None:
+        ctx.exit(1)
 
 
 def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> None:
@@ -143,14 +145,3 @@ def _written(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
             hint=f"trtllm-hpc logs {call_name(run)}",
         )
     return [log for log in written if log.size_bytes]
-
-
-def _print_lines(found: Iterator[tuple[LogFile, list[str]]], prefixed: bool) -> int:
-    """Print lines, those that come together with one write; return how many there were."""
-    count = 0
-    for log, lines in found:
-        count += len(lines)
-        text = "\n".join(f"{log.name} {line}" if prefixed else line for line in lines)
-        # color=True: what goes into a pipe or a file stays as it was written.
-        click.echo(for_output(text), color=True)
-    return count

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.bench.server_metrics import describe
-from trtllm_hpc.cli.options import json_option, optional_run, print_json, runs_folder, runs_option
+from trtllm_hpc.bench.server_metrics import describe, fetch_page, since_start
+from trtllm_hpc.bench.server_metrics import values as values_between
+from trtllm_hpc.cli.shared import json_option, optional_run, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import format_bytes
@@ -31,13 +32,7 @@ _INTERVAL_S = 1.0
 )
 @json_option
 @click.pass_context
-def command(
-    ctx: click.Context,
-    run: RunPaths | None,
-    runs: Path | None,
-    watch: bool,
-    as_json: bool,
-) -> None:
+def command(ctx: click.Context, run: RunPaths | None, runs: Path | None, watch: bool, as_json: bool) -> None:
     """Show the metrics of RUN's server: its engine, its queue and its memory.
 
     Without --watch, counts and means are those since the server's start. With
@@ -51,13 +46,11 @@ def command(
       trtllm-hpc metrics tiny-llama --json | jq .values.kv_used_share
     """
     run = run or find_run("latest", runs_folder(ctx))
-    from trtllm_hpc.bench.server_metrics import fetch_page, since_start
 
     endpoint = endpoint_of(run, 0.0)
     try:
         if not watch:
-            values = since_start(fetch_page(endpoint))
-            sample = MetricsSample(endpoint.metrics, endpoint.host, None, values)
+            sample = MetricsSample(endpoint.metrics, endpoint.host, None, since_start(fetch_page(endpoint)))
             if as_json:
                 print_json(sample)
             else:
@@ -90,14 +83,13 @@ class MetricsSample:
 
 def _samples(endpoint: Endpoint) -> Iterator[MetricsSample]:
     """Yield one sample for each interval, the first after the first interval."""
-    from trtllm_hpc.bench.server_metrics import fetch_page, values
 
     before, before_s = fetch_page(endpoint), time.monotonic()
     while True:
         time.sleep(_INTERVAL_S)
         page, page_s = fetch_page(endpoint), time.monotonic()
         over_s = page_s - before_s
-        yield MetricsSample(endpoint.metrics, endpoint.host, over_s, values(page, before, over_s))
+        yield MetricsSample(endpoint.metrics, endpoint.host, over_s, values_between(page, before, over_s))
         before, before_s = page, page_s
 
 

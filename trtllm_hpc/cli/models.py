@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.cli.listing import print_listing, pruning
-from trtllm_hpc.cli.options import cluster_option, json_option
+from trtllm_hpc.cli.shared import cluster_option, json_option, print_listing, pruning
 from trtllm_hpc.config.hub import models_folder
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_time
 from trtllm_hpc.runs import fetched_models, hub
@@ -45,8 +44,10 @@ def _folder(cluster: str) -> Path:
 @json_option
 def list_(cluster: str, as_json: bool) -> None:
     """List the models with their size, last use, and the runs that use them."""
+    small = [(name, model, default_folder(name)) for name, model in MODELS.items()]
+    rows = [ModelRow(name, it.summary, it.licence, str(path), is_fetched(path)) for name, it, path in small]
     print_listing(
-        [*map(_row, MODELS), *hub.hub_rows(_folder(cluster))],
+        [*rows, *hub.hub_rows(_folder(cluster))],
         {
             "name": lambda row: row.name,
             "fetched": lambda row: "yes" if row.fetched else "in part" if row.bytes else "no",
@@ -60,11 +61,6 @@ def list_(cluster: str, as_json: bool) -> None:
         right=("size",),
         one_line=("name", "size", "last used"),
     )
-
-
-def _row(name: str) -> ModelRow:
-    folder, model = default_folder(name), MODELS[name]
-    return ModelRow(name, model.summary, model.licence, str(folder), is_fetched(folder))
 
 
 @command.command()

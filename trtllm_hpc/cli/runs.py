@@ -8,13 +8,7 @@ from pathlib import Path, PurePath
 
 import click
 
-from trtllm_hpc.cli.listing import print_listing, pruning
-from trtllm_hpc.cli.options import (
-    json_option,
-    print_warning,
-    runs_folder,
-    runs_option,
-)
+from trtllm_hpc.cli.shared import json_option, print_listing, print_warning, pruning, runs_folder, runs_option
 from trtllm_hpc.paths import default_runs_folder
 from trtllm_hpc.report.formatting import NONE, format_duration, quantity
 from trtllm_hpc.runs.listing import ListedRun, listed_runs
@@ -29,12 +23,7 @@ _STATES = click.Choice([it.value for it in RunState])
 @runs_option
 @json_option
 @click.pass_context
-def command(
-    context: click.Context,
-    states: tuple[str, ...],
-    runs: Path | None,
-    as_json: bool,
-) -> None:
+def command(context: click.Context, states: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
     """List all runs, the newest first: state, model, endpoint, age.
 
     Slurm is asked once, for all runs that have not ended.

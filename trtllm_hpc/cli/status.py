@@ -10,15 +10,7 @@ import click
 
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.bench.progress import read_progress
-from trtllm_hpc.cli.options import (
-    json_option,
-    optional_run,
-    print_json,
-    print_warning,
-    run_argument,
-    runs_folder,
-    runs_option,
-)
+from trtllm_hpc.cli import shared
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import escaped
@@ -30,8 +22,8 @@ from trtllm_hpc.runs.status import RunState, RunStatus, status_or_files
 
 
 @click.command("status")
-@run_argument
-@json_option
+@shared.run_argument
+@shared.json_option
 def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     """Show the state of the jobs and ranks of RUN, and what failed first.
 
@@ -51,7 +43,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     """
     status, unanswered = status_or_files(run)
     if as_json:
-        print_json(status)
+        shared.print_json(status)
     else:
         click.echo(f"run {status.run_id}")
         print_table(status_table(status.stages, time.time()))
@@ -76,10 +68,8 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
     for bad in status.bad_nodes:
         what = "is left out" if bad.kept is None else f"may be used again ({bad.kept})"
         yield f"node {bad.node} {what}: {bad.why} (job {bad.job_id})"
-    failed: dict[str, list[str]] = {}
-    for job in status.failed_jobs:
-        failed.setdefault(job.why, []).append(job.job_id)
-    for why, jobs in failed.items():
+    for why in dict.fromkeys(job.why for job in status.failed_jobs):
+        jobs = [job.job_id for job in status.failed_jobs if job.why == why]
         yield f"earlier job{'s' * (len(jobs) > 1)} {', '.join(jobs)} failed: {why}"
     if status.failed_jobs:
         yield f"next: trtllm-hpc explain {call_name(run)}"
@@ -104,8 +94,8 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
 
 
 @click.command("cancel")
-@runs_option
-@optional_run
+@shared.runs_option
+@shared.optional_run
 @click.pass_context
 def cancel_command(context: click.Context, run: RunPaths | None, runs: Path | None) -> None:
     """Cancel every job of RUN and wait until they have ended.
@@ -119,7 +109,7 @@ def cancel_command(context: click.Context, run: RunPaths | None, runs: Path | No
       trtllm-hpc cancel
       trtllm-hpc cancel latest
     """
-    found = Run(run if run is not None else _only_living(runs_folder(context)))
+    found = Run(run if run is not None else _only_living(shared.runs_folder(context)))
     status = found.cancel()
     if status.state is RunState.RENDERED:
         click.echo(f"{found.id} was never submitted: there is nothing to cancel")
@@ -133,7 +123,7 @@ def cancel_command(context: click.Context, run: RunPaths | None, runs: Path | No
 def _only_living(runs: Path) -> RunPaths:
     """Return the run to cancel when no RUN is given; raises RunNotFound unless exactly one lives."""
     # Where Slurm does not answer, each run may live.
-    rows = [row for row in listed_runs(runs, warn=print_warning) if row.live or row.state is None]
+    rows = [row for row in listed_runs(runs, warn=shared.print_warning) if row.live or row.state is None]
     if not rows:
         message = f"No job of a run in {runs} is in the queue or runs: there is nothing to cancel."
         raise RunNotFound(message, hint="trtllm-hpc runs, or name the folder of runs with --runs")

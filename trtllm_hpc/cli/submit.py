@@ -12,15 +12,7 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.api.run import Run
-from trtllm_hpc.cli.options import (
-    detaching,
-    ignore_option,
-    job_options,
-    json_option,
-    print_json,
-    print_warning,
-    run_argument,
-)
+from trtllm_hpc.cli import shared
 from trtllm_hpc.engine_cache import CachedEngine
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
@@ -28,7 +20,7 @@ from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_json
 from trtllm_hpc.report.status import end_line, engine_lines
 from trtllm_hpc.runs.endpoint import was_submitted
-from trtllm_hpc.runs.status import RunState, RunStatus
+from trtllm_hpc.runs.status import RunState
 from trtllm_hpc.runtime.records import Endpoint, known_fields, read_events
 
 watch_option = click.option(
@@ -53,8 +45,8 @@ class RenderedRun:
 
 
 @click.command("render")
-@job_options
-@json_option
+@shared.job_options
+@shared.json_option
 def render_command(
     job_file: Path, cluster: str, settings: tuple[str, ...], runs: Path | None, as_json: bool
 ) -> None:
@@ -71,10 +63,10 @@ def render_command(
     """
     from trtllm_hpc.api.jobs import render
 
-    run = render(job_file, cluster, settings, runs, on_warning=print_warning)
+    run = render(job_file, cluster, settings, runs, on_warning=shared.print_warning)
     if as_json:
         files = tuple(str(file) for file in run.scripts)
-        print_json(RenderedRun(run.id, str(run.folder), files, run.engine))
+        shared.print_json(RenderedRun(run.id, str(run.folder), files, run.engine))
         return
     click.echo(f"rendered {run.folder}")
     for script in run.scripts:
@@ -103,10 +95,10 @@ def by_hand(paths: RunPaths) -> str:
 
 
 @click.command("submit")
-@job_options
+@shared.job_options
 @watch_option
-@ignore_option
-@json_option
+@shared.ignore_option
+@shared.json_option
 def command(
     job_file: Path,
     cluster: str,
@@ -141,14 +133,14 @@ def command(
     """
     from trtllm_hpc.api.jobs import submit
 
-    run = submit(job_file, cluster, settings, runs, ignored_checks=ignore, on_warning=print_warning)
+    run = submit(job_file, cluster, settings, runs, ignored_checks=ignore, on_warning=shared.print_warning)
     if not (as_json and wait):
         _print_submitted(run, run.jobs, engine_lines(run.engine), as_json=as_json, watched=wait)
     return _watch(run, as_json=as_json) if wait else 0
 
 
 @click.command("resume")
-@run_argument
+@shared.run_argument
 @watch_option
 def resume_command(run: RunPaths, runs: Path | None, wait: bool) -> int:
     """Submit again the stages of RUN that have not ended well, in the same run folder.
@@ -171,8 +163,8 @@ def resume_command(run: RunPaths, runs: Path | None, wait: bool) -> int:
 
 
 @click.command("watch")
-@run_argument
-@json_option
+@shared.run_argument
+@shared.json_option
 def watch_command(run: RunPaths, runs: Path | None, as_json: bool) -> int:
     """Follow RUN live until nothing but its server is left, as 'submit --wait' does.
 
@@ -215,7 +207,7 @@ def _print_submitted(
 ) -> None:
     """Print which jobs were submitted, ``lines`` about the run and, unless ``watched``, what to type."""
     if as_json:
-        print_json(SubmittedRun(run.id, str(run.folder), dict(jobs), run.engine))
+        shared.print_json(SubmittedRun(run.id, str(run.folder), dict(jobs), run.engine))
         return
     click.echo(f"run {run.id}\n  folder {run.folder}")
     unit = "process" if RunSnapshot(run.paths).is_local else "job"
@@ -231,35 +223,31 @@ def _watch(run: Run, *, as_json: bool) -> int:
     name, stops_server = call_name(run.paths), run.job.stops_server
     following = f"trtllm-hpc watch {name}", f"trtllm-hpc cancel {name}"
     try:
-        with detaching("Stopped watching; the run goes on.", *following):
+        with shared.detaching("Stopped watching; the run goes on.", *following):
             status = run.wait("done", progress=not as_json)
     except SubmissionError as error:
         error.hint = f"the jobs are submitted, do not submit again: trtllm-hpc watch {name}"
         raise
     if status.state.final and any(not stage.final for stage in status.stages) and stops_server:
         run.cancel()  # the companion is gone and cannot stop the server any more
-    _print_end(run, status, as_json)
-    return int(status.exit_code)
-
-
-def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
+    code = int(status.exit_code)
     if as_json:
-        print_json(status)
-        return
+        shared.print_json(status)
+        return code
     print_results(run.paths)
-    name = call_name(run.paths)
-    stream = sys.stderr if status.exit_code else sys.stdout
+    stream = sys.stderr if code else sys.stdout
     click.echo(end_line(status), file=stream)
     if not status.stages:
         click.echo("  next: trtllm-hpc submit the job file again", file=stream)
-        return
+        return code
     if status.causes:
         click.echo("\n".join(f"  {line}" for line in cause_lines(status.causes)), file=stream)
-    elif status.exit_code:
+    elif code:
         click.echo(f"  next: trtllm-hpc logs {name}", file=stream)
     elif not status.state.final:
         click.echo(f"  next: trtllm-hpc client {name} --prompt TEXT, or trtllm-hpc cancel {name}")
     click.echo(f"run folder: {run.folder}")
+    return code
 
 
 def print_results(paths: RunPaths) -> None:

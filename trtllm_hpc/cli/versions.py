@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trtllm_hpc.cli.listing import print_listing
-from trtllm_hpc.cli.options import json_option, print_json
+from trtllm_hpc.cli.shared import json_option, print_json, print_listing
 from trtllm_hpc.report.formatting import NONE
 from trtllm_hpc.report.versions import print_program, print_release
 from trtllm_hpc.tensorrt_llm.releases.programs import PROGRAM_FILES, Program, releases_with

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from trtllm_hpc.client.lora import is_unknown_adapter
-from trtllm_hpc.client.options import BY_NAME
-from trtllm_hpc.client.request import Request
+from trtllm_hpc.client.request import BY_NAME, Request
 from trtllm_hpc.client.single_calls import call_failure, channel
 from trtllm_hpc.errors import InvalidRequest, RequestFailed, RequestRefused
 from trtllm_hpc.runtime.records import Endpoint
@@ -25,8 +24,15 @@ from trtllm_hpc.wire.served_model import (
     WEIGHTS_INPUT,
     ServedModel,
 )
-from trtllm_hpc.wire.triton_request import Tensors, infer_request, tensors
-from trtllm_hpc.wire.triton_response import ANSWER_OUTPUTS, infer_outputs, is_final, to_response
+from trtllm_hpc.wire.triton import (
+    ANSWER_OUTPUTS,
+    Tensors,
+    infer_outputs,
+    infer_request,
+    is_final,
+    tensors,
+    to_response,
+)
 
 STOP_TIMEOUT_S = 5.0
 """From a stop request to the last response."""
@@ -139,7 +145,9 @@ class GrpcConnection:
             if is_over:
                 return
             is_stopping = True
-            if model.can_stop and await self._stop(request.request_id):
+            # Sent ``stop``, the model, or its core model, ends the request of an id.
+            can_stop = model.ensemble or "stop" in model.inputs
+            if can_stop and await self._stop(request.request_id):
                 await asyncio.sleep(STOP_TIMEOUT_S)  # the last response ends this
             if not is_over:
                 call.cancel()

@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from trtllm_hpc.client.options import BY_NAME
-from trtllm_hpc.client.request import Request
+from trtllm_hpc.client.request import BY_NAME, Request
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire import openai
@@ -52,7 +51,12 @@ class OpenAIConnection:
                 if event.data == openai.DONE:
                     is_complete = True
                     continue
-                response = _parsed(url, event)
+                if (error := openai.event_error(event)) is not None:
+                    raise RequestFailed(f"{url} failed: {error}")
+                try:
+                    response = openai.parse_response(event.data)
+                except WrongResponse as wrong:
+                    raise RequestFailed(f"{url} answered with {wrong}.") from None
                 is_complete = is_complete or response.is_last
                 yield response
         if not (is_complete or ended.is_set()):
@@ -132,12 +136,3 @@ async def _until_ended(events: AsyncGenerator[Event], ended: asyncio.Event) -> A
             task.cancel()
         await asyncio.wait(tasks)
         await events.aclose()
-
-
-def _parsed(url: str, event: Event) -> Response:
-    if (error := openai.event_error(event)) is not None:
-        raise RequestFailed(f"{url} failed: {error}")
-    try:
-        return openai.parse_response(event.data)
-    except WrongResponse as wrong:
-        raise RequestFailed(f"{url} answered with {wrong}.") from None

@@ -1,14 +1,118 @@
-"""A request to a served model, and its answer."""
+"""A request to a served model, its options and what carries them in each kind of model, and its answer.
+
+The names of options are those of ``inflight_batcher_llm_client.py`` and ``end_to_end_grpc_client.py``
+(tensorrtllm_backend v0.16), in underscores. The inputs are those of ``all_models/inflight_batcher_llm``
+(v0.16) and of ``triton_backend/all_models/llmapi`` (TensorRT-LLM 1.2). The keys of OpenAI's completions are
+OpenAI's, and for the rest those of ``trtllm-serve`` (``tensorrt_llm/serve/openai_protocol.py``), which vLLM
+shares.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from trtllm_hpc.client.lora import Adapter
-from trtllm_hpc.client.options import Values
+from trtllm_hpc.wire.served_model import ServedModel
+
+Kind = Literal["count", "number", "texts", "flag"]
+"""``count`` and ``number`` are a whole and any number, ``texts`` several texts."""
+
+
+@dataclass(frozen=True)
+class RequestOption:
+    """One option of a request. An empty name of an input or key says that there is none."""
+
+    name: str
+    kind: Kind
+    help: str
+    text: str
+    """Input of ``ensemble`` and ``tensorrt_llm_bls``."""
+    core: str
+    """Input of ``tensorrt_llm``."""
+    llm_api: str
+    """Input of the LLM API's model."""
+    openai: str
+    """Key of OpenAI's completions."""
+
+    @property
+    def flag(self) -> str:
+        """The option on the command line."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def input_of(self, model: ServedModel) -> str:
+        """Return the input of a model of Triton that carries the option; empty if the model has none."""
+        return next((each for each in (self.text, self.core, self.llm_api) if each in model.inputs), "")
+
+
+_HELP: Mapping[str, tuple[Kind, str]] = {
+    "max_tokens": ("count", "Most tokens of the answer."),
+    "min_tokens": ("count", "Fewest tokens of the answer."),
+    "temperature": ("number", "Randomness; alone it leaves Triton's models greedy."),
+    "top_k": ("count", "Sample among the K likeliest tokens; 1 is greedy, 0 is all."),
+    "top_p": ("number", "Sample among the likeliest tokens up to this share."),
+    "min_p": ("number", "Leave out tokens less likely than this share of the likeliest."),
+    "seed": ("count", "Seed of the sampling."),
+    "repetition_penalty": ("number", "Above 1: fewer repetitions."),
+    "presence_penalty": ("number", "Taken off tokens that were there."),
+    "frequency_penalty": ("number", "The same, each time they were there."),
+    "beam_width": ("count", "Beams of a beam search; 1 is none."),
+    "return_sequences": ("count", "Answers to each prompt."),
+    "stop_words": ("texts", "The answer ends after this text."),
+    "bad_words": ("texts", "This text is never generated."),
+    "end_id": ("count", "The token that ends an answer; the tokenizer's by default."),
+    "pad_id": ("count", "The token that fills up shorter answers."),
+    "exclude_input": ("flag", "Leave the prompt out of the answer."),
+    "log_probs": ("flag", "Ask for the logarithm of each token's probability."),
+    "context_logits": ("flag", "Return the prompt's logits; the engine must gather them."),
+    "generation_logits": ("flag", "Return the answer's logits; the engine must gather them."),
+    "lora_task_id": ("count", "LoRA adapter that the server has, or that --lora-dir sends."),
+}
+_TEXT = {
+    "min_tokens": "min_length",
+    "seed": "random_seed",
+    "return_sequences": "num_return_sequences",
+    "exclude_input": "exclude_input_in_output",
+    "log_probs": "return_log_probs",
+    "context_logits": "return_context_logits",
+    "generation_logits": "return_generation_logits",
+}
+_CORE = {
+    "max_tokens": "request_output_len",
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "stop_words": "stop_words_list",
+    "bad_words": "bad_words_list",
+}
+_SHARED = (
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
+    *("presence_penalty", "frequency_penalty"),
+)
+"""Options that the LLM API and OpenAI's protocol have under the same name."""
+_LLM_API = {name: name for name in _SHARED} | {
+    "stop_words": "stop",
+    "exclude_input": "exclude_input_from_output",
+}
+_OPENAI = {name: name for name in (*_SHARED, "min_tokens", "repetition_penalty")} | {
+    "return_sequences": "n",
+    "stop_words": "stop",
+    "log_probs": "logprobs",
+}
+
+
+def _option(name: str, kind: Kind, help: str) -> RequestOption:
+    text = _TEXT.get(name, name)
+    llm_api = f"sampling_param_{_LLM_API[name]}" if name in _LLM_API else ""
+    return RequestOption(name, kind, help, text, _CORE.get(name, text), llm_api, _OPENAI.get(name, ""))
+
+
+BY_NAME: Mapping[str, RequestOption] = MappingProxyType(
+    {name: _option(name, *words) for name, words in _HELP.items()}
+)
+
 
 TIMEOUT_S = 120.0
 RETRIES = 2
@@ -33,8 +137,8 @@ class Request:
     """What to ask."""
 
     prompt: Prompt
-    options: Values = field(default_factory=dict)
-    """By the names of :mod:`trtllm_hpc.client.options`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """By the names of :data:`BY_NAME`: numbers, truth values, texts, or lists of texts."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
     """Further inputs by the served model's own names, or further keys of OpenAI's protocol."""
     adapter: Adapter | None = None

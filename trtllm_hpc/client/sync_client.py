@@ -37,14 +37,16 @@ class Client:
         retries: int = RETRIES,
         follow: Callable[[], Target] | None = None,
     ) -> None:
-        self._loop = _LoopThread()
         self._client = AsyncClient(
             target, model, protocol=protocol, timeout_s=timeout_s, retries=retries, follow=follow
         )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="trtllm-hpc client", daemon=True)
+        self._thread.start()
         try:
-            self._loop.run(self._client.__aenter__())
+            self._run(self._client.__aenter__())
         except BaseException:  # Ctrl-C while it connects must not leave the thread either
-            self._loop.end()
+            self._end()
             raise
         _open_clients.add(self)
 
@@ -58,8 +60,8 @@ class Client:
         """End the connection, and all open requests with it."""
         if self in _open_clients:
             _open_clients.discard(self)
-            self._loop.run(self._client.__aexit__())
-            self._loop.end()
+            self._run(self._client.__aexit__())
+            self._end()
 
     @property
     def model(self) -> ServedModel:
@@ -68,7 +70,7 @@ class Client:
 
     def generate(self, prompt: Prompt, **options: Any) -> Answer:
         """Return the answer to a prompt as :meth:`AsyncClient.generate`; Ctrl-C ends it on the server."""
-        return self._loop.run(self._client.generate(prompt, **options))
+        return self._run(self._client.generate(prompt, **options))
 
     def stream(self, prompt: Prompt, **options: Any) -> Generator[str]:
         """Yield the text of an answer as it is generated; closing the generator ends it on the server.
@@ -82,33 +84,24 @@ class Client:
             return await anext(texts, None)
 
         try:
-            while (text := self._loop.run(following())) is not None:
+            while (text := self._run(following())) is not None:
                 yield text
         finally:
-            self._loop.run(texts.aclose())
+            self._run(texts.aclose())
 
     def chat(self, messages: Sequence[Message], *, on_text: OnText | None = None, **options: Any) -> Answer:
         """Return the answer to the messages of a chat; see :meth:`AsyncClient.chat`.
 
         Ctrl-C ends it on the server. ``on_text`` is called in a thread of the client's.
         """
-        return self._loop.run(self._client.chat(messages, on_text=on_text, **options))
+        return self._run(self._client.chat(messages, on_text=on_text, **options))
 
     def batch(self, prompts: Sequence[Prompt], *, concurrency: int = 8, **options: Any) -> list[Answer]:
         """Return the answers to several prompts, in their order; see :meth:`AsyncClient.batch`."""
-        return self._loop.run(self._client.batch(prompts, concurrency=concurrency, **options))
+        return self._run(self._client.batch(prompts, concurrency=concurrency, **options))
 
-
-class _LoopThread:
-    """An event loop in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="trtllm-hpc client", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Carry out work and return its result; work whose wait is interrupted is ended first."""
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Carry out work in the thread, and return its result; work whose wait is interrupted ends first."""
         ended = threading.Event()
 
         async def watched() -> Result:
@@ -126,7 +119,7 @@ class _LoopThread:
                 ended.wait(_CLOSE_TIMEOUT_S)
             raise
 
-    def end(self) -> None:
+    def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():

@@ -13,15 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.types import (
-    AbsolutePath,
-    AnyText,
-    JobName,
-    Minutes,
-    OneLine,
-    Section,
-    VariableName,
-)
+from trtllm_hpc.config.types import AbsolutePath, AnyText, JobName, Minutes, OneLine, Section, VariableName
 
 SANDBOX_ROOT = PurePosixPath("/run/trtllm-hpc")
 """Where sandboxes keep their state, ``slurm.conf`` included."""

@@ -1,4 +1,7 @@
-"""Find and read the two files: by path, by the name of a shipped one, or in a run folder."""
+"""Find and read the two files: by path, by the name of a shipped one, or in a run folder.
+
+A job file may build on others: ``extends`` names the base, whose values lie below those of the file.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,21 @@ import stat
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import TypeVar
+from types import NoneType
+from typing import Any, get_args
 
+from trtllm_hpc.config import diagnostics
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.diagnostics import nearest
+from trtllm_hpc.config.diagnostics import nearest, shown
 from trtllm_hpc.config.job import JobDocument, JobFile
-from trtllm_hpc.config.layers import with_absolute_paths
+from trtllm_hpc.config.layers import merge_jobs, with_absolute_paths
 from trtllm_hpc.config.tree import Place, Tree, parse
 from trtllm_hpc.config.types import Section
-from trtllm_hpc.config.validate import validate
+from trtllm_hpc.config.validate import Model, section_at, validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.paths import RunPaths, site_config_folder, user_config_folder
 
-Model = TypeVar("Model", bound=Section)
+_OF_RUN = "another version of trtllm-hpc may have written the run; submit its job file again"
 
 
 def _profile_folders() -> dict[str, Path]:
@@ -76,7 +81,7 @@ def find_profile(cluster: str) -> Path | Diagnostic:
     known = profiles()
     if cluster in known:
         return known[cluster]
-    here = next((f"./{cluster}{end}" for end in (".yaml", ".yml", "") if Path(cluster + end).is_file()), None)
+    here = _beside(".", cluster)
     near = here or nearest(cluster, known)
     guess = f"; did you mean {near if here else repr(near)}?" if near else ""
     return Diagnostic(
@@ -89,6 +94,12 @@ def find_profile(cluster: str) -> Path | Diagnostic:
         hint="name one of them, give the path of a YAML file, or keep yours as "
         f"{_profile_folders()['your own']}/NAME.yaml; 'trtllm-hpc init cluster' writes one",
     )
+
+
+def _beside(folder: str, name: str) -> str | None:
+    """Return, as it is typed, the file in a folder that the bare name of a shipped one may mean."""
+    files = [f"./{name}{end}" for end in (".yaml", ".yml", "")]
+    return next((file for file in files if Path(folder, file).is_file()), None)
 
 
 def find_job(job_file: Path) -> Path:
@@ -113,8 +124,12 @@ def read_tree(path: Path, what: str) -> tuple[Tree | None, list[Diagnostic]]:
         message = f"the {what} is not UTF-8 text (byte {error.start})"
         return None, [Diagnostic("bad-yaml", message, str(path), line=line)]
     except FileNotFoundError:
-        message, hint = f"there is no such {what}", _where_else(path, what)
-        return None, [Diagnostic("not-found", message, str(path), hint=hint)]
+        hint = "trtllm-hpc init cluster writes one"
+        if what == "job file":
+            near = nearest(path.stem, jobs()) if "/" not in str(path) else None
+            guess = f"did you mean {near}, which comes with trtllm-hpc? " if near else ""
+            hint = f"{guess}trtllm-hpc init job writes one"
+        return None, [Diagnostic("not-found", f"there is no such {what}", str(path), hint=hint)]
     except OSError as error:
         message = f"the {what} cannot be read: {error.strerror}"
         return None, [Diagnostic("unreadable", message, str(path))]
@@ -131,44 +146,38 @@ def read_tree(path: Path, what: str) -> tuple[Tree | None, list[Diagnostic]]:
     return None, [*wrong, tree.diagnostic("wrong-type", (), message, value=tree.data)]
 
 
-def _where_else(path: Path, what: str) -> str:
-    if what != "job file":
-        return "trtllm-hpc init cluster writes one"
-    near = nearest(path.stem, jobs()) if "/" not in str(path) else None
-    guess = f"did you mean {near}, which comes with trtllm-hpc? " if near else ""
-    return f"{guess}trtllm-hpc init job writes one"
-
-
 def read_spec(path: Path) -> JobFile:
     """Read the job file in a run folder.
 
     Raises ConfigError if it cannot be read, or another version of this package wrote it.
     """
-    return _of_run(JobFile, path, "job file of the run")
+    return _valid(JobFile, *read_tree(path, "job file of the run"), _OF_RUN)
 
 
 def read_cluster(path: Path) -> ClusterProfile:
     """Read the cluster profile in a run folder. Raises ConfigError as :func:`read_spec`."""
-    return _of_run(ClusterProfile, path, "cluster profile of the run")
+    return _valid(ClusterProfile, *read_tree(path, "cluster profile of the run"), _OF_RUN)
 
 
-def _of_run(model: type[Model], path: Path, what: str) -> Model:
-    tree, wrong = read_tree(path, what)
-    value = None
-    if tree is not None:
-        value, more = validate(model, with_absolute_paths(tree))
-        wrong += more
-    if value is None or wrong:
-        hint = "another version of trtllm-hpc may have written the run; submit its job file again"
-        raise ConfigError(wrong, hint=hint)
+def read_job(path: Path) -> JobFile:
+    """Read a job file with its base, without a profile; raises ConfigError with everything that is wrong."""
+    tree, wrong = read_job_tree(path)
+    return _valid(JobFile, None if tree is None else tree.without(("sweep",)), wrong)
+
+
+def _valid(model: type[Model], tree: Tree | None, wrong: list[Diagnostic], hint: str | None = None) -> Model:
+    """Build ``model`` of a tree. Raises ConfigError with what was and is wrong."""
+    value, more = (None, []) if tree is None else validate(model, with_absolute_paths(tree))
+    if value is None or wrong or more:
+        raise ConfigError([*wrong, *more], hint=hint)
     return value
 
 
 def swapped(job: Tree | None, cluster: Tree | None) -> list[Diagnostic]:
     """Report a job file given as the profile, or the other way round, once instead of for each key."""
-    profile = job.places[()].file if job is not None and _is(ClusterProfile, JobDocument, job) else None
-    other = (
-        cluster.places[()].file if cluster is not None and _is(JobDocument, ClusterProfile, cluster) else None
+    profile, other = (
+        tree.places[()].file if tree is not None and _is(kind, named, tree) else None
+        for tree, kind, named in ((job, ClusterProfile, JobDocument), (cluster, JobDocument, ClusterProfile))
     )
     if profile is None and other is None:
         return []
@@ -190,3 +199,74 @@ def _is(kind: type[Section], other: type[Section], tree: Tree) -> bool:
     """Whether most top-level keys are of ``kind``, and none is of ``other`` alone."""
     keys, mine, others = set(tree.data), set(kind.model_fields), set(other.model_fields)
     return not keys & (others - mine) and len(keys & (mine - others)) > len(keys - mine - others)
+
+
+def override(base: Tree, over: Tree) -> Tree:
+    """Put ``over``, a job file or a part of one, over ``base``.
+
+    A ``null`` over a value of the base removes this value, unless the key has a meaning for ``null``.
+    """
+    removed = [*_removed(base.data, over.data, ())]
+    return merge_jobs(base, over).without(*removed)
+
+
+def _removed(base: Any, over: Any, path: diagnostics.Path) -> Iterator[diagnostics.Path]:
+    """Yield the places of values in ``base`` that a ``null`` of ``over`` removes."""
+    if not isinstance(base, dict) or not isinstance(over, dict):
+        return
+    for key in over.keys() & base.keys():
+        section = section_at(JobDocument, path)
+        field = section.model_fields.get(key) if section is not None else None
+        has_null = field is not None and NoneType in get_args(field.annotation)
+        if over[key] is None and not has_null:
+            yield (*path, key)
+        yield from _removed(base[key], over[key], (*path, key))
+
+
+def read_job_tree(path: Path, chain: tuple[Path, ...] = ()) -> tuple[Tree | None, list[Diagnostic]]:
+    """Read a job file with its base below it, as ``files.read_tree``; ``extends`` itself is taken out.
+
+    There is no tree if the base cannot be used, so that nothing is reported that only the base would have.
+    ``chain`` has the files that lead to this one.
+    """
+    tree, wrong = read_tree(path, "job file")
+    if tree is None or "extends" not in tree.data:
+        return tree, wrong
+    base, found = _base(tree.at("extends"), tree.places[("extends",)], (*chain, path))
+    wrong += found
+    return None if base is None else override(base, tree.without(("extends",))), wrong
+
+
+def _base(name: Any, place: Place, chain: tuple[Path, ...]) -> tuple[Tree | None, list[Diagnostic]]:
+    """Read the job file that the last one of ``chain`` extends."""
+
+    def refused(code: str, message: str, hint: str | None = None) -> tuple[None, list[Diagnostic]]:
+        found = Diagnostic(code, message, place.file, "extends", place.line, value=name, hint=hint)
+        return None, [found]
+
+    if not isinstance(name, str) or not name or "\0" in name:
+        message = f"must name a job file, not {shown(name)}"
+        return refused("wrong-type", message, "write extends: qwen3-8b, or extends: ./base.yaml")
+    is_shipped = "/" not in name and not name.endswith((".yaml", ".yml"))
+    # As the file that names it is shown: relative for a relative one. pathlib fails for an unknown ~user.
+    own = chain[-1].parent / os.path.expanduser(name)  # noqa: PTH111
+    path = jobs().get(name, Path(name)) if is_shipped else own
+    files = [os.path.realpath(file) for file in chain]
+    if os.path.realpath(path) in files:
+        circle = (*chain[files.index(os.path.realpath(path)) :], path)
+        return refused("circle", f"the job files extend each other: {' -> '.join(map(str, circle))}")
+    tree, wrong = read_job_tree(path, chain)
+    if swapped(tree, None):
+        message = f"{path} is a cluster profile; a job file extends job files only"
+        return refused("swapped", message, "name the profile with --cluster instead")
+    if not any(found.code == "not-found" and found.file == str(path) for found in wrong):
+        return tree, wrong
+    if is_shipped:
+        message = f"no shipped job file is called {name!r}"
+        guess = _beside(place.folder, name) or nearest(name, jobs())
+    else:
+        message = f"there is no job file {path}"
+        near = nearest(path.name, [file.name for file in path.parent.glob("*.y*ml")])
+        guess = str(Path(name).with_name(near)) if near else None
+    hint = f"did you mean {guess}?" if guess else "'trtllm-hpc jobs list' names the shipped job files"
+    return refused("not-found", message, hint)

@@ -6,10 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
-from trtllm_hpc.config.engine import FRONTENDS, Engine, Parallelism
-from trtllm_hpc.config.evaluation import Evaluation
-from trtllm_hpc.config.repository import KvCache, Repository
+from trtllm_hpc.config.benchmark import Benchmark, Evaluation, LoraAdapter
+from trtllm_hpc.config.engine import FRONTENDS, Engine, KvCache, Parallelism, Repository
 from trtllm_hpc.config.sweep import SweepSection
 from trtllm_hpc.config.types import (
     AbsolutePath,
@@ -119,8 +117,6 @@ PHASE_KEYS = (
     *("moe_expert_parallel", "max_seq_len"),
 )
 """Keys of ``engine`` that a phase may have otherwise."""
-LLM_API_KEYS = {f"{it}_size" if it.endswith("_parallel") else it: it for it in PHASE_KEYS}
-"""Keys of the LLM API that ``engine``, and a phase, have as keys of their own."""
 
 
 class Disaggregated(Section):
@@ -297,23 +293,6 @@ class JobFile(Section):
     def stops_server(self) -> bool:
         """Whether the companion stops the server when it is done."""
         return self.companion.enabled and not self.serve.keep_running
-
-    @property
-    def asked_tokens(self) -> dict[str, int]:
-        """Each setting of the length of the companion's answers, with its tokens."""
-        asked = {"companion.request.max_tokens": self.companion.request.max_tokens}
-        benchmark = self.companion.benchmark
-        if benchmark is not None:
-            asked["companion.benchmark.max_tokens"] = benchmark.max_tokens
-            if benchmark.workload.output_tokens is not None:
-                asked["companion.benchmark.workload.output_tokens"] = benchmark.workload.output_tokens
-        return asked
-
-    @property
-    def named_adapters(self) -> list[tuple[str, LoraAdapter]]:
-        """The LoRA adapter of the companion's request with its field, if it names one."""
-        adapter = self.companion.request.lora
-        return [] if adapter is None or not self.companion.enabled else [("companion.request.lora", adapter)]
 
 
 class JobDocument(JobFile):

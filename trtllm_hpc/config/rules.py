@@ -1,4 +1,4 @@
-"""Rules of job files and cluster profiles, and the registry that keeps them.
+"""What rules of job files and cluster profiles are.
 
 Where keys alone decide, a rule is a row: :class:`Excludes` or :class:`Requires`. Where code decides, it is a
 generator of diagnostics. Both read valid values only.
@@ -60,15 +60,6 @@ class Requires(Excludes):
 
     def _refuses(self, subject: Any) -> bool:
         return not super()._refuses(subject)
-
-
-class Rules(list[Rule]):
-    """Rules in the order in which they are judged."""
-
-    def add(self, rule: Rule) -> Rule:
-        """Register a function; a decorator."""
-        self.append(rule)
-        return rule
 
 
 def _job(subject: Any) -> Any:

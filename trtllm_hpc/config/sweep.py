@@ -95,8 +95,19 @@ def expand(sweep: SweepSection, tree: Tree, job: Tree) -> tuple[list[Override], 
     wrong = list(_problems(sweep, tree))
     if wrong:
         return [], wrong
-    overrides = [_combined(parts) for parts in product(*_axes(sweep, tree))]
-    kept = [variant for variant in overrides if not _excluded(sweep, merge(job, variant.tree))]
+    overrides = [
+        Override(
+            "-".join(part.name for part in parts),
+            {key: value for part in parts for key, value in part.values.items()},
+            reduce(merge, (part.tree for part in parts)),
+        )
+        for parts in product(*_axes(sweep, tree))
+    ]
+    kept = []
+    for variant in overrides:
+        whole = merge(job, variant.tree)
+        is_left_out = (all(whole.at(*key.split(".")) == it[key] for key in it) for it in sweep.exclude)
+        kept += [] if any(is_left_out) else [variant]
     if not kept:
         return [], [tree.diagnostic("no-variants", ("exclude",), "leaves no variant", hint="remove an item")]
     used = Counter(variant.name for variant in kept)
@@ -147,12 +158,6 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _combined(parts: Sequence[Override]) -> Override:
-    name = "-".join(part.name for part in parts)
-    values = {key: value for part in parts for key, value in part.values.items()}
-    return Override(name, values, reduce(merge, (part.tree for part in parts)))
-
-
 def _words(keys: Sequence[str]) -> dict[str, str]:
     """Return the word that stands for each key in the names of variants."""
     words = {}
@@ -178,7 +183,3 @@ def _label(word: str, value: Any, place: int) -> str:
     else:
         text = f"{word}{place + 1 if isinstance(value, (dict, list)) else value}"
     return re.sub(r"[^A-Za-z0-9._]+", "-", text)
-
-
-def _excluded(sweep: SweepSection, job: Tree) -> bool:
-    return any(all(job.at(*key.split(".")) == value for key, value in item.items()) for item in sweep.exclude)

@@ -20,7 +20,7 @@ from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scanner import Scanner
 
 from trtllm_hpc.config.diagnostics import Path, dotted
-from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.errors import ConfigError, Diagnostic
 
 _MAX_DEPTH, _MAX_DIGITS = 16, 40
 """Far beyond every field, and little enough for Python's recursion and its floats."""
@@ -134,12 +134,9 @@ def _paths(data: Any, path: Path = ()) -> Iterator[Path]:
         yield from _paths(value, (*path, key))
 
 
-class _Unusable(Exception):
-    """Something that makes the whole text unusable."""
-
-    def __init__(self, code: str, message: str, line: int, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.message, self.line, self.hint = code, message, line, hint
+def _unusable(code: str, message: str, line: int, hint: str | None = None) -> ConfigError:
+    """Return the error about something that makes the whole text unusable."""
+    return ConfigError([Diagnostic(code, message, line=line, hint=hint)])
 
 
 def parse(text: str, place: Place, option: Sequence[str] = ()) -> tuple[Tree | None, list[Diagnostic]]:
@@ -149,16 +146,53 @@ def parse(text: str, place: Place, option: Sequence[str] = ()) -> tuple[Tree | N
         The tree and the diagnostics. Without a tree there is at least one; with a tree there may be some,
         too (duplicate keys).
     """
-    reader = _Reader(place, tuple(option))
+    wrong: list[Diagnostic] = []
+    places: dict[Path, Place] = {(): place if option else place._replace(line=1)}
+
+    def value_of(node: Node, path: Path, line: int | None = None) -> Any:
+        """Return the plain value of a node, and keep its place; ``line`` is that of its key."""
+        here = place if option else place._replace(line=line or node.start_mark.line + 1)
+        places[path] = here
+        if isinstance(node, MappingNode):
+            return mapping_of(node, path)
+        if isinstance(node, SequenceNode):
+            return [value_of(item, (*path, index)) for index, item in enumerate(node.value)]
+        assert isinstance(node, ScalarNode)
+        value = _scalar(node)
+        if option and value is not None and not isinstance(value, str):
+            places[path] = here._replace(typed=node.value)
+        return value
+
+    def mapping_of(node: MappingNode, path: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, ScalarNode):
+                raise _unusable("wrong-type", "a key must be text, not a list or a mapping", line)
+            key = _scalar(key_node)
+            if not isinstance(key, str):
+                message = f"the key {key_node.value!r} must be text"
+                raise _unusable("wrong-type", message, line, "write it in quotes")
+            inner = (*path, key)
+            if key not in found:
+                found[key] = value_of(value_node, inner, line)
+                continue
+            first = places[inner]
+            message = "is set twice" + (f", first on line {first.line}" if first.line else "")
+            field, again = first.prefix + dotted((*option, *inner)), line if first.line else None
+            hint = "keep one of the two"
+            wrong.append(Diagnostic("duplicate-key", message, first.file, field, again, hint=hint))
+        return found
+
     try:
         root = _compose(text)
-        data = reader.value(root, ()) if root is not None else None
-    except _Unusable as error:
-        line = None if option else error.line
+        data = value_of(root, ()) if root is not None else None
+    except ConfigError as error:
         field = (place.prefix + dotted(tuple(option))).rstrip(".")
-        fatal = Diagnostic(error.code, error.message, place.file, field, line, hint=error.hint)
-        return None, [*reader.wrong, fatal]
-    return Tree(data, reader.places).under(*option), reader.wrong
+        fatal = error.diagnostics[0]
+        line = None if option else fatal.line
+        return None, [*wrong, replace(fatal, file=place.file, field=field, line=line)]
+    return Tree(data, places).under(*option), wrong
 
 
 class _PlainScanner(Scanner):
@@ -174,7 +208,7 @@ class _PlainScanner(Scanner):
         self._refuse("a directive ('%...')", "remove the line; YAML 1.2 is read")
 
     def _refuse(self, what: str, hint: str) -> None:
-        raise _Unusable("bad-yaml", f"contains {what}", self.reader.line + 1, hint)
+        raise _unusable("bad-yaml", f"contains {what}", self.reader.line + 1, hint)
 
 
 def _compose(text: str) -> Node | None:
@@ -191,72 +225,24 @@ def _compose(text: str) -> Node | None:
         line = text.count("\n", 0, error.position) + 1
         message = f"is not YAML: the character {chr(error.character)!r} is allowed there only as an escape"
         hint = "remove it, or write it as an escape in double quotes"
-        raise _Unusable("bad-yaml", message, line, hint) from None
+        raise _unusable("bad-yaml", message, line, hint) from None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1
         if isinstance(error, MaxDepthExceededError):
             message = f"is nested more than {_MAX_DEPTH} levels deep"
-            raise _Unusable("too-large", message, line) from None
+            raise _unusable("too-large", message, line) from None
         problem = " ".join(str(part) for part in (error.context, error.problem) if part)
         hint = "see https://yaml.org/spec/1.2.2"
         if r"\t" in problem:
             hint = "indent with spaces, not with tabs"
         elif "another document" in problem:
             hint = "keep one document in a file"
-        raise _Unusable("bad-yaml", f"is not YAML: {problem}", line, hint) from None
+        raise _unusable("bad-yaml", f"is not YAML: {problem}", line, hint) from None
     except (YAMLError, ValueError, OverflowError) as error:
         # chr() inside ruamel refuses "\UFFFFFFFF" on its own.
-        raise _Unusable("bad-yaml", f"is not YAML: {error}", 1) from None
+        raise _unusable("bad-yaml", f"is not YAML: {error}", 1) from None
     return root
-
-
-class _Reader:
-    """Turns ruamel's tree into plain data and places."""
-
-    def __init__(self, place: Place, option: Path) -> None:
-        self.wrong: list[Diagnostic] = []
-        self.places: dict[Path, Place] = {(): place if option else place._replace(line=1)}
-        self._place, self._option = place, option
-
-    def value(self, node: Node, path: Path, line: int | None = None) -> Any:
-        """Return the plain value of a node; ``line`` is that of its key."""
-        place = self._place
-        if not self._option:
-            place = place._replace(line=line or node.start_mark.line + 1)
-        self.places[path] = place
-        if isinstance(node, MappingNode):
-            return self._mapping(node, path)
-        if isinstance(node, SequenceNode):
-            return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
-        assert isinstance(node, ScalarNode)
-        value = _scalar(node)
-        if self._option and value is not None and not isinstance(value, str):
-            self.places[path] = place._replace(typed=node.value)
-        return value
-
-    def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
-            if not isinstance(key_node, ScalarNode):
-                raise _Unusable("wrong-type", "a key must be text, not a list or a mapping", line)
-            key = _scalar(key_node)
-            if not isinstance(key, str):
-                message = f"the key {key_node.value!r} must be text"
-                raise _Unusable("wrong-type", message, line, "write it in quotes")
-            if key not in found:
-                found[key] = self.value(value_node, (*path, key), line)
-            else:
-                self._duplicate((*path, key), line)
-        return found
-
-    def _duplicate(self, path: Path, line: int) -> None:
-        first = self.places[path]
-        message = "is set twice" + (f", first on line {first.line}" if first.line else "")
-        found = Diagnostic("duplicate-key", message, hint="keep one of the two")
-        field = first.prefix + dotted((*self._option, *path))
-        self.wrong.append(replace(found, file=first.file, field=field, line=line if first.line else None))
 
 
 def _scalar(node: ScalarNode) -> str | int | float | bool | None:
@@ -264,14 +250,14 @@ def _scalar(node: ScalarNode) -> str | int | float | bool | None:
     text: str = node.value
     line = node.start_mark.line + 1
     if _SURROGATE.search(text):
-        raise _Unusable("bad-yaml", "contains a lone surrogate, which UTF-8 cannot encode", line)
+        raise _unusable("bad-yaml", "contains a lone surrogate, which UTF-8 cannot encode", line)
     if node.style is not None:
         return text
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):
         if len(text) > _MAX_DIGITS:
-            raise _Unusable("out-of-range", f"a number of {len(text)} digits is beyond every field", line)
+            raise _unusable("out-of-range", f"a number of {len(text)} digits is beyond every field", line)
         return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
     if _FLOAT.fullmatch(text):
         return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))

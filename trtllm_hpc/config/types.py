@@ -21,17 +21,14 @@ class Section(BaseModel):
         if not isinstance(plain, dict):
             return plain
         # Validated with its parent, a section that is left out needs no validator of its own.
-        sections = (name for name, field in cls.model_fields.items() if _is_section(field.default_factory))
-        return cls.with_defaults({**{name: {} for name in sections}, **plain})
+        factories = ((name, field.default_factory) for name, field in cls.model_fields.items())
+        inner = (name for name, it in factories if isinstance(it, type) and issubclass(it, Section))
+        return cls.with_defaults({**{name: {} for name in inner}, **plain})
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
         """Add the defaults that depend on other values."""
         return plain
-
-
-def _is_section(factory: Any) -> bool:
-    return isinstance(factory, type) and issubclass(factory, Section)
 
 
 def _no_control_characters(text: str) -> str:

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from trtllm_hpc.config.diagnostics import (
-    Diagnostics,
-    in_cluster,
-    in_job,
-    nearest,
-    placeholder_problems,
-)
-from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job, nearest, placeholder_problems
 from trtllm_hpc.engines.build_steps import OWN_FOLDERS, OWN_NUMBERS
-from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.engines.facts import LORA_PROGRAM, EngineFacts
 from trtllm_hpc.engines.options import CONVERTED
-from trtllm_hpc.engines.toolchain import LORA_PROGRAM, Toolchain
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.tensorrt_llm.releases.families import families
+from trtllm_hpc.tensorrt_llm.releases.programs import families
 
 # Programs -----------------------------------------------------------------------------
 
@@ -115,22 +107,19 @@ def inflight_needs_paged_cache(facts: EngineFacts) -> Diagnostics:
 def prompts_over_paged_cache(facts: EngineFacts) -> Diagnostics:
     """KV cache reuse and chunked context need prompts computed over the paged cache."""
     job, toolchain = facts.job, facts.toolchain
-    if toolchain is None or _is_paged(job, toolchain):
+    if toolchain is None:
         return
+    is_paged = job.engine.paged_context_fmha
+    if is_paged is None and not toolchain.by_build_py:
+        option = toolchain.builder.options.get("--use_paged_context_fmha")
+        is_paged = option is not None and option.default in ("enable", True)
     wanted = {
         "kv_cache.enable_block_reuse": job.kv_cache.enable_block_reuse,
         "engine.enable_chunked_prefill": job.engine.enable_chunked_prefill,
     }
-    for key in (key for key, is_wanted in wanted.items() if is_wanted):
+    for key in (key for key, is_wanted in wanted.items() if is_wanted and not is_paged):
         message = "needs an engine whose prompts are computed over the paged KV cache"
         yield in_job("conflict", key, message, "set engine.paged_context_fmha to true", True)
-
-
-def _is_paged(job: JobFile, toolchain: Toolchain) -> bool:
-    if job.engine.paged_context_fmha is not None:
-        return job.engine.paged_context_fmha
-    option = None if toolchain.by_build_py else toolchain.builder.options.get("--use_paged_context_fmha")
-    return option is not None and option.default in ("enable", True)
 
 
 # LoRA and quantization --------------------------------------------------------
@@ -182,10 +171,8 @@ def gptq_has_weights(facts: EngineFacts) -> Diagnostics:
         yield in_job("missing", "engine.quantization.checkpoint", message, "set it to their file or folder")
 
 
-OF_PROGRAMS = (
+RULES = (
     *(family_is_known, toolchain_exists, examples_are_known, keys_have_options, own_commands_are_whole),
-)
-OF_KEYS = (
     *(inflight_needs_paged_cache, prompts_over_paged_cache),
     *(lora_names_modules, adapters_can_be_converted, gptq_has_weights),
 )

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.engines.facts import LORA_PROGRAM, EngineFacts, Toolchain, folders
 from trtllm_hpc.engines.options import Role
-from trtllm_hpc.engines.toolchain import LORA_PROGRAM, Toolchain, folders
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.layout import Layout
 from trtllm_hpc.runtime.engine_cache.build_recipe import Argument, BuildStep, FolderArgument
@@ -48,11 +47,6 @@ def make_steps(facts: EngineFacts, layout: Layout) -> tuple[BuildStep, ...]:
     lora = [_lora_step(facts, facts.toolchain)] if facts.job.engine.lora.adapters else []
     programs = facts.toolchain.programs.items()
     return (*lora, *(_step(facts, facts.toolchain, layout, role, program) for role, program in programs))
-
-
-def make_notes(facts: EngineFacts) -> tuple[str, ...]:
-    """Return what the user should know of these steps, though nothing is wrong with them."""
-    return () if facts.command_lines is None else tuple(facts.command_lines.notes())
 
 
 def _step(

@@ -1,14 +1,297 @@
-"""What a job file and a cluster profile mean for an engine: model family, programs, command lines."""
+"""What a job file and a cluster profile mean for an engine: model family, programs, command lines.
+
+Every key of the engine section that is set becomes a request; the release's own list of options
+decides which option carries it, and a key without one becomes a problem of the job file. ``engine.options``,
+which are further arguments, are checked against the same lists. So every job file that is not refused can be
+rendered.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, get_args
 
-from trtllm_hpc.engines.command_lines import CommandLines
-from trtllm_hpc.engines.toolchain import NoToolchain, Toolchain, find_toolchain
+from trtllm_hpc.config.diagnostics import in_job, nearest, shown
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.engines.options import (
+    ENGINE_KEYS,
+    EngineKey,
+    NotExpressible,
+    Role,
+    argv,
+    by_quantize,
+    requests,
+)
+from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.releases.families import Family, find_family
+from trtllm_hpc.tensorrt_llm.releases.programs import (
+    Family,
+    Program,
+    find_family,
+    first_release,
+    releases_with,
+)
+from trtllm_hpc.tensorrt_llm.releases.release import Release
+
+PROGRAMS: Mapping[Role, str] = {
+    "build_py": "build.py",
+    "prepare": "hf_gpt_convert.py",
+    "convert": "convert_checkpoint.py",
+    "quantize": "quantize.py",
+    "build": "trtllm-build",
+}
+LORA_PROGRAM = "hf_lora_convert.py"
+"""Converts a Hugging Face adapter into the arrays that requests carry; no part of a toolchain."""
+_MODEL_OPTIONS = ("--checkpoint_dir", "--model_dir", "--in-file")
+"""Options for what a program reads, in the order of preference."""
+_OUTPUT_OPTIONS = ("--output_dir", "--export_path", "--out-dir")
+
+
+class NoToolchain(ConfigError):
+    """The release has no programs that make an engine of this model; ``field`` is the key at fault."""
+
+    def __init__(self, field: str, message: str, hint: str) -> None:
+        super().__init__([in_job("release", field, message, hint)])
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What makes a model into an engine."""
+
+    release: Release
+    family: Family
+    programs: Mapping[Role, Program]
+    """In the order in which they run."""
+
+    @property
+    def first(self) -> Program:
+        """The program that reads the model."""
+        return next(iter(self.programs.values()))
+
+    @property
+    def builder(self) -> Program:
+        """The program that builds the engine."""
+        return self.programs["build_py" if self.by_build_py else "build"]
+
+    @property
+    def by_build_py(self) -> bool:
+        """Whether ``build.py`` builds the engine; it reads the model itself."""
+        return "build_py" in self.programs
+
+
+def folders(program: Program) -> tuple[str, str]:
+    """Return the options that name what a program reads and where it writes."""
+    source, output = (
+        next((option for option in spellings if option in program.options), spellings[0])
+        for spellings in (_MODEL_OPTIONS, _OUTPUT_OPTIONS)
+    )
+    return source, output
+
+
+def find_toolchain(
+    job: JobFile, release: Release, family: Family, model_config: Mapping[str, Any] | None = None
+) -> Toolchain:
+    """Return the programs for this model, of a ``config.json`` that could be read, in this release.
+
+    Raises NoToolchain if the release cannot build it.
+    """
+    built, first = first_release(family, model_config) or (None, None)
+    if first is not None and not release.at_least(first):
+        builds = f"TensorRT-LLM {release.version} builds no engine of {built}"
+        message = f"{builds}: the first release that does is {first}"
+        key = "model.path" if job.model.family is None or model_config is not None else "model.family"
+        raise NoToolchain(key, message, f"take TensorRT-LLM {first} or later, or another model")
+    roles: tuple[Role, ...]
+    if release.program("build.py", family.examples) is not None:
+        # GPT's reads FasterTransformer's format only (examples/gpt/README.md of 0.5 to 0.8).
+        roles = ("prepare", "build_py") if family.examples == "gpt" else ("build_py",)
+    else:
+        roles = ("quantize" if by_quantize(job.engine.quantization) else "convert", "build")
+    return Toolchain(release, family, {role: _program(role, release, family.examples) for role in roles})
+
+
+def _program(role: Role, release: Release, family: str) -> Program:
+    name = PROGRAMS[role]
+    program = release.program(name, family)
+    if program is not None:
+        return program
+    what = f"{name} for {family}" if role in ("convert", "build_py") else name
+    message = f"TensorRT-LLM {release.version} has no {what}"
+    if having := releases_with(name, family):
+        message += f"; {name} is there in {having[0]} to {having[-1]}"
+    key = "model.family" if role == "convert" else "engine.tensorrt_llm_version"
+    hint = "use another release, or set model.family to one whose programs convert this model"
+    raise NoToolchain(key, message, hint)
+
+
+_NOT_OF_THE_ENGINE = ("--workers", "--log_level")
+"""Options that do not change the engine."""
+_TYPES = ("float16", "bfloat16", "float32")
+_KEYS: Mapping[tuple[str, str], str] = {
+    **{(it.role, it.option): f"engine.{key.key}" for key in reversed(ENGINE_KEYS) for it in key.mappings},
+    ("build", "--gpus_per_node"): "serve.nodes",
+}
+"""The key that is to be set instead of an option, by program and option."""
+
+
+class CommandLines:
+    """The options of a toolchain's programs, what is wrong with the keys, and what the user should know."""
+
+    def __init__(self, job: JobFile, toolchain: Toolchain, model_config: Mapping[str, Any] | None) -> None:
+        """Compile a job file; ``model_config`` is the model's ``config.json``, where it could be read."""
+        self.job, self.toolchain = job, toolchain
+        self.problems: list[Diagnostic] = []
+        self._options: dict[Role, dict[str, tuple[str, ...]]] = {role: {} for role in toolchain.programs}
+        """By program and option, in the order of the table; then defaults that differ between releases. Empty
+        where an option expresses a value by being left out."""
+        dtype: str | None = job.engine.dtype
+        if dtype == "auto":
+            # Upstream takes the checkpoint's own type, but float16 for float32.
+            own = (model_config or {}).get("torch_dtype") or (model_config or {}).get("dtype")
+            dtype = {"float32": "float16", "float16": "float16", "bfloat16": "bfloat16"}.get(str(own))
+        self._engine = job.engine.model_copy(update={"dtype": dtype})
+        for key, value in requests(job.engine):
+            self._express(key, value)
+        for role in get_args(Role):
+            self.problems += self._raw_problems(role, _raw(job, role))
+        for role, program in toolchain.programs.items():
+            self._complete(role, program)
+
+    def argv(self, role: Role) -> tuple[str, ...]:
+        """Return all arguments of one program but the folders that it reads and writes."""
+        keys = (word for option in self._options[role].values() for word in option)
+        return (*keys, *_raw(self.job, role))
+
+    def _express(self, key: EngineKey, value: Any) -> None:
+        """Add the options that carry a value, or a problem where no program of the toolchain has one."""
+        done: set[Role] = set()
+        reasons: list[str] = []
+        for mapping in key.mappings:
+            program = self.toolchain.programs.get(mapping.role)
+            option = program.options.get(mapping.option) if program is not None else None
+            is_done = mapping.role in done or (done and not key.in_every_program)
+            if program is None or option is None or is_done:
+                continue
+            try:
+                arguments = argv(option, mapping.value(value, option, program, self._engine))
+            except NotExpressible as error:
+                self.problems.append(in_job("release", f"engine.{key.key}", error.message, error.hint, value))
+                return
+            if arguments is None:
+                takes = ", ".join(option.choices)
+                cannot = f"takes {takes}" if takes else f"cannot express {shown(value)}"
+                reasons.append(f"{program.name}'s {option.name} {cannot}")
+                continue
+            done.add(mapping.role)
+            # An option that one key sets stays, though another leaves it out.
+            options = self._options[mapping.role]
+            options[option.name] = arguments or options.get(option.name, ())
+        if not done and key.needed:
+            message, hint = self._no_option(key.key, value, reasons)
+            self.problems.append(in_job("release", f"engine.{key.key}", message, hint, value))
+
+    def _no_option(self, key: str, value: Any, reasons: Sequence[str]) -> tuple[str, str]:
+        """Return message and hint; ``reasons`` say why the options that are there do not take the value."""
+        version = self.toolchain.release.version
+        if reasons:
+            message = f"TensorRT-LLM {version} cannot do {shown(value)}: {'; '.join(reasons)}"
+            return message, f"choose another value, or leave engine.{key} out"
+        message = f"no program that builds this engine with TensorRT-LLM {version} has an option for it"
+        hint = "or take another release"
+        if key.startswith("plugins."):
+            every = (option for it in self.toolchain.programs.values() for option in it.options)
+            plugins = [it[1] for it in map(re.compile(r"--(?:use_)?(.+)_plugin").fullmatch, every) if it]
+            if near := nearest(key.removeprefix("plugins."), plugins):
+                return message, f"did you mean '{near}'?"
+        elif key == "quantization.checkpoint":
+            hint = "and set model.path to the folder of the quantized weights"
+        return message, f"leave engine.{key} out, {hint}"
+
+    def _raw_problems(self, role: Role, given: Sequence[str]) -> Iterator[Diagnostic]:
+        """Yield what is wrong with ``engine.options`` of a program: what it lacks, and what a key sets."""
+        field, program = f"engine.options.{role}", self.toolchain.programs.get(role)
+        if program is None:
+            if given:
+                programs = ", then ".join(it.name for it in self.toolchain.programs.values())
+                runs = f"TensorRT-LLM {self.toolchain.release.version} runs {programs}"
+                message = f"are for a program that has no part in this: {runs}"
+                hint = "remove them, or write them under the program that they are for"
+                yield in_job("release", field, message, hint)
+            return
+        for index, word in enumerate(given):
+            if not word.startswith("-") or word[1:2].isdigit():
+                continue
+            name = word.partition("=")[0]
+            option = program.find(name)
+            if option is None:
+                message = f"{program.name} {program.release} has no option {shown(name)}"
+                near = nearest(name, program.options)
+                shows = f"'trtllm-hpc versions show {program.release} {program.name}' lists them"
+                hint = f"did you mean {near}? {shows}" if near else shows
+                yield in_job("release", f"{field}[{index}]", message, hint, word)
+                continue
+            key = _KEYS.get((role, option.name))
+            if key or option.name in {*self._options[role], *folders(program)}:
+                message, hint = f"{name} is set by the toolkit itself", f"set {key}" if key else "remove it"
+                yield in_job("release", f"{field}[{index}]", message, hint, word)
+
+    def _complete(self, role: Role, program: Program) -> None:
+        """Add a problem for each required option that is missing, and defaults that differ between releases.
+
+        The plan then shows what it relies on, and planning the same job file for another release shows the
+        difference.
+        """
+        options = self._options[role]
+        given = {*options, *folders(program), *(word.partition("=")[0] for word in _raw(self.job, role))}
+        for option in program.options.values():
+            is_given = bool({option.name, *option.aliases} & given)
+            if option.required and not is_given:
+                message = f"{program.name} {program.release} needs {option.name}"
+                choices = f", VALUE one of {', '.join(option.choices)}" if option.choices else ""
+                hint = f"set it to [{option.name}, VALUE]{choices}"
+                self.problems.append(in_job("release", f"engine.options.{role}", message, hint))
+            if is_given or not option.default_varies or option.name in _NOT_OF_THE_ENGINE:
+                continue
+            default = option.default
+            if option.name.endswith("_plugin") and default in _TYPES and self._engine.dtype is not None:
+                # Before 0.11 the attention plugin's default is float16 whatever the model is,
+                # and a plugin of another type than the model does not compute it.
+                default = self._engine.dtype
+            if arguments := argv(option, default):
+                options[option.name] = arguments
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the user should know, though nothing is wrong."""
+        engine, toolchain, version = self.job.engine, self.toolchain, self.toolchain.release.version
+        first = toolchain.first
+        option = first.options.get("--dtype") or first.options.get("--storage-type")
+        is_unknown = engine.dtype == "auto" and self._engine.dtype is None
+        knows_auto = option is None or "auto" in option.choices or option.default in ("auto", None)
+        if is_unknown and option is not None and not knows_auto:
+            yield (
+                f"engine.dtype is auto, but {first.name} {version} uses {option.default} by default, and the "
+                "model's config.json cannot be read here: set engine.dtype."
+            )
+        wanted = engine.quantization
+        is_calibrated = by_quantize(wanted) or wanted.kv_cache == "int8"
+        if is_calibrated and wanted.calibration_dataset is None:
+            yield (
+                f"{first.name} downloads its calibration samples, which compute nodes often cannot: set "
+                "engine.quantization.calibration_dataset to a local folder (from 0.10 on)."
+            )
+        for role, program in toolchain.programs.items():
+            for word in _raw(self.job, role):
+                option = program.find(word.partition("=")[0])
+                if option is not None and option.ignored:
+                    yield f"engine.options.{role}: {word} does nothing. {option.ignored}"
+
+
+def _raw(job: JobFile, role: Role) -> tuple[str, ...]:
+    """Return the further arguments of a program; the one that prepares weights has none."""
+    return tuple(getattr(job.engine.options, role, ()))
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ and examples/llama of 0.7, 0.9, 0.15 and 0.16, with their ``quantize.py`` and ``
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trtllm_hpc.config.engine import Plugin, Quantization
-from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.engine import Engine, Quantization
 from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.tensorrt_llm.releases.programs import Program, ProgramOption
 
@@ -26,18 +25,11 @@ class NotExpressible(TrtllmHpcError):
     """A value that no option can carry in this release; the message follows the name of the key."""
 
 
-@dataclass(frozen=True)
-class ModelFacts:
-    """What the value of an option may depend on besides the value of the key."""
+Translate = Callable[[Any, ProgramOption, Program, Engine], Any]
+"""Return the value as the option takes it; ``None`` if this option cannot carry it.
 
-    dtype: str | None
-    """The type that the model is computed in; ``None`` where only its ``config.json`` tells."""
-    max_input_len: int | None
-    """Longest prompt that the job file asks for."""
-
-
-Translate = Callable[[Any, ProgramOption, Program, ModelFacts], Any]
-"""Return the value as the option takes it; ``None`` if this option cannot carry it."""
+The engine's ``dtype`` is never ``auto``, but ``None`` where only the model's ``config.json`` tells it.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,12 +41,12 @@ class OptionMapping:
     translate: Mapping[Any, Any] | Translate | None = None
     """The option's value for the key's; a mapping need not hold every value. ``None``: the same value."""
 
-    def value(self, value: Any, option: ProgramOption, program: Program, model: ModelFacts) -> Any:
+    def value(self, value: Any, option: ProgramOption, program: Program, engine: Engine) -> Any:
         """Return the value as this option takes it; ``None`` if it cannot carry it."""
         if self.translate is None:
             return value
         if callable(self.translate):
-            return self.translate(value, option, program, model)
+            return self.translate(value, option, program, engine)
         return self.translate.get(value)
 
 
@@ -66,18 +58,21 @@ def same(
 
 
 @dataclass(frozen=True)
-class OptionRequest:
-    """A key that the job file sets, to be expressed by an option."""
+class EngineKey:
+    """A key of the engine section and the options that carry it."""
 
     key: str
-    """Dotted, for diagnostics."""
-    value: Any
+    """Dotted, below ``engine``."""
     mappings: tuple[OptionMapping, ...]
     """In the order of preference."""
     in_every_program: bool = False
     """Whether each program that has an option for it gets it; else the first only."""
+    neutral: Any = None
+    """A value that needs no option, since every release does the same without one."""
+    always: bool = False
+    """Whether the neutral value is written, too, where there is an option for it."""
     needed: bool = True
-    """Whether it is an error that no program has an option for it."""
+    """Whether it is an error that no program has an option for a value that is not neutral."""
 
 
 def argv(option: ProgramOption, value: Any) -> tuple[str, ...] | None:
@@ -107,9 +102,9 @@ def argv(option: ProgramOption, value: Any) -> tuple[str, ...] | None:
 # How values become those of an option ------------------------------------------------
 
 
-def _output_len(value: Any, option: ProgramOption, program: Program, model: ModelFacts) -> int | None:
+def _output_len(value: Any, option: ProgramOption, program: Program, engine: Engine) -> int | None:
     """Prompt and answer together as the answer alone, which releases before 0.11 ask for."""
-    prompt = model.max_input_len
+    prompt = engine.max_input_len
     if prompt is None:
         default = program.options.get("--max_input_len")
         prompt = default.default if default is not None and isinstance(default.default, int) else None
@@ -127,50 +122,44 @@ def _output_len(value: Any, option: ProgramOption, program: Program, model: Mode
     return int(value) - prompt
 
 
-def _model_dtype(value: Any, option: ProgramOption, program: Program, model: ModelFacts) -> str | None:
+def _model_dtype(value: Any, option: ProgramOption, program: Program, engine: Engine) -> str | None:
     """``auto`` as the type itself, where the release's option does not know ``auto``."""
     if value != "auto" or "auto" in option.choices or option.default == "auto":
         return str(value)
-    return model.dtype
+    return engine.dtype
 
 
-def _storage_type(value: Any, option: ProgramOption, program: Program, model: ModelFacts) -> str | None:
+def _storage_type(value: Any, option: ProgramOption, program: Program, engine: Engine) -> str | None:
     """The type of prepared weights, as ``build.py`` reads them: float16 as such, all others as float32."""
-    dtype = _model_dtype(value, option, program, model)
+    dtype = _model_dtype(value, option, program, engine)
     if "fp16" not in option.choices:
         return dtype
     return "fp16" if dtype in (None, "float16") else "fp32"
 
 
-def _plugin_value(value: Any, option: ProgramOption, program: Program, model: ModelFacts) -> Any:
+def _plugin_value(value: Any, option: ProgramOption, program: Program, engine: Engine) -> Any:
     if option.form == "flag":
         return {"enable": True, "disable": False}.get(value)
     if value == "disable" and "disable" not in option.choices and not option.default:
         return OMIT
-    return _model_dtype(value, option, program, model) or "float16"
+    return _model_dtype(value, option, program, engine) or "float16"
 
 
 # The table ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class EngineKey:
-    """A key of the engine section and the options that carry it."""
+_BUILDERS: tuple[Role, ...] = ("build", "build_py")
+"""Programs of which a toolchain has one."""
 
-    key: str
-    mappings: tuple[OptionMapping, ...]
-    in_every_program: bool = False
-    neutral: Any = None
-    """A value that needs no option, since every release does the same without one."""
-    always: bool = False
-    """Whether the neutral value is written, too, where there is an option for it."""
-    needed: bool = True
-    """Whether it is an error that no program has an option for a value that is not neutral."""
+
+def _plain(*keys: str) -> Iterator[EngineKey]:
+    """Keys for which the build has an option of the same name."""
+    return (EngineKey(key, same(f"--{key}", *_BUILDERS)) for key in keys)
 
 
 _WORLD = same("--world_size", "build_py", "convert")
 """All ranks; programs that know tensor parallelism only have this instead of ``--tp_size``."""
-_ALL_LOGITS = same("--gather_all_token_logits", "build", "build_py")
+_ALL_LOGITS = same("--gather_all_token_logits", *_BUILDERS)
 
 ENGINE_KEYS: Sequence[EngineKey] = (
     # The layout of the ranks.
@@ -197,48 +186,32 @@ ENGINE_KEYS: Sequence[EngineKey] = (
         neutral="auto",
         always=True,
     ),
-    EngineKey("max_batch_size", same("--max_batch_size", "build_py", "build")),
-    EngineKey("max_input_len", same("--max_input_len", "build_py", "build")),
+    *_plain("max_batch_size", "max_input_len"),
     EngineKey(
         "max_seq_len",
-        same("--max_seq_len", "build") + same("--max_output_len", "build", "build_py", translate=_output_len),
+        same("--max_seq_len", "build") + same("--max_output_len", *_BUILDERS, translate=_output_len),
     ),
-    EngineKey("max_num_tokens", same("--max_num_tokens", "build_py", "build")),
-    EngineKey("opt_num_tokens", same("--opt_num_tokens", "build_py", "build")),
-    EngineKey("max_beam_width", same("--max_beam_width", "build_py", "build")),
-    EngineKey(
-        "max_prompt_embedding_table_size", same("--max_prompt_embedding_table_size", "build_py", "build")
-    ),
-    EngineKey("tokens_per_block", same("--tokens_per_block", "build_py", "build")),
+    *_plain("max_num_tokens", "opt_num_tokens", "max_beam_width"),
+    *_plain("max_prompt_embedding_table_size", "tokens_per_block"),
     # What an answer may carry besides its tokens.
-    EngineKey(
-        "gather_context_logits",
-        same("--gather_context_logits", "build", "build_py") + _ALL_LOGITS,
-        neutral=False,
-    ),
-    EngineKey(
-        "gather_generation_logits",
-        same("--gather_generation_logits", "build", "build_py") + _ALL_LOGITS,
-        neutral=False,
+    *(
+        EngineKey(key, same(f"--{key}", *_BUILDERS) + _ALL_LOGITS, neutral=False)
+        for key in ("gather_context_logits", "gather_generation_logits")
     ),
     # How it is computed.
     EngineKey(
         "kv_cache_type",
         same("--kv_cache_type", "build")
-        + same("--paged_kv_cache", "build", "build_py", translate={"paged": True, "continuous": False}),
+        + same("--paged_kv_cache", *_BUILDERS, translate={"paged": True, "continuous": False}),
     ),
     EngineKey("inflight_batching", same("--use_inflight_batching", "build_py")),
-    EngineKey("remove_input_padding", same("--remove_input_padding", "build_py", "build")),
-    EngineKey(
-        "context_fmha", same("--context_fmha", "build") + same("--enable_context_fmha", "build", "build_py")
+    *_plain("remove_input_padding"),
+    *(
+        EngineKey(key, same(f"--{key}", "build") + same(f"--enable_{key}", *_BUILDERS))
+        for key in ("context_fmha", "context_fmha_fp32_acc")
     ),
-    EngineKey(
-        "context_fmha_fp32_acc",
-        same("--context_fmha_fp32_acc", "build")
-        + same("--enable_context_fmha_fp32_acc", "build", "build_py"),
-    ),
-    EngineKey("paged_context_fmha", same("--use_paged_context_fmha", "build", "build_py")),
-    EngineKey("multi_block_mode", same("--multi_block_mode", "build", "build_py")),
+    EngineKey("paged_context_fmha", same("--use_paged_context_fmha", *_BUILDERS)),
+    *_plain("multi_block_mode"),
     EngineKey("hidden_act", same("--hidden_act", "build_py")),
     EngineKey(
         "workers",
@@ -250,43 +223,36 @@ ENGINE_KEYS: Sequence[EngineKey] = (
 )
 
 
-def requests(job: JobFile) -> Iterator[OptionRequest]:
-    """Return a request for each key of ``engine`` that the job file sets."""
-    for row in ENGINE_KEYS:
-        value = getattr(job.engine, row.key)
-        is_neutral = value == row.neutral and type(value) is type(row.neutral)
-        if value is not None and (row.always or not is_neutral):
-            needed = row.needed and not is_neutral
-            yield OptionRequest(f"engine.{row.key}", value, row.mappings, row.in_every_program, needed)
-    for name, setting in job.engine.plugins.items():
-        yield _plugin(f"engine.plugins.{name}", name, setting)
-    yield from _quantization(job.engine.quantization)
-    yield from _lora(job)
-
-
-def _plugin(key: str, name: str, value: Plugin) -> OptionRequest:
-    """A TensorRT plugin, on with a type or off; upstream names them with and without ``use_``."""
-    named = same(f"--{name}_plugin", "build", translate=_plugin_value)
-    used = same(f"--use_{name}_plugin", "build", "build_py", translate=_plugin_value)
-    return OptionRequest(key, value, named + used)
-
-
 _TAKES_LORA: tuple[Role, ...] = ("build", "convert", "build_py")
 """In 0.8 the conversion, later the build."""
 
+Requests = Iterator[tuple[EngineKey, Any]]
+"""Keys with their values, each to be expressed by an option."""
 
-def _lora(job: JobFile) -> Iterator[OptionRequest]:
-    """LoRA: what the engine must be built with so that requests may name adapters."""
-    engine = job.engine
-    if engine.max_lora_rank == 0:
-        return
-    yield OptionRequest("engine.max_lora_rank", engine.max_lora_rank, same("--max_lora_rank", *_TAKES_LORA))
-    if "lora" not in engine.plugins:
-        # Without its plugin an engine takes no adapters. Its type is the model's.
-        yield _plugin("engine.max_lora_rank", "lora", "auto")
-    if modules := engine.lora.target_modules:
-        mappings = same("--lora_target_modules", *_TAKES_LORA)
-        yield OptionRequest("engine.lora.target_modules", modules, mappings)
+
+def requests(engine: Engine) -> Requests:
+    """Yield each key of ``engine`` that the job file sets."""
+    for row in ENGINE_KEYS:
+        value = getattr(engine, row.key)
+        is_neutral = value == row.neutral and type(value) is type(row.neutral)
+        if value is not None and (row.always or not is_neutral):
+            yield replace(row, needed=row.needed and not is_neutral), value
+    for name, setting in engine.plugins.items():
+        yield _plugin(f"plugins.{name}", name), setting
+    yield from _quantization(engine.quantization)
+    if engine.max_lora_rank:
+        yield EngineKey("max_lora_rank", same("--max_lora_rank", *_TAKES_LORA)), engine.max_lora_rank
+        if "lora" not in engine.plugins:
+            # Without its plugin an engine takes no adapters. Its type is the model's.
+            yield _plugin("max_lora_rank", "lora"), "auto"
+        if modules := engine.lora.target_modules:
+            yield EngineKey("lora.target_modules", same("--lora_target_modules", *_TAKES_LORA)), modules
+
+
+def _plugin(key: str, name: str) -> EngineKey:
+    """A TensorRT plugin, on with a type or off; upstream names them with and without ``use_``."""
+    named = same(f"--{name}_plugin", "build", translate=_plugin_value)
+    return EngineKey(key, named + same(f"--use_{name}_plugin", "build", "build_py", translate=_plugin_value))
 
 
 # Quantization -------------------------------------------------------------------------
@@ -304,31 +270,27 @@ def by_quantize(quantization: Quantization) -> bool:
     return method not in (*_PRECISIONS, "fp8_rowwise") and (method or quantization.kv_cache) is not None
 
 
-def _quantization(quantization: Quantization) -> Iterator[OptionRequest]:
-    method, kind = quantization.method, quantization.kv_cache
+def _quantization(quantization: Quantization) -> Requests:
+    method, kind, key = quantization.method, quantization.kv_cache, "quantization.method"
     if by_quantize(quantization):
-        yield OptionRequest(
-            "engine.quantization.method", method or "full_prec", same("--qformat", "quantize")
-        )
+        yield EngineKey(key, same("--qformat", "quantize")), method or "full_prec"
     elif method == "fp8_rowwise":
-        yield OptionRequest("engine.quantization.method", True, same("--use_fp8_rowwise", "convert"))
+        yield EngineKey(key, same("--use_fp8_rowwise", "convert")), True
     elif method is not None:
-        use = same("--use_weight_only", *_CONVERT_OR_BUILD)
-        yield OptionRequest("engine.quantization.method", True, use, needed=False)
+        yield EngineKey(key, same("--use_weight_only", *_CONVERT_OR_BUILD), needed=False), True
         options = ("--weight_only_precision", "--use-weight-only-with-precision")
         precision = tuple(OptionMapping(role, it) for role in _CONVERT_OR_BUILD for it in options)
-        yield OptionRequest("engine.quantization.method", _PRECISIONS[method], precision)
+        yield EngineKey(key, precision), _PRECISIONS[method]
         if method == "int4_gptq":
-            per_group = same("--per_group", *_CONVERT_OR_BUILD)
-            yield OptionRequest("engine.quantization.method", True, per_group, needed=False)
+            yield EngineKey(key, same("--per_group", *_CONVERT_OR_BUILD), needed=False), True
     if kind is not None:
         mappings = same("--kv_cache_dtype", "quantize")
         mappings += same(f"--{kind}_kv_cache", "convert", translate={kind: True})
-        yield OptionRequest("engine.quantization.kv_cache", kind, mappings)
-    for key, mappings in (
+        yield EngineKey("quantization.kv_cache", mappings), kind
+    for name, mappings in (
         ("calibration_dataset", same("--calib_dataset", "quantize", "convert")),
         ("calibration_size", same("--calib_size", "quantize", "convert")),
         ("checkpoint", tuple(OptionMapping("convert", option) for option in CONVERTED)),
     ):
-        if (value := getattr(quantization, key)) is not None:
-            yield OptionRequest(f"engine.quantization.{key}", value, mappings)
+        if (value := getattr(quantization, name)) is not None:
+            yield EngineKey(f"quantization.{name}", mappings), value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,11 +11,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
-from trtllm_hpc.tensorrt_llm.releases.placeholders import (
-    Placeholder,
-    known_placeholders,
-    placeholders_of,
-)
+from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, known_placeholders, placeholders_of
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 _PIPELINE = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
@@ -26,13 +22,8 @@ GROUPS: Mapping[str, str] = {
 """Models of a repository and the group of their templates."""
 _BLS = ("tensorrt_llm_bls", "disaggregated_serving_bls")
 _OF_THE_SAME_NAME = (
-    *(
-        "batching_strategy",
-        "enable_trt_overlap",
-        "gpu_device_ids",
-        "decoding_mode",
-        "exclude_input_in_output",
-    ),
+    *("batching_strategy", "enable_trt_overlap", "gpu_device_ids", "decoding_mode"),
+    "exclude_input_in_output",
 )
 """Keys of ``repository`` whose placeholder in ``tensorrt_llm`` has the same name."""
 
@@ -120,15 +111,6 @@ MOST_BLS_INSTANCES = 8
 Values = Mapping[str, Value | None]
 
 
-@dataclass(frozen=True)
-class _Copy:
-    name: str
-    engine: str
-    instances: int = 1
-    gpu_device_ids: str | None = None
-    participant_ids: str | None = None
-
-
 def recipe(facts: EngineFacts, release: Release, paths: RunPaths) -> RepositoryRecipe:
     """Return how to make the job's repository from the release's templates."""
     job = facts.job
@@ -137,32 +119,28 @@ def recipe(facts: EngineFacts, release: Release, paths: RunPaths) -> RepositoryR
     if job.serve.mode == "disaggregated" and phases is not None:
         # Rank 0 orchestrates; then come the context's ranks, then the generation's.
         rank = 1 + sum(map(len, phases.context.instances))
-        copies = [
-            _phase("context", phases.context.engine or engine, phases.context.instances, 1),
-            _phase("generation", phases.generation.engine or engine, phases.generation.instances, rank),
+        engines = [
+            template.phase("context", phases.context.engine or engine, phases.context.instances, 1),
+            template.phase(
+                "generation", phases.generation.engine or engine, phases.generation.instances, rank
+            ),
         ]
         serves = {"context_model_name": "context", "generation_model_name": "generation"}
         ensembles = [template.ensemble("ensemble", "disaggregated_serving_bls")]
         bls = [template.bls("disaggregated_serving_bls", "disaggregated_serving_bls_count", serves)]
     else:
-        copies = [
-            _Copy(copy.name, copy.engine or engine, gpu_device_ids=str(as_words(copy.gpu_device_ids)))
+        engines = [
+            template.tensorrt_llm(copy.name, copy.engine or engine, gpus=str(as_words(copy.gpu_device_ids)))
             for copy in job.repository.models
-        ] or [_Copy("tensorrt_llm", engine, instances=job.repository.instances)]
-        ensembles = [template.ensemble(_named_as("ensemble", copy.name), copy.name) for copy in copies]
-        has_bls = bool(placeholders(release, "tensorrt_llm_bls"))
+        ] or [template.tensorrt_llm("tensorrt_llm", engine, instances=job.repository.instances)]
+        names = [copy.name for copy in engines]
+        ensembles = [template.ensemble(_named_as("ensemble", name), name) for name in names]
+        model, count = "tensorrt_llm_bls", "bls_instance_count"
         bls = [
-            template.bls(
-                "tensorrt_llm_bls",
-                "bls_instance_count",
-                {"tensorrt_llm_model_name": copy.name},
-                _named_as("tensorrt_llm_bls", copy.name),
-            )
-            for copy in copies
-            if has_bls
+            template.bls(model, count, {"tensorrt_llm_model_name": name}, _named_as(model, name))
+            for name in (names if placeholders(release, model) else ())
         ]
     texts = [template.text_model(model) for model in ("preprocessing", "postprocessing")]
-    engines = [template.tensorrt_llm(copy) for copy in copies]
     return RepositoryRecipe(release.version, (*ensembles, *texts, *engines, *bls))
 
 
@@ -170,15 +148,6 @@ def _named_as(model: str, copy: str) -> str:
     """``ensemble`` of ``tensorrt_llm``, ``ensemble_2`` of ``tensorrt_llm_2``, ``ensemble_x`` of ``x``."""
     end = copy.removeprefix("tensorrt_llm").lstrip("_")
     return f"{model}_{end}" if end else model
-
-
-def _phase(name: str, engine: str, instances: Sequence[Sequence[int]], first_rank: int) -> _Copy:
-    ranks, rank = [], first_rank
-    for gpus in instances:
-        ranks.append(",".join(str(rank + index) for index in range(len(gpus))))
-        rank += len(gpus)
-    devices = ";".join(",".join(map(str, gpus)) for gpus in instances)
-    return _Copy(name, engine, len(instances), devices, ";".join(ranks))
 
 
 class _Templates:
@@ -210,26 +179,38 @@ class _Templates:
         edits = ModelEdits(decoupled=self.job.repository.decoupled, instances=instances)
         return self._model(model, {count: instances, **serves}, edits, name)
 
-    def tensorrt_llm(self, copy: _Copy) -> ModelRecipe:
+    def phase(
+        self, name: str, engine: str, instances: Sequence[Sequence[int]], first_rank: int
+    ) -> ModelRecipe:
+        ranks, rank = [], first_rank
+        for gpus in instances:
+            ranks.append(",".join(str(rank + index) for index in range(len(gpus))))
+            rank += len(gpus)
+        devices = ";".join(",".join(map(str, gpus)) for gpus in instances)
+        return self.tensorrt_llm(name, engine, len(instances), devices, ";".join(ranks))
+
+    def tensorrt_llm(
+        self, name: str, engine: str, instances: int = 1, gpus: str | None = None, ranks: str | None = None
+    ) -> ModelRecipe:
         job = self.job
         planned: dict[str, Value | None] = {
             "triton_backend": job.engine.backend,
-            "engine_dir": copy.engine,
+            "engine_dir": engine,
             "max_beam_width": job.engine.max_beam_width,
             "multi_block_mode": job.engine.multi_block_mode,
             "enable_context_fmha_fp32_acc": job.engine.context_fmha_fp32_acc,
-            "participant_ids": copy.participant_ids,
+            "participant_ids": ranks,
         }
-        if copy.gpu_device_ids is not None:
-            planned["gpu_device_ids"] = copy.gpu_device_ids
+        if gpus is not None:
+            planned["gpu_device_ids"] = gpus
         edits = ModelEdits(
             decoupled=job.repository.decoupled,
-            instances=copy.instances,
+            instances=instances,
             backend=job.engine.backend,
             max_queue_delay_microseconds=job.repository.max_queue_delay_microseconds or None,
             max_queue_size=job.repository.max_queue_size or None,
         )
-        return self._model("tensorrt_llm", planned, edits, copy.name)
+        return self._model("tensorrt_llm", planned, edits, name)
 
     def _model(self, model: str, planned: Values, edits: ModelEdits, name: str | None = None) -> ModelRecipe:
         """Fill ``all_models/<its group>/<model>``.

@@ -38,15 +38,12 @@ def repository_keys_exist(facts: EngineFacts) -> Diagnostics:
         value = value_of(job, key)
         if value is None or value == default_of(key):
             continue
-        here = [
-            placeholders(release, model)[name]
-            for model, name in places
-            if name in placeholders(release, model)
-        ]
-        if not here:
+        found = (placeholders(release, model).get(name) for model, name in places)
+        here = next(filter(None, found), None)
+        if here is None:
             message = f"TensorRT-LLM {release.version} has no {places[0][1]}{_history(release, *places[0])}"
             yield in_job("conflict", key, message, "remove it, or use another release", value)
-        elif misfit := here[0].misfit(as_words(value)):
+        elif misfit := here.misfit(as_words(value)):
             message = f"{misfit} in TensorRT-LLM {release.version}"
             yield in_job("bad-value", key, message, "choose another value", value)
 
@@ -155,8 +152,7 @@ def copies_have_gpus(facts: EngineFacts) -> Diagnostics:
 
 def copies_have_names(facts: EngineFacts) -> Diagnostics:
     """Two models of a repository cannot share a name."""
-    job = facts.job
-    names = [copy.name for copy in job.repository.models]
+    names = [copy.name for copy in facts.job.repository.models]
     for number, name in enumerate(names):
         if name in names[:number]:
             field = f"repository.models[{number}].name"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.client.async_client import AsyncClient, gathered
-from trtllm_hpc.config.evaluation import Evaluation
+from trtllm_hpc.config.benchmark import Evaluation
 from trtllm_hpc.evaluation import tasks
 from trtllm_hpc.evaluation.scores import (
     EvaluationSummary,

@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.config.evaluation import Evaluation
+from trtllm_hpc.config.benchmark import Evaluation
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.paths import read_json, user_cache, write_folder_aside, write_json
 

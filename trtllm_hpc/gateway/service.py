@@ -15,8 +15,7 @@ import numpy as np
 
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Target, parse_url
-from trtllm_hpc.client.options import BY_NAME
-from trtllm_hpc.client.request import Request
+from trtllm_hpc.client.request import BY_NAME, Request
 from trtllm_hpc.client.single_calls import call_grpc
 from trtllm_hpc.config.job import Serve
 from trtllm_hpc.errors import RequestFailed

@@ -15,11 +15,10 @@ from typing import Any, Literal
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.cluster import ClusterProfile, gpus
 from trtllm_hpc.config.dump import compact_yaml, scalar
-from trtllm_hpc.config.files import jobs
-from trtllm_hpc.config.inheritance import read_job
+from trtllm_hpc.config.files import jobs, read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic
-from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
+from trtllm_hpc.tensorrt_llm.job_facts import Checkpoint
 from trtllm_hpc.tensorrt_llm.memory import Parallel, UnknownModel, gib, plan_memory
 from trtllm_hpc.tensorrt_llm.releases.release import releases
 

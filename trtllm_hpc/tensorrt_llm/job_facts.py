@@ -1,4 +1,4 @@
-"""What a job file and a cluster profile mean together: the release and the model."""
+"""What a job file and a cluster profile mean together: the release, the model, and the model's checkpoint."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.errors import ConfigError, Diagnostic
 
 if TYPE_CHECKING:
     # Data files of releases are read only for jobs that use TensorRT-LLM.
@@ -30,13 +31,14 @@ def read_model_config(folder: str | None) -> Mapping[str, Any] | None:
 
     That is no error: a login node need not see what the compute nodes see.
     """
-    if folder is None:
-        return None
-    try:
-        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return config if isinstance(config, dict) else None
+    return None if folder is None else _mapping(Path(folder) / "config.json")
+
+
+def _mapping(file: Path) -> Mapping[str, Any] | None:
+    with suppress(OSError, ValueError):
+        value = json.loads(file.read_text(encoding="utf-8"))
+        return value if isinstance(value, dict) else None
+    return None
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,7 @@ class JobFacts:
     @cached_property
     def model_config(self) -> Mapping[str, Any] | None:
         """The model's ``config.json``; ``None`` if it cannot be read here."""
-        folder = self.job.model.path
-        # str() raises where the path is a wrong value.
-        return read_model_config(None if folder is None else str(folder))
+        return read_model_config(self.job.model.path)
 
 
 def with_job_image(cluster: ClusterProfile, image: str | None) -> ClusterProfile:
@@ -152,3 +152,34 @@ def with_image(cluster: ClusterProfile, version: str | None = None) -> ClusterPr
     # Stated as well: an image of another name than NVIDIA's does not tell its release.
     update = {"image": image, "tensorrt_llm_version": release.version}
     return cluster.model_copy(update={"container": container.model_copy(update=update)})
+
+
+_PACKED = {"float-quantized": "fp8", "pack-quantized": "int4"}
+_PACKED |= {f"{kind}-pack-quantized": kind for kind in ("mxfp4", "nvfp4")}
+"""Formats of compressed-tensors, by the names that the other tools have for them."""
+
+
+class Checkpoint:
+    """A checkpoint of Hugging Face's layout. Raises ConfigError if its files name no architecture."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.resolve().name
+        names = ("config.json", "hf_quant_config.json", "model.safetensors.index.json")
+        whole, quantized, index = (_mapping(folder / name) or {} for name in names)
+        self.config: Mapping[str, Any] = {**whole, **(whole.get("text_config") or {})}
+        """``config.json``; of a multimodal model, the part about text."""
+        if not whole.get("architectures"):
+            wrong, hint = "has no config.json that names an architecture", "name the checkpoint's folder here"
+            raise ConfigError([Diagnostic("not-a-checkpoint", wrong, str(folder), hint=hint)])
+        self.architecture = str(whole["architectures"][0])
+        found = quantized.get("quantization") or self.config.get("quantization_config") or {}
+        method = str(found.get("quant_algo") or found.get("quant_method") or "none").lower()
+        is_packed = method == "compressed-tensors"
+        self.quantization = _PACKED.get(str(found.get("format")), method) if is_packed else method
+        """``none``, ``fp8``, ``nvfp4``, ``mxfp4``, ``int4``, or another name that the checkpoint gives."""
+        self.has_fp8_cache = str(found.get("kv_cache_quant_algo")).lower() == "fp8"
+        counts = (self.config.get(it) for it in ("num_experts", "num_local_experts", "n_routed_experts"))
+        self.experts = next(filter(None, counts), 0)  # of one layer; 0: a dense model
+        files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        self.stored: int | None = int((index.get("metadata") or {}).get("total_size") or files) or None
+        """Bytes of all weights; ``None``: neither their index nor their files are there."""

@@ -20,7 +20,7 @@ from trtllm_hpc.tensorrt_llm.releases.data_files import (
     parsed,
     read_data,
 )
-from trtllm_hpc.tensorrt_llm.releases.programs import ProgramOption, load_program, newest_program
+from trtllm_hpc.tensorrt_llm.releases.programs import load_program, newest_program
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 SERVER = "trtllm-serve"
@@ -28,15 +28,10 @@ FRONT = "front"
 """Section of the keys of the file of ``trtllm-serve disaggregated``."""
 
 
-def serve_options(release: Release | None) -> Mapping[str, ProgramOption]:
-    """Return the options of ``trtllm-serve`` by name; other spellings are in ``aliases``."""
-    program = newest_program(SERVER) if release is None else load_program(release.version, SERVER)
-    return {} if program is None else program.options
-
-
 def engine_backend(release: Release | None) -> str | None:
     """The word of ``--backend`` for an engine; ``None``: without the option the release serves engines."""
-    option = serve_options(release).get("--backend")
+    program = newest_program(SERVER) if release is None else load_program(release.version, SERVER)
+    option = None if program is None else program.options.get("--backend")
     return next((word for word in ("tensorrt", "trt") if option and word in option.choices), None)
 
 

@@ -81,10 +81,6 @@ class UnknownModel(ValueError):
     """Why the planner cannot count this model's parameters, in one sentence."""
 
 
-class WrongSize(UnknownModel):
-    """A size in ``config.json`` is impossible."""
-
-
 @dataclass(frozen=True)
 class ModelShape:
     """Equal decoder layers between an embedding and a head. Norms and biases are not counted."""
@@ -184,7 +180,7 @@ def _count(config: Config, *names: str, default: int | None = None) -> int:
         if config.get(name) is not None:
             value = config[name]
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise WrongSize(f"{name} in config.json is {value!r}, and must be a whole number above 0")
+                raise UnknownModel(f"{name} in config.json is {value!r}, and must be a whole number above 0")
             return value
     if default is None:
         raise KeyError(names[0])

@@ -6,7 +6,7 @@ import math
 
 from trtllm_hpc.config.benchmark import EXCLUSIVE, SEARCH_WINDOW_S, Benchmark, Workload, is_set
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
-from trtllm_hpc.config.rules import Requires, Rules
+from trtllm_hpc.config.rules import Requires, Rule
 from trtllm_hpc.errors import Diagnostic
 
 _FILES = ("dataset", "trace")
@@ -24,16 +24,11 @@ _KINDS_OF = {
 """The kinds of workload that read each key; all kinds read the other keys."""
 
 
-RULES = Rules()
-"""Their keys are relative to the benchmark's section."""
-
-
 def settings_problems(settings: Benchmark) -> list[Diagnostic]:
     """Return every conflict between the settings; fields are relative to the benchmark's section."""
     return [problem for rule in RULES for problem in rule(settings)]
 
 
-@RULES.add
 def _workload(settings: Benchmark) -> Diagnostics:
     workload = settings.workload
     for key, kinds in _KINDS_OF.items():
@@ -53,7 +48,6 @@ def _workload(settings: Benchmark) -> Diagnostics:
         yield in_job("conflict", "arrival", message, hint, settings.arrival)
 
 
-@RULES.add
 def _exclusive(settings: Benchmark) -> Diagnostics:
     keys = {**dict(settings), **{f"workload.{key}": value for key, value in settings.workload}}
     for first, second, why, remedy in EXCLUSIVE:
@@ -62,7 +56,6 @@ def _exclusive(settings: Benchmark) -> Diagnostics:
             yield in_job("conflict", field, why, remedy, keys[field])
 
 
-@RULES.add
 def _twice(settings: Benchmark) -> Diagnostics:
     for field in ("rates_per_second", "concurrencies"):
         values = getattr(settings, field)
@@ -72,7 +65,6 @@ def _twice(settings: Benchmark) -> Diagnostics:
             yield in_job("conflict", field, message, "list each once; repeats measures them again", values)
 
 
-@RULES.add
 def _too_short(settings: Benchmark) -> Diagnostics:
     """Refuse what cannot give valid figures; of a search only the first rate is known."""
     field = "requests" if settings.duration_seconds is None else "duration_seconds"
@@ -120,7 +112,6 @@ def _rates(settings: Benchmark) -> list[float]:
     return settings.rates_per_second or [settings.rate_per_second]
 
 
-@RULES.add
 def _slo(settings: Benchmark) -> Diagnostics:
     if settings.slo is None:
         return
@@ -133,26 +124,12 @@ def _slo(settings: Benchmark) -> Diagnostics:
         yield in_job("bad-value", "slo", message, error.hint or "correct the limit", settings.slo)
 
 
-RULES += [
-    Requires("workload.kind=dataset workload.kind=trace", "workload.path",
-             "a workload of kind {value} is read from a file, and none is named", "set workload.path",
-             code="missing", at="workload.path"),
-    Requires("arrival!=trace", "requests duration_seconds", "the length of the measured window is not set",
-             "set requests or duration_seconds", code="missing", at="requests"),
-    Requires("find_max", "slo", "the search needs limits",
-             "set slo, e.g. to ttft.p99<500ms,tpot.p99<50ms", code="missing", at="slo"),
-]  # fmt: skip
-
-
 def scheduled_seconds(settings: Benchmark) -> float:
     """Return the shortest time that the load takes, in seconds; 0 if the server or a file decides."""
     if settings.arrival == "trace":
         return 0.0
-    if settings.closed_loop:
-        levels, rates = len(settings.concurrencies) or 1, []
-    else:
-        rates = settings.rates_per_second or [settings.rate_per_second]
-        levels = len(rates)
+    rates = _rates(settings)
+    levels = len(rates or settings.concurrencies) or 1
     warmup_s = (settings.warmup_seconds or 0.0) * levels
     warmup_s += sum((settings.warmup_requests or 0) / rate for rate in rates)
     if settings.duration_seconds is not None:
@@ -160,3 +137,16 @@ def scheduled_seconds(settings: Benchmark) -> float:
     else:
         window_s = sum((settings.requests or 0) / rate for rate in rates)
     return (warmup_s + window_s) * settings.repeats
+
+
+RULES: tuple[Rule, ...] = (
+    *(_workload, _exclusive, _twice, _too_short, _slo),
+    Requires("workload.kind=dataset workload.kind=trace", "workload.path",
+             "a workload of kind {value} is read from a file, and none is named", "set workload.path",
+             code="missing", at="workload.path"),
+    Requires("arrival!=trace", "requests duration_seconds", "the length of the measured window is not set",
+             "set requests or duration_seconds", code="missing", at="requests"),
+    Requires("find_max", "slo", "the search needs limits",
+             "set slo, e.g. to ttft.p99<500ms,tpot.p99<50ms", code="missing", at="slo"),
+)  # fmt: skip
+"""Their keys are relative to the benchmark's section."""

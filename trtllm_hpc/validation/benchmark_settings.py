@@ -12,10 +12,7 @@ from trtllm_hpc.config.benchmark import Benchmark, excluded, is_set
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.validation.benchmark_rules import settings_problems
-from trtllm_hpc.validation.job_rules import (
-    answers_fit,
-    prompts_fit,
-)
+from trtllm_hpc.validation.job_rules import answers_fit, prompts_fit
 
 SWEEPS = {"rate_per_second": "rates_per_second", "concurrency": "concurrencies"}
 """The field that takes several values of a setting."""
@@ -42,35 +39,27 @@ def settings_of(base: Benchmark, given: Mapping[str, Any], named: Named = str) -
     try:
         settings = Benchmark.model_validate(_merged(base.model_dump(), given))
     except ValidationError as error:
-        raise ConfigError(
-            [
-                _problem(named(".".join(map(str, wrong["loc"]))), f"{wrong['msg']}, not {wrong['input']!r}")
-                for wrong in error.errors()
-            ]
-        ) from None
-    without_effect = list(_without_effect(settings, given, named))
-    if without_effect:
-        raise ConfigError(without_effect)
-    problems = settings_problems(settings)
-    if problems:
-        raise ConfigError(
-            [
-                _problem(named(it.field), _renamed(it.message, named), _renamed(it.hint or "", named))
-                for it in problems
-            ]
-        )
+        wrong = [
+            _problem(named(".".join(map(str, it["loc"]))), f"{it['msg']}, not {it['input']!r}")
+            for it in error.errors()
+        ]
+        raise ConfigError(wrong) from None
+    wrong = list(_without_effect(settings, given, named)) or [
+        _problem(named(it.field), _renamed(it.message, named), _renamed(it.hint or "", named))
+        for it in settings_problems(settings)
+    ]
+    if wrong:
+        raise ConfigError(wrong)
     return settings
 
 
 def refuse_over_limits(job: JobFile, settings: Benchmark, named: Named = str) -> None:
     """Raise ConfigError with each length that the run's engine does not take."""
     companion = job.companion.model_copy(update={"enabled": True, "benchmark": settings})
-    prefix = "companion.benchmark."
-    with_settings = job.model_copy(update={"companion": companion})
-    problems = [problem for rule in (answers_fit, prompts_fit) for problem in rule(with_settings)]
+    with_settings, prefix = job.model_copy(update={"companion": companion}), "companion.benchmark."
     found = [
         _problem(named(it.field.removeprefix(prefix)), it.message, it.hint)
-        for it in problems
+        for it in (*answers_fit(with_settings), *prompts_fit(with_settings))
         if it.field.startswith(prefix)
     ]
     if found:

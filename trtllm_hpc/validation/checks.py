@@ -9,10 +9,10 @@ from trtllm_hpc.config.diagnostics import path_refused
 from trtllm_hpc.errors import FAIL, WARN, ConfigError, Diagnostic, fail
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.tensorrt_llm.memory import MemoryPlan
-from trtllm_hpc.validation import engine_checks, file_system_checks, job_checks, slurm_checks
+from trtllm_hpc.validation import file_system_checks, job_checks, slurm_checks
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context, SlurmAnswers
 
-CHECKS = (*slurm_checks.CHECKS, *file_system_checks.CHECKS, *job_checks.CHECKS, *engine_checks.CHECKS)
+CHECKS = (*slurm_checks.CHECKS, *file_system_checks.CHECKS, *job_checks.CHECKS)
 """All checks, in the order of the table."""
 _IDS = tuple(sorted(check.id for check in CHECKS))
 
@@ -24,8 +24,8 @@ def run_checks(context: Context, needs: Collection[str] = ("", SRUN, CONTROLLER,
 
 
 def _run(check: Check, context: Context) -> Diagnostic | None:
-    """Run one check; a path that the user may not read is a failure."""
-    if not check.applies(context):
+    """Run one check, if it applies; a path that the user may not read is a failure."""
+    if (check.of_job and not context.has_job) or (check.on_slurm and not context.on_slurm):
         return None
     try:
         return check.function(context)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from trtllm_hpc.config.cluster import SECRETS, ClusterProfile, gpus
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
-from trtllm_hpc.config.rules import Excludes, Requires, Rules
+from trtllm_hpc.config.rules import Excludes, Requires, Rule
 from trtllm_hpc.plan.mounts import misread
 
 
@@ -99,29 +99,7 @@ _SLURM_ONLY = " ".join(
 )
 _OF_CONTAINER = "cluster.container.image cluster.container.mounts cluster.container.options"
 
-RULES = Rules()
-RULES += [
-    Requires("cluster.container.runtime!=none", "cluster.container.image", "{value} needs an image",
-             "set container.image, e.g. to a .sqsh or .sif file or a registry name",
-             code="missing", at="cluster.container.image"),
-    Excludes(_OF_CONTAINER, "cluster.container.runtime=none",
-             "is set, but container.runtime is none, so it has no effect",
-             "set container.runtime to pyxis or apptainer, or remove it"),
-    Requires("cluster.container.scope!=job", "cluster.container.runtime=pyxis",
-             "is for pyxis, but container.runtime is {cluster.container.runtime}", "remove it"),
-    Requires("cluster.container.cache_folder",
-             "cluster.container.runtime=pyxis cluster.container.runtime=apptainer",
-             "is for pyxis or apptainer, but container.runtime is none", "remove it"),
-    Excludes(_SLURM_ONLY, "cluster.scheduler=local", "is for Slurm, but scheduler is local",
-             "remove it, or set scheduler to slurm"),
-    Excludes("cluster.companion=overlap", "cluster.scheduler=local",
-             "overlap is a step inside a Slurm allocation, but scheduler is local", "set companion to job"),
-    Excludes("cluster.container.runtime=pyxis", "cluster.scheduler=local",
-             "pyxis is a part of Slurm's srun, but scheduler is local", "set it to none or apptainer"),
-]  # fmt: skip
 
-
-@RULES.add
 def tag_follows_the_release(cluster: ClusterProfile) -> Diagnostics:
     """A profile whose image follows the job's release states no release of its own."""
     container = cluster.container
@@ -132,7 +110,6 @@ def tag_follows_the_release(cluster: ClusterProfile) -> Diagnostics:
         yield in_cluster("conflict", "container.tensorrt_llm_version", message, hint, version)
 
 
-@RULES.add
 def container_has_no_secret(cluster: ClusterProfile) -> Diagnostics:
     """Neither the image's name nor an option carries a password."""
     container = cluster.container
@@ -150,7 +127,6 @@ def container_has_no_secret(cluster: ClusterProfile) -> Diagnostics:
             yield in_cluster("secret", f"container.options[{index}]", message, hint)
 
 
-@RULES.add
 def mounts_are_whole(cluster: ClusterProfile) -> Diagnostics:
     """A mount is source:target[:flags], or one folder, with absolute paths."""
     for number, mount in enumerate(cluster.container.mounts):
@@ -165,18 +141,14 @@ def mounts_are_whole(cluster: ClusterProfile) -> Diagnostics:
             yield in_cluster("bad-value", f"container.mounts[{number}]", message, hint, mount)
 
 
-@RULES.add
 def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
     """The kind of GPU is in the table of GPUs."""
-    if cluster.gpu is None:
-        return
-    if cluster.gpu not in gpus():
+    if cluster.gpu is not None and cluster.gpu not in gpus():
         message = f"{cluster.gpu!r} is not in the table of GPUs"
         hint = f"choose one of {', '.join(gpus())}, or set gpu_memory_gib and compute_capability instead"
         yield in_cluster("bad-value", "gpu", message, hint, cluster.gpu)
 
 
-@RULES.add
 def slurm_options(cluster: ClusterProfile) -> Diagnostics:
     """Extra options of sbatch and srun are whole, and not those that the toolkit sets."""
     yield from _long_options("sbatch_options", cluster.sbatch_options, SBATCH)
@@ -197,28 +169,19 @@ def _long_options(section: str, options: Sequence[str], table: Mapping[str, str]
 
 
 def _unmanaged(field: str, option: str, table: Mapping[str, str]) -> Diagnostics:
-    managed = _managed_by(option, table)
-    if managed is not None:
-        name, hint = managed
-        message = f"{shown(option)} sets {name}, which the toolkit sets itself"
-        yield in_cluster("managed", field, message, hint, option)
-
-
-def _managed_by(option: str, table: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the managed option that this argument sets, and its hint; ``None`` if it sets none.
+    """Yield the managed option that this argument sets.
 
     ``getopt_long``, which all three programs use, takes any unambiguous
     beginning of a name: ``--part=gpu`` sets the partition too.
     """
     name = option.partition("=")[0]
-    if name in table:
-        return name, table[name]
     # A bare "--" begins every name; the caller judges the form of an option.
     longer = [known for known in table if known.startswith(name)] if len(name) > 2 else []
-    return (longer[0], table[longer[0]]) if longer else None
+    for managed in [name] if name in table else longer[:1]:
+        message = f"{shown(option)} sets {managed}, which the toolkit sets itself"
+        yield in_cluster("managed", field, message, table[managed], option)
 
 
-@RULES.add
 def triton_options(cluster: ClusterProfile) -> Diagnostics:
     """The toolkit sets ``tritonserver``'s ports, repository and shared memory."""
     for index, option in enumerate(cluster.triton.options):
@@ -231,7 +194,6 @@ def triton_options(cluster: ClusterProfile) -> Diagnostics:
             yield in_cluster("managed", field, message, hint, option)
 
 
-@RULES.add
 def environment(cluster: ClusterProfile) -> Diagnostics:
     """The environment has no variables of Slurm or the toolkit, and no secrets."""
     for name, value in cluster.environment.items():
@@ -243,3 +205,26 @@ def environment(cluster: ClusterProfile) -> Diagnostics:
             message = "looks like a secret, and the scripts of a run are readable files"
             hint = "read it in a line of setup from a file that only you can read"
             yield in_cluster("secret", field, message, hint)
+
+
+RULES: tuple[Rule, ...] = (
+    Requires("cluster.container.runtime!=none", "cluster.container.image", "{value} needs an image",
+             "set container.image, e.g. to a .sqsh or .sif file or a registry name",
+             code="missing", at="cluster.container.image"),
+    Excludes(_OF_CONTAINER, "cluster.container.runtime=none",
+             "is set, but container.runtime is none, so it has no effect",
+             "set container.runtime to pyxis or apptainer, or remove it"),
+    Requires("cluster.container.scope!=job", "cluster.container.runtime=pyxis",
+             "is for pyxis, but container.runtime is {cluster.container.runtime}", "remove it"),
+    Requires("cluster.container.cache_folder",
+             "cluster.container.runtime=pyxis cluster.container.runtime=apptainer",
+             "is for pyxis or apptainer, but container.runtime is none", "remove it"),
+    Excludes(_SLURM_ONLY, "cluster.scheduler=local", "is for Slurm, but scheduler is local",
+             "remove it, or set scheduler to slurm"),
+    Excludes("cluster.companion=overlap", "cluster.scheduler=local",
+             "overlap is a step inside a Slurm allocation, but scheduler is local", "set companion to job"),
+    Excludes("cluster.container.runtime=pyxis", "cluster.scheduler=local",
+             "pyxis is a part of Slurm's srun, but scheduler is local", "set it to none or apptainer"),
+    *(tag_follows_the_release, container_has_no_secret, mounts_are_whole, gpu_is_known, slurm_options),
+    *(triton_options, environment),
+)  # fmt: skip

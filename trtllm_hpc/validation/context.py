@@ -124,14 +124,11 @@ class Context:
         return self.job.engine.directory or self.plan.engine_found
 
     @cached_property
-    def engines_read(self) -> tuple[EngineConfig, ...] | NotAnEngine | None:
-        """The finished engine, or the NotAnEngine error as a value.
-
-        ``None`` if this machine cannot see the folder.
-        """
+    def engine(self) -> EngineConfig | NotAnEngine | None:
+        """The finished engine, or why the folder has none; ``None`` if this machine cannot see the folder."""
         folder = None if self.engine_folder is None else self.path_here(self.engine_folder)
         try:
-            return (read_engine(folder),) if folder is not None and folder.is_dir() else None
+            return read_engine(folder) if folder is not None and folder.is_dir() else None
         except NotAnEngine as error:
             return error
         except OSError:
@@ -158,22 +155,3 @@ class Check:
     """Applies only where there is a job file."""
     on_slurm: bool = False
     """Applies only where jobs go to Slurm."""
-
-    def applies(self, context: Context) -> bool:
-        """Return whether there is what it judges."""
-        return (context.has_job or not self.of_job) and (context.on_slurm or not self.on_slurm)
-
-
-class Checks(list[Check]):
-    """Checks in the order of the table."""
-
-    def add(
-        self, name: str, needs: str = "", *, of_job: bool = False, on_slurm: bool = False
-    ) -> Callable[[Judge], Judge]:
-        """Register a function; a decorator, whose arguments are those of :class:`Check`."""
-
-        def register(function: Judge) -> Judge:
-            self.append(Check(name, function, needs, of_job, on_slurm))
-            return function
-
-        return register

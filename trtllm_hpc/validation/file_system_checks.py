@@ -17,10 +17,7 @@ from trtllm_hpc.plan.mounts import is_below, misread, named_folders, target_of
 from trtllm_hpc.runtime.checks import shared_memory, wheel_numpy
 from trtllm_hpc.runtime.node import shm_free_gib
 from trtllm_hpc.runtime.servers.triton import only_wheel_has_server
-from trtllm_hpc.validation.context import Checks, Context
-
-CHECKS = Checks()
-
+from trtllm_hpc.validation.context import Check, Context
 
 _NETWORK_FILE_SYSTEMS = re.compile(
     r"nfs|lustre|gpfs|beegfs|ceph|fuse|cifs|smb|9p|virtiofs|afs|wekafs|panfs|pvfs|orangefs|gfs"
@@ -32,13 +29,11 @@ def _in_container(context: Context) -> bool:
     return context.cluster.container.runtime != "none"
 
 
-@CHECKS.add("runs-folder")
 def runs_folder(context: Context) -> Diagnostic:
     """Runs are written to it."""
     return _writable(context.runs, "runs_folder in the profile, or --runs")
 
 
-@CHECKS.add("engines-folder")
 def engines_folder(context: Context) -> Diagnostic:
     """Built engines are kept in it."""
     return _writable(context.engines, "engines_folder in the profile, or $TRTLLM_HPC_ENGINES")
@@ -82,7 +77,6 @@ def refuse_folder_names(run_folder: Path, engines: str, cluster: ClusterProfile)
             )
 
 
-@CHECKS.add("runs-folder-shared", on_slurm=True)
 def shared_folders(context: Context) -> Diagnostic | None:
     """Jobs run on other machines, which must see the run, the engines and the Python that submits."""
     folders = {
@@ -143,7 +137,6 @@ def absent(context: Context, path: str, key: str) -> Diagnostic:
     return warn(message, f"srun{where} ls {path} looks on a node")
 
 
-@CHECKS.add("container-image")
 def container_image(context: Context) -> Diagnostic | None:
     """A file must exist; a registry's image is pulled when the job starts."""
     image = context.cluster.container.image
@@ -162,7 +155,6 @@ def container_image(context: Context) -> Diagnostic | None:
     return fail(f"there is no image {path} on this machine", hint)
 
 
-@CHECKS.add("mpi4py", on_slurm=True)
 def mpi4py(context: Context) -> Diagnostic | None:
     """Without a container, the preflight uses this Python's mpi4py."""
     if _in_container(context):
@@ -174,7 +166,6 @@ def mpi4py(context: Context) -> Diagnostic | None:
     return ok("this Python has mpi4py")
 
 
-@CHECKS.add("tritonserver")
 def server(context: Context) -> Diagnostic | None:
     """Without a container, the server's programs are those of the nodes."""
     if _in_container(context):
@@ -197,7 +188,6 @@ def server(context: Context) -> Diagnostic | None:
     return fail(message, hint) if sees_nodes else unknown(message, hint)
 
 
-@CHECKS.add("proxy", of_job=True)
 def proxy(context: Context) -> Diagnostic | None:
     """HAProxy is there; other nodes than a sandbox's look for it in the job."""
     if not context.plan.has_proxy or (context.on_slurm and not context.cluster.is_sandbox):
@@ -208,7 +198,6 @@ def proxy(context: Context) -> Diagnostic | None:
     return ok(f"HAProxy is {found}") if found else fail(f"there is no program {program!r}", hint)
 
 
-@CHECKS.add("shared-memory")
 def dev_shm(context: Context) -> Diagnostic | None:
     """Measured here only if the job runs here; else the preflight measures on each node."""
     if context.on_slurm:
@@ -217,7 +206,6 @@ def dev_shm(context: Context) -> Diagnostic | None:
     return shared_memory(socket.gethostname(), shm_free_gib(), ranks)
 
 
-@CHECKS.add("mounts", of_job=True)
 def mounts(context: Context) -> Diagnostic | None:
     """A container sees mounted folders only."""
     if not _in_container(context):
@@ -253,3 +241,16 @@ def _links_out_of_mounts(path: str, here: Path, targets: Sequence[str]) -> Itera
             target = os.path.normpath(inside.parent / file.readlink())
             if not is_below(target, targets):
                 yield str(inside), target
+
+
+CHECKS = (
+    Check("runs-folder", runs_folder),
+    Check("engines-folder", engines_folder),
+    Check("runs-folder-shared", shared_folders, on_slurm=True),
+    Check("container-image", container_image),
+    Check("mpi4py", mpi4py, on_slurm=True),
+    Check("tritonserver", server),
+    Check("proxy", proxy, of_job=True),
+    Check("shared-memory", dev_shm),
+    Check("mounts", mounts, of_job=True),
+)

@@ -1,13 +1,14 @@
-"""Checks of the job file's layout, model, memory and companion; they run only where there is a job file."""
+"""Checks of the layout, model, memory, companion and finished engine of a job file, where there is one."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,22 @@ from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.hub import HUB_NAME, record_of
 from trtllm_hpc.errors import ConfigError, Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
-from trtllm_hpc.validation.context import Checks, Context
+from trtllm_hpc.runtime.checks import (
+    engine_files,
+    engine_gpus_per_node,
+    engine_version,
+    engine_world,
+    is_lfs_pointer,
+    paged_context,
+    tokenizer_files,
+)
+from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine
+from trtllm_hpc.validation.context import Check, Context
 from trtllm_hpc.validation.file_system_checks import absent
 
 if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.memory import MemoryPlan, UnknownModel
 
-CHECKS = Checks()
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LAYER = re.compile(rb'"(?:[\w.]+\.)?(?:layers|h|blocks?)\.(\d+)\.')
 """Number of a layer in the name of a tensor."""
@@ -30,7 +39,6 @@ _LEAST_BYTES = 1024
 """Smallest size of a file of weights; a pointer of Git LFS is smaller."""
 
 
-@CHECKS.add("model-divides", of_job=True)
 def divides(context: Context) -> Diagnostic | None:
     """Heads, layers and experts can be split evenly, as the runtime requires."""
     if context.job.engine.world_size == 1:
@@ -68,7 +76,6 @@ def _benchmark(context: Context) -> Benchmark | None:
     return context.job.companion.benchmark if context.job.companion.enabled else None
 
 
-@CHECKS.add("slo", of_job=True)
 def slo(context: Context) -> Diagnostic | None:
     """Limits on times of tokens need streamed answers; else the benchmark fails once the server is up."""
     benchmark = _benchmark(context)
@@ -91,7 +98,6 @@ def slo(context: Context) -> Diagnostic | None:
     return ok(f"the benchmark's limits are {limits}")
 
 
-@CHECKS.add("workload-file", of_job=True)
 def workload_file(context: Context) -> Diagnostic | None:
     """The companion reads the file on its node, which may see other folders than this machine."""
     benchmark = _benchmark(context)
@@ -110,7 +116,6 @@ def workload_file(context: Context) -> Diagnostic | None:
     return ok(f"the benchmark's workload is {file}")
 
 
-@CHECKS.add("evaluation", of_job=True)
 def evaluation(context: Context) -> Diagnostic | None:
     """The evaluation's tasks, libraries and data are on this machine, and the run to compare with."""
     settings = context.job.companion.evaluate
@@ -143,7 +148,6 @@ def _misread(error: ConfigError) -> Diagnostic:
     return fail(message, first.hint or "correct the file")
 
 
-@CHECKS.add("model-files", of_job=True)
 def model_files(context: Context) -> Diagnostic | None:
     """The model's folder has a configuration, and all the weights that its index names."""
     if context.job.model.path is None or context.job.engine.directory is not None:
@@ -215,7 +219,6 @@ def _weights(folder: Path) -> list[str]:
     return sorted(file.name for ending in ("safetensors", "bin") for file in folder.glob(f"*.{ending}"))
 
 
-@CHECKS.add("tokenizer", of_job=True)
 def tokenizer(context: Context) -> Diagnostic | None:
     """The tokenizer's folder is complete: a compute node may not reach the Hub."""
     if context.plan.backend.release_use == "none":
@@ -249,7 +252,7 @@ def _stored_size(context: Context, config: Mapping[str, Any]) -> int | None:
 
     Raises UnknownModel for a quantized checkpoint of unknown size.
     """
-    from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
+    from trtllm_hpc.tensorrt_llm.job_facts import Checkpoint
     from trtllm_hpc.tensorrt_llm.memory import FAMILIES, UnknownModel
 
     if context.model_folder is None or context.job.engine.quantization.method is not None:
@@ -263,7 +266,6 @@ def _stored_size(context: Context, config: Mapping[str, Any]) -> int | None:
     return None
 
 
-@CHECKS.add("memory", of_job=True)
 def memory(context: Context) -> Diagnostic | None:
     """Weights, buffers and a KV cache for the longest requests fit into a rank's memory."""
     if not (context.job.model.path or context.job.model.synthetic):
@@ -276,3 +278,77 @@ def memory(context: Context) -> Diagnostic | None:
     if isinstance(plan, Exception):
         return unknown(str(plan))
     return Diagnostic("memory", plan.sentence, hint=plan.remedy, state=plan.verdict)
+
+
+def is_there(context: Context) -> Diagnostic | None:
+    """The folder exists, as far as this machine can see."""
+    named = context.engine_folder
+    if named is None:
+        return None
+    folder = context.path_here(named)
+    if folder.is_file():
+        return fail(f"{named} is a file", f"set engine.directory to its folder, {folder.parent}")
+    if folder.exists():
+        return ok(f"{named} is there")
+    if not os.access(folder.parent, os.R_OK | os.X_OK):
+        return unknown(f"{named} cannot be seen on this machine")
+    message = f"there is no {folder}, though {folder.parent} can be read here"
+    return fail(message, "set engine.directory to the folder of a finished engine")
+
+
+def _gpus_per_node(context: Context, engine: EngineConfig) -> Diagnostic | None:
+    if context.job.serve.mode != "leader":
+        return None  # each copy of the engine names its GPUs
+    layout = context.plan.layout
+    return engine_gpus_per_node(engine, layout.world_size, layout.ranks_per_node, layout.gpus_per_node)
+
+
+def _limits(context: Context, engine: EngineConfig) -> Diagnostic:
+    keys = ("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width")
+    pairs = [(f"engine.{key}", getattr(context.job.engine, key), getattr(engine, key)) for key in keys]
+    batch = context.job.repository.triton_max_batch_size
+    pairs.append(("repository.triton_max_batch_size", batch, engine.max_batch_size))
+    for key, asked, built in pairs:
+        if asked is not None and built is not None and asked > built:
+            return fail(f"{key} is {asked}, but the engine was built for {built}", f"lower it to {built}")
+    return ok("the job file's limits are within the engine's")
+
+
+def _paged_context(context: Context, engine: EngineConfig) -> Diagnostic | None:
+    key = context.plan.backend.paged_context_key(context.job)
+    return None if key is None else paged_context(engine, key)
+
+
+_Judge = Callable[[Context, EngineConfig], Diagnostic | None]
+_OF_ENGINES: dict[str, _Judge] = {
+    "engine-world": lambda context, engine: engine_world(engine, context.job.engine.world_size),
+    "engine-files": lambda _, engine: engine_files(engine),
+    "engine-version": lambda context, engine: engine_version(engine, context.plan.release),
+    "engine-gpus-per-node": _gpus_per_node,
+    "engine-limits": _limits,
+    "paged-context": _paged_context,
+}
+
+
+def _of_engine(judge: _Judge, context: Context) -> Diagnostic | None:
+    """Judge the engine in the folder."""
+    if context.engine_folder is None:
+        return None
+    if context.engine is None:
+        return unknown(f"the engine in {context.engine_folder} cannot be seen on this machine")
+    if isinstance(context.engine, NotAnEngine):
+        return fail(str(context.engine), "set engine.directory to the folder that holds config.json")
+    return judge(context, context.engine)
+
+
+CHECKS = (
+    Check("model-divides", divides, of_job=True),
+    Check("slo", slo, of_job=True),
+    Check("workload-file", workload_file, of_job=True),
+    Check("evaluation", evaluation, of_job=True),
+    Check("model-files", model_files, of_job=True),
+    Check("tokenizer", tokenizer, of_job=True),
+    Check("memory", memory, of_job=True),
+    Check("engine-folder", is_there, of_job=True),
+    *(Check(name, partial(_of_engine, judge), of_job=True) for name, judge in _OF_ENGINES.items()),
+)

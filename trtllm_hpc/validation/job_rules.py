@@ -8,24 +8,10 @@ from pathlib import PurePosixPath
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.rules import Excludes, Requires, Rules
+from trtllm_hpc.config.rules import Excludes, Requires, Rule
 from trtllm_hpc.validation.benchmark_rules import scheduled_seconds, settings_problems
 
-RULES = Rules()
-RULES += [
-    Excludes("name=latest", "", "'latest' names the run that was submitted last", "choose another name",
-             code="bad-value"),
-    Requires("model.revision", "model.hub", "is a revision of a hub's model, but model.hub names none",
-             "set model.hub, or leave the revision out"),
-    Requires("model", "model.path model.hub model.synthetic engine.directory", "names no model",
-             "set model.path to a folder, model.hub to org/name, or model.synthetic to tiny-llama",
-             code="missing"),
-    Excludes("model.synthetic", "model.path model.hub", "names both a synthetic model and another one",
-             "set one of the two to null", at="model"),
-]  # fmt: skip
 
-
-@RULES.add
 def prompt_leaves_room(job: JobFile) -> Diagnostics:
     """``max_seq_len`` counts prompt and answer together."""
     prompt, both = job.engine.max_input_len, job.engine.max_seq_len
@@ -35,36 +21,39 @@ def prompt_leaves_room(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "engine.max_input_len", message, hint, prompt)
 
 
-@RULES.add
 def cache_holds_a_request(job: JobFile) -> Diagnostics:
     """The KV cache has room for the longest request, which could never run otherwise."""
-    budget, longest = job.kv_cache.max_tokens, job.engine.longest_request
-    if budget is not None and longest is not None and budget < longest:
-        beams = "" if job.engine.max_beam_width in (None, 1) else f" and {job.engine.max_beam_width} beams"
+    budget, both = job.kv_cache.max_tokens, job.engine.max_seq_len
+    if budget is None or both is None:
+        return  # the release decides
+    size, width = job.engine.tokens_per_block or 1, job.engine.max_beam_width or 1
+    longest = -(-both // size) * size * width
+    if budget < longest:
+        beams = "" if width == 1 else f" and {width} beams"
         message = (
             f"a KV cache of {budget} tokens has no room for one request of engine.max_seq_len "
-            f"{job.engine.max_seq_len}{beams}: in whole blocks it takes {longest}"
+            f"{both}{beams}: in whole blocks it takes {longest}"
         )
         hint = f"set it to {longest} or more, or lower engine.max_seq_len"
         yield in_job("conflict", "kv_cache.max_tokens", message, hint, budget)
 
 
-@RULES.add
 def answers_fit(job: JobFile) -> Diagnostics:
     """The companion's answers fit into the engine beside a prompt."""
-    if not job.companion.enabled:
+    longest, benchmark = job.engine.max_seq_len, job.companion.benchmark
+    if longest is None or not job.companion.enabled:
         return
-    longest = job.engine.max_seq_len
-    if longest is None:
-        return
-    for field, tokens in job.asked_tokens.items():
+    asked = {"request.max_tokens": job.companion.request.max_tokens}
+    if benchmark is not None:
+        asked["benchmark.max_tokens"] = benchmark.max_tokens
+        asked["benchmark.workload.output_tokens"] = benchmark.workload.output_tokens or 0
+    for field, tokens in asked.items():
         if tokens >= longest:
             message = f"{tokens} tokens and a prompt do not fit: engine.max_seq_len is {longest}"
             hint = f"ask for fewer than {longest} tokens, or raise engine.max_seq_len"
-            yield in_job("conflict", field, message, hint, tokens)
+            yield in_job("conflict", f"companion.{field}", message, hint, tokens)
 
 
-@RULES.add
 def prompts_fit(job: JobFile) -> Diagnostics:
     """The benchmark's prompts are not longer than the engine accepts."""
     benchmark, longest = job.companion.benchmark, job.engine.max_input_len
@@ -83,7 +72,6 @@ def prompts_fit(job: JobFile) -> Diagnostics:
         )
 
 
-@RULES.add
 def logits_are_gathered(job: JobFile) -> Diagnostics:
     """The companion requests logits only from an engine that gathers them."""
     for name in ("context_logits", "generation_logits"):
@@ -97,7 +85,6 @@ def logits_are_gathered(job: JobFile) -> Diagnostics:
             yield in_job("conflict", field, message, f"set engine.{gather} to true", True)
 
 
-@RULES.add
 def server_wait_ends(job: JobFile) -> Diagnostics:
     """The wait for the server's start ends before its job's time limit."""
     ready, limit = job.serve.ready_timeout_seconds, job.serve.time_limit_minutes * 60
@@ -107,7 +94,6 @@ def server_wait_ends(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "serve.ready_timeout_seconds", message, hint, ready)
 
 
-@RULES.add
 def evaluation_is_over_openai(job: JobFile) -> Diagnostics:
     """An evaluation asks over OpenAI's protocol, which Triton speaks through the gateway behind the proxy."""
     evaluates = job.companion.enabled and job.companion.evaluate is not None
@@ -121,7 +107,6 @@ def evaluation_is_over_openai(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "companion.evaluate", message, "leave serve.proxy out")
 
 
-@RULES.add
 def companion_wait_ends(job: JobFile) -> Diagnostics:
     """The companion waits longer than the server may start, so that the first to give up knows why."""
     ready, wait = job.serve.ready_timeout_seconds, job.endpoint_wait_s
@@ -132,7 +117,6 @@ def companion_wait_ends(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "companion.time_limit_minutes", message, hint, minutes)
 
 
-@RULES.add
 def benchmark_settings(job: JobFile) -> Diagnostics:
     """The benchmark's settings do not contradict each other."""
     if job.companion.benchmark is not None:
@@ -140,7 +124,6 @@ def benchmark_settings(job: JobFile) -> Diagnostics:
             yield replace(problem, field=f"companion.benchmark.{problem.field}")
 
 
-@RULES.add
 def benchmark_ends(job: JobFile) -> Diagnostics:
     """The benchmark's schedule ends before the time limits of the server and the companion."""
     benchmark = job.companion.benchmark
@@ -161,21 +144,22 @@ def benchmark_ends(job: JobFile) -> Diagnostics:
             yield in_job("conflict", f"companion.benchmark.{key}", message, hint, getattr(benchmark, key))
 
 
-@RULES.add
 def adapters_fit(job: JobFile) -> Diagnostics:
     """The companion names LoRA adapters that there are, and only if the engine takes any."""
-    for field, adapter in job.named_adapters:
-        if (adapter.directory is None) == (adapter.adapter is None):
-            message = "an adapter is a folder, or one that the build converts, and this is neither or both"
-            yield in_job("conflict", field, message, "set either directory or adapter")
-        reason = backend_of(job).why_no_adapters
-        if reason is not None:
-            yield in_job("conflict", field, reason, "remove it, or take engine.backend: tensorrtllm")
-        elif job.engine.directory is None and not job.engine.max_lora_rank:
-            message = "an engine that is built with engine.max_lora_rank 0 takes no LoRA adapters"
-            yield in_job("conflict", field, message, "set engine.max_lora_rank to the adapters' highest rank")
-        elif adapter.adapter is not None:
-            yield from _converted(job, field, adapter.adapter)
+    field, adapter = "companion.request.lora", job.companion.request.lora
+    if adapter is None or not job.companion.enabled:
+        return
+    if (adapter.directory is None) == (adapter.adapter is None):
+        message = "an adapter is a folder, or one that the build converts, and this is neither or both"
+        yield in_job("conflict", field, message, "set either directory or adapter")
+    reason = backend_of(job).why_no_adapters
+    if reason is not None:
+        yield in_job("conflict", field, reason, "remove it, or take engine.backend: tensorrtllm")
+    elif job.engine.directory is None and not job.engine.max_lora_rank:
+        message = "an engine that is built with engine.max_lora_rank 0 takes no LoRA adapters"
+        yield in_job("conflict", field, message, "set engine.max_lora_rank to the adapters' highest rank")
+    elif adapter.adapter is not None:
+        yield from _converted(job, field, adapter.adapter)
 
 
 def _converted(job: JobFile, field: str, name: str) -> Diagnostics:
@@ -192,3 +176,19 @@ def _converted(job: JobFile, field: str, name: str) -> Diagnostics:
         stored = engine.lora.storage_type
         message = f"the build stores it as {stored} (engine.lora.storage_type), and servers take float16 only"
         yield in_job("conflict", field, message, "set engine.lora.storage_type to float16", name)
+
+
+RULES: tuple[Rule, ...] = (
+    Excludes("name=latest", "", "'latest' names the run that was submitted last", "choose another name",
+             code="bad-value"),
+    Requires("model.revision", "model.hub", "is a revision of a hub's model, but model.hub names none",
+             "set model.hub, or leave the revision out"),
+    Requires("model", "model.path model.hub model.synthetic engine.directory", "names no model",
+             "set model.path to a folder, model.hub to org/name, or model.synthetic to tiny-llama",
+             code="missing"),
+    Excludes("model.synthetic", "model.path model.hub", "names both a synthetic model and another one",
+             "set one of the two to null", at="model"),
+    *(prompt_leaves_room, cache_holds_a_request, answers_fit, prompts_fit, logits_are_gathered),
+    *(server_wait_ends, evaluation_is_over_openai, companion_wait_ends, benchmark_settings),
+    *(benchmark_ends, adapters_fit),
+)  # fmt: skip

@@ -18,9 +18,8 @@ from typing import NamedTuple
 from trtllm_hpc.backends import backend_of, facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import JOB_FILE, in_job
-from trtllm_hpc.config.files import find_job, find_profile, read_tree, swapped
+from trtllm_hpc.config.files import find_job, find_profile, override, read_job_tree, read_tree, swapped
 from trtllm_hpc.config.hub import HubFailed
-from trtllm_hpc.config.inheritance import override, read_job_tree
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import (
     CLUSTER_PREFIX,
@@ -32,7 +31,7 @@ from trtllm_hpc.config.layers import (
 )
 from trtllm_hpc.config.sweep import Override, SweepSection, expand, read_sweep_options
 from trtllm_hpc.config.tree import Place, Tree
-from trtllm_hpc.config.validate import validate
+from trtllm_hpc.config.validate import Model, validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.runtime.lock import Lock
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, with_image, with_job_image
@@ -67,8 +66,7 @@ def load(
     Raises:
         ConfigError: with every diagnostic about each file and about both together.
     """
-    trees = _Trees.read(find_job(job_file), cluster, overrides)
-    trees.locate = locate
+    trees = _Trees.read(find_job(job_file), cluster, overrides, locate)
     if trees.sweep is not None:
         command = shlex.join(["trtllm-hpc", "sweep", "run", str(job_file), "--cluster", cluster])
         message = "describes several variants of the job, not one"
@@ -80,8 +78,8 @@ def load(
         typed = ["trtllm-hpc", command, str(job_file)]
         is_lock = read_lock(trees.job_file) is not None
         typed += [] if is_lock else ["--cluster", cluster]
-        settings = [_to_be_typed(setting, trees.diagnostics) for setting in overrides]
-        typed += [word for setting in settings for word in ("--set", setting)]
+        for setting in overrides:
+            typed += ["--set", _to_be_typed(setting, trees.diagnostics)]
         shipped = str(job_file) if trees.job_file != job_file and not is_lock else None
         raise trees.error(shlex.join([*typed, *options]), shipped)
     return facts
@@ -93,10 +91,7 @@ def load_job(job_file: Path, cluster: str, overrides: Sequence[str] = ()) -> Job
     Raises ConfigError with every wrong value.
     """
     trees = _Trees.read(find_job(job_file), cluster, overrides)
-    job = None
-    if trees.job is not None:
-        job, found = validate(JobFile, trees.job)
-        trees.diagnostics += found
+    job = trees.valid(JobFile, trees.job)
     if job is None or trees.diagnostics:
         raise ConfigError(trees.diagnostics)
     return job
@@ -108,10 +103,7 @@ def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
     Raises ConfigError with every diagnostic about it.
     """
     _, settings, wrong = read_settings(overrides)
-    profile = find_profile(cluster)
-    if isinstance(profile, Diagnostic):
-        raise ConfigError([*wrong, profile])
-    tree, found = read_tree(profile, "cluster profile")
+    tree, found = _read_profile(cluster)
     wrong += found
     model = None
     if tree is not None:
@@ -159,8 +151,7 @@ def load_sweep(
         ConfigError: a file cannot be read, or its section ``sweep`` is wrong. What is wrong with single
             variants is in the result.
     """
-    trees = _Trees.read(find_job(job_file), cluster, overrides)
-    trees.locate = locate
+    trees = _Trees.read(find_job(job_file), cluster, overrides, locate)
     options, wrong = read_sweep_options(sweep_options)
     tree = options if trees.sweep is None or options is None else merge(trees.sweep, options)
     tree = tree or trees.sweep
@@ -182,19 +173,9 @@ def load_sweep(
     return LoadedSweep(sweep, tuple(keys), [trees.variant(it) for it in found])
 
 
-def _read_files(
-    job_file: Path, cluster: str, lock: Lock | None
-) -> tuple[Tree | None, Tree | None, list[Diagnostic]]:
-    if lock is not None:
-        place = Place(str(job_file))
-        cluster_place = place._replace(prefix=f"{CLUSTER_PREFIX}.")
-        return Tree.of(lock.job, place), Tree.of(lock.cluster, cluster_place), []
-    job_tree, wrong = read_job_tree(job_file)
+def _read_profile(cluster: str) -> tuple[Tree | None, list[Diagnostic]]:
     profile = find_profile(cluster)
-    if isinstance(profile, Diagnostic):
-        return job_tree, None, [*wrong, profile]
-    cluster_tree, found = read_tree(profile, "cluster profile")
-    return job_tree, cluster_tree, [*wrong, *found]
+    return (None, [profile]) if isinstance(profile, Diagnostic) else read_tree(profile, "cluster profile")
 
 
 def read_lock(path: Path) -> Lock | None:
@@ -237,26 +218,41 @@ class _Trees:
     locate: Locate | None = None
 
     @classmethod
-    def read(cls, job_file: Path, cluster: str, settings: Sequence[str]) -> _Trees:
+    def read(
+        cls, job_file: Path, cluster: str, settings: Sequence[str], locate: Locate | None = None
+    ) -> _Trees:
         lock = read_lock(job_file)
         secrets, wrong = _secret_settings(lock, job_file, settings) if lock is not None else ([], [])
         job_settings, cluster_settings, found = read_settings((*secrets, *settings))
         wrong += found
-        job_tree, cluster_tree, found = _read_files(job_file, cluster, lock)
-        wrong += found
-        found = swapped(job_tree, cluster_tree)
-        if found:
+        job_tree: Tree | None
+        cluster_tree: Tree | None
+        if lock is not None:
+            place = Place(str(job_file))
+            job_tree = Tree.of(lock.job, place)
+            cluster_tree = Tree.of(lock.cluster, place._replace(prefix=f"{CLUSTER_PREFIX}."))
+        else:
+            job_tree, found = read_job_tree(job_file)
+            cluster_tree, in_profile = _read_profile(cluster)
+            wrong += found + in_profile
+        if found := swapped(job_tree, cluster_tree):
             return cls(job_file, None, None, [*wrong, *found])
+        sweep = defaults = None
         if cluster_tree is not None:
             cluster_tree = merge(cluster_tree, cluster_settings)
-        defaults = job_defaults(cluster_tree) if cluster_tree is not None else None
-        sweep = None
+            defaults = job_defaults(cluster_tree)
         if job_tree is not None:
             tree = merge_jobs(defaults, job_tree) if defaults is not None else job_tree
             tree = merge_jobs(tree, job_settings)
             sweep = tree.section("sweep") if "sweep" in tree.data else None
             job_tree = with_absolute_paths(tree.without(("sweep",)))
-        return cls(job_file, job_tree, cluster_tree, wrong, sweep)
+        return cls(job_file, job_tree, cluster_tree, wrong, sweep, locate)
+
+    def valid(self, model: type[Model], tree: Tree | None) -> Model | None:
+        """Build ``model`` of a tree; ``None`` if there is none, or a value is wrong."""
+        value, found = validate(model, tree) if tree is not None else (None, [])
+        self.diagnostics += found
+        return value
 
     def variant(self, chosen: Override) -> LoadedVariant:
         """Return one variant of a sweep, judged as a job file of its own; its name is in the job's."""
@@ -270,13 +266,7 @@ class _Trees:
 
     def facts(self) -> JobFacts | None:
         """Build both models and judge them by every rule; ``None`` if a value is wrong."""
-        job = cluster = None
-        if self.job is not None:
-            job, found = validate(JobFile, self.job)
-            self.diagnostics += found
-        if self.cluster is not None:
-            cluster, found = validate(ClusterProfile, self.cluster)
-            self.diagnostics += found
+        job, cluster = self.valid(JobFile, self.job), self.valid(ClusterProfile, self.cluster)
         if job is None or cluster is None:
             return None
         try:

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trtllm_hpc.backends import BACKENDS, backend_of
-from trtllm_hpc.backends.base import keys_without_effect
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
-from trtllm_hpc.config.rules import Excludes, Requires, Rules
+from trtllm_hpc.config.engine import DEFAULTS
+from trtllm_hpc.config.rules import Excludes, Requires, Rule
+from trtllm_hpc.config.types import Section
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
-RULES = Rules()
-RULES += [
-    Requires("repository.models", "serve.mode=orchestrator",
-             "is set, but serve.mode {job.serve.mode} serves one model",
-             "set serve.mode to orchestrator, or remove it"),
-    Requires("serve.mode=orchestrator", "repository.models",
-             "serve.mode orchestrator serves the models of this list, which is empty",
-             "list them: [{{name: tensorrt_llm, gpu_device_ids: [0]}}, ...], or set serve.mode to leader",
-             code="missing", at="repository.models"),
-    Requires("serve.disaggregated", "serve.mode=disaggregated",
-             "is set, but serve.mode is {job.serve.mode}", "set serve.mode to disaggregated, or remove it"),
-    Excludes("serve.routing!=least", "serve.mode=disaggregated",
-             "the front of the servers chooses among them", "set serve.disaggregated.router"),
-    Excludes("serve.tls", "serve.proxy=none", "only a proxy encrypts", "set serve.proxy to haproxy"),
-    Excludes("serve.idle_minutes", "serve.proxy=none", "only a proxy sees whether anybody asks",
-             "set serve.proxy to haproxy, or serve.idle_minutes to null"),
-    Excludes("serve.proxy=none", "serve.renew", "only a proxy can let open requests end",
-             "set serve.proxy to haproxy"),
-    Excludes("serve.renew", "stops_server", "the companion stops the server, so there is nothing to renew",
-             "set serve.keep_running to true"),
-    Requires("model.stage", "cluster.node_models_folder",
-             "the profile {cluster.name!r} names no folder on the nodes' own disks",
-             "set node_models_folder in the profile, e.g. to /local/models", code="missing"),
-]  # fmt: skip
 
-
-@RULES.add
 def section_has_its_backend(facts: JobFacts) -> Diagnostics:
     """Keys that only some backends have are set with these alone."""
     job, backend = facts.job, backend_of(facts.job)
@@ -48,7 +25,6 @@ def section_has_its_backend(facts: JobFacts) -> Diagnostics:
             yield in_job("conflict", key, message, f"set engine.backend to {owner}, or remove it")
 
 
-@RULES.add
 def keys_have_an_effect(facts: JobFacts) -> Diagnostics:
     """Each key of engine, repository and kv_cache has an effect on the job's backend."""
     job, backend = facts.job, backend_of(facts.job)
@@ -56,10 +32,27 @@ def keys_have_an_effect(facts: JobFacts) -> Diagnostics:
         # Another rule refuses repository.models, by the mode of serving.
         known = (*keys, "models") if section == "repository" else keys
         why = f"has no effect with engine.backend {job.engine.backend} and serve.frontend {job.frontend}"
-        yield from keys_without_effect(job, section, known, why, backend.unused_hint)
+        values, defaults = getattr(job, section), DEFAULTS[job.engine.backend] if section == "engine" else {}
+        for name, field in type(values).model_fields.items():
+            value = getattr(values, name)
+            default = defaults.get(name, field.get_default(call_default_factory=True))
+            if name not in known and value not in (None, default):
+                for key, setting in _leaves(f"{section}.{name}", value):
+                    yield in_job("conflict", key, why, backend.unused_hint, setting)
 
 
-@RULES.add
+def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the keys that are set in a section; the key itself if it is not a section."""
+    if not isinstance(value, Section):
+        return [(key, value)]
+    fields = ((name, type(value).model_fields[name]) for name in value.model_fields_set)
+    return [
+        (f"{key}.{name}", getattr(value, name))
+        for name, field in fields
+        if getattr(value, name) != field.get_default(call_default_factory=True)
+    ] or [(key, value)]
+
+
 def ranks_spread(facts: JobFacts) -> Diagnostics:
     """Every node runs the same number of ranks, and the local scheduler has one node."""
     job, cluster = facts.job, facts.cluster
@@ -86,7 +79,6 @@ def ranks_spread(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.nodes", message, hint, nodes)
 
 
-@RULES.add
 def gpus_suffice(facts: JobFacts) -> Diagnostics:
     """A node has a GPU for each of its ranks, if the cluster has GPUs."""
     job, cluster = facts.job, facts.cluster
@@ -112,7 +104,6 @@ def gpus_suffice(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.nodes", message, f"set serve.nodes to {fewest}", nodes)
 
 
-@RULES.add
 def instances_can_serve(facts: JobFacts) -> Diagnostics:
     """Several instances need a proxy and the mode leader."""
     serve = facts.job.serve
@@ -131,7 +122,6 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.placement", message, "set serve.placement to pack", serve.placement)
 
 
-@RULES.add
 def renewal_can_work(facts: JobFacts) -> Diagnostics:
     """A server that is renewed has a time limit, longer than it takes to start and to drain."""
     serve = facts.job.serve
@@ -172,7 +162,6 @@ def site_limits(facts: JobFacts) -> Diagnostics:
         yield in_job("site-limit", "serve.proxy", message, hint)
 
 
-@RULES.add
 def build_gpus(facts: JobFacts) -> Diagnostics:
     """The build needs no more GPUs than one node has."""
     job, cluster = facts.job, facts.cluster
@@ -183,7 +172,6 @@ def build_gpus(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "build.gpus", message, hint, wanted)
 
 
-@RULES.add
 def frontend_fits_backend(facts: JobFacts) -> Diagnostics:
     """Something serves the backend by the frontend that the job file names."""
     job = facts.job
@@ -195,7 +183,6 @@ def frontend_fits_backend(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.frontend", message, hint, job.serve.frontend)
 
 
-@RULES.add
 def mode_fits_backend(facts: JobFacts) -> Diagnostics:
     """Backend and frontend have the mode of serving."""
     job = facts.job
@@ -213,7 +200,6 @@ def mode_fits_backend(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.mode", message, hint, mode)
 
 
-@RULES.add
 def model_can_be_staged(facts: JobFacts) -> Diagnostics:
     """The nodes have a folder for a copy of the model, and the server loads the model's folder as it is."""
     job, stage = facts.job, facts.job.model.stage
@@ -222,3 +208,30 @@ def model_can_be_staged(facts: JobFacts) -> Diagnostics:
         message = "the server does not load the model's folder, but what the build stage makes of it"
         hint = "leave it out, or take a backend that loads a checkpoint, without engine.quantization"
         yield in_job("conflict", "model.stage", message, hint, stage)
+
+
+RULES: tuple[Rule, ...] = (
+    Requires("repository.models", "serve.mode=orchestrator",
+             "is set, but serve.mode {job.serve.mode} serves one model",
+             "set serve.mode to orchestrator, or remove it"),
+    Requires("serve.mode=orchestrator", "repository.models",
+             "serve.mode orchestrator serves the models of this list, which is empty",
+             "list them: [{{name: tensorrt_llm, gpu_device_ids: [0]}}, ...], or set serve.mode to leader",
+             code="missing", at="repository.models"),
+    Requires("serve.disaggregated", "serve.mode=disaggregated",
+             "is set, but serve.mode is {job.serve.mode}", "set serve.mode to disaggregated, or remove it"),
+    Excludes("serve.routing!=least", "serve.mode=disaggregated",
+             "the front of the servers chooses among them", "set serve.disaggregated.router"),
+    Excludes("serve.tls", "serve.proxy=none", "only a proxy encrypts", "set serve.proxy to haproxy"),
+    Excludes("serve.idle_minutes", "serve.proxy=none", "only a proxy sees whether anybody asks",
+             "set serve.proxy to haproxy, or serve.idle_minutes to null"),
+    Excludes("serve.proxy=none", "serve.renew", "only a proxy can let open requests end",
+             "set serve.proxy to haproxy"),
+    Excludes("serve.renew", "stops_server", "the companion stops the server, so there is nothing to renew",
+             "set serve.keep_running to true"),
+    Requires("model.stage", "cluster.node_models_folder",
+             "the profile {cluster.name!r} names no folder on the nodes' own disks",
+             "set node_models_folder in the profile, e.g. to /local/models", code="missing"),
+    *(section_has_its_backend, keys_have_an_effect, ranks_spread, gpus_suffice, instances_can_serve),
+    *(renewal_can_work, build_gpus, frontend_fits_backend, mode_fits_backend, model_can_be_staged),
+)  # fmt: skip

@@ -17,13 +17,11 @@ from trtllm_hpc.scheduler.discovery import (
     query_pyxis_scope,
     supports_pyxis,
 )
-from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Checks, Context
+from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
 
-CHECKS = Checks()
 _COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
 
-@CHECKS.add("slurm-commands", SRUN, on_slurm=True)
 def commands(context: Context) -> Diagnostic | None:
     """All commands but ``sacct``, which clusters without accounting lack."""
     missing = [name for name in _COMMANDS if shutil.which(name) is None]
@@ -34,7 +32,6 @@ def commands(context: Context) -> Diagnostic | None:
     return ok("Slurm's commands are on this machine")
 
 
-@CHECKS.add("slurm-conf", SRUN, on_slurm=True)
 def configuration(context: Context) -> Diagnostic | None:
     """Slurm's commands need the cluster's slurm.conf."""
     file = context.cluster.slurm_conf
@@ -47,7 +44,6 @@ def configuration(context: Context) -> Diagnostic | None:
     return ok(f"{file} can be read")
 
 
-@CHECKS.add("slurm-controller", CONTROLLER, on_slurm=True)
 def controller(context: Context) -> Diagnostic | None:
     """Nothing can be submitted while ``slurmctld`` does not answer."""
     if not context.can_ask_slurm:
@@ -62,7 +58,6 @@ def controller(context: Context) -> Diagnostic | None:
     return ok(f"Slurm's controller answers, with {count} partition{'s' * (count != 1)}")
 
 
-@CHECKS.add("mpi-plugin", SRUN, on_slurm=True)
 def mpi_plugin(context: Context) -> Diagnostic | None:
     """The ranks of a server join through PMIx."""
     wanted = context.cluster.mpi
@@ -85,7 +80,6 @@ def mpi_plugin(context: Context) -> Diagnostic | None:
     return ok(f"this Slurm offers the MPI plugin {wanted}")
 
 
-@CHECKS.add("partition", LIMITS, on_slurm=True)
 def partition(context: Context) -> Diagnostic | None:
     """The partitions exist, and have as many GPUs in a node as the profile says."""
     cluster = context.cluster
@@ -127,8 +121,8 @@ def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnost
         return fail(message, f"set {keys}gpu_type in the profile to one of these, or remove it")
     found = [item for item in found if kind in (None, item.gpu_type)]
     most, wanted = max(item.gpus_per_node for item in found), cluster.gpus_per_node
+    gpus = f"{most} GPU{'s' * (most != 1)}"
     if cluster.gpu_request != "none" and most < wanted:
-        gpus = f"{most} GPU{'s' * (most != 1)}"
         message = f"a node of the partition {name!r} has {gpus}, but the profile says {wanted}"
         hint = f"set {keys}gpus_per_node to {most} in the profile, or choose another partition"
         if cluster.is_sandbox:
@@ -139,11 +133,9 @@ def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnost
     if cluster.is_sandbox and most:
         real = any(item.gpu_type == REAL_GPU for item in found)
         source = ", the machine's own" if real else ", claimed: there is no GPU behind them"
-    gpus = f"{most} GPU{'s' * (most != 1)}"
     return ok(f"the partition {name!r} has {nodes} node{'s' * (nodes != 1)} of {gpus}{source}")
 
 
-@CHECKS.add("partition-limits", LIMITS, of_job=True, on_slurm=True)
 def limits(context: Context) -> Diagnostic | None:
     """Every stage asks for no more than its partition allows: beyond that Slurm lets a job wait for ever."""
     if not context.can_ask_slurm:
@@ -165,7 +157,6 @@ def limits(context: Context) -> Diagnostic | None:
     return ok("every stage asks for no more than its partition allows")
 
 
-@CHECKS.add("neighbours", LIMITS, of_job=True, on_slurm=True)
 def neighbours(context: Context) -> Diagnostic | None:
     """No other user shares a node with a server that listens at 127.0.0.1 and asks for no key."""
     is_reachable = context.job.frontend == "openai" and not context.cluster.exclusive
@@ -221,7 +212,6 @@ def _own_groups() -> set[str]:
     return names
 
 
-@CHECKS.add("pyxis", SRUN)
 def pyxis(context: Context) -> Diagnostic | None:
     """``srun`` takes container images only with NVIDIA's plugin."""
     if context.cluster.container.runtime != "pyxis":
@@ -236,7 +226,6 @@ def pyxis(context: Context) -> Diagnostic | None:
     return ok("this srun takes container images (pyxis)")
 
 
-@CHECKS.add("pyxis-scope")
 def pyxis_scope(context: Context) -> Diagnostic | None:
     """Where pyxis keeps all containers, those of a job would stay on the nodes for ever."""
     container = context.cluster.container
@@ -263,3 +252,16 @@ def pyxis_scope(context: Context) -> Diagnostic | None:
 
 def _reason(error: SubmissionError) -> str:
     return error.message.strip().rstrip(".")
+
+
+CHECKS = (
+    Check("slurm-commands", commands, SRUN, on_slurm=True),
+    Check("slurm-conf", configuration, SRUN, on_slurm=True),
+    Check("slurm-controller", controller, CONTROLLER, on_slurm=True),
+    Check("mpi-plugin", mpi_plugin, SRUN, on_slurm=True),
+    Check("partition", partition, LIMITS, on_slurm=True),
+    Check("partition-limits", limits, LIMITS, of_job=True, on_slurm=True),
+    Check("neighbours", neighbours, LIMITS, of_job=True, on_slurm=True),
+    Check("pyxis", pyxis, SRUN),
+    Check("pyxis-scope", pyxis_scope),
+)

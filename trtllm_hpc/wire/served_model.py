@@ -21,7 +21,7 @@ ALWAYS_SENT = ("bad_words", "stop_words")
 """Inputs that old releases of upstream's ensemble do not declare optional; an empty text asks for nothing."""
 TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT = "lora_task_id", "lora_weights", "lora_config"
 """Inputs for LoRA adapters; the first is a UINT64."""
-LORA_INPUTS = (TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT)
+
 
 CORE_MODEL = "tensorrt_llm"
 TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", CORE_MODEL)
@@ -53,11 +53,6 @@ class ServedModel:
     def is_llm_api(self) -> bool:
         """Whether it is the LLM API's model, whose inputs have names of their own."""
         return LLM_API_LENGTH in self.inputs
-
-    @property
-    def can_stop(self) -> bool:
-        """Whether it ends the request of an id when it is sent ``stop``, itself or by its core model."""
-        return self.ensemble or "stop" in self.inputs
 
     def prompt_values(self, prompt: str | Sequence[int]) -> dict[str, Any]:
         """Return the inputs that hold a prompt, and those that a request always has.

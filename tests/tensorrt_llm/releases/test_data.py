@@ -12,12 +12,12 @@ import pytest
 
 from trtllm_hpc.tensorrt_llm.releases import programs
 from trtllm_hpc.tensorrt_llm.releases.data_files import DATA, UNRELEASED, UNSET, parsed, read_data
-from trtllm_hpc.tensorrt_llm.releases.families import families
 from trtllm_hpc.tensorrt_llm.releases.programs import (
     BY_FAMILY,
     PROGRAM_FILES,
     Form,
     Program,
+    families,
     programs_of,
 )
 from trtllm_hpc.tensorrt_llm.releases.release import Release, releases

@@ -18,9 +18,9 @@ import httptools
 from trtllm_hpc.bench.load.messages import CHAT, LoadReply, Target, session_headers
 from trtllm_hpc.bench.load.timing import Clock, StampBounds
 from trtllm_hpc.errors import NotReady
-from trtllm_hpc.wire import openai, triton_response
+from trtllm_hpc.wire import openai, triton
 from trtllm_hpc.wire.response import error_message
-from trtllm_hpc.wire.triton_request import generate_url
+from trtllm_hpc.wire.triton import generate_url
 
 _CONNECT_TIMEOUT_S = 10.0
 _PAUSE_S = 0.05
@@ -229,7 +229,7 @@ class HttpClient:
             reply.error = error_message(b"".join(piece for _, piece in reply.chunks)) or "no error message"
             reply.chunks.clear()
         elif not self._target.is_openai:
-            error = triton_response.generate_error(_tail(reply))
+            error = triton.generate_error(_tail(reply))
         elif self._target.streaming:
             error = openai.stream_error(_tail(reply))
         if error is not None:

@@ -12,15 +12,22 @@ from typing import Any
 
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.bench.workload.request import WorkloadRequest
-from trtllm_hpc.client.options import BY_NAME
+from trtllm_hpc.client.request import BY_NAME
 from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Protocol
 from trtllm_hpc.runtime.records import SESSION_HEADER, Endpoint
 from trtllm_hpc.wire import openai
 from trtllm_hpc.wire.events import EventReader
 from trtllm_hpc.wire.response import Response, Usage, WrongResponse
 from trtllm_hpc.wire.served_model import ENSEMBLE, ServedModel
-from trtllm_hpc.wire.triton_request import generate_body, infer_request, tensors
-from trtllm_hpc.wire.triton_response import ANSWER_OUTPUTS, generate_outputs, infer_outputs, to_response
+from trtllm_hpc.wire.triton import (
+    ANSWER_OUTPUTS,
+    generate_body,
+    generate_outputs,
+    infer_outputs,
+    infer_request,
+    tensors,
+    to_response,
+)
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 COMPLETIONS, CHAT = "openai", "openai-chat"

@@ -1,4 +1,4 @@
-"""Upstream's programs and their options, release by release."""
+"""Upstream's programs and their options, release by release, and the families of models that they convert."""
 
 from __future__ import annotations
 
@@ -15,8 +15,54 @@ from trtllm_hpc.tensorrt_llm.releases.data_files import (
     parsed,
     read_data,
     value_at,
+    with_tuples,
 )
-from trtllm_hpc.tensorrt_llm.releases.families import families, family_folder
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models that the same programs convert with the same further arguments."""
+
+    name: str
+    """As it is written in ``model.family``."""
+    source: str
+    examples: str
+    """The family by which ``Release.command`` knows its programs."""
+    architectures: tuple[str, ...] = ()
+    """Names in ``config.json``."""
+    folder: Mapping[str, str] = field(default_factory=dict)
+    """Of its programs below TensorRT-LLM's ``examples``, by the first release with it; see ``value_at``."""
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """Every family that is known, by name."""
+    entries = read_data("families")["family"].items()
+    return {name: Family(name, **{"examples": name, **with_tuples(entry)}) for name, entry in entries}
+
+
+def find_family(stated: str | None, model_config: Mapping[str, Any] | None) -> Family | None:
+    """Return the family that is stated, else that of the model's ``config.json``; ``None`` if unknown."""
+    if stated is not None:
+        return families().get(stated)
+    named = (model_config or {}).get("architectures") or ()
+    return next((family for family in families().values() if set(family.architectures) & set(named)), None)
+
+
+def first_release(family: Family, model_config: Mapping[str, Any] | None) -> tuple[str, str] | None:
+    """Return what a model is, and the first release that builds an engine of it; ``None``: it is not known.
+
+    What the model is: the architecture in its ``config.json``, or the family where nothing names the former.
+    Where ``config.json`` could not be read, the first release with an architecture of the family counts.
+    """
+    named = tuple((model_config or {}).get("architectures") or ())
+    known: Mapping[str, Mapping[str, str]] = read_data("architectures")["architecture"]
+    first = {name: known[name]["since"] for name in named or family.architectures if name in known}
+    if not first:
+        return None
+    name = min(first, key=lambda architecture: parsed(first[architecture]))
+    return name if named or len(family.architectures) == 1 else family.name, first[name]
+
 
 PROGRAM_FILES: Mapping[str, str] = {
     "hf_gpt_convert.py": "hf_gpt_convert",
@@ -93,7 +139,9 @@ def load_program(version: str, name: str, family: str = "llama") -> Program | No
     read = _read_lines(table).get(version)
     if read is None:
         return None
-    folder = family_folder(version, own or family)
+    known = families().get(own or family)
+    # Below TensorRT-LLM's examples: models/core/llama.
+    folder = None if known is None else value_at(families()[known.examples].folder, version)
     file = value_at(table.get("file", UNSET), version) if own is None else folder and f"{folder}/{name}"
     file = file.format(family=folder or family) if file is not None else None
     return _program(name, own, version, table, read, file)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -92,15 +91,12 @@ class Release:
 @cache
 def releases() -> tuple[Release, ...]:
     """Every release that is known, oldest first."""
-    known = [_release(entry) for entry in read_data("releases")["release"]]
+    names, known = {field.name for field in fields(ContainerPaths)}, []
+    for entry in read_data("releases")["release"]:
+        paths = ContainerPaths(**{key: entry[key] for key in entry if key in names})
+        facts = {key: entry[key] for key in entry if key not in names}
+        known.append(Release(paths=paths, **with_tuples(facts)))
     return tuple(sorted(known, key=lambda release: parsed(release.version)))
-
-
-def _release(entry: Mapping[str, Any]) -> Release:
-    names = {field.name for field in fields(ContainerPaths)}
-    paths = ContainerPaths(**{key: entry[key] for key in entry if key in names})
-    facts = {key: entry[key] for key in entry if key not in names}
-    return Release(paths=paths, **with_tuples(facts))
 
 
 def tag_of_image(image: str) -> str | None:

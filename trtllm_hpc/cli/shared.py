@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -20,16 +20,49 @@ from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.paths import RunPaths, default_runs_folder, write_text
 from trtllm_hpc.runs.find import find_run, list_runs
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 if TYPE_CHECKING:
+    from trtllm_hpc.report.tables import Cell
+    from trtllm_hpc.runs.prune import Pruned
+
     ParameterType = click.ParamType[Any]
 else:
     ParameterType = click.ParamType  # generic only in the newest releases of click
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+class DefaultGroup(click.Group):
+    """A group whose command ``run`` may be left out: ``bench latest`` is ``bench run latest``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of use, not of the alphabet."""
+        return list(self.commands)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse ``bench latest --rate 4`` as ``bench run latest --rate 4``."""
+        if not args and ctx.resilient_parsing:
+            return super().parse_args(ctx, args)  # for shell completion, which offers commands, too
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write both forms."""
+        argument = next(it for it in self.commands["run"].params if isinstance(it, click.Argument))
+        formatter.write_usage(ctx.command_path, f"{argument.make_metavar(ctx)} [OPTIONS]")
+        formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...", prefix=" " * len("Usage: "))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of ``run``, and then the commands."""
+        run = self.commands["run"]
+        run.format_options(click.Context(run, ctx, "run"), formatter)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, it.short_help or "") for name, it in self.commands.items()])
 
 
 def complete_with(names: Callable[[click.Context], Iterable[str]], *, files: bool = False) -> Complete:
@@ -92,9 +125,8 @@ class Span(ParameterType):
 
 
 complete_run = complete_with(lambda ctx: ["latest", *(run.run_id for run in list_runs(runs_folder(ctx)))])
-optional_run = click.argument(
-    "run", required=False, metavar="[RUN]", callback=found_run, shell_complete=complete_run
-)
+_run = partial(click.argument, "run", metavar="[RUN]", callback=found_run, shell_complete=complete_run)
+optional_run = _run(required=False)
 """Passed on as ``run: RunPaths | None``."""
 runs_option = click.option(
     "--runs",
@@ -107,10 +139,7 @@ runs_option = click.option(
 
 def run_argument(command: Command) -> Command:
     """``RUN`` and ``--runs``; the command gets ``run: RunPaths`` and ``runs``."""
-    argument = click.argument(
-        "run", default="latest", metavar="[RUN]", callback=found_run, shell_complete=complete_run
-    )
-    return runs_option(argument(command))
+    return runs_option(_run(default="latest")(command))
 
 
 ignore_option = click.option(
@@ -276,20 +305,15 @@ def detaching(sentence: str, *following: str) -> Iterator[None]:
 
 
 def print_json(record: Any, *, indent: int | None = 2) -> None:
-    """Print a record, or a list of them, as JSON; without ``indent`` on one line."""
-    utf8 = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
-    click.echo(json_text(record, indent=indent, ascii_only=not utf8))
-
-
-def json_text(record: Any, *, indent: int | None = 2, ascii_only: bool = False) -> str:
-    """Return what :func:`print_json` prints.
+    """Print a record, or a list of them, as JSON; without ``indent`` on one line.
 
     A dataclass becomes an object of its fields, and of the properties that its ``PRINTED`` names. The JSON
     Schema of a command's output is made of the same fields and properties (``docs/reference/json.md``).
     """
     import json
 
-    return json.dumps(record, indent=indent, ensure_ascii=ascii_only, default=_plain)
+    utf8 = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
+    click.echo(json.dumps(record, indent=indent, ensure_ascii=not utf8, default=_plain))
 
 
 def _plain(value: Any) -> Any:
@@ -334,3 +358,71 @@ def job_options(command: Command, *, required: bool = True) -> Command:
         required=required,
         shell_complete=complete_with(job_names, files=True),
     )(cluster_option(set_option(runs_option(cast(Command, checked)))))
+
+
+Row = TypeVar("Row")
+
+
+def print_listing(
+    rows: Sequence[Row],
+    columns: Mapping[str, Callable[[Row], Cell]],
+    *,
+    as_json: bool = False,
+    empty: str = "",
+    below: str = "",
+    right: Collection[str] = (),
+    one_line: Collection[str] = (),
+    optional: Sequence[str] = (),
+) -> None:
+    """Print rows as a table, or as JSON.
+
+    Args:
+        columns: for each header what makes its cell of a row.
+        empty: printed if there are no rows; ``below``: printed below the table.
+        right, one_line, optional: as for :class:`trtllm_hpc.report.tables.Table`.
+    """
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        click.echo(empty)
+        return
+    from trtllm_hpc.report.tables import Table, print_table
+
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    print_table(Table(*columns, right=right, one_line=one_line, optional=optional, rows=cells))
+    if below:
+        click.echo(below)
+
+
+def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Sequence[Pruned]]], Any]:
+    """Make a command ``prune`` of a function that returns what a selection chooses.
+
+    It gets ``older_than_s: float | None`` and ``remove_them: bool``. ``last`` is for the help, e.g. ``used``.
+    """
+
+    def make(choose: Callable[..., Sequence[Pruned]]) -> Callable[..., None]:
+        @wraps(choose)
+        def prune(*, older_than: float | None, yes: bool, **others: Any) -> None:
+            from trtllm_hpc.report.formatting import format_bytes
+
+            if others.get("names") and older_than is not None:
+                raise click.UsageError("Give either names or --older-than.")
+            chosen = choose(older_than_s=older_than, remove_them=yes, **others)
+            done = "removed" if yes else "would be removed"
+            for it in chosen:
+                click.echo(
+                    f"{it.name}: {f'{done}, it {it.why}' if it.kept is None else f'stays, it {it.kept}'}"
+                )
+            going = [it for it in chosen if it.kept is None]
+            size = f", {format_bytes(sum(it.bytes or 0 for it in going))}" if with_sizes else ""
+            click.echo(f"{len(going)} {done}{size}")
+            if going and not yes:
+                click.echo("  next: the same command with --yes")
+
+        click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")(prune)
+        ago = f"Those {last} longer ago: 12h, 30d, 8w."
+        click.option("--older-than", type=Span(), metavar="SPAN", help=ago)(prune)
+        return prune
+
+    return make

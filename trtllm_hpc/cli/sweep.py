@@ -1,4 +1,4 @@
-"""``trtllm-hpc sweep list``, ``status``, ``watch``, ``cancel``, ``resume`` and ``report``."""
+"""``trtllm-hpc sweep``: run every variant of a job file, and find the best."""
 
 from __future__ import annotations
 
@@ -10,23 +10,109 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.api.sweep import Sweep
-from trtllm_hpc.cli.listing import print_listing
-from trtllm_hpc.cli.options import (
-    complete_with,
-    detaching,
-    json_option,
-    print_json,
-    print_warning,
-    runs_folder,
-    runs_option,
-)
+from trtllm_hpc.api.sweep import Sweep, plan_sweep
+from trtllm_hpc.cli import shared
+from trtllm_hpc.cli.shared import print_listing
 from trtllm_hpc.config.dump import flow
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.report.formatting import format_time
 from trtllm_hpc.report.tables import Table, print_table
-from trtllm_hpc.sweeps.record import find_sweep, list_sweeps
+from trtllm_hpc.sweeps.record import Variant, find_sweep, list_sweeps
 from trtllm_hpc.sweeps.status import SweepStatus
+
+
+@click.group("sweep", cls=shared.DefaultGroup)
+def command() -> None:
+    """Run the variants of JOB: every combination of some keys' values.
+
+    The variants stand in the job file's section `sweep`, or in --sweep. All are
+    checked before anything is queued. Each variant gets a run folder of its own
+    in RUNS/sweeps/ID/, and jobs of its own, which Slurm starts without this
+    command. A variant that fails stops no other one.
+
+    \b
+    Examples:
+      trtllm-hpc sweep job.yaml --sweep engine.tensor_parallel=2,4,8
+      trtllm-hpc sweep job.yaml --sweep engine.max_batch_size=64,256 --set sweep.max_running=2 --wait
+      trtllm-hpc sweep job.yaml --set sweep.allocation=one
+      trtllm-hpc sweep job.yaml --check
+      trtllm-hpc sweep status latest
+    """
+
+
+@dataclass(frozen=True)
+class CheckedSweep:
+    """A sweep of which nothing was submitted."""
+
+    name: str
+    """The job's."""
+    keys: tuple[str, ...]
+    """The keys that differ between the variants."""
+    variants: tuple[Variant, ...]
+    jobs: int
+    """How many jobs it would submit."""
+
+
+@command.command("run", short_help="Submit every variant of a job file; 'run' may be left out.")
+@shared.job_options
+@click.option(
+    "--sweep",
+    "options",
+    multiple=True,
+    metavar="KEY=A,B",
+    help="Add a key with its values to the grid.  [repeatable]",
+)
+@click.option("--check", is_flag=True, help="Only check the variants and list them.")
+@click.option("--skip-refused", is_flag=True, help="Submit the others if some variants are wrong.")
+@shared.ignore_option
+@click.option("--wait", is_flag=True, help="Follow the sweep to its end; exit with the code of what failed.")
+@shared.json_option
+def run_command(
+    job_file: Path,
+    cluster: str,
+    settings: tuple[str, ...],
+    runs: Path | None,
+    options: tuple[str, ...],
+    check: bool,
+    skip_refused: bool,
+    ignore: tuple[str, ...],
+    wait: bool,
+    as_json: bool,
+) -> int:
+    """Submit every variant of JOB: each combination of the values of its section `sweep`.
+
+    \b
+    Examples:
+      trtllm-hpc sweep run job.yaml --sweep engine.tensor_parallel=2,4,8
+      trtllm-hpc sweep run job.yaml --set sweep.max_running=2 --wait
+      trtllm-hpc sweep run job.yaml --set sweep.allocation=one
+      trtllm-hpc sweep run job.yaml --check --json
+
+    \b
+    Exit codes: those of `submit`; with --wait that of the first variant that failed.
+    """
+    planned = plan_sweep(
+        job_file, cluster, settings, runs, vary=options, skip_refused=skip_refused, ignored_checks=ignore
+    )
+    for warning in (*(f"left out: {found}" for found in planned.findings), *planned.warnings):
+        shared.print_warning(warning)
+    record, count = planned.record, len(planned.runs)
+    if check and as_json:
+        checked = CheckedSweep(record.name, tuple(record.keys), tuple(record.variants), planned.jobs)
+        shared.print_json(checked)
+        return 0
+    if check:
+        for variant in record.variants:
+            click.echo(f"{variant.name}{'  (left out)' if variant.refused else ''}")
+        click.echo(f"{count} variants, {planned.jobs} jobs; nothing was submitted")
+        return 0
+    planned.write()
+    sweep = Sweep(planned.paths)
+    if not as_json:
+        click.echo(f"sweep {sweep.id}: {count} variants\n  folder {sweep.paths.folder}")
+    print_submitted(sweep, (), as_json=as_json and not wait)
+    return watch(sweep, as_json=as_json) if wait else 0
+
 
 _LINE_PAUSE_S = 30.0
 """Shortest pause between two lines of 'watch' that say the same."""
@@ -34,7 +120,7 @@ _LINE_PAUSE_S = 30.0
 
 def _found(ctx: click.Context, param: click.Parameter, value: str) -> Sweep:
     """Callback of ``SWEEP``: its folder, its id, the job's name, or ``latest``; raises RunNotFound."""
-    return Sweep(find_sweep(value, runs_folder(ctx)))
+    return Sweep(find_sweep(value, shared.runs_folder(ctx)))
 
 
 sweep_argument = click.argument(
@@ -42,8 +128,8 @@ sweep_argument = click.argument(
     default="latest",
     metavar="[SWEEP]",
     callback=_found,
-    shell_complete=complete_with(
-        lambda ctx: ["latest", *(it.sweep_id for it in list_sweeps(runs_folder(ctx)))]
+    shell_complete=shared.complete_with(
+        lambda ctx: ["latest", *(it.sweep_id for it in list_sweeps(shared.runs_folder(ctx)))]
     ),
 )
 """Passed on as ``sweep: Sweep``."""
@@ -65,9 +151,9 @@ class SweepRow:
     """Seconds since the epoch."""
 
 
-@click.command("list")
-@runs_option
-@json_option
+@command.command("list", short_help="List the sweeps.")
+@shared.runs_option
+@shared.json_option
 def list_command(runs: Path | None, as_json: bool) -> None:
     """List the sweeps, the newest first.
 
@@ -80,7 +166,7 @@ def list_command(runs: Path | None, as_json: bool) -> None:
         try:
             record = sweep.record
         except RunNotFound as error:
-            print_warning(error.message)
+            shared.print_warning(error.message)
             continue
         folder, count = str(sweep.paths.folder), len(record.variants)
         rows.append(SweepRow(sweep.id, folder, record.name, record.keys, count, record.created_at))
@@ -93,17 +179,17 @@ def list_command(runs: Path | None, as_json: bool) -> None:
             "begun": lambda row: format_time(row.created_at),
         },
         as_json=as_json,
-        empty=f"no sweeps in {runs_folder(click.get_current_context())}; see trtllm-hpc sweep --help",
+        empty=f"no sweeps in {shared.runs_folder(click.get_current_context())}; see trtllm-hpc sweep --help",
         right=("variants",),
         one_line=("sweep", "begun"),
         optional=("begun",),
     )
 
 
-@click.command("status")
+@command.command("status", short_help="Show the state of each variant.")
 @sweep_argument
-@runs_option
-@json_option
+@shared.runs_option
+@shared.json_option
 def status_command(sweep: Sweep, runs: Path | None, as_json: bool) -> None:
     """Show the state of each variant of SWEEP, and why it was refused or has failed.
 
@@ -117,10 +203,10 @@ def status_command(sweep: Sweep, runs: Path | None, as_json: bool) -> None:
     _print_status(sweep.status, as_json)
 
 
-@click.command("watch")
+@command.command("watch", short_help="Follow a sweep to its end.")
 @sweep_argument
-@runs_option
-@json_option
+@shared.runs_option
+@shared.json_option
 def watch_command(sweep: Sweep, runs: Path | None, as_json: bool) -> int:
     """Follow SWEEP until none of its jobs is left.
 
@@ -135,10 +221,10 @@ def watch_command(sweep: Sweep, runs: Path | None, as_json: bool) -> int:
     return watch(sweep, as_json=as_json)
 
 
-@click.command("cancel")
+@command.command("cancel", short_help="Cancel a sweep, or some of its variants.")
 @sweep_argument
 @_variants_argument
-@runs_option
+@shared.runs_option
 def cancel_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -> None:
     """Cancel all jobs of SWEEP, or those of some variants.
 
@@ -150,10 +236,10 @@ def cancel_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -
     _print_status(sweep.cancel(variants), as_json=False)
 
 
-@click.command("resume")
+@command.command("resume", short_help="Submit what has not completed.")
 @sweep_argument
 @_variants_argument
-@runs_option
+@shared.runs_option
 def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -> None:
     """Submit the variants of SWEEP that have not completed and are not in the queue.
 
@@ -168,11 +254,11 @@ def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -
     print_submitted(sweep, variants, as_json=False)
 
 
-@click.command("report")
+@command.command("report", short_help="Write the frontier and the best variant as one HTML file.")
 @sweep_argument
 @click.option("--slo", metavar="LIMITS", help="Rank under these limits.  [default: those of the job file]")
-@runs_option
-@json_option
+@shared.runs_option
+@shared.json_option
 def report_command(sweep: Sweep, slo: str | None, runs: Path | None, as_json: bool) -> None:
     """Write the report of SWEEP, one HTML file, and name its best variant.
 
@@ -189,7 +275,7 @@ def report_command(sweep: Sweep, slo: str | None, runs: Path | None, as_json: bo
 
     results = sweep.results(slo=slo)
     if as_json:
-        print_json(results)
+        shared.print_json(results)
         return
     write_report(results, sweep.paths.report)
     click.echo(sweep.paths.report)
@@ -203,10 +289,10 @@ def print_submitted(sweep: Sweep, only: Collection[str], *, as_json: bool) -> No
         click.echo(f"  submitted {number} of {count}: {name}", err=as_json)
 
     following = f"trtllm-hpc sweep resume {sweep.id}", f"trtllm-hpc sweep cancel {sweep.id}"
-    with detaching("Stopped; the variants listed above are submitted.", *following):
+    with shared.detaching("Stopped; the variants listed above are submitted.", *following):
         count = sweep.resume(only, show)
     if as_json:
-        print_json(sweep.status)
+        shared.print_json(sweep.status)
     elif count:
         click.echo(f"next: trtllm-hpc sweep status {sweep.id}, or trtllm-hpc sweep watch {sweep.id}")
     else:
@@ -225,7 +311,7 @@ def watch(sweep: Sweep, *, as_json: bool) -> int:
             click.echo(f"  {datetime.now():%H:%M:%S}  {line}", err=True)
 
     following = f"trtllm-hpc sweep watch {sweep.id}", f"trtllm-hpc sweep cancel {sweep.id}"
-    with detaching("Stopped watching; the sweep goes on.", *following):
+    with shared.detaching("Stopped watching; the sweep goes on.", *following):
         status = sweep.wait(show)
     _print_status(status, as_json)
     return int(status.exit_code)
@@ -233,7 +319,7 @@ def watch(sweep: Sweep, *, as_json: bool) -> int:
 
 def _print_status(status: SweepStatus, as_json: bool) -> None:
     if as_json:
-        print_json(status)
+        shared.print_json(status)
         return
     keys = [key.rpartition(".")[2] for key in status.keys]
     table = Table("variant", *keys, "state", "why", one_line=("variant", "state"), optional=keys)
