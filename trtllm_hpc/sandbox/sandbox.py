@@ -14,8 +14,16 @@ from typing import Any
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import read_json, write_text
 from trtllm_hpc.runtime.node import SCRATCH, remove_leftovers
-from trtllm_hpc.sandbox import network, nodes, requirements, state_folder
-from trtllm_hpc.sandbox.cluster import Cluster, Status, check_pmix, start_daemons
+from trtllm_hpc.sandbox import nodes, requirements, state_folder
+from trtllm_hpc.sandbox.cluster import (
+    Cluster,
+    Status,
+    check_pmix,
+    connect_nodes,
+    free_subnet,
+    remove_interface,
+    start_daemons,
+)
 from trtllm_hpc.sandbox.hosts import JOB_IDS, ROOT, SandboxLayout, Shape, check_name
 from trtllm_hpc.sandbox.nodes import Node, end_all, marked_processes
 from trtllm_hpc.sandbox.processes import Progress, lock, silent
@@ -163,7 +171,7 @@ class Sandbox:
             for node, process in zip(hosts, starting, strict=True):
                 nodes.await_mounts(node, process)
             check_pmix(cluster)
-            network.connect(layout, cluster.head, cluster.nodes)
+            connect_nodes(layout, cluster.head, cluster.nodes)
             start_daemons(cluster, tell)
             for process in starting:
                 nodes.keep(process)
@@ -177,7 +185,7 @@ class Sandbox:
         with lock("state folders"):
             self.folder.path.mkdir(mode=0o755, parents=True)
             others = (read_json(state) for state in ROOT.glob(f"*/{self.folder.state.name}"))
-            subnet = network.free_subnet([other["subnet"] for other in others if other])
+            subnet = free_subnet([other["subnet"] for other in others if other])
             layout = SandboxLayout(
                 self.name, shape, subnet, requirements.gpu_devices() if shape.real_gpus else ()
             )
@@ -197,7 +205,7 @@ class Sandbox:
                 of_job = re.match(r"trt(\d+)_", name.name)
                 if of_job and 0 <= int(of_job[1]) - layout.first_job_id < JOB_IDS:
                     remove_leftovers(of_job[0])
-        network.remove(self.name)
+        remove_interface(self.name)
         with lock("state folders"), suppress(FileNotFoundError):
             shutil.rmtree(self.folder.path)
             with suppress(OSError):  # other sandboxes are in it
