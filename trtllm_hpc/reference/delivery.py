@@ -18,7 +18,6 @@ import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.generation import (
-    Cancelled,
     Generated,
     GenerationRequest,
     Outcome,
@@ -138,11 +137,11 @@ class Delivery:
                 self._observe(len(request.prompt), len(generated.tokens))
             self._send(opened, response, is_last=generated.is_final)
 
-    def _fail(self, opened: _Open, error: RequestFailed) -> None:
+    def _fail(self, opened: _Open, error: RequestFailed, *, is_cancelled: bool = False) -> None:
         """Answer a request with an error."""
         kinds = self._triton.TritonError
-        codes = {QueueFull: kinds.UNAVAILABLE, Cancelled: kinds.CANCELLED}
-        code = codes.get(type(error), kinds.INVALID_ARG)
+        code = kinds.UNAVAILABLE if isinstance(error, QueueFull) else kinds.INVALID_ARG
+        code = kinds.CANCELLED if is_cancelled else code
         with opened.lock:
             if opened.is_answered:
                 return
@@ -165,7 +164,8 @@ class Delivery:
                     with opened.lock:
                         is_left = not opened.is_answered and opened.sender.is_cancelled()
                     if is_left:
-                        self._fail(opened, Cancelled("The request was cancelled."))
+                        error = RequestFailed("The request was cancelled.")
+                        self._fail(opened, error, is_cancelled=True)
                 except Exception:  # noqa: BLE001 - after any error the others must be checked
                     _log.exception("cannot ask Triton whether a client disconnected")
 
