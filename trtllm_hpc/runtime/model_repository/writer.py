@@ -10,13 +10,13 @@ from typing import Any
 from trtllm_hpc.errors import Diagnostic, ExitCode
 from trtllm_hpc.paths import RunPaths, read_json, write_folder_aside
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.schema import text_format
 from trtllm_hpc.runtime.model_repository.template import (
     RepositoryInvalid,
     edit,
     fill,
     find_placeholders,
     in_model,
+    text_format,
 )
 
 CONFIG = "config.pbtxt"
