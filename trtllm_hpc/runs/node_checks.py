@@ -24,7 +24,7 @@ from trtllm_hpc.runtime.engine_cache.shared_files import remove
 from trtllm_hpc.runtime.front import with_addresses
 from trtllm_hpc.runtime.node_checks import PARTS
 from trtllm_hpc.runtime.node_checks.exchange import Wanted, read_found
-from trtllm_hpc.runtime.served_model import AUTH_KEY
+from trtllm_hpc.runtime.servers.openai import AUTH_KEY
 from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
 from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import Slurm

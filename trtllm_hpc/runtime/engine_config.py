@@ -64,10 +64,8 @@ def read_engine(folder: Path) -> EngineConfig:
         record = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(record, dict):
             raise TypeError("it is no object")
-        reader = _new if "pretrained_config" in record else _old if "builder_config" in record else None
-        if reader is None:
-            raise KeyError("pretrained_config")
-        return reader(folder, record)
+        has_old_layout = "builder_config" in record and "pretrained_config" not in record
+        return (_old if has_old_layout else _new)(folder, record)
     except FileNotFoundError:
         raise NotAnEngine(f"there is no engine in {folder}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

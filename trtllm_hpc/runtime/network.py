@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import time
-from argparse import Namespace
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -41,17 +40,20 @@ _Nodes: TypeAlias = list[tuple[dict[str, Any], _Stream]]
 """Each node's number, host and place, and the connection to it."""
 
 
-def check_network(paths: RunPaths, options: Namespace) -> int:
-    """Exchange packets with the other nodes; returns 0, or the exit code of a refused start."""
+def check_network(paths: RunPaths, first: int, nodes: int, interface: str | None) -> int:
+    """Exchange packets with the other nodes; returns 0, or the exit code of a refused start.
+
+    ``first`` is the number of the step's first node in the job, which has so many ``nodes``.
+    """
     remove_of_ended_jobs()  # the first step on each node, and outside the container
     host, (address, port, key) = socket.gethostname(), os.environ[_MEETING].split()
-    own = socket.create_server((own_address(options.interface), 0), backlog=options.nodes)
+    own = socket.create_server((own_address(interface), 0), backlog=nodes)
     Thread(target=_answer_peers, args=(own, key), daemon=True).start()
-    hello = {"key": key, "number": options.first + task_number(), "host": host, "at": own.getsockname()}
+    hello = {"key": key, "number": first + task_number(), "host": host, "at": own.getsockname()}
     try:
         if hello["number"] == 0:
-            meeting = socket.create_server((address, int(port)), backlog=options.nodes)
-            Thread(target=_lead, args=(paths, options.nodes, meeting, key), daemon=True).start()
+            meeting = socket.create_server((address, int(port)), backlog=nodes)
+            Thread(target=_lead, args=(paths, nodes, meeting, key), daemon=True).start()
         faults = _follow(address, int(port), hello)
     except OSError as error:  # the first node cannot report this
         return _refuse(paths, [f"{host} and the first node, {address}, cannot talk: {error}"])

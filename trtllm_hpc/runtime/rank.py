@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.alone import host_variables
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.ending import AFTER_LEADER_S, NO_SUPERVISOR, End, Observed, conclude, decide
 from trtllm_hpc.runtime.gpus import GpuWatch
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
-from trtllm_hpc.runtime.launched_server import LaunchedServer
+from trtllm_hpc.runtime.launched_server import LaunchedServer, host_variables
 from trtllm_hpc.runtime.leader import Leader
-from trtllm_hpc.runtime.node import interface_towards, make_owned, make_private, remove_leftovers, step_tasks
+from trtllm_hpc.runtime.node import (
+    interface_towards,
+    make_owned,
+    make_private,
+    remove_leftovers,
+    shm_prefix,
+    step_tasks,
+)
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
     allow_large_requests,
@@ -35,15 +41,26 @@ from trtllm_hpc.runtime.process import (
     step_daemon,
 )
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE, remove_abandoned
-from trtllm_hpc.runtime.python_backend import ModelProcesses
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, rank_records
-from trtllm_hpc.runtime.server_spec import RankOptions
+from trtllm_hpc.runtime.server_spec import RankOptions, read_spec
 from trtllm_hpc.runtime.servers import start_command
+from trtllm_hpc.runtime.servers.triton import ModelProcesses
 
 Child = subprocess.Popen[bytes] | LaunchedServer
 _TICK_S = 0.2
 _CAUSE_S = AFTER_LEADER_S / 2
 """How long a worker waits for the reason for which its server has ended."""
+
+
+def run_rank(paths: RunPaths, rank: int, spec: Path, launcher: str | None, **given: Any) -> int:
+    """Run one rank of the server that the file ``spec`` describes; returns its exit code.
+
+    ``launcher`` replaces the file's; ``given`` are further fields of RankOptions. Raises StartFailed if the
+    file is damaged.
+    """
+    read, prefix = read_spec(spec), shm_prefix(os.environ["TRTLLM_HPC_INSTANCE"], rank)
+    server = replace(read, launcher=launcher or read.launcher)
+    return RankSupervisor(paths, RankOptions(rank=rank, prefix=prefix, spec=server, **given)).run()
 
 
 class RankSupervisor:
@@ -52,15 +69,7 @@ class RankSupervisor:
     def __init__(self, paths: RunPaths, options: RankOptions) -> None:
         self._paths = paths
         self._options = options
-        self._record = RankRecord(
-            step=options.step,
-            rank=options.rank,
-            world_size=options.world_size,
-            job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            started_at=time.time(),
-        )
+        self._record = RankRecord.begun(options.step, options.rank, options.world_size)
         self._record_file = paths.rank_record(options.step, options.rank)
         self._failure_file = paths.failure_reason(options.step, options.rank)
         self._signal: str | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -209,6 +210,12 @@ class RankRecord(JsonRecord):
     """What the preflight has found: GPU ids, /dev/shm, MPI library..."""
     gpus: list[dict[str, Any]] = field(default_factory=list)
     """The last reading of each of its GPUs, as :mod:`trtllm_hpc.runtime.gpus` writes it; once a minute."""
+
+    @classmethod
+    def begun(cls, step: str, rank: int, world_size: int) -> RankRecord:
+        """Return the record of a rank that begins now, in this process."""
+        job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
+        return cls(step, rank, world_size, job_id, socket.gethostname(), os.getpid(), time.time())
 
 
 def rank_records(paths: RunPaths, step: str) -> list[RankRecord]:

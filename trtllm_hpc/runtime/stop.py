@@ -122,14 +122,9 @@ def server_has_ended(paths: RunPaths) -> bool:
     marks = [event for event in read_events(paths, "serve") if event.name.startswith("stage_")]
     if not marks or marks[-1].name != "stage_end":
         return False
-    return not _is_followed(paths, marks[-1].data.get("job_id"))
-
-
-def _is_followed(paths: RunPaths, ended_job_id: str | None) -> bool:
-    """Return whether another job is to serve after the one that has ended (``serve.renew``)."""
-    try:
-        renewal = read_json(paths.renewal) or {}
+    try:  # another job may be to serve after the one that has ended (``serve.renew``)
+        renewal, ended = read_json(paths.renewal) or {}, marks[-1].data.get("job_id")
     except (OSError, ValueError):
-        return True  # until the next look
+        return False  # until the next look
     # The next job takes its place in this record a moment before it records its begin.
-    return renewal.get("next_job_id") is not None or renewal.get("job_id", ended_job_id) != ended_job_id
+    return renewal.get("next_job_id") is None and renewal.get("job_id", ended) == ended

@@ -65,7 +65,8 @@ def _refusals() -> Iterator[None]:
     except ImportError:
         raise
     except Exception as error:  # of click, pydantic, upstream itself
-        raise RefusedByUpstream(_text(error)) from error
+        said = error.format_message() if hasattr(error, "format_message") else str(error)
+        raise RefusedByUpstream(f"{type(error).__name__}: {said}"[:_TEXT_LIMIT]) from error
 
 
 class _Reached(BaseException):
@@ -103,8 +104,3 @@ def _checked(arguments: Mapping[str, Any]) -> Any:
         if key not in kind.model_fields and key != "backend":
             raise ValueError(f"LLM got invalid argument: {key}")
     return kind.from_kwargs(**given)
-
-
-def _text(error: Exception) -> str:
-    said = error.format_message() if hasattr(error, "format_message") else str(error)
-    return f"{type(error).__name__}: {said}"[:_TEXT_LIMIT]

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -65,8 +65,12 @@ def run_variants(folder: Path, names: Sequence[str], minutes: float) -> int:
 
 
 def _run_variant(run: RunPaths, signals: Collection[str]) -> int:
-    """Run the stages of a variant that have scripts of their own: the build, then the others at once."""
-    stages = list(_stages(run))
+    """Run the stages that have scripts and have not completed: the build, then the others at once."""
+    stages = []
+    for stage in STAGES:
+        ends = [event for event in read_events(run, stage) if event.name == "stage_end"]
+        if run.sbatch(stage).exists() and not (ends and ends[-1].data.get("exit_code") == 0):
+            stages.append(stage)
     if "build" in stages and (code := _run_stage(run, "build", signals)):
         return code
     others = [stage for stage in stages if stage != "build"]
@@ -89,14 +93,6 @@ def _run_stage(run: RunPaths, stage: str, signals: Collection[str]) -> int:
     if marks[-1:] == ["stage_begin"]:
         end(run, stage, code)  # its script was killed
     return code
-
-
-def _stages(run: RunPaths) -> Iterator[str]:
-    """Yield the stages that have a script and have not completed."""
-    for stage in STAGES:
-        ends = [event for event in read_events(run, stage) if event.name == "stage_end"]
-        if run.sbatch(stage).exists() and not (ends and ends[-1].data.get("exit_code") == 0):
-            yield stage
 
 
 def _token(run: RunPaths) -> str | None:

@@ -15,11 +15,18 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.alone import alone
 from trtllm_hpc.runtime.caches import CACHES, OF_HOME, TOP
 from trtllm_hpc.runtime.checks import installed_versions, planned_version, wheel_numpy
-from trtllm_hpc.runtime.node_checks.child import ChildReport, attempt, error_of, record, run_child
-from trtllm_hpc.runtime.node_checks.exchange import Findings, Wanted
+from trtllm_hpc.runtime.launched_server import alone
+from trtllm_hpc.runtime.node_checks.exchange import (
+    ChildReport,
+    Findings,
+    Wanted,
+    attempt,
+    error_of,
+    record,
+    run_child,
+)
 from trtllm_hpc.runtime.process import captured
 
 _HELP_S = 180
@@ -156,10 +163,11 @@ def _imported(outcome: ChildReport) -> Diagnostic:
     if isinstance(version, str):
         return ok(f"TensorRT-LLM {version} can be imported in the image")
     why = error_of(version) or outcome.why("import tensorrt_llm")
-    return fail(f"TensorRT-LLM cannot be imported in the image: {why}", _import_hint(why))
+    return fail(f"TensorRT-LLM cannot be imported in the image: {why}", import_hint(why))
 
 
-def _import_hint(why: str) -> str:
+def import_hint(why: str) -> str:
+    """Return what to do about an import that failed."""
     if "libcuda" in why or "libnvidia" in why:
         return "the container lacks the driver's libraries: does apptainer or pyxis pass the GPUs on?"
     if "No module named 'tensorrt_llm'" in why:

@@ -10,6 +10,7 @@ import shutil
 import socket
 import sys
 import sysconfig
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from urllib.parse import quote
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import wheel_numpy
-from trtllm_hpc.runtime.probe import PROMPT, QUICK_S, Question, call, quickly
+from trtllm_hpc.runtime.process import descendants, name_of, parent_of, state_of
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE
+from trtllm_hpc.runtime.questions import PROMPT, QUICK_S, Question, call, quickly
 from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
 
 WHEEL = "pytriton"
@@ -30,6 +32,12 @@ _LENGTHS = ("max_tokens", "sampling_param_max_tokens")
 """Input of upstream's text models, and of the LLM API's."""
 _NO_WORDS = ("bad_words", "stop_words")
 """Not optional in old releases of upstream's ensemble."""
+_STUB = "triton_python_b"
+"""What the kernel keeps of ``triton_python_backend_stub``."""
+_SEARCH_S = 5.0
+_LOOK_S = 1.0
+_DEAD_S = 3.0
+"""A zombie for so long is not about to be reaped; a server that ends by itself has had time to."""
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
 
 
@@ -112,17 +120,6 @@ def _libpython(folder: Path, version: str) -> Path:
     return folder
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, file: Path, timeout_s: float) -> None:
-        super().__init__("triton", timeout=timeout_s)
-        self._file = file
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._file))
-
-
 @dataclass(frozen=True)
 class TritonHttp:
     """Triton's own endpoint."""
@@ -172,7 +169,7 @@ class TritonHttp:
         ]
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a new connection to the endpoint."""
+        """Return a new connection to the endpoint; raises OSError where its socket cannot be reached."""
         return self._connection("http", self.http_port, timeout_s)
 
     def metrics(self) -> str:
@@ -181,9 +178,17 @@ class TritonHttp:
         return call(connection, "GET", "/metrics").decode(errors="replace")
 
     def _connection(self, kind: str, port: int, timeout_s: float) -> http.client.HTTPConnection:
-        if self.sockets is not None:
-            return _UnixConnection(self.sockets / kind, timeout_s)
-        return http.client.HTTPConnection(self.address, port, timeout=timeout_s)
+        if self.sockets is None:
+            return http.client.HTTPConnection(self.address, port, timeout=timeout_s)
+        connection = http.client.HTTPConnection("triton", timeout=timeout_s)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(timeout_s)
+        try:
+            connection.sock.connect(str(self.sockets / kind))
+        except OSError:
+            connection.close()
+            raise
+        return connection
 
     def others_ask(self) -> bool:
         """Return true: the proxy's connections over gRPC stay open, whether anybody asks or not."""
@@ -210,3 +215,48 @@ class TritonHttp:
             return None
         words = {name: "" for name in _NO_WORDS if name in inputs and length == _LENGTHS[0]}
         return json.dumps({"text_input": PROMPT, length: 1, **words}).encode()
+
+
+class ModelProcesses:
+    """The processes of a server's Python models, which are descendants of this process.
+
+    Triton does not miss one that dies: it goes on saying that it is ready, and each request for the model
+    fails after a second's wait (2.51). It never waits for such a child, which so stays a zombie; a model that
+    is unloaded leaves none.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[int, str] = {}
+        self._dead_since: dict[int, float] = {}
+        self._search_at = self._look_at = 0.0
+
+    def dead(self) -> str | None:
+        """Return a model of which a process has died by itself. May be called often."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return None
+        self._look_at = now + _LOOK_S
+        if now >= self._search_at:
+            self._search_at = now + _SEARCH_S
+            self._search()
+        for pid in list(self._models):
+            state = state_of(pid)
+            if state is None:
+                del self._models[pid]
+                self._dead_since.pop(pid, None)
+            elif state == "Z" and now - self._dead_since.setdefault(pid, now) >= _DEAD_S:
+                return self._models[pid]
+        return None
+
+    def _search(self) -> None:
+        own = os.getpid()
+        for pid in descendants(own):
+            # What such a process has forked looks the same, and is the model's own matter; once its parent
+            # has died, it is a child of this process.
+            if pid in self._models or (parent := parent_of(pid)) in (own, None) or name_of(parent) == _STUB:
+                continue
+            with suppress(OSError):
+                arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+                if name_of(pid) == _STUB and len(arguments) > 1:
+                    # Its first argument is MODEL/VERSION/model.py.
+                    self._models[pid] = Path(arguments[1]).parent.parent.name
