@@ -21,7 +21,7 @@ from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.sandbox import Sandbox
-from trtllm_hpc.sandbox.state_folder import Folder
+from trtllm_hpc.sandbox.hosts import Folder
 from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.slurm import Slurm, run_command
 
