@@ -104,21 +104,19 @@ async def _answered(service: ServedByTriton, request: Request, asked: Completion
     writer = AnswerWriter(asked.model, is_chat=isinstance(asked, ChatBody))
     sent = sum(len(prompt.ids) for prompt in prompts)
     if not asked.stream:
-        answers = await _unless_gone(request, _joined(parts, len(choices)))
+        answers = [AnswerPart()] * len(choices)
+
+        async def join() -> None:
+            async with aclosing(parts) as received:
+                async for index, part in received:
+                    answers[index] += part
+
+        await _unless_gone(request, join())
         return JSONResponse(writer.whole(answers, usage(sent, sum(answer.count for answer in answers))))
     events = _events(asked, parts, writer, sent)
     # Before the first part an error has a status of its own.
     first = await _unless_gone(request, anext(events))
     return StreamingResponse(_from_first(first, events), media_type="text/event-stream")
-
-
-async def _joined(parts: AsyncGenerator[tuple[int, AnswerPart]], count: int) -> list[AnswerPart]:
-    """Return so many whole answers."""
-    answers = [AnswerPart()] * count
-    async with aclosing(parts) as received:
-        async for index, part in received:
-            answers[index] += part
-    return answers
 
 
 async def _events(
