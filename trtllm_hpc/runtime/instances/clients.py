@@ -15,12 +15,11 @@ from dataclasses import asdict
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.guests import IDLE, Visits, guest_keys
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.instances.proxies import Proxies
 from trtllm_hpc.runtime.leader import ReadyRecord
-from trtllm_hpc.runtime.proxy import TRITON_KINDS, Proxy, fingerprint
-from trtllm_hpc.runtime.records import Endpoint, read_events, try_event
+from trtllm_hpc.runtime.proxy import TRITON_KINDS, fingerprint
+from trtllm_hpc.runtime.records import IDLE, Endpoint, Visits, guest_keys, read_events, try_event
 from trtllm_hpc.runtime.renewal import note_renewed
 
 _LOOK_S = 1.0
@@ -50,32 +49,27 @@ class ClientWatch:
             return None
         self._look_at = now + _LOOK_S
         with suppress(OSError, ValueError):  # HAProxy is started again, or the file system fails: until then
-            self._look_at_proxy(proxy, now)
+            asked = dict(self._visits.asked)
+            keys = guest_keys(self._paths, time.time())
+            proxy.admit(keys)
+            for name, (count, running) in proxy.asked().items():
+                more = count - self._counts.get(name, 0)
+                more = count if more < 0 else more  # HAProxy was started again, and counts from zero
+                self._counts[name] = count
+                if more or running:
+                    asked[name] = [asked.get(name, [0])[0] + more, time.time()]
+                    self._asked_at = now
+            self._visits = Visits(sorted(keys.values()), asked)
+            is_due = self._visits.admitted != self._written.admitted or now >= self._write_at
+            if is_due and self._visits != self._written:
+                self._visits.write(self._paths.visits)
+                self._written, self._write_at = self._visits, now + _WRITE_S
         if not serves:
             self._asked_at = now
-        return None if self._idle_s is None else self._idle(self._idle_s, self._asked_at + self._idle_s - now)
-
-    def _look_at_proxy(self, proxy: Proxy, now: float) -> None:
-        asked = dict(self._visits.asked)
-        keys = guest_keys(self._paths, time.time())
-        proxy.admit(keys)
-        for name, (count, running) in proxy.asked().items():
-            more = count - self._counts.get(name, 0)
-            more = count if more < 0 else more  # HAProxy was started again, and counts from zero
-            self._counts[name] = count
-            if more or running:
-                asked[name] = [asked.get(name, [0])[0] + more, time.time()]
-                self._asked_at = now
-        self._visits = Visits(sorted(keys.values()), asked)
-        is_due = self._visits.admitted != self._written.admitted or now >= self._write_at
-        if is_due and self._visits != self._written:
-            self._visits.write(self._paths.visits)
-            self._written, self._write_at = self._visits, now + _WRITE_S
-
-    def _idle(self, idle_s: float, left_s: float) -> str | None:
-        is_late = left_s <= min(_WARNING_S, idle_s / 2)
-        minutes = f"{idle_s / 60:g} minute{'s' * (idle_s != 60)}"
-        if is_late != self._is_warned:
+        if (idle_s := self._idle_s) is None:
+            return None
+        left_s, minutes = self._asked_at + idle_s - now, f"{idle_s / 60:g} minute{'s' * (idle_s != 60)}"
+        if (is_late := left_s <= min(_WARNING_S, idle_s / 2)) != self._is_warned:
             self._is_warned = is_late
             try_event(self._paths, "serve", IDLE, ends_at=time.time() + left_s if is_late else None)
         return f"nobody has asked for {minutes} (serve.idle_minutes)" if left_s <= 0 else None
@@ -140,11 +134,25 @@ class Publisher:
                 **{f"{kind}_port": ports.get(kind, 0) for kind in TRITON_KINDS},
                 "openai_url": openai if "openai" in ports else None,
             }
+        # The last of each: events of an earlier attempt at this stage may come first.
+        times = {event.name: event.time for event in read_events(self._paths, "serve")}
+        started_at = max(record.started_at for record in records)
+        begin = times.get("stage_begin", started_at)
+        staged = max(times.get("staged", begin), begin)
+        checked = times.get("preflight_ok", staged)
+        phases = {
+            **({"staging": staged - begin} if staged > begin else {}),
+            "preflight": checked - staged,
+            "launch": started_at - checked,
+            # Triton opens its ports only when every model is loaded.
+            "load": ready_at - started_at,
+            "total": ready_at - begin,
+        }
         endpoint = Endpoint(
             job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""),
             models=sorted(set.intersection(*(set(record.models) for record in records))),
             ready_at=ready_at,
-            phases_s=_phases(self._paths, max(record.started_at for record in records), ready_at),
+            phases_s={name: round(seconds, 3) for name, seconds in phases.items()},
             key_file=str(self._paths.key) if options.key else None,
             certificate_file=str(self._paths.certificate) if options.tls else None,
             fingerprint=fingerprint(self._paths.certificate) if options.tls else None,
@@ -157,21 +165,3 @@ class Publisher:
             note_renewed(self._paths, ready_at)
         try_event(self._paths, "serve", "ready", **asdict(endpoint))
         print(f"ready: {', '.join(endpoint.models)} at {endpoint.places}", flush=True)
-
-
-def _phases(paths: RunPaths, started_at: float, ready_at: float) -> dict[str, float]:
-    """Return the seconds of each phase of a server started at ``started_at``, in seconds since the epoch."""
-    # The last of each: events of an earlier attempt at this stage may come first.
-    times = {event.name: event.time for event in read_events(paths, "serve")}
-    begin = times.get("stage_begin", started_at)
-    staged = max(times.get("staged", begin), begin)
-    checked = times.get("preflight_ok", staged)
-    marks = {
-        **({"staging": staged - begin} if staged > begin else {}),
-        "preflight": checked - staged,
-        "launch": started_at - checked,
-        # Triton opens its ports only when every model is loaded.
-        "load": ready_at - started_at,
-        "total": ready_at - begin,
-    }
-    return {name: round(seconds, 3) for name, seconds in marks.items()}

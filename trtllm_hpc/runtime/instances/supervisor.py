@@ -19,7 +19,6 @@ from typing import Any
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, serve_steps, write_json
 from trtllm_hpc.runtime.blame import failed_by_itself, verdict
-from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import Heartbeat, Troubles, stopped_below
 from trtllm_hpc.runtime.instances.clients import ClientWatch, Publisher
 from trtllm_hpc.runtime.instances.instance import (
@@ -34,7 +33,7 @@ from trtllm_hpc.runtime.instances.proxies import Proxies
 from trtllm_hpc.runtime.lock import add_findings
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, send
 from trtllm_hpc.runtime.proxy import ProxyOptions
-from trtllm_hpc.runtime.records import StopRequest, rank_records, try_event
+from trtllm_hpc.runtime.records import IDLE, StopRequest, rank_records, try_event
 from trtllm_hpc.runtime.renewal import RENEWAL
 from trtllm_hpc.runtime.stop import SUPERVISOR, CompanionWatch, request_stop
 
