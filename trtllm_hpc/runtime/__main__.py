@@ -47,10 +47,7 @@ COMMANDS: dict[str, tuple[str, list[Option]]] = {
     # What the batch scripts run before the server starts, and at their end
     "begin": ("stage.begin", _STAGE),
     "end": ("stage.end", [*_STAGE, *_EXIT_CODE]),
-    "follow": (
-        "renewal.may_follow",
-        [*_needed("--job", dest="job_id"), *_options("--state", default="")],
-    ),
+    "follow": ("renewal.may_follow", [*_needed("--job", dest="job_id"), *_options("--state", default="")]),
     "queue-next": ("renewal.queue_next", []),
     "unwanted": ("renewal.unwanted_next", _EXIT_CODE),
     "exclude": ("renewal.change_of_next", _needed("--job", dest="job_id")),
@@ -73,10 +70,7 @@ COMMANDS: dict[str, tuple[str, list[Option]]] = {
             *_options("--without-mpi", action="store_true"),
         ],
     ),
-    "network": (
-        "network.check_network",
-        [*_needed("--first --nodes", type=int), *_options("--interface")],
-    ),
+    "network": ("network.check_network", [*_needed("--first --nodes", type=int), *_options("--interface")]),
     "stage-model": (
         "staging.stage_model",
         [*_needed("--source --link", type=Path), *_needed("--days --first", type=int)],

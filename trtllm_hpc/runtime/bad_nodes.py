@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
@@ -59,13 +59,6 @@ class Pool:
                 if "*" not in state and not state.startswith(_NO_NODE):
                     usable.add(name)
         return cls(names, frozenset(usable), wanted)
-
-    def too_few_without(self, node: str, excluded: Collection[str]) -> str | None:
-        """Return that the server needs this node, in words, if the others are too few."""
-        left = len(self.usable.difference(excluded, [node]))
-        if node not in self.names or left >= self.wanted:
-            return None
-        return f"without it {left} nodes of the partition could be used, and the job needs {self.wanted}"
 
 
 @dataclass(frozen=True)
@@ -140,8 +133,13 @@ def exclude(paths: RunPaths, hosts: Mapping[str, str], *, job_id: str, pools: Se
         elif "nodelist" in options:
             kept = "the script asks for certain nodes (--nodelist)"
         else:
-            missed = (pool.too_few_without(node, {*excluded, *by_script}) for pool in pools)
-            kept = next((words for words in missed if words is not None), None)
+            left = [(len(pool.usable.difference(excluded, by_script, [node])), pool) for pool in pools]
+            missed = (
+                f"without it {count} nodes of the partition could be used, and the job needs {pool.wanted}"
+                for count, pool in left
+                if node in pool.names and count < pool.wanted
+            )
+            kept = next(missed, None)
         known[node] = BadNode(node, why, job_id, kept)
         add_event(paths, "serve", EVENT, **asdict(known[node]))
     write_json(paths.bad_nodes, [asdict(one) for one in known.values()])

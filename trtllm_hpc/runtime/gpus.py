@@ -61,7 +61,8 @@ class Gpu:
         self.device, self.uuid, self.bus = device, uuid.value.decode(), _bus(library, device)
         self.is_lost = False
         self._about = {"uuid": self.uuid, "index": self.read("Index"), "host": socket.gethostname()}
-        self._at, self._watts = 0.0, self.power_w()
+        self._at = 0.0
+        self._watts: float | None = None
         self._seconds = self._joules = self._peak_w = 0.0
         self._total_s = self._total_j = self._total_peak_w = 0.0
 
@@ -73,10 +74,6 @@ class Gpu:
         code = self._call(f"nvmlDeviceGet{what}", self.device, *map(c_uint, which), byref(found))
         self.is_lost = self.is_lost or code in _LOST
         return round(found[place] * scale, 3) if code == 0 else None
-
-    def power_w(self) -> float | None:
-        """Return the power; newer GPUs report the mean of the last second."""
-        return self.read("PowerUsage", scale=1e-3)
 
     def state(self) -> dict[str, Any]:
         """Return use, memory, clocks, temperature, memory errors, and why the clocks are low."""
@@ -100,7 +97,8 @@ class Gpu:
         """Add up what it has drawn since the last call, by a trapezoid, unless it is lost."""
         if self.is_lost:
             return
-        at, before, self._at, self._watts = self._at, self._watts, time.monotonic(), self.power_w()
+        at, before, self._at = self._at, self._watts, time.monotonic()
+        self._watts = self.read("PowerUsage", scale=1e-3)  # on newer GPUs the mean of the last second
         if self.is_lost:  # in the words of the table of causes
             print(f"NVML: GPU {self.bus}: GPU is lost", flush=True)
         if self._watts is not None and before is not None and self._at - at < _GAP_S:

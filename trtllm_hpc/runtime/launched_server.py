@@ -1,4 +1,4 @@
-"""Start a server through a launcher: ``trtllm-llmapi-launch``, or Open MPI's ``mpirun``; or outside all.
+"""Start a server through a launcher (``trtllm-llmapi-launch``, ``mpirun``), or a program outside all MPI.
 
 TensorRT-LLM's launcher splits the server's command line at every space, removes ``SLURM_*`` and MPI's
 variables, passes no signal on, and does not end when the server fails
@@ -80,7 +80,7 @@ class LaunchedServer:
 
     def poll(self) -> int | None:
         """Return the exit code of the server, or of a worker's launcher without one; ``None`` before."""
-        code = _read_number(self._scratch / _EXIT)
+        code: int | None = read_json(self._scratch / _EXIT)
         launcher_code = self._launcher.poll()
         if code is None:
             # Negative, above 128 or plain: the launcher is a shell script and reports signals as shells do.
@@ -97,7 +97,7 @@ class LaunchedServer:
 
     def terminate(self) -> None:
         """Signal the server to end, since the launcher passes no signal on."""
-        pid = _read_number(self._scratch / _PID)
+        pid: int | None = read_json(self._scratch / _PID)
         with suppress(ProcessLookupError):
             if pid is None:
                 self._launcher.terminate()
@@ -112,14 +112,10 @@ class LaunchedServer:
             self._port.close()
 
 
-def _read_number(file: Path) -> int | None:
-    number = read_json(file)
-    return number if isinstance(number, int) else None
-
-
 def run_launched(scratch: Path) -> int:
     """Start the server that ``server.json`` names, as the launcher's task; returns its exit code."""
-    note_port(scratch)
+    port = re.search(r"^tcp:.*:(\d+)$", os.environ.get(_ADDRESS, ""))  # that the launcher has chosen, if any
+    write_json(scratch / _PORT_FILE, 0 if port is None else int(port[1]))
     command = json.loads((scratch / _COMMAND).read_text(encoding="utf-8"))
     try:
         server = start_bound(command, {**os.environ, **host_variables(os.environ, os.uname().nodename)})
@@ -169,12 +165,6 @@ def _hold_port(scratch: Path) -> socket.socket:
         with suppress(OSError):  # it listens already
             held.bind(("", port))
     return held
-
-
-def note_port(scratch: Path) -> None:
-    """Write down the port that the launcher has chosen, 0 if none, as the process that it has started."""
-    port = re.search(r"^tcp:.*:(\d+)$", os.environ.get(_ADDRESS, ""))
-    write_json(scratch / _PORT_FILE, 0 if port is None else int(port[1]))
 
 
 _WORLD = ("SLURM_", "PMIX_", "PMI_", "OMPI_")

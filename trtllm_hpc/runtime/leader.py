@@ -189,7 +189,12 @@ class Leader:
         names, limit_s = self._server.ready_models(), self._options.ready_timeout_seconds
         if names is not None:
             self._is_ready = True
-            self._record(names)
+            endpoint: dict[str, Any] = {}
+            if SOCKETS_VARIABLE not in os.environ:
+                where = {"host": socket.gethostname(), "address": os.environ["TRTLLM_HPC_ADDRESS"]}
+                endpoint = {**where, **self._server.endpoint()}
+            ReadyRecord(names, self._started_at, endpoint).write(self._ready_record)
+            print(f"ready: {', '.join(names)}", flush=True)
             if self._probe is not None:
                 self._probe.begin(names)
         elif time.monotonic() - self._started > limit_s:
@@ -202,14 +207,6 @@ class Leader:
             self._probe.end()
         with suppress(OSError):  # on a full disk the server must stop all the same
             self._ready_record.unlink(missing_ok=True)
-
-    def _record(self, names: list[str]) -> None:
-        endpoint: dict[str, Any] = {}
-        if SOCKETS_VARIABLE not in os.environ:
-            where = {"host": socket.gethostname(), "address": os.environ["TRTLLM_HPC_ADDRESS"]}
-            endpoint = {**where, **self._server.endpoint()}
-        ReadyRecord(names, self._started_at, endpoint).write(self._ready_record)
-        print(f"ready: {', '.join(names)}", flush=True)
 
     def supervisor_fault(self, stopped: Mapping[int, str]) -> str | None:
         """Note stopped ranks and a silent supervisor; return a sentence once that must be given up."""

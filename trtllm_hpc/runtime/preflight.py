@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, StartFailed, fail
+from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, fail
 from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.runtime.checks import (
     engine_files,
@@ -29,10 +30,8 @@ from trtllm_hpc.runtime.checks import (
     full_file_system,
     installed_versions,
     locked_memory,
-    model_there,
     open_files,
     planned_version,
-    programs_there,
     report,
     sentence_of,
     shared_memory,
@@ -163,11 +162,15 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     if full is not None:
         return _refuse(paths, expected, task, sentence_of(full))
     seen = _look(expected)
-    try:
-        world: Any
-        world, library = _join_ranks() if with_mpi else (None, "no MPI (local profile)")
-    except StartFailed as error:
-        return _refuse(paths, expected, task, str(error))
+    world: Any = None
+    library = "no MPI (local profile)"
+    if with_mpi:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            why = f"{sys.executable} cannot use MPI ({error}): it needs mpi4py (pip install mpi4py)"
+            return _refuse(paths, expected, task, f"{why} and an MPI library built with PMIx")
+        world, library = MPI.COMM_WORLD, mpi_library(MPI)
     rank, size = (world.Get_rank(), world.Get_size()) if with_mpi else (task, step_tasks() or 1)
     found = SeenByRank(rank=rank, world_size=size, task=task, mpi_library=library, **seen)
     ended: dict[str, Any] = {"ended_at": time.time(), "exit_code": 0, "details": asdict(found)}
@@ -190,16 +193,9 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     return ExitCode.OK
 
 
-def _join_ranks() -> tuple[Any, str]:
-    """Initialise MPI; returns the communicator of all ranks and the library's name, or raises StartFailed."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise StartFailed(
-            f"{sys.executable} cannot use MPI ({error}): it needs mpi4py (pip install mpi4py) "
-            "and an MPI library built with PMIx"
-        ) from None
-    return MPI.COMM_WORLD, MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
+def mpi_library(mpi: Any) -> str:
+    """Return name and version of the library behind the module ``mpi4py.MPI``."""
+    return str(mpi.Get_library_version()).split(",")[0].split("\n")[0].strip("\0 ")
 
 
 # What one rank sees -----------------------------------------------------------------------
@@ -209,13 +205,29 @@ def _look(expected: Expected) -> dict[str, Any]:
     """Look at what can be seen without MPI: a process that has initialised it starts no other."""
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("SLURM_STEP_GPUS") or ""
     parts = ("config.json", "decoder")
+    host = socket.gethostname()
+    found = [
+        shared_memory(host, shm_free_gib(), expected.ranks_per_node),
+        open_files(host, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+    ]
+    if missing := [program for program in expected.programs if shutil.which(program) is None]:
+        message = f"there is no {' and no '.join(missing)} on {host}"
+        hint = "take an image with TensorRT-LLM 0.19 or later, or put them on PATH"
+        found.append(fail(message, hint))
+    if expected.gpus_per_node and expected.world_size > expected.ranks_per_node:
+        found += [locked_memory(host, locked_memory_kib()), transports(host, os.environ)]
+    if expected.model is not None and not os.access(expected.model / "config.json", os.R_OK):
+        file = f"{expected.model}/config.json"
+        message = f"{file} cannot be read on {host}, so no model can be loaded from there"
+        hint = "correct model.path, or mount its folder (container.mounts in the profile)"
+        found.append(fail(message, hint))
     unseen = (it for it, _ in expected.engines if not any(os.access(it / part, os.R_OK) for part in parts))
     seen: dict[str, Any] = {
-        "host": socket.gethostname(),
+        "host": host,
         "gpus": [gpu for gpu in gpus.split(",") if gpu],
         "unseen_engine": next((os.path.realpath(folder) for folder in unseen), None),
         "step_tasks": step_tasks(),
-        "findings": _check_node(expected),
+        "findings": [it for it in found if it is not None and it.state in (FAIL, WARN)],
     }
     if (os.environ.get("SLURM_LOCALID") or "0") == "0":  # for all ranks of a node
         seen["packages"] = installed_versions(_PACKAGES)
@@ -224,21 +236,6 @@ def _look(expected: Expected) -> dict[str, Any]:
             limits = ("clocks.max.sm", "clocks.max.memory", "enforced.power.limit")
             seen["gpu_limits"] = query_gpus(*limits)
     return seen
-
-
-def _check_node(expected: Expected) -> list[Diagnostic]:
-    """Return what is wrong with the node, or not as the user may expect."""
-    host = socket.gethostname()
-    found = [
-        shared_memory(host, shm_free_gib(), expected.ranks_per_node),
-        open_files(host, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-        programs_there(host, expected.programs),
-    ]
-    if expected.gpus_per_node and expected.world_size > expected.ranks_per_node:
-        found += [locked_memory(host, locked_memory_kib()), transports(host, os.environ)]
-    if expected.model is not None:
-        found.append(model_there(host, expected.model))
-    return [it for it in found if it is not None and it.state in (FAIL, WARN)]
 
 
 # Comparison with the plan -----------------------------------------------------------------
@@ -350,7 +347,16 @@ def check_spawn(paths: RunPaths, launcher: str, *, is_last: bool) -> int:
     a process of its own: an MPI that cannot may end its process, or wait for ever. ``launcher`` (``srun`` or
     ``mpirun``) started this process; with ``is_last`` no other is tried.
     """
-    reason = _obstacle()
+    reason: str | None = None
+    try:
+        done = captured([sys.executable, "-c", _PARENT], _SPAWN_S)
+    except subprocess.TimeoutExpired:
+        reason = f"nothing had happened after {_SPAWN_S:.0f} s"
+    else:
+        if done.returncode:
+            lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+            named = [line for line in lines if "MPI_ERR" in line or "Error:" in line]
+            reason = (named or lines or [f"exit code {done.returncode}"])[-1]
     add_event(paths, "serve", "spawn", launcher=launcher, works=reason is None, obstacle=reason)
     if reason is None:
         print(f"preflight: processes can be spawned (MPI_Comm_spawn) under {launcher}", flush=True)
@@ -362,16 +368,3 @@ def check_spawn(paths: RunPaths, launcher: str, *, is_last: bool) -> int:
     else:
         print(f"preflight: {what}; trying mpirun", flush=True)
     return ExitCode.START
-
-
-def _obstacle() -> str | None:
-    """Return why nothing could be spawned; ``None`` if it could."""
-    try:
-        done = captured([sys.executable, "-c", _PARENT], _SPAWN_S)
-    except subprocess.TimeoutExpired:
-        return f"nothing had happened after {_SPAWN_S:.0f} s"
-    if done.returncode == 0:
-        return None
-    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-    named = [line for line in lines if "MPI_ERR" in line or "Error:" in line]
-    return (named or lines or [f"exit code {done.returncode}"])[-1]

@@ -155,12 +155,6 @@ def signal_group(group: int, number: signal.Signals) -> bool:
     return False
 
 
-def step_daemon() -> int | None:
-    """Return the process id of the slurmstepd above this process; ``None`` if something else started it."""
-    parent = os.getppid()
-    return parent if name_of(parent) == "slurmstepd" else None
-
-
 def start_ticks(pid: int) -> int | None:
     """Return a process's start time in clock ticks since boot (proc(5)); ``None`` if it is gone.
 

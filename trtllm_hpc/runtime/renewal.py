@@ -108,8 +108,16 @@ def may_follow(paths: RunPaths, job_id: str, state: str) -> int:
         return ExitCode.CANCELLED
     paths.stop_request.unlink(missing_ok=True)
     paths.endpoint.unlink(missing_ok=True)  # of a job that was killed
-    attempt = _set_aside(paths)
-    failed = [] if why is None else [asdict(FailedJob(job_id, why, attempt))]
+    # Logs and records of the job before go to a folder of their own, but no readings of GPUs.
+    for file in paths.ranks.glob("*.gpus.*"):  # 36 MB per GPU and day
+        file.unlink()
+    aside = paths.new_attempt()
+    for folder, target in ((paths.logs, aside.logs), (paths.ranks, aside.ranks)):
+        target.mkdir()
+        for file in folder.iterdir():
+            if _OF_RANK.match(file.name):
+                file.rename(target / file.name)
+    failed = [] if why is None else [asdict(FailedJob(job_id, why, int(aside.run_id)))]
     this = os.environ["TRTLLM_HPC_JOB_ID"]
     Renewal(this, None, last.number + 1, failures, last.failed + failed).write(paths.renewal)
     if failures:
@@ -188,19 +196,3 @@ def _end_of_last_job(
     else:
         why = f"its exit code was {codes[-1]}" if codes else f"it was killed{f' ({state})' if state else ''}"
     return why, was_ready, is_soon
-
-
-def _set_aside(paths: RunPaths) -> int:
-    """Move the ranks' logs and records of the job before to a folder of its own, without readings of GPUs.
-
-    Return the number of that folder.
-    """
-    for file in paths.ranks.glob("*.gpus.*"):  # 36 MB per GPU and day
-        file.unlink()
-    aside = paths.new_attempt()
-    for folder, target in ((paths.logs, aside.logs), (paths.ranks, aside.ranks)):
-        target.mkdir()
-        for file in folder.iterdir():
-            if _OF_RANK.match(file.name):
-                file.rename(target / file.name)
-    return int(aside.run_id)

@@ -60,7 +60,12 @@ def run_variants(folder: Path, names: Sequence[str], minutes: float) -> int:
         code = _run_variant(run, signals)
         longest_s = max(longest_s, time.monotonic() - begun_at)
         print(f"variant {name} has ended with exit code {code}", flush=True)
-        _cancel_steps()
+        # A killed script may have left job steps, which would hold the GPUs.
+        if (job := os.environ.get("SLURM_JOB_ID")) is not None:
+            look = ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"]
+            steps = (output_of(look, _COMMAND_TIMEOUT_S) or "").split()
+            if left := [step for step in steps if step.rpartition(".")[2].isdigit()]:
+                output_of(["scancel", *left], _COMMAND_TIMEOUT_S)
     return 1 if skipped else 0
 
 
@@ -104,17 +109,6 @@ def _token(run: RunPaths) -> str | None:
 
 def _cancelled(run: RunPaths) -> bool:
     return any(event.name == "stage_cancelled" for event in read_events(run))
-
-
-def _cancel_steps() -> None:
-    """End the job steps that a killed script has left: they would hold the GPUs."""
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None:
-        return
-    steps = output_of(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"], _COMMAND_TIMEOUT_S)
-    left = [step for step in (steps or "").split() if step.rpartition(".")[2].isdigit()]
-    if left:
-        output_of(["scancel", *left], _COMMAND_TIMEOUT_S)
 
 
 def _busy_gpus() -> list[str]:

@@ -51,7 +51,7 @@ _ATTEMPTS = 10
 
 
 def build_engine(paths: RunPaths) -> int:
-    """Make sure that the run's engine is in the cache, and link it; returns the exit code."""
+    """Make sure that the run's engine is in the cache, and link it; returns an exit code."""
     signals: list[str] = []
     on_signals(signals.append)
     adopt_orphans()
@@ -59,7 +59,14 @@ def build_engine(paths: RunPaths) -> int:
     try:
         recipe = BuildRecipe.read(paths.build_recipe)
         versions = installed_versions(PACKAGES)
-        check_version(recipe, versions)
+        if recipe.tensorrt_llm is not None and "tensorrt_llm" in versions:
+            # A release candidate or a patch of the same number only causes a warning: images carry such under
+            # a release's tag, and a job file can name releases only.
+            diagnostic = planned_version(recipe.tensorrt_llm, versions["tensorrt_llm"])
+            if diagnostic.state == FAIL:
+                raise BuildFailed(f"{diagnostic.message}.", hint=diagnostic.hint)
+            if diagnostic.state == WARN:
+                print(f"warning: {diagnostic.message}", flush=True)
         capability = compute_capability(recipe)
         script = sha256_of(paths.script("build"))
         # The output of a script that the user has changed is not what was planned.
@@ -69,9 +76,6 @@ def build_engine(paths: RunPaths) -> int:
     except KeyboardInterrupt:  # whatever the signal
         print(f"the build stops: got {signals[0]}", flush=True)
         return 128 + signal.Signals[signals[0]]
-    except BuildFailed as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return ExitCode.BUILD
     except OSError as error:
         file = f"{os.fsdecode(error.filename)}: " if error.filename else ""
         print(f"error: the engine cache cannot be used: {file}{error.strerror or error}.", file=sys.stderr)
@@ -79,22 +83,6 @@ def build_engine(paths: RunPaths) -> int:
     finally:
         kill_descendants()
     return ExitCode.OK
-
-
-def check_version(recipe: BuildRecipe, versions: Mapping[str, str]) -> None:
-    """Compare the installed TensorRT-LLM with the one that the commands were written for.
-
-    A release candidate or a patch of the same number only causes a warning: images carry such under a
-    release's tag, and a job file can name releases only. Raises BuildFailed if it is another release.
-    """
-    planned, found = recipe.tensorrt_llm, versions.get("tensorrt_llm")
-    if planned is None or found is None:
-        return
-    diagnostic = planned_version(planned, found)
-    if diagnostic.state == FAIL:
-        raise BuildFailed(f"{diagnostic.message}.", hint=diagnostic.hint)
-    if diagnostic.state == WARN:
-        print(f"warning: {diagnostic.message}", flush=True)
 
 
 def compute_capability(recipe: BuildRecipe) -> str | None:
@@ -262,7 +250,13 @@ class _Builder:
                 f"step {step.name} of the build ended well but left nothing in its output folder.",
                 hint=f"look at its output above, and at {self._paths.script('build')}",
             )
-        _open_permissions(output)
+        # Everybody who may read the cache may read the output: builders make files for their user only.
+        readable = output.parent.stat().st_mode & 0o555
+        for parent, below, inner in os.walk(output):
+            for path in (Path(parent), *(Path(parent, name) for name in (*below, *inner))):
+                bits = readable if path.is_dir() else readable & 0o444
+                with suppress(PermissionError):  # a link to another user's file
+                    path.chmod(path.stat().st_mode | bits)
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             digests = pool.map(lambda file: sha256_of(file, sync=True), files)
             names = (str(file.relative_to(output)) for file in files)
@@ -284,14 +278,3 @@ class _Builder:
 
 def _print(step: BuildStep, sentence: str) -> None:
     print(f"step {step.name}: {sentence}", flush=True)
-
-
-def _open_permissions(output: Path) -> None:
-    """Let everybody who may read the cache read the output: builders make files for their user only."""
-    readable = output.parent.stat().st_mode & 0o555
-    for parent, folders, names in os.walk(output):
-        for path in (Path(parent), *(Path(parent, name) for name in (*folders, *names))):
-            mode = path.stat().st_mode
-            bits = readable if path.is_dir() else readable & 0o444
-            with suppress(PermissionError):  # a link to another user's file
-                path.chmod(mode | bits)

@@ -53,7 +53,19 @@ class Proxies:
         if options.tls:
             make_certificate(self._paths, options.proxy.address)
         self.ports = dict(zip(options.proxy.kinds, free_ports(len(options.proxy.kinds)), strict=True))
-        others = self._open_others()
+        further_nodes = {node: instances for node, instances in options.leaders.items() if node != 0}
+        for node, instances in further_nodes.items():
+            self._paths.proxy_ports(node).unlink(missing_ok=True)
+            words = [str(self._paths.script("proxy")), str(node), *map(str, instances)]
+            self._others.append(start_bound(["bash", *words], os.environ))
+        others, deadline = dict[int, ProxyRecord](), time.monotonic() + _OPEN_TIMEOUT_S
+        for node in further_nodes:
+            while (record := ProxyRecord.read(self._paths.proxy_ports(node))) is None:
+                ended = any(proxy.poll() is not None for proxy in self._others)
+                if ended or self._is_signalled() or time.monotonic() > deadline:
+                    raise StartFailed(f"the proxy of node {node} of the job did not open", hint=self._hint)
+                time.sleep(_TICK_S)
+            others[node] = record
         further = {
             name: f"{record.address}:{port}"
             for record in others.values()
@@ -76,23 +88,6 @@ class Proxies:
         for node, record in others.items():
             folders |= {number: Path(record.folder) / str(number) for number in options.leaders[node]}
         return folders
-
-    def _open_others(self) -> dict[int, ProxyRecord]:
-        """Open the proxies of the other nodes; return where they are, once all of them are open."""
-        others = {node: instances for node, instances in self._options.leaders.items() if node != 0}
-        for node, instances in others.items():
-            self._paths.proxy_ports(node).unlink(missing_ok=True)
-            words = [str(self._paths.script("proxy")), str(node), *map(str, instances)]
-            self._others.append(start_bound(["bash", *words], os.environ))
-        records, deadline = dict[int, ProxyRecord](), time.monotonic() + _OPEN_TIMEOUT_S
-        for node in others:
-            while (record := ProxyRecord.read(self._paths.proxy_ports(node))) is None:
-                ended = any(proxy.poll() is not None for proxy in self._others)
-                if ended or self._is_signalled() or time.monotonic() > deadline:
-                    raise StartFailed(f"the proxy of node {node} of the job did not open", hint=self._hint)
-                time.sleep(_TICK_S)
-            records[node] = record
-        return records
 
     def watch(self, *, may_restart: bool) -> bool:
         """Open an ended proxy again, or raise StartFailed; returns whether Slurm ends the job."""

@@ -158,7 +158,8 @@ def run_child(
             ended: str | None
             try:
                 code = child.wait(limit_s)
-                ended = None if code == 0 else _ended(code)
+                how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                ended = None if code == 0 else f"ended with {how}"
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
@@ -169,10 +170,6 @@ def run_child(
         lines = output.read_text(encoding="utf-8").splitlines() if output.exists() else []
     steps = dict(json.loads(line) for line in lines)
     return ChildReport(steps, ended, "\n".join(text.splitlines()[-_LOG_LINES:]))
-
-
-def _ended(code: int) -> str:
-    return f"ended with signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 def record(step: str, result: Any) -> None:

@@ -22,6 +22,7 @@ from trtllm_hpc.runtime.node_checks.exchange import (
 )
 from trtllm_hpc.runtime.node_checks.host import look_at_host
 from trtllm_hpc.runtime.node_checks.image import import_hint, look_at_image, read_image
+from trtllm_hpc.runtime.preflight import mpi_library
 
 _MEET_S = 60.0
 _PMIX = "MPI in the image must be built with PMIx: compare the profile's mpi with `srun --mpi=list`"
@@ -67,7 +68,7 @@ def join_ranks(wanted: Wanted) -> None:
 def _start_mpi() -> str:
     from mpi4py import MPI
 
-    return str(MPI.Get_library_version()).split(",")[0].split("\n")[0].strip("\0 ")
+    return mpi_library(MPI)
 
 
 def _meet() -> dict[str, Any]:

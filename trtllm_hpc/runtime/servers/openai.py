@@ -158,8 +158,15 @@ class OpenAIHttp:
 
     def ready_models(self) -> list[str] | None:
         """Return the name of the model once the server has made a token; ``None`` before."""
-        if quickly(self.connection, "GET", self._health) is None or not (models := self._models()):
+        if quickly(self.connection, "GET", self._health) is None:
             return None
+        models = self._known_models
+        if not models:
+            with suppress(ValueError, KeyError, TypeError):
+                listed = json.loads(quickly(self.connection, "GET", "/v1/models") or b"{}")
+                models = [str(model["id"]) for model in listed["data"]]
+            if not (models := models or self._unlisted):
+                return None
         if self._asked is None:
             self._asked = Asked(self.connection, self._question(models))
         if not self._asked.wait(0):
@@ -196,30 +203,16 @@ class OpenAIHttp:
 
     def others_ask(self) -> bool:
         """Return whether more than one connection is open: the proxy keeps none without a request."""
-        return _open_connections(int(self._place.rpartition(":")[2])) > 1
+        port, found = int(self._place.rpartition(":")[2]), 0
+        for table in ("tcp", "tcp6"):  # the kernel's proc_net_tcp.rst
+            with suppress(OSError):
+                for row in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
+                    _, local, _, state, *_ = row.split()
+                    found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
+        return found > 1
 
     def _question(self, models: Sequence[str]) -> Question:
         chat = {"messages": [{"role": "user", "content": PROMPT}]}
         asked = chat if self._chats else {"prompt": self._prompt}
         path = "/v1/chat/completions" if self._chats else "/v1/completions"
         return Question(models[0], path, json.dumps({"model": models[0], "max_tokens": 1, **asked}).encode())
-
-    def _models(self) -> list[str]:
-        if self._known_models:
-            return self._known_models
-        try:
-            listed = json.loads(quickly(self.connection, "GET", "/v1/models") or b"{}")
-            return [str(model["id"]) for model in listed["data"]] or self._unlisted
-        except (ValueError, KeyError, TypeError):
-            return self._unlisted
-
-
-def _open_connections(port: int) -> int:
-    """Return how many TCP connections to a port of this node are open (the kernel's proc_net_tcp.rst)."""
-    found = 0
-    for table in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for row in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
-                _, local, _, state, *_ = row.split()
-                found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
-    return found

@@ -67,18 +67,9 @@ def find_server(server: str, scratch: Path) -> StartCommand:
 
     Files that the server needs go to ``scratch``, this rank's own folder.
     """
-    if server == WHEEL:
-        return _from_wheel(scratch)
-    hint = "set triton.server in the cluster profile, or container.image to an image that has it"
-    return [find_program(server, hint)], {}
-
-
-def only_wheel_has_server() -> bool:
-    """Whether ``PATH`` has no ``tritonserver``, but this Python has the nvidia-pytriton wheel."""
-    return shutil.which("tritonserver") is None and importlib.util.find_spec(WHEEL) is not None
-
-
-def _from_wheel(scratch: Path) -> StartCommand:
+    if server != WHEEL:
+        hint = "set triton.server in the cluster profile, or container.image to an image that has it"
+        return [find_program(server, hint)], {}
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or spec.origin is None:
         raise StartFailed(
@@ -97,7 +88,15 @@ def _from_wheel(scratch: Path) -> StartCommand:
     stub = backend / "triton_python_backend_stub"
     stub.unlink(missing_ok=True)
     stub.symlink_to(home / "python_backend_stubs" / version / stub.name)
-    libraries = [str(_libpython(scratch / "lib", version)), os.environ.get("LD_LIBRARY_PATH", "")]
+    # A folder with this Python's shared library, which the stub needs, and nothing else. Python's own folder
+    # may hold all of the system's libraries, and on LD_LIBRARY_PATH the system's cuDNN would go before the
+    # cuDNN in wheels, for which PyTorch was built.
+    library = scratch / "lib"
+    library.mkdir(exist_ok=True)
+    for source in Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib").glob(f"libpython{version}*.so*"):
+        with suppress(FileExistsError):
+            (library / source.name).symlink_to(source)
+    libraries = [str(library), os.environ.get("LD_LIBRARY_PATH", "")]
     environment = {
         # The stub starts in isolated mode: the first python3 on PATH decides its environment.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
@@ -107,17 +106,9 @@ def _from_wheel(scratch: Path) -> StartCommand:
     return [program, f"--backend-directory={backend.parent}"], environment
 
 
-def _libpython(folder: Path, version: str) -> Path:
-    """Make a folder with this Python's shared library, which the stub needs, and nothing else.
-
-    Python's own folder may hold all of the system's libraries, and on ``LD_LIBRARY_PATH`` the system's cuDNN
-    would go before the cuDNN in wheels, for which PyTorch was built.
-    """
-    folder.mkdir(exist_ok=True)
-    for source in Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib").glob(f"libpython{version}*.so*"):
-        with suppress(FileExistsError):
-            (folder / source.name).symlink_to(source)
-    return folder
+def only_wheel_has_server() -> bool:
+    """Whether ``PATH`` has no ``tritonserver``, but this Python has the nvidia-pytriton wheel."""
+    return shutil.which("tritonserver") is None and importlib.util.find_spec(WHEEL) is not None
 
 
 @dataclass(frozen=True)
@@ -160,13 +151,21 @@ class TritonHttp:
         return f"not READY: {', '.join(waiting)}" if waiting else "the server does not answer"
 
     def questions(self, models: Sequence[str]) -> list[Question]:
-        """Return a question to each of the usual models, by the inputs that it has."""
-        bodies = {name: self._body(name) for name in _TEXT_MODELS if name in models}
-        return [
-            Question(name, f"/v2/models/{quote(name)}/generate_stream", body)
-            for name, body in bodies.items()
-            if body is not None
-        ]
+        """Return a question to each of the usual models that takes text, by the inputs that it has."""
+        questions = []
+        for model in (name for name in _TEXT_MODELS if name in models):
+            path = f"/v2/models/{quote(model)}"
+            try:
+                config = json.loads(quickly(self.connection, "GET", f"{path}/config") or b"{}")
+                inputs = {str(tensor["name"]) for tensor in config["input"]}
+            except (ValueError, KeyError, TypeError):
+                continue
+            length = next((name for name in _LENGTHS if name in inputs), None)
+            if "text_input" in inputs and length is not None:
+                words = {name: "" for name in _NO_WORDS if name in inputs and length == _LENGTHS[0]}
+                body = json.dumps({"text_input": PROMPT, length: 1, **words}).encode()
+                questions.append(Question(model, f"{path}/generate_stream", body))
+        return questions
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """Return a new connection to the endpoint; raises OSError where its socket cannot be reached."""
@@ -201,20 +200,6 @@ class TritonHttp:
         except ValueError:
             return {}
         return {entry["name"]: entry.get("state", "") for entry in index}
-
-    def _body(self, name: str) -> bytes | None:
-        """Return the question to a model by the inputs that it has; ``None`` if it takes no text."""
-        try:
-            path = f"/v2/models/{quote(name)}/config"
-            config = json.loads(quickly(self.connection, "GET", path) or b"{}")
-            inputs = {str(tensor["name"]) for tensor in config["input"]}
-        except (ValueError, KeyError, TypeError):
-            return None
-        length = next((name for name in _LENGTHS if name in inputs), None)
-        if "text_input" not in inputs or length is None:
-            return None
-        words = {name: "" for name in _NO_WORDS if name in inputs and length == _LENGTHS[0]}
-        return json.dumps({"text_input": PROMPT, length: 1, **words}).encode()
 
 
 class ModelProcesses:
