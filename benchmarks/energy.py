@@ -16,8 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from trtllm_hpc.runtime.gpus import GpuWatch, read_seconds
-from trtllm_hpc.runtime.nvml import Nvml
+from trtllm_hpc.runtime.gpus import GpuWatch, Nvml, read_seconds
 
 MOST_DIFFERENCE, MOST_CPU_SHARE = 0.02, 0.005
 LOAD = """

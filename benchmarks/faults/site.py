@@ -62,7 +62,7 @@ class Site:
     def cluster(self) -> Cluster:
         layout = self.sandbox.layout
         assert layout is not None
-        return Cluster(layout)
+        return layout
 
     def person(self, name: str) -> Person:
         """The user, with a profile, a folder of runs and a cache of engines for one fault."""

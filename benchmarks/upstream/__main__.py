@@ -37,8 +37,8 @@ from benchmarks.upstream.jobs import PROFILES, Case, Job, cases, fitting_cases, 
 from benchmarks.upstream.stubs import GPUS, CannotImport, importable, version_of
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime import upstream
-from trtllm_hpc.runtime.upstream import RefusedByUpstream
+from trtllm_hpc.runtime.node_checks import image as upstream
+from trtllm_hpc.runtime.node_checks.image import RefusedByUpstream
 from trtllm_hpc.tensorrt_llm.releases.release import nearest_release
 
 _LISTS = yaml.safe_load((Path(__file__).parent / "configurations.yaml").read_text())

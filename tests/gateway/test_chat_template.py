@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.gateway.answers import ApiError
-from trtllm_hpc.gateway.chat_template import ChatTemplate
+from trtllm_hpc.gateway.service import ChatTemplate
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.paths import read_json, write_json
 from trtllm_hpc.reference.synthetic import make_tokenizer

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.sharing import made_once
-from trtllm_hpc.runtime.nvml import LIBRARY
+from trtllm_hpc.runtime.gpus import LIBRARY
 
 _SOURCE = Path(__file__).parent / "stand_in.c"
 

@@ -24,7 +24,7 @@ from benchmarks.triton import link_backends, wheel_folder
 from trtllm_hpc.backends.reference import MODELS, model_source
 from trtllm_hpc.reference.world import RENDEZVOUS
 from trtllm_hpc.render.environment import render_template
-from trtllm_hpc.runtime.model_repository.schema import schema, text_format
+from trtllm_hpc.runtime.model_repository.writer import schema, text_format
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import allow_large_requests
 from trtllm_hpc.runtime.records import Endpoint

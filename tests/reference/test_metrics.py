@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from trtllm_hpc.bench.server_metrics import Page, since_start
+from trtllm_hpc.reference.delivery import gauges
 from trtllm_hpc.reference.generation import Load
-from trtllm_hpc.reference.metrics import gauges
 
 from . import servers
 from .clients import ask_one, metric, token_inputs, wait_idle, wait_until

@@ -12,7 +12,7 @@ import pytest
 from tests.reference import servers
 from tests.reference.servers import Form, tensors
 from trtllm_hpc.backends.reference import MODELS
-from trtllm_hpc.runtime.model_repository.schema import schema, text_format
+from trtllm_hpc.runtime.model_repository.writer import schema, text_format
 
 _toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 FACTS = _toml.loads(Path(__file__).with_name("upstream_tensors.toml").read_text(encoding="utf-8"))

@@ -26,9 +26,8 @@ from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runs.status import RunState
 from trtllm_hpc.runs.watch import follow
 from trtllm_hpc.runtime.bad_nodes import BadNode
-from trtllm_hpc.runtime.guests import Guest, Visits
 from trtllm_hpc.runtime.process import start_ticks
-from trtllm_hpc.runtime.records import Endpoint, add_event
+from trtllm_hpc.runtime.records import Endpoint, Guest, Visits, add_event
 from trtllm_hpc.runtime.stop import request_stop
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 

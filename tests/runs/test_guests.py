@@ -10,7 +10,7 @@ from tests.runs.made import written
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.guests import ProxyClient, clients_of, invite, revoke
-from trtllm_hpc.runtime.guests import guest_keys
+from trtllm_hpc.runtime.records import guest_keys
 
 
 def key_of(run: RunPaths) -> tuple[Path, float | None]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.runtime.conftest import Runtime
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.runtime.alone import host_variables
+from trtllm_hpc.runtime.launched_server import host_variables
 
 IN_A_STEP = {"SLURM_JOBID": "1", "SLURM_NODELIST": "node1", "SLURM_STEP_ID": "0"}
 

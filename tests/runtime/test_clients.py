@@ -9,11 +9,10 @@ from typing import cast
 import pytest
 
 from trtllm_hpc.paths import RunPaths, write_json, write_text
-from trtllm_hpc.runtime.guests import Visits, guest_keys
 from trtllm_hpc.runtime.instances import clients
 from trtllm_hpc.runtime.instances.clients import ClientWatch
 from trtllm_hpc.runtime.instances.proxies import Proxies
-from trtllm_hpc.runtime.records import read_events
+from trtllm_hpc.runtime.records import Visits, guest_keys, read_events
 
 
 class FakeProxy:

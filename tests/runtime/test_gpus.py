@@ -13,7 +13,6 @@ from tests.runtime.ranks import Ranks, end
 from tests.waiting import eventually
 from trtllm_hpc.logs.facts import logs_facts
 from trtllm_hpc.runtime import gpus as watching
-from trtllm_hpc.runtime import nvml
 from trtllm_hpc.runtime.gpus import GpuWatch, gpus_of_rank, read_seconds
 from trtllm_hpc.runtime.server_spec import RankOptions, ServerSpec
 from trtllm_hpc.runtime.stop import request_stop
@@ -21,7 +20,7 @@ from trtllm_hpc.runtime.stop import request_stop
 
 @pytest.fixture
 def gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    monkeypatch.setattr(nvml, "LIBRARY", str(stand_in.library() / nvml.LIBRARY))
+    monkeypatch.setattr(watching, "LIBRARY", str(stand_in.library() / watching.LIBRARY))
     monkeypatch.setattr(watching, "_TICKS_A_SECOND", 3)
     file = tmp_path / "gpus.txt"
     monkeypatch.setenv("NVML_STAND_IN", str(file))
@@ -52,7 +51,7 @@ def test_power_is_added_up_to_the_counter_and_the_state_is_read(gpus: StandIn, t
 def test_what_a_driver_or_a_part_of_a_gpu_does_not_know_is_unknown(
     gpus: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml, "LIBRARY", str(stand_in.library(old=True) / "libnvidia-ml.so.1"))
+    monkeypatch.setattr(watching, "LIBRARY", str(stand_in.library(old=True) / "libnvidia-ml.so.1"))
     gpus.has(gpu(0, 300, reasons=0x80), gpu(1, is_="mig"))
     old, part = watched(tmp_path / "g.jsonl", "0", "MIG-00000001-aaaa", "7")[-2:]
     assert (old["counter_j"], old["throttled"]) == (None, ["power_brake"]) and old["joules"] > 0
@@ -61,7 +60,7 @@ def test_what_a_driver_or_a_part_of_a_gpu_does_not_know_is_unknown(
 
 
 def test_without_the_library_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "LIBRARY", str(tmp_path / "none.so"))
+    monkeypatch.setattr(watching, "LIBRARY", str(tmp_path / "none.so"))
     watch = GpuWatch(["0"], tmp_path / "g.jsonl")
     watch.begin()
     watch.end()

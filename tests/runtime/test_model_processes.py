@@ -13,10 +13,10 @@ import pytest
 
 from benchmarks.triton import running_triton
 from tests.waiting import eventually
-from trtllm_hpc.runtime import python_backend
 from trtllm_hpc.runtime.process import descendants, parent_of
-from trtllm_hpc.runtime.python_backend import ModelProcesses
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.runtime.servers import triton
+from trtllm_hpc.runtime.servers.triton import ModelProcesses
 
 pytestmark = pytest.mark.triton
 
@@ -57,7 +57,7 @@ def server(tmp_path: Path) -> Iterator[Endpoint]:
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> ModelProcesses:
     for name, seconds in (("_SEARCH_S", 0.1), ("_LOOK_S", 0.1), ("_DEAD_S", 0.5)):
-        monkeypatch.setattr(python_backend, name, seconds)
+        monkeypatch.setattr(triton, name, seconds)
     return ModelProcesses()
 
 

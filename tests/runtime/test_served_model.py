@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime import served_model
-from trtllm_hpc.runtime.served_model import chat_of, vocabulary_variables, with_auth_key
+from trtllm_hpc.runtime.servers import openai
+from trtllm_hpc.runtime.servers.openai import chat_of, vocabulary_variables, with_auth_key
 
 GPT_OSS = {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}
 
@@ -71,7 +71,7 @@ def test_the_vocabulary_is_made_of_the_checkpoints_own(
     expected = "".join(f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
     # The real one is the file of 199,998 tokens whose hash is in the module.
     monkeypatch.setattr(
-        served_model, "VOCABULARY_SHA256", hashlib.sha256(expected.encode()).hexdigest(), raising=True
+        openai, "VOCABULARY_SHA256", hashlib.sha256(expected.encode()).hexdigest(), raising=True
     )
     assert vocabulary_variables(folder, None, tmp_path) == {"TIKTOKEN_ENCODINGS_BASE": str(tmp_path)}
     assert (tmp_path / "o200k_base.tiktoken").read_text() == expected

@@ -16,7 +16,7 @@ import pytest
 from tests.runtime.ranks import Ranks, end
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.runtime.probe import Probe
+from trtllm_hpc.runtime.leader import Probe
 from trtllm_hpc.runtime.servers.openai import OpenAIHttp
 
 MODELS = json.dumps({"object": "list", "data": [{"id": "llama"}]})
@@ -133,7 +133,7 @@ def test_a_server_that_hangs_is_known_sooner_if_nobody_else_waits(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without others' requests it is not busy. Once they have gone, it was not busy with theirs."""
-    monkeypatch.setattr("trtllm_hpc.runtime.probe.INTERVAL_S", 0.1)
+    monkeypatch.setattr("trtllm_hpc.runtime.leader.INTERVAL_S", 0.1)
     served.answers[COMPLETION] = OK
     http = OpenAIHttp(served.place)
     probe = Probe(http, 1, 1)

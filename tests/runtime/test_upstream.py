@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.runtime import upstream
-from trtllm_hpc.runtime.upstream import RefusedByUpstream
+from trtllm_hpc.runtime.node_checks import image as upstream
+from trtllm_hpc.runtime.node_checks.image import RefusedByUpstream
 
 TINY = Path(__file__).parents[1] / "upstream" / "tiny"
 NGRAM = {"decoding_type": "NGram", "max_draft_len": 3, "max_matching_ngram_size": 2}

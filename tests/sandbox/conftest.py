@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.sandbox import processes, requirements, sandbox, state_folder
+from trtllm_hpc.sandbox import hosts, processes, requirements, sandbox
 
 
 class Commands:
@@ -47,7 +47,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
 def root_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for /run/trtllm-hpc."""
     folder = tmp_path / "run" / "trtllm-hpc"
-    monkeypatch.setattr(state_folder, "ROOT", folder)
+    monkeypatch.setattr(hosts, "ROOT", folder)
     monkeypatch.setattr(sandbox, "ROOT", folder)
     return folder
 

@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import eventually
-from trtllm_hpc.sandbox.hosts import JOB_IDS, POOLS, SandboxLayout, Shape, interface_name
-from trtllm_hpc.sandbox.state_folder import Folder, rendered
+from trtllm_hpc.sandbox.cluster import Cluster, rendered
+from trtllm_hpc.sandbox.hosts import JOB_IDS, POOLS, Folder, Shape, interface_name
 
-LAYOUT = SandboxLayout("try-1", Shape(nodes=2, gpus_per_node=4), "10.97.3")
+LAYOUT = Cluster("try-1", Shape(nodes=2, gpus_per_node=4), "10.97.3")
 
-REAL = SandboxLayout(
-    "try-1", Shape(2, 2, real_gpus=True), "10.97.3", ("nvidia0", "nvidia1", "nvidia2", "nvidia3")
-)
+REAL = Cluster("try-1", Shape(2, 2, real_gpus=True), "10.97.3", ("nvidia0", "nvidia1", "nvidia2", "nvidia3"))
 
 
 def values(**others: object) -> dict[str, object]:
@@ -76,7 +74,7 @@ def test_the_cgroup_plugin_is_one_that_the_release_knows(
 
 @pytest.mark.parametrize("name", ["init.sh", "epilog.sh", "policy-rc.d"])
 @pytest.mark.parametrize("layout", [LAYOUT, REAL], ids=["claimed", "real"])
-def test_shell_scripts_pass_shellcheck(name: str, layout: SandboxLayout, tmp_path: Path) -> None:
+def test_shell_scripts_pass_shellcheck(name: str, layout: Cluster, tmp_path: Path) -> None:
     script = tmp_path / name
     script.write_text(rendered(name, values(layout=layout, pid=1, started="2")))
     subprocess.run(["bash", "-n", script], check=True)
@@ -112,9 +110,7 @@ def test_interface_names_fit_the_kernel_and_differ() -> None:
 
 
 def test_sandboxes_on_different_subnets_never_use_the_same_job_id() -> None:
-    layouts = [
-        SandboxLayout("try-1", Shape(1, 0), f"{pool}.{number}") for pool in POOLS for number in range(256)
-    ]
+    layouts = [Cluster("try-1", Shape(1, 0), f"{pool}.{number}") for pool in POOLS for number in range(256)]
     first = [layout.first_job_id for layout in layouts]
     assert first[0] == 1
     assert all(after - before == JOB_IDS for before, after in pairwise(first))

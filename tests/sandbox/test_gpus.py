@@ -14,10 +14,10 @@ from tests.sandbox.test_files import REAL, values
 from tests.sandbox.test_refusals import Refused, refused
 from tests.schemas.check import documented
 from trtllm_hpc.cli import main
-from trtllm_hpc.sandbox import NodeStatus, Sandbox, Status, requirements, state_folder
-from trtllm_hpc.sandbox.hosts import SandboxLayout, Shape
+from trtllm_hpc.sandbox import NodeStatus, Sandbox, Status, cluster, requirements
+from trtllm_hpc.sandbox.cluster import Cluster, rendered
+from trtllm_hpc.sandbox.hosts import Folder, Shape
 from trtllm_hpc.sandbox.nodes import NAMESPACES
-from trtllm_hpc.sandbox.state_folder import Folder, rendered
 
 __all__ = ["refused"]
 
@@ -29,7 +29,7 @@ def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands for /dev."""
     folder = tmp_path / "a dev"
     folder.mkdir()
-    monkeypatch.setattr(state_folder, "DEVICES", folder)
+    monkeypatch.setattr(cluster, "DEVICES", folder)
     return folder
 
 
@@ -68,7 +68,7 @@ def test_too_few_gpus(
     assert said in found and "--gpus claimed" in found and commands.called == []
 
 
-def real_values(devices: Path, layout: SandboxLayout, folder: Folder) -> dict[str, object]:
+def real_values(devices: Path, layout: Cluster, folder: Folder) -> dict[str, object]:
     return values(layout=layout, folder=folder, machine_devices=devices)
 
 
@@ -91,7 +91,7 @@ def test_a_node_sees_the_device_files_of_its_own_gpus_only(count: int, devices: 
     (devices / "core").symlink_to("/proc/kcore")
     (devices / "nvidia-caps").mkdir()
     make_devices(devices / "nvidia-caps", "nvidia-cap1")
-    layout = SandboxLayout("try-1", Shape(3 // count, count, real_gpus=True), "10.97.3", tuple(names))
+    layout = Cluster("try-1", Shape(3 // count, count, real_gpus=True), "10.97.3", tuple(names))
     common = ["core", "null", "nvidia-caps", "nvidia-uvm", "nvidiactl", "shm-file"]
     for index, host in enumerate(layout.nodes):
         seen = seen_on(host.name, layout, devices, tmp_path)
@@ -99,14 +99,14 @@ def test_a_node_sees_the_device_files_of_its_own_gpus_only(count: int, devices: 
     assert sorted(path.name for path in devices.iterdir()) == sorted([*common, *names])
 
 
-def init_script(layout: SandboxLayout, devices: Path, folder: Path) -> str:
+def init_script(layout: Cluster, devices: Path, folder: Path) -> str:
     """The script of process 1, with a state folder below ``folder``."""
     state = Folder("try-1")
     text = rendered("init.sh", real_values(devices, layout, state))
     return text.replace(str(state.path), str(folder / "state"))
 
 
-def seen_on(node: str, layout: SandboxLayout, devices: Path, folder: Path) -> list[str]:
+def seen_on(node: str, layout: Cluster, devices: Path, folder: Path) -> list[str]:
     """What a process on the node finds in the folder of devices; process 1 is a real one."""
     state = folder / "state"
     for path in (state / "etc", state / "private"):

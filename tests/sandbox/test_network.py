@@ -6,7 +6,7 @@ import pytest
 
 from tests.sandbox.conftest import Commands
 from trtllm_hpc.errors import SandboxError
-from trtllm_hpc.sandbox import network
+from trtllm_hpc.sandbox.cluster import free_subnet
 
 
 def routes(commands: Commands, *destinations: str) -> None:
@@ -16,10 +16,10 @@ def routes(commands: Commands, *destinations: str) -> None:
 
 def test_routed_and_claimed_subnets_are_left_alone(commands: Commands) -> None:
     routes(commands, "default", "10.97.0.0/23", "10.97.3.9")
-    assert network.free_subnet(["10.97.2"]) == "10.97.4"
+    assert free_subnet(["10.97.2"]) == "10.97.4"
 
 
 def test_no_free_subnet_is_an_error(commands: Commands) -> None:
     routes(commands, "10.0.0.0/8", "172.16.0.0/12", "198.18.0.0/15")
     with pytest.raises(SandboxError, match="Routes of this machine cover"):
-        network.free_subnet([])
+        free_subnet([])

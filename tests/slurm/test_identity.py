@@ -20,8 +20,8 @@ from tests.slurm.conftest import Person, bare_server
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.plan_record import PlanRecord
-from trtllm_hpc.sandbox import Sandbox, network
-from trtllm_hpc.sandbox.state_folder import Folder
+from trtllm_hpc.sandbox import Sandbox
+from trtllm_hpc.sandbox.hosts import Folder
 from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.slurm import Slurm, run_command
 
@@ -187,7 +187,7 @@ def start_anew(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         claim.write_text(json.dumps({"subnet": subnet}), encoding="utf-8")
         sandbox.down()
-        monkeypatch.setattr(network, "free_subnet", lambda taken: subnet)
+        monkeypatch.setattr("trtllm_hpc.sandbox.sandbox.free_subnet", lambda taken: subnet)
         sandbox.up(NODES, GPUS)
     finally:
         shutil.rmtree(claim.parent)

@@ -17,7 +17,7 @@ from tests.slurm.upstream_site import Site, upstream_site
 from tests.upstream.container import add_llm_api, add_package
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.runtime.node_checks.run import UNATTENDED_VARIABLE
+from trtllm_hpc.runtime.node_checks.exchange import UNATTENDED_VARIABLE
 
 pytestmark = pytest.mark.slurm
 

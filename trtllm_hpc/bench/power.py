@@ -14,8 +14,7 @@ from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.results import Energy, Window
 from trtllm_hpc.logs.snapshot import plan_of
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.gpus import read_seconds
-from trtllm_hpc.runtime.nvml import POWER_CAP
+from trtllm_hpc.runtime.gpus import POWER_CAP, read_seconds
 
 _TAIL_BYTES = 1 << 18
 _PATIENCE_S, _DEAD_S, _PAUSE_S = 12.0, 20.0, 0.2

@@ -44,7 +44,7 @@ def command(
       trtllm-hpc gateway --url grpc://node7:8001 --tokenizer /models/llama --name llama --port 8080
     """
     from trtllm_hpc.errors import NotReady
-    from trtllm_hpc.gateway.server import facts_of, listen, serve
+    from trtllm_hpc.gateway.app import facts_of, listen, serve
     from trtllm_hpc.gateway.service import Facts
     from trtllm_hpc.paths import RunPaths
     from trtllm_hpc.runtime.records import Endpoint

@@ -1,24 +1,33 @@
-"""The routes of OpenAI's protocol, as an ASGI application."""
+"""The gateway's process: the routes of OpenAI's protocol as an ASGI application, and uvicorn to serve it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from typing import TypeVar
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.backends import backend_of
+from trtllm_hpc.client.connect import Target
+from trtllm_hpc.config.files import read_spec
+from trtllm_hpc.errors import RequestFailed, StartFailed
 from trtllm_hpc.gateway.answers import AnswerPart, AnswerWriter, ApiError, Json, as_api_error, usage
 from trtllm_hpc.gateway.bodies import AnyBody, ChatBody, CompletionBody, parse
-from trtllm_hpc.gateway.service import ServedByTriton, merged
+from trtllm_hpc.gateway.service import Facts, ServedByTriton, merged
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engine
 from trtllm_hpc.runtime.records import SESSION_HEADER
 
 Result = TypeVar("Result")
@@ -28,97 +37,86 @@ _GONE = 499
 _PASSED_ON = (SESSION_HEADER, "traceparent", "tracestate")
 """Headers for Triton: the conversation, and the trace that the request belongs to (W3C Trace Context)."""
 
-
-class _ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+_BACKLOG = 2048
+_GRACE_S = 5
+"""For open answers once the gateway is asked to end."""
+_KEEP_ALIVE_S = 120
+"""Longer than clients keep a connection (OpenAI's: 5 s; aiohttp's: 15 s): else requests get lost."""
 
 
 def make_app(service: ServedByTriton) -> Starlette:
     """Return the application."""
-    routes = _Routes(service)
+    facts = service.facts
+    card = {"id": facts.name, "created": int(time.time()), "object": "model", "owned_by": "trtllm-hpc"}
+    card["max_model_len"] = facts.max_seq_len  # vLLM's key
+
+    async def health(_: Request) -> Response:  # 200 when Triton is ready, as of trtllm-serve
+        return Response(status_code=200 if await service.is_ready() else 503)
+
+    async def models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def model(request: Request) -> Response:
+        service.check_model(request.path_params["name"])
+        return JSONResponse(card)
+
+    async def completions(request: Request) -> Response:
+        return await _answered(service, request, parse(CompletionBody, await _body(service, request)))
+
+    async def chat_completions(request: Request) -> Response:
+        return await _answered(service, request, parse(ChatBody, await _body(service, request)))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         await service.close()
 
+    failures = (ApiError, RequestFailed, HTTPException, ClientDisconnect, Exception)
     return Starlette(
         routes=[
-            Route("/health", routes.health),
-            Route("/v1/models", routes.models),
-            Route("/v1/models/{name:path}", routes.model),
-            Route("/v1/completions", routes.completions, methods=["POST"]),
-            Route("/v1/chat/completions", routes.chat_completions, methods=["POST"]),
+            Route("/health", health),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", model),
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
         ],
-        exception_handlers={
-            kind: _failure
-            for kind in (ApiError, RequestFailed, HTTPException, _ClientGone, ClientDisconnect, Exception)
-        },
+        exception_handlers=dict.fromkeys(failures, _failure),
         lifespan=lifespan,
     )
 
 
-class _Routes:
-    def __init__(self, service: ServedByTriton) -> None:
-        self._service = service
-        self._created = int(time.time())
-
-    async def health(self, request: Request) -> Response:
-        """200 when Triton is ready, as ``trtllm-serve``."""
-        return Response(status_code=200 if await self._service.is_ready() else 503)
-
-    async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card()]})
-
-    async def model(self, request: Request) -> Response:
-        self._service.check_model(request.path_params["name"])
-        return JSONResponse(self._card())
-
-    def _card(self) -> Json:
-        facts = self._service.facts
-        card = {"id": facts.name, "created": self._created, "object": "model", "owned_by": "trtllm-hpc"}
-        return {**card, "max_model_len": facts.max_seq_len}  # vLLM's key
-
-    async def completions(self, request: Request) -> Response:
-        return await self._answered(request, parse(CompletionBody, await self._body(request)))
-
-    async def chat_completions(self, request: Request) -> Response:
-        return await self._answered(request, parse(ChatBody, await self._body(request)))
-
-    async def _body(self, request: Request) -> bytes:
-        """Return the body, bounded while it is read. Raises ApiError if it is too large."""
-        most, body = self._service.facts.max_request_mib, bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > most << 20:
-                raise ApiError(f"The body is larger than serve.max_request_mib, {most} MiB.", 413)
-        return bytes(body)
-
-    async def _answered(self, request: Request, asked: CompletionBody | ChatBody) -> Response:
-        service = self._service
-        service.check_model(asked.model)
-        prompts = await asyncio.to_thread(service.prompts, asked)
-        headers = {name: value for name in _PASSED_ON if (value := request.headers.get(name)) is not None}
-        choices = [(prompt, choice) for prompt in prompts for choice in range(asked.n)]
-        parts = merged([service.answer(asked, prompt, choice, headers) for prompt, choice in choices])
-        writer = AnswerWriter(asked.model, is_chat=isinstance(asked, ChatBody))
-        sent = sum(len(prompt.ids) for prompt in prompts)
-        if not asked.stream:
-            answers = await _unless_gone(request, _joined(parts, len(choices)))
-            return JSONResponse(writer.whole(answers, usage(sent, sum(answer.count for answer in answers))))
-        events = _events(asked, parts, writer, sent)
-        # Before the first part an error has a status of its own.
-        first = await _unless_gone(request, anext(events))
-        return StreamingResponse(_from_first(first, events), media_type="text/event-stream")
+async def _body(service: ServedByTriton, request: Request) -> bytes:
+    """Return the body, bounded while it is read. Raises ApiError if it is too large."""
+    most, body = service.facts.max_request_mib, bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most << 20:
+            raise ApiError(f"The body is larger than serve.max_request_mib, {most} MiB.", 413)
+    return bytes(body)
 
 
-async def _joined(parts: AsyncGenerator[tuple[int, AnswerPart]], count: int) -> list[AnswerPart]:
-    """Return so many whole answers."""
-    answers = [AnswerPart()] * count
-    async with aclosing(parts) as received:
-        async for index, part in received:
-            answers[index] += part
-    return answers
+async def _answered(service: ServedByTriton, request: Request, asked: CompletionBody | ChatBody) -> Response:
+    service.check_model(asked.model)
+    prompts = await asyncio.to_thread(service.prompts, asked)
+    headers = {name: value for name in _PASSED_ON if (value := request.headers.get(name)) is not None}
+    choices = [(prompt, choice) for prompt in prompts for choice in range(asked.n)]
+    parts = merged([service.answer(asked, prompt, choice, headers) for prompt, choice in choices])
+    writer = AnswerWriter(asked.model, is_chat=isinstance(asked, ChatBody))
+    sent = sum(len(prompt.ids) for prompt in prompts)
+    if not asked.stream:
+        answers = [AnswerPart()] * len(choices)
+
+        async def join() -> None:
+            async with aclosing(parts) as received:
+                async for index, part in received:
+                    answers[index] += part
+
+        await _unless_gone(request, join())
+        return JSONResponse(writer.whole(answers, usage(sent, sum(answer.count for answer in answers))))
+    events = _events(asked, parts, writer, sent)
+    # Before the first part an error has a status of its own.
+    first = await _unless_gone(request, anext(events))
+    return StreamingResponse(_from_first(first, events), media_type="text/event-stream")
 
 
 async def _events(
@@ -153,7 +151,7 @@ async def _from_first(first: str, events: AsyncGenerator[str]) -> AsyncGenerator
 
 
 async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """Await work; cancel it at once when the client goes away. Raises _ClientGone if it has."""
+    """Await work; cancel it at once when the client goes away. Raises ClientDisconnect if it has."""
 
     async def left() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -163,7 +161,7 @@ async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise _ClientGone
+            raise ClientDisconnect
         return working.result()
     finally:
         for task in (working, leaving):
@@ -172,7 +170,7 @@ async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
 
 
 async def _failure(request: Request, error: Exception) -> Response:
-    if isinstance(error, _ClientGone | ClientDisconnect):
+    if isinstance(error, ClientDisconnect):
         return Response(status_code=_GONE)
     headers = None
     if isinstance(error, ApiError | RequestFailed):
@@ -183,3 +181,63 @@ async def _failure(request: Request, error: Exception) -> Response:
     else:
         found = ApiError("The gateway failed; its log says why.", 500)
     return JSONResponse(found.body(), found.status, headers)
+
+
+def facts_of(run: RunPaths) -> Facts:
+    """Return the facts of a run with an engine. Raises ConfigError if its ``spec.yaml`` cannot be read."""
+    job = read_spec(run.spec)
+    folder = Path(job.engine.directory) if job.engine.directory else run.engine
+    named = backend_of(job).tokenizer(job)
+    max_seq_len = job.engine.max_seq_len
+    with suppress(NotAnEngine):
+        max_seq_len = read_engine(folder).max_seq_len or max_seq_len
+    return Facts(
+        name=Path(job.model.path).name if job.model.path else job.model.synthetic or job.name,
+        tokenizer=folder / "tokenizer" if named is None else Path(named),
+        max_seq_len=max_seq_len,
+        add_special_tokens=job.repository.add_special_tokens is not False,
+        skip_special_tokens=job.repository.skip_special_tokens is not False,
+        max_request_mib=job.serve.max_request_mib,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Ends by itself after a signal; uvicorn's own dies of it, and nobody tidies up."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, self.handle_exit, each, None)
+        yield
+
+
+def serve(sockets: list[socket.socket], target: Target, facts: Facts) -> None:
+    """Answer requests until SIGTERM or SIGINT."""
+
+    async def main() -> None:
+        config = uvicorn.Config(
+            make_app(ServedByTriton(target, facts)),
+            # A line for each request would be most of the log.
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=_GRACE_S,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            # The address of a client is the proxy's, whatever a header says.
+            proxy_headers=False,
+            ws="none",
+        )
+        await _Server(config).serve(sockets)
+
+    asyncio.run(main())
+
+
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens on a port of this machine alone. Raises StartFailed if it cannot."""
+    try:
+        made = socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
+        # Connections inherit it. asyncio does not set it for those of a socket that it has not made.
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
+    except OSError as error:
+        raise StartFailed(f"Port {port} cannot be listened on: {error.strerror}.", hint="--port") from None

@@ -126,13 +126,8 @@ class TextStream:
             self.is_stopped = True
             part, self._text = self._text[: min(found)], ""
             return part
-        held_back = max((_overlap(self._text, stop) for stop in self._stops), default=0)
+        begun = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
+        held_back = max((len(part) for part in begun if self._text.endswith(part)), default=0)
         end = len(self._text) - held_back
         part, self._text = self._text[:end], self._text[end:]
         return part
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return how many letters at the end of a text may begin another one."""
-    most = min(len(stop) - 1, len(text))
-    return next((size for size in range(most, 0, -1) if text.endswith(stop[:size])), 0)

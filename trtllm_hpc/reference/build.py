@@ -18,7 +18,7 @@ from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import write_json
 from trtllm_hpc.reference import synthetic
 from trtllm_hpc.reference.engine_folder import BUILD_LIMITS, CONFIG, MODEL, TOKENIZER
-from trtllm_hpc.reference.shutdown import first_sentence
+from trtllm_hpc.reference.world import first_sentence
 
 _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -47,7 +47,11 @@ def build(settings: argparse.Namespace) -> None:
         if settings.model is None:
             synthetic.make_tokenizer(engine / TOKENIZER)
         else:
-            _copy_tokenizer(settings.model, engine / TOKENIZER)
+            from transformers import AutoTokenizer
+
+            _readable(AutoTokenizer, settings.model).save_pretrained(engine / TOKENIZER)
+            if not (engine / TOKENIZER / "tokenizer.json").is_file():
+                raise BuildFailed(f"The tokenizer in {settings.model} cannot be written as tokenizer.json.")
         write_json(engine / CONFIG, _engine_config(settings, model))
     except BaseException:  # Ctrl-C must leave nothing behind either
         shutil.rmtree(engine)
@@ -97,14 +101,6 @@ def _check(model: Any, config: Any, settings: argparse.Namespace) -> None:
             f"The reference backend cannot serve models of type {config.model_type}: it has plain attention "
             "over all tokens, and no encoder, state, sinks or softcapping."
         )
-
-
-def _copy_tokenizer(source: Path, folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    _readable(AutoTokenizer, source).save_pretrained(folder)
-    if not (folder / "tokenizer.json").is_file():
-        raise BuildFailed(f"The tokenizer in {source} cannot be written as tokenizer.json.")
 
 
 def _readable(kind: Any, source: Path, **arguments: Any) -> Any:

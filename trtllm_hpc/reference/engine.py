@@ -26,8 +26,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 from trtllm_hpc.errors import RequestFailed, StartFailed
 from trtllm_hpc.reference.engine_folder import MODEL, REBUILD, EngineInfo
 from trtllm_hpc.reference.generation import Die, Generated, GenerationRequest, Hear, Load, check_room
-from trtllm_hpc.reference.shutdown import first_sentence
-from trtllm_hpc.reference.world import Channel, World
+from trtllm_hpc.reference.world import Channel, World, first_sentence
 
 _log = logging.getLogger(__name__)
 

@@ -56,10 +56,6 @@ class QueueFull(RequestFailed):
     """The queue is full; the client may try again later."""
 
 
-class Cancelled(RequestFailed):
-    """The client does not want the answer any more."""
-
-
 Outcome = Generated | RequestFailed
 Die = Callable[[str], object]
 Hear = Callable[[int, Outcome], object]

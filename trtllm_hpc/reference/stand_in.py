@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from trtllm_hpc.reference.engine_folder import EngineInfo
 from trtllm_hpc.reference.generation import Die, Generated, GenerationRequest, Hear, Load, check_room
-from trtllm_hpc.reference.shutdown import first_sentence
-from trtllm_hpc.reference.world import Channel, World
+from trtllm_hpc.reference.world import Channel, World, first_sentence
 
 STEP_S = 0.002
 """A step takes about as long as that of the smallest model."""

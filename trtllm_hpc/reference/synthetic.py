@@ -31,11 +31,7 @@ def make_model(*, seed: int, dtype: str, max_seq_len: int) -> Any:
 
     begin, end = SPECIAL_TOKENS.index("<s>"), SPECIAL_TOKENS.index("</s>")
     config = LlamaConfig(
-        **SHAPE,
-        max_position_embeddings=max_seq_len,
-        bos_token_id=begin,
-        eos_token_id=end,
-        pad_token_id=end,
+        **SHAPE, max_position_embeddings=max_seq_len, bos_token_id=begin, eos_token_id=end, pad_token_id=end
     )
     torch.manual_seed(seed)
     return LlamaForCausalLM(config).to(getattr(torch, dtype))

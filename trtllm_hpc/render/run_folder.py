@@ -26,7 +26,7 @@ from trtllm_hpc.render.scripts import build_recipe, render_configurations, rende
 from trtllm_hpc.runtime.engine_cache.cache import link
 from trtllm_hpc.runtime.lock import Lock, fingerprint, image_facts
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.schema import VENDORED
+from trtllm_hpc.runtime.model_repository.writer import VENDORED
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable

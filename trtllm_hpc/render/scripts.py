@@ -16,9 +16,8 @@ from trtllm_hpc.plan.model import Plan, ServePart
 from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.runtime.engine_cache.build_recipe import BuildRecipe
 from trtllm_hpc.runtime.front import FRONT_RESTARTS
-from trtllm_hpc.runtime.guests import OWNER
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.records import INSTANCE_HEADER, RELAY_HEADER, SESSION_HEADER
+from trtllm_hpc.runtime.records import INSTANCE_HEADER, OWNER, RELAY_HEADER, SESSION_HEADER
 
 _MARGIN_S = 60
 """Seconds before the job's time limit at which a wait for another build ends, to leave time to report it."""

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from trtllm_hpc.errors import ConfigError, Diagnostic, NotReady
 from trtllm_hpc.logs.reading import stat_of
 from trtllm_hpc.paths import RunPaths, call_name, write_json
-from trtllm_hpc.runtime.guests import ANYBODY, OWNER, Guest, Visits, read_guests
 from trtllm_hpc.runtime.proxy import write_key
+from trtllm_hpc.runtime.records import ANYBODY, OWNER, Guest, Visits, read_guests
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _CONFIRMED_S = 15.0

@@ -25,8 +25,8 @@ from trtllm_hpc.runtime.front import with_addresses
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.node_checks import PARTS
 from trtllm_hpc.runtime.node_checks.exchange import Wanted, read_found
-from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.runtime.server_spec import ServerSpec, expand
+from trtllm_hpc.runtime.servers.openai import AUTH_KEY
 from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
 from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm

@@ -27,9 +27,8 @@ from trtllm_hpc.paths import RunPaths, call_name, remove_abandoned
 from trtllm_hpc.runs.guests import ProxyClient, clients_of
 from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
-from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import BEAT_S, TROUBLE
-from trtllm_hpc.runtime.records import Endpoint, Event, known_fields, of_last_job
+from trtllm_hpc.runtime.records import IDLE, Endpoint, Event, known_fields, of_last_job
 from trtllm_hpc.runtime.renewal import FailedJob
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.runtime.stop import CANCEL

@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.blame import first_to_fail, verdict
 from trtllm_hpc.runtime.heartbeat import SILENT
 from trtllm_hpc.runtime.plan_record import PlanRecord
-from trtllm_hpc.runtime.records import RankRecord, add_event, known_fields, rank_records
+from trtllm_hpc.runtime.records import add_event, known_fields, rank_records
 
 EVENT = "bad_node"
 """Name of the event with a :class:`BadNode`."""
@@ -60,13 +60,6 @@ class Pool:
                     usable.add(name)
         return cls(names, frozenset(usable), wanted)
 
-    def too_few_without(self, node: str, excluded: Collection[str]) -> str | None:
-        """Return that the server needs this node, in words, if the others are too few."""
-        left = len(self.usable.difference(excluded, [node]))
-        if node not in self.names or left >= self.wanted:
-            return None
-        return f"without it {left} nodes of the partition could be used, and the job needs {self.wanted}"
-
 
 @dataclass(frozen=True)
 class BadNode:
@@ -99,18 +92,24 @@ def exclude_option(paths: RunPaths) -> str:
 
 def bad_hosts(paths: RunPaths) -> dict[str, str]:
     """Return the hosts because of which the last server has ended, with reasons."""
-    found: dict[str, str] = {}
-    reasons = _reasons_of_supervisor(paths)
+    found, reasons = dict[str, str](), dict[int, str]()
+    with suppress(ValueError, OSError, TypeError, KeyError, AttributeError):  # as the supervisor has them
+        reasons = {one["instance"]: one["reason"] or "" for one in read_json(paths.instances) or []}
     plan = PlanRecord.read(paths)
     before, after = (["preflight"], ["serve"]) if plan is None else (plan.preflight_steps, plan.serve_steps)
     for number, step in enumerate((*before, *after), start=-len(before)):
         records = rank_records(paths, step)
         if first_to_fail(records) is None:
             continue
-        found |= _silent(records, reasons.get(number, ""))
+        judge = verdict(records)
+        silent, why = (0, reasons.get(number, "")) if judge is None else (judge.blames, judge.reason or "")
+        if SILENT in why:
+            found |= {record.host: why.rstrip(".") for record in records if record.rank == silent}
         for record in records:
-            if (text := _last_match(_OF_GPU, paths.rank_log(step, record.rank))) is not None:
-                found.setdefault(record.host, f"the log of rank {record.rank} says {text[0].decode()!r}")
+            with suppress(OSError, IndexError), paths.rank_log(step, record.rank).open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                text = deque(_OF_GPU.finditer(log.read(_TAIL_BYTES)), maxlen=1).pop()[0].decode()
+                found.setdefault(record.host, f"the log of rank {record.rank} says {text!r}")
     return found
 
 
@@ -134,37 +133,39 @@ def exclude(paths: RunPaths, hosts: Mapping[str, str], *, job_id: str, pools: Se
         elif "nodelist" in options:
             kept = "the script asks for certain nodes (--nodelist)"
         else:
-            missed = (pool.too_few_without(node, {*excluded, *by_script}) for pool in pools)
-            kept = next((words for words in missed if words is not None), None)
+            left = [(len(pool.usable.difference(excluded, by_script, [node])), pool) for pool in pools]
+            missed = (
+                f"without it {count} nodes of the partition could be used, and the job needs {pool.wanted}"
+                for count, pool in left
+                if node in pool.names and count < pool.wanted
+            )
+            kept = next(missed, None)
         known[node] = BadNode(node, why, job_id, kept)
         add_event(paths, "serve", EVENT, **asdict(known[node]))
     write_json(paths.bad_nodes, [asdict(one) for one in known.values()])
     return _excluded(known.values()) != before
 
 
-def has_no_excluded_node(paths: RunPaths) -> bool:
-    """Return whether this job has only nodes that it should have."""
+def refuse_excluded(paths: RunPaths) -> int:
+    """Return CANCELLED if this job has a node that it should not have, else 0."""
     own = expanded(os.environ.get("SLURM_JOB_NODELIST", ""))
-    return not any(node in own for node in _excluded(bad_nodes(paths)))
+    has_one = any(node in own for node in _excluded(bad_nodes(paths)))
+    return ExitCode.CANCELLED if has_one else ExitCode.OK
 
 
 def expanded(hosts: str) -> list[str]:
     """Return the names in a list as Slurm writes it, e.g. ``n[1-2,07]``."""
-    return [name for match in _BRACKETS.finditer(hosts) for name in _numbered(match[1], match[2])]
+    names = []
+    for prefix, numbers in _BRACKETS.findall(hosts):
+        for part in numbers.split(","):
+            first, _, last = part.partition("-")
+            counted = range(int(first), int(last or first) + 1) if first else ()
+            names += [f"{prefix}{number:0{len(first)}}" for number in counted] or [prefix]
+    return names
 
 
 def _excluded(nodes: Iterable[BadNode]) -> list[str]:
     return [one.node for one in nodes if one.kept is None]
-
-
-def _numbered(prefix: str, numbers: str | None) -> Iterator[str]:
-    if numbers is None:
-        yield prefix
-        return
-    for part in numbers.split(","):
-        first, _, last = part.partition("-")
-        for number in range(int(first), int(last or first) + 1):
-            yield f"{prefix}{number:0{len(first)}}"
 
 
 def _options(paths: RunPaths) -> dict[str, str]:
@@ -174,28 +175,3 @@ def _options(paths: RunPaths) -> dict[str, str]:
     except OSError:
         return {}
     return {match[1]: match[2] for match in _OPTION.finditer(script)}
-
-
-def _reasons_of_supervisor(paths: RunPaths) -> dict[int, str]:
-    """Return why each instance has ended, as the supervisor has recorded it."""
-    with suppress(ValueError, OSError, TypeError, KeyError, AttributeError):
-        return {one["instance"]: one["reason"] or "" for one in read_json(paths.instances) or []}
-    return {}
-
-
-def _silent(records: list[RankRecord], reason: str) -> dict[str, str]:
-    """Return the host of a rank that fell silent, by another rank or the supervisor (``reason``)."""
-    judge = verdict(records)
-    rank, why = (0, reason) if judge is None else (judge.blames, judge.reason or "")
-    if SILENT not in why:
-        return {}
-    return {record.host: why.rstrip(".") for record in records if record.rank == rank}
-
-
-def _last_match(pattern: re.Pattern[bytes], file: Path) -> re.Match[bytes] | None:
-    try:
-        with file.open("rb") as log:
-            log.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-            return deque(pattern.finditer(log.read(_TAIL_BYTES)), maxlen=1).pop()
-    except (OSError, IndexError):
-        return None

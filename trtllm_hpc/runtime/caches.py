@@ -45,13 +45,22 @@ KEEPS_KERNELS = "TRTLLM_DG_JIT_DUMP_CUBIN"
 
 def use_caches(environment: MutableMapping[str, str]) -> None:
     """Give each cache a place that can be written, unless it has one; does nothing outside containers."""
-    if not _is_inside(environment):
+    top = Path(environment.get(TOP, "/nowhere"))
+    if not top.is_dir():  # the scripts name the folder outside, too
         return
     has_home = _has_place("HOME", environment)
     before = os.umask(0o077)
     for variable in CACHES:
         if not ((variable in OF_HOME and has_home) or _has_place(variable, environment)):
-            folder = _folder_of(variable, environment)
+            if variable == "HF_HOME":
+                folder = top / CACHES[variable]
+            elif variable in SHARED:
+                folder = kept_folder(environment) / CACHES[variable]
+            elif can_lock(top):
+                folder = kept_folder(environment) / os.uname().nodename / CACHES[variable]
+            else:  # `runtime sweep` removes it when the job ends
+                job = environment["TRTLLM_HPC_JOB_ID"]
+                folder = SCRATCH / f"trt{job}_caches" / CACHES[variable]
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 if folder.stat().st_uid == os.geteuid():  # in /tmp it may be somebody else's
@@ -63,27 +72,12 @@ def use_caches(environment: MutableMapping[str, str]) -> None:
     os.umask(before)
 
 
-def _is_inside(environment: Mapping[str, str]) -> bool:
-    """Return whether this is a container; the scripts name the folder outside, too."""
-    return Path(environment.get(TOP, "/nowhere")).is_dir()
-
-
 def _has_place(variable: str, environment: Mapping[str, str]) -> bool:
     """Return whether a variable is the user's choice: the profile sets it, or it can be written to."""
     if variable == "HF_HOME" or variable in environment.get(GIVEN, "").split():
         return variable in environment
     folder = Path(environment.get(variable, "/nowhere"))
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
-
-
-def _folder_of(variable: str, environment: Mapping[str, str]) -> Path:
-    top = Path(environment[TOP])
-    if variable in SHARED:
-        return (top if variable == "HF_HOME" else kept_folder(environment)) / CACHES[variable]
-    if can_lock(top):
-        return kept_folder(environment) / os.uname().nodename / CACHES[variable]
-    # `runtime sweep` removes it when the job ends.
-    return SCRATCH / f"trt{environment['TRTLLM_HPC_JOB_ID']}_caches" / CACHES[variable]
 
 
 def kept_folder(environment: Mapping[str, str]) -> Path:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -288,23 +286,6 @@ def transports(host: str, environment: Mapping[str, str]) -> Diagnostic:
         return ok(f"no variable limits UCX or NCCL on {host}")
     hint = f"add 'unset {' '.join(hindering)}' to the profile's setup lines"
     return warn(f"the environment on {host} has {'; '.join(hindering.values())}", hint)
-
-
-def programs_there(host: str, programs: Iterable[str]) -> Diagnostic | None:
-    """Return which programs of the server are not on this node's ``PATH``."""
-    missing = [program for program in programs if shutil.which(program) is None]
-    if not missing:
-        return None
-    message = f"there is no {' and no '.join(missing)} on {host}"
-    return fail(message, "take an image with TensorRT-LLM 0.19 or later, or put them on PATH")
-
-
-def model_there(host: str, folder: Path) -> Diagnostic | None:
-    """Return what is wrong if this node does not see the model that its rank loads."""
-    if os.access(folder / "config.json", os.R_OK):
-        return None
-    message = f"{folder}/config.json cannot be read on {host}, so no model can be loaded from there"
-    return fail(message, "correct model.path, or mount its folder (container.mounts in the profile)")
 
 
 # Tokenizer --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ docs/explanation/how-a-run-ends.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.errors import ExitCode
@@ -69,10 +69,6 @@ class Observed:
         ended = {record.rank for record in self.records if record.ended_at is not None}
         return {rank: why for rank, why in ranks.items() if rank not in ended}
 
-    def name(self, rank: int) -> str:
-        """Return how to name a rank, with its host if it has a record."""
-        return rank_name(self.records, self.step, rank)
-
 
 @dataclass(frozen=True)
 class End:
@@ -89,17 +85,16 @@ class End:
     """Seconds from now to SIGKILL."""
 
 
-Rule = Callable[[Observed], End | None]
-
-
 def decide(seen: Observed, current: End | None = None) -> End | None:
     """Return the end by the first rule that applies, or ``current``; ``None``: go on serving.
 
     Once a rank is blamed, the reason stays. A later signal, or the end of the leader, only shortens the time.
     """
-    rules = SERVING if current is None else STOPPING if current.blames is None else ()
-    ends = (rule(seen) for rule in rules)
-    end = next((new for new in ends if new not in (None, current)), current)
+    if current is None:
+        end = next(while_serving(seen), None)
+    else:
+        ends = while_stopping(seen) if current.blames is None else iter(())
+        end = next((new for new in ends if new != current), current)
     if end is None:
         return None
     limits = [end.grace_s]
@@ -110,64 +105,62 @@ def decide(seen: Observed, current: End | None = None) -> End | None:
     return replace(end, grace_s=min(limits))
 
 
-def _signal(seen: Observed) -> End | None:
-    if seen.signal is None:
-        return None
-    return End(seen.signal, f"got {seen.signal}", grace_s=SIGNAL_GRACE_S)
-
-
-def _stop_request(seen: Observed) -> End | None:
-    if seen.request is None:
-        return None
-    return End(seen.request.by, seen.request.reason, grace_s=STOP_GRACE_S)
-
-
-def _leader_ended(seen: Observed) -> End | None:
-    return End("leader", "rank 0 has ended", grace_s=AFTER_LEADER_S) if seen.leader_ended else None
-
-
-def _step_daemon(seen: Observed) -> End | None:
-    """Slurm would not notice: it has lost this rank, and shows the job as running."""
-    what = "its slurmstepd was killed: Slurm can no longer see or end this rank"
-    return _fault(seen, seen.rank, "slurmstepd", what) if seen.step_daemon_lost else None
-
-
-def _supervisor(seen: Observed) -> End | None:
-    """Nobody else would end the run: the batch script waits for its supervisor."""
-    if seen.supervisor is None:
-        return None
-    return End(NO_SUPERVISOR, seen.supervisor, exit_code=ExitCode.START, grace_s=FAULT_GRACE_S)
-
-
-def _model_process(seen: Observed) -> End | None:
-    """Triton would go on saying that it is ready."""
-    if seen.dead_model is None or seen.others_ended:
-        return None
-    what = f"the Python process of model {seen.dead_model} was killed or crashed"
-    return _fault(seen, seen.rank, "model process", what)
-
-
-def _lost_rank(seen: Observed) -> End | None:
-    """A debugger stops a process for a moment; ranks that load would wait for it to the end of their time."""
+def while_serving(seen: Observed) -> Iterator[End]:
+    """Yield what ends the server while nothing has ended it: the first decides."""
+    if seen.signal is not None:
+        yield _signalled(seen.signal)
+    if seen.request is not None:
+        yield End(seen.request.by, seen.request.reason, grace_s=STOP_GRACE_S)
     if seen.leader_ended:
-        return None
-    return _lost(seen, seen.ranks.silent) or (_lost(seen, seen.ranks.given_up) if seen.rank == 0 else None)
+        yield End("leader", "rank 0 has ended", grace_s=AFTER_LEADER_S)
+    if seen.step_daemon_lost:  # Slurm would not notice: it has lost this rank, and shows the job as running
+        what = "its slurmstepd was killed: Slurm can no longer see or end this rank"
+        yield _fault(seen, seen.rank, "slurmstepd", what)
+    if (
+        seen.supervisor is not None
+    ):  # nobody else would end the run: the batch script waits for its supervisor
+        yield End(NO_SUPERVISOR, seen.supervisor, exit_code=ExitCode.START, grace_s=FAULT_GRACE_S)
+    if seen.dead_model is not None and not seen.others_ended:  # Triton would go on saying that it is ready
+        what = f"the Python process of model {seen.dead_model} was killed or crashed"
+        yield _fault(seen, seen.rank, "model process", what)
+    yield from _lost_rank(seen)
+    if seen.hang is not None:
+        yield _hang(seen, seen.hang)
+    if seen.not_ready is not None:
+        yield _ready_timeout(seen, seen.not_ready)
 
 
-def _lost_or_stopped_rank(seen: Observed) -> End | None:
-    """Who asks a hanging server to stop, such as a companion without answers, need not know why it hangs."""
-    return _lost_rank(seen) or (_lost(seen, seen.ranks.stopped) if seen.rank == 0 else None)
+def while_stopping(seen: Observed) -> Iterator[End]:
+    """Yield the same while the server stops and no rank is blamed.
+
+    Who asks a hanging server to stop, such as a companion without answers, need not know why it hangs.
+    """
+    if seen.signal is not None:
+        yield _signalled(seen.signal)
+    yield from _lost_rank(seen)
+    if seen.rank == 0:
+        yield from _lost(seen, seen.ranks.stopped)
 
 
-def _lost(seen: Observed, ranks: Mapping[int, str]) -> End | None:
-    lost = seen.running(ranks)
-    return _fault(seen, min(lost), "heartbeat", lost[min(lost)]) if lost else None
+def _signalled(signal: str) -> End:
+    return End(signal, f"got {signal}", grace_s=SIGNAL_GRACE_S)
 
 
-def _hang(seen: Observed) -> End | None:
-    if seen.hang is None:
-        return None
-    what = f"{seen.hang}, though the server says that it is ready"
+def _lost_rank(seen: Observed) -> Iterator[End]:
+    """A debugger stops a process for a moment; ranks that load would wait for it to the end of their time."""
+    if not seen.leader_ended:
+        yield from _lost(seen, seen.ranks.silent)
+        if seen.rank == 0:
+            yield from _lost(seen, seen.ranks.given_up)
+
+
+def _lost(seen: Observed, ranks: Mapping[int, str]) -> Iterator[End]:
+    if lost := seen.running(ranks):
+        yield _fault(seen, min(lost), "heartbeat", lost[min(lost)])
+
+
+def _hang(seen: Observed, why: str) -> End:
+    what = f"{why}, though the server says that it is ready"
     suspects = seen.ranks.suspects
     rank = min(suspects, default=seen.rank)
     if rank in suspects:
@@ -177,37 +170,19 @@ def _hang(seen: Observed) -> End | None:
     return _fault(seen, rank, "probe", what)
 
 
-def _ready_timeout(seen: Observed) -> End | None:
-    if seen.not_ready is None:
-        return None
-    sentence = f"the server was not ready within {seen.not_ready}"
+def _ready_timeout(seen: Observed, limit: str) -> End:
+    sentence = f"the server was not ready within {limit}"
     begun = {record.rank for record in seen.records}
     missing = {rank: "it was never started" for rank in range(seen.world_size) if rank not in begun}
     suspects = seen.ranks.suspects or missing
     rank = min(suspects, default=seen.rank)
     if suspects:
-        sentence += f"; {seen.name(rank)}: {suspects[rank]}"
+        sentence += f"; {rank_name(seen.records, seen.step, rank)}: {suspects[rank]}"
     return End("ready timeout", sentence, rank, ExitCode.READINESS, FAULT_GRACE_S)
 
 
 def _fault(seen: Observed, rank: int, by: str, what: str) -> End:
-    return End(by, f"{seen.name(rank)}: {what}", rank, ExitCode.START, FAULT_GRACE_S)
-
-
-SERVING: tuple[Rule, ...] = (
-    _signal,
-    _stop_request,
-    _leader_ended,
-    _step_daemon,
-    _supervisor,
-    _model_process,
-    _lost_rank,
-    _hang,
-    _ready_timeout,
-)
-"""While nothing has ended the server: the first rule that applies decides."""
-STOPPING: tuple[Rule, ...] = (_signal, _lost_or_stopped_rank)
-"""While the server stops and no rank is blamed."""
+    return End(by, f"{rank_name(seen.records, seen.step, rank)}: {what}", rank, ExitCode.START, FAULT_GRACE_S)
 
 
 def conclude(seen: Observed, decided: End | None, returncode: int, *, is_over: bool) -> End | None:
@@ -221,7 +196,7 @@ def conclude(seen: Observed, decided: End | None, returncode: int, *, is_over: b
         is_over: the time to wait for a cause is over.
     """
     # Slurm signals the server as well, which may have ended first.
-    if (end := decided or _signal(seen)) is not None:
+    if (end := decided or (_signalled(seen.signal) if seen.signal is not None else None)) is not None:
         # The server's own code does not matter: while models load, SIGTERM just kills Triton, and a server
         # that ignores SIGTERM, and had to be killed, was stopped all the same.
         by_signal = end.exit_code == ExitCode.OK and seen.signal is not None and not seen.others_ended
@@ -230,7 +205,9 @@ def conclude(seen: Observed, decided: End | None, returncode: int, *, is_over: b
     rank = min(suspects, default=seen.rank)
     if rank != seen.rank and not (seen.rank and seen.others_ended):
         # A server that dies by itself knows only which peer it lost.
-        return End(None, f"{seen.name(rank)}: {suspects[rank]}", rank, ExitCode.START)
+        return End(
+            None, f"{rank_name(seen.records, seen.step, rank)}: {suspects[rank]}", rank, ExitCode.START
+        )
     if returncode != 0:
         return End(exit_code=128 - returncode if returncode < 0 else returncode)
     # TensorRT-LLM's workers exit with 0 whatever happened (they call ``exit(0)`` once the leader is gone,

@@ -30,15 +30,9 @@ class EngineConfig:
     """The facts of one engine."""
 
     folder: Path
-    version: str | None
-    """TensorRT-LLM that built it; ``None`` before 0.8, which did not write it."""
-    is_reference: bool
     world_size: int
     tensor: int
     pipeline: int
-    context: int
-    gpus_per_node: int | None
-    """GPUs of a node as given to ``trtllm-build``, 8 by default; ``None`` before 0.10."""
     files: tuple[str, ...]
     """One for each rank."""
     max_batch_size: int | None
@@ -47,6 +41,12 @@ class EngineConfig:
     max_beam_width: int | None
     paged_kv_cache: bool | None
     paged_context_fmha: bool
+    version: str | None = None
+    """TensorRT-LLM that built it; ``None`` before 0.8, which did not write it."""
+    is_reference: bool = False
+    context: int = 1
+    gpus_per_node: int | None = None
+    """GPUs of a node as given to ``trtllm-build``, 8 by default; ``None`` before 0.10."""
 
     @property
     def runtime_gpus_per_node(self) -> int:
@@ -64,10 +64,8 @@ def read_engine(folder: Path) -> EngineConfig:
         record = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(record, dict):
             raise TypeError("it is no object")
-        reader = _new if "pretrained_config" in record else _old if "builder_config" in record else None
-        if reader is None:
-            raise KeyError("pretrained_config")
-        return reader(folder, record)
+        has_old_layout = "builder_config" in record and "pretrained_config" not in record
+        return (_old if has_old_layout else _new)(folder, record)
     except FileNotFoundError:
         raise NotAnEngine(f"there is no engine in {folder}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -109,13 +107,9 @@ def _old(folder: Path, record: Mapping[str, Any]) -> EngineConfig:
     name = f"{build['name']}_{build['precision']}_tp{tensor}{stages}"
     return EngineConfig(
         folder=folder,
-        version=None,
-        is_reference=False,
         world_size=tensor * pipeline,
         tensor=tensor,
         pipeline=pipeline,
-        context=1,
-        gpus_per_node=None,
         files=tuple(f"{name}_rank{rank}.engine" for rank in range(tensor * pipeline)),
         paged_kv_cache=plugins.get("paged_kv_cache"),
         **_shared(build, plugins),

@@ -16,8 +16,7 @@ from typing import Any
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.process import end_of, start_bound
 from trtllm_hpc.runtime.records import RELAY_VARIABLE, try_event
-from trtllm_hpc.runtime.served_model import AUTH_KEY
-from trtllm_hpc.runtime.servers.openai import OpenAIHttp
+from trtllm_hpc.runtime.servers.openai import AUTH_KEY, OpenAIHttp
 
 _TOKENS = (1, 2, 3, 4)
 """A prompt for which kv_cache_aware needs no tokenizer, which the front of 1.2.1 would get from the Hub."""

@@ -140,7 +140,16 @@ class SilenceWatch:
             passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, 2.0)
             self._looked_at = now
             with suppress(OSError):  # this node does not see the file system: nothing about the others
-                self._read(passed_s)
+                with suppress(FileNotFoundError):
+                    content = self._own_file.read_text(encoding="utf-8", errors="replace")
+                    self._own = self._own or _Beats(content)
+                    self._own.look(content, passed_s)
+                for rank, file in self._files.items():
+                    try:
+                        content = file.read_text(encoding="utf-8", errors="replace")
+                        self._beats.setdefault(rank, _Beats(content)).look(content, passed_s)
+                    except FileNotFoundError:
+                        self._beats.setdefault(rank, _Beats(""))  # its first beat will be a change
             stopped = {rank: beats.stopped for rank, beats in self._beats.items() if beats.stopped}
             given_up = {
                 rank: f"{why}, for {self._beats[rank].stopped_s:.0f} s"
@@ -159,19 +168,6 @@ class SilenceWatch:
             for rank, beats in self._beats.items()
             if beats.have_begun and beats.silent_s >= limit_s
         }
-
-    def _read(self, passed_s: float) -> None:
-        with suppress(FileNotFoundError):
-            content = self._own_file.read_text(encoding="utf-8", errors="replace")
-            self._own = self._own or _Beats(content)
-            self._own.look(content, passed_s)
-        for rank, file in self._files.items():
-            try:
-                content = file.read_text(encoding="utf-8", errors="replace")
-            except FileNotFoundError:
-                self._beats.setdefault(rank, _Beats(""))  # its first beat will be a change
-                continue
-            self._beats.setdefault(rank, _Beats(content)).look(content, passed_s)
 
 
 def watch_ranks(paths: RunPaths, step: str, ranks: range, limit_s: float | None, own: Path) -> SilenceWatch:

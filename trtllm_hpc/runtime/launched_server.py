@@ -1,14 +1,19 @@
-"""Start a server through a launcher: ``trtllm-llmapi-launch``, or Open MPI's ``mpirun``.
+"""Start a server through a launcher (``trtllm-llmapi-launch``, ``mpirun``), or a program outside all MPI.
 
 TensorRT-LLM's launcher splits the server's command line at every space, removes ``SLURM_*`` and MPI's
 variables, passes no signal on, and does not end when the server fails
 (``tensorrt_llm/llmapi/trtllm-llmapi-launch``, 0.19 to 1.2). So it starts this module, under names without
 spaces, which starts the server and records its process id and exit. ``mpirun``, for an orchestrator's server
 that spawns workers, kills all others when one fails.
+
+What stands outside Slurm's MPI world is a disaggregated run's front. Importing TensorRT-LLM initialises MPI
+(``tensorrt_llm/llmapi/disagg_utils.py``, 1.3.0rc3), and Open MPI 4.1 takes a process with Slurm's variables
+for a task of the step, and aborts where the step has no PMIx.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -20,8 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
+from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import read_json, write_json
-from trtllm_hpc.runtime.alone import host_variables
 from trtllm_hpc.runtime.process import on_signals, start_bound
 
 _AFTER_SERVER_S = 5.0
@@ -75,7 +80,7 @@ class LaunchedServer:
 
     def poll(self) -> int | None:
         """Return the exit code of the server, or of a worker's launcher without one; ``None`` before."""
-        code = _read_number(self._scratch / _EXIT)
+        code: int | None = read_json(self._scratch / _EXIT)
         launcher_code = self._launcher.poll()
         if code is None:
             # Negative, above 128 or plain: the launcher is a shell script and reports signals as shells do.
@@ -92,7 +97,7 @@ class LaunchedServer:
 
     def terminate(self) -> None:
         """Signal the server to end, since the launcher passes no signal on."""
-        pid = _read_number(self._scratch / _PID)
+        pid: int | None = read_json(self._scratch / _PID)
         with suppress(ProcessLookupError):
             if pid is None:
                 self._launcher.terminate()
@@ -107,14 +112,10 @@ class LaunchedServer:
             self._port.close()
 
 
-def _read_number(file: Path) -> int | None:
-    number = read_json(file)
-    return number if isinstance(number, int) else None
-
-
 def run_launched(scratch: Path) -> int:
     """Start the server that ``server.json`` names, as the launcher's task; returns its exit code."""
-    note_port(scratch)
+    port = re.search(r"^tcp:.*:(\d+)$", os.environ.get(_ADDRESS, ""))  # that the launcher has chosen, if any
+    write_json(scratch / _PORT_FILE, 0 if port is None else int(port[1]))
     command = json.loads((scratch / _COMMAND).read_text(encoding="utf-8"))
     try:
         server = start_bound(command, {**os.environ, **host_variables(os.environ, os.uname().nodename)})
@@ -166,7 +167,31 @@ def _hold_port(scratch: Path) -> socket.socket:
     return held
 
 
-def note_port(scratch: Path) -> None:
-    """Write down the port that the launcher has chosen, 0 if none, as the process that it has started."""
-    port = re.search(r"^tcp:.*:(\d+)$", os.environ.get(_ADDRESS, ""))
-    write_json(scratch / _PORT_FILE, 0 if port is None else int(port[1]))
+_WORLD = ("SLURM_", "PMIX_", "PMI_", "OMPI_")
+"""Prefixes of the variables by which a process knows its world; upstream's launcher removes the same."""
+_LONGEST_HOST = 29
+"""Open MPI 5 cuts ``singleton.HOST.PID.RANK`` off after 49 bytes, and then cannot spawn (its pull request
+14398; TensorRT-LLM 19019)."""
+
+
+def host_variables(environment: Mapping[str, str], host: str) -> dict[str, str]:
+    """Return a short name of this node for PMIx if its name is too long and no PMIx server names it."""
+    if len(host) <= _LONGEST_HOST or not {"PMIX_HOSTNAME", "PMIX_NAMESPACE"}.isdisjoint(environment):
+        return {}
+    return {"PMIX_HOSTNAME": f"n-{hashlib.sha256(host.encode()).hexdigest()[:12]}"}
+
+
+def alone(environment: Mapping[str, str] = os.environ, host: str = os.uname().nodename) -> dict[str, str]:
+    """Return an environment in which MPI starts alone; by default made of this process's."""
+    kept = {name: value for name, value in environment.items() if not name.startswith(_WORLD)}
+    return {**kept, **host_variables(kept, host)}
+
+
+def run_alone(program: Sequence[str]) -> int:
+    """Become a program for which MPI starts alone; returns only if there is no such program."""
+    try:
+        os.execvpe(program[0], list(program), alone())
+    except OSError as error:
+        host = os.uname().nodename
+        print(f"error: {program[0]} cannot be started on {host}: {error.strerror}.", file=sys.stderr)
+    return ExitCode.START

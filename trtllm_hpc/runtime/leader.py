@@ -5,11 +5,14 @@ The server's own HTTP endpoint says whether it is ready; log text never does.
 
 from __future__ import annotations
 
+import http.client
 import os
+import re
 import signal
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,15 +21,135 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.blame import rank_name
 from trtllm_hpc.runtime.ending import Observed
 from trtllm_hpc.runtime.heartbeat import SILENT, Troubles, watch_ranks
-from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE
+from trtllm_hpc.runtime.questions import Asked, Question, QuestionRefused
 from trtllm_hpc.runtime.records import JsonRecord, rank_records, try_event
 from trtllm_hpc.runtime.server_spec import RankOptions
-from trtllm_hpc.runtime.servers import endpoint_of
+from trtllm_hpc.runtime.servers import ServerHttp, endpoint_of
 from trtllm_hpc.runtime.stop import SUPERVISOR, SUPERVISOR_VARIABLE
 
+INTERVAL_S = 5.0
+"""Between two looks. A model that answered a request in between is not asked."""
+FAILURES = 3
+"""So many questions in a row must fail; the second and third follow at once."""
+_RETRY_S = 1.0
+BLIND_FACTOR = 10
+"""A server whose metrics lack its steps may be busy with other answers: it gets so many times longer."""
+
+_TEXTS = re.compile(r'^nv_inference_request_success\{[^}]*model="postprocessing"[^}]*\} (\S+)$', re.MULTILINE)
+_STEPS = re.compile(
+    r'^nv_trt_llm_general_metrics\{[^}]*general_type="iteration_counter"[^}]*\} (\S+)$', re.MULTILINE
+)
+
 _NO_SIGN = "the supervisor of the run gives no sign of life: it may be stopped (SIGSTOP)"
+
+
+class Probe:
+    """Asks a server, without the proxy, in a thread of its own, from ``begin`` on, through every model.
+
+    Triton says that it is ready while a model's process is dead, and while the ranks wait for each other for
+    ever. So each model that takes text is asked for one token, as a user does, every few seconds in which no
+    other request was answered, and the metrics say whether the engine still computes.
+
+    A server that does not compute may take ``limit_s`` for an answer, and ``first_limit_s`` for the first
+    one, before which it may still compile.
+    """
+
+    def __init__(self, server: ServerHttp, limit_s: float, first_limit_s: float) -> None:
+        self._server = server
+        self._limit_s, self._first_limit_s = limit_s, max(limit_s, first_limit_s)
+        self.fault: str | None = None
+        """Why the server serves nobody any more, in a sentence."""
+        self._is_proven = False
+        """Whether the server has answered anybody."""
+        self._is_blind = True
+        """Whether the metrics lack the engine's steps."""
+        self._answered: str | None = None
+        self._stop = threading.Event()
+
+    def begin(self, models: Sequence[str]) -> None:
+        """Watch those of a ready server's models that take text."""
+        threading.Thread(target=self._run, args=(models,), name="probe", daemon=True).start()
+
+    def end(self) -> None:
+        """Ask no more."""
+        self._stop.set()
+
+    def _run(self, models: Sequence[str]) -> None:
+        watched = self._server.questions(models)
+        while watched and not self._stop.wait(INTERVAL_S):
+            for question in watched:
+                fault = self._look(question)
+                if fault is not None:
+                    self.fault = fault
+                    return
+
+    def _look(self, question: Question) -> str | None:
+        """Ask a model unless others were answered; returns a sentence if it serves nobody any more."""
+        if self._others_were_answered():
+            self._is_proven = True
+            return None
+        refusal = ""
+        for attempt in range(FAILURES):
+            if attempt and self._stop.wait(_RETRY_S):
+                return None
+            try:
+                fault = self._ask(question)
+            except QuestionRefused as error:
+                refusal = str(error)
+                is_busy = "queue" in refusal.lower() or "maximum" in refusal.lower()
+                if not self._is_proven or is_busy or self._others_were_answered():
+                    return None  # it may want other inputs than these; or only this question was refused
+                continue
+            except OSError:
+                return None  # the server ends, which its supervisor sees
+            self._is_proven = self._is_proven or fault is None
+            self._others_were_answered()  # so that this answer does not count as another's
+            return fault
+        return f"model {question.model} answers every request with an error ({refusal.rstrip('.')})"
+
+    def _ask(self, question: Question) -> str | None:
+        """Ask for one token, and wait as long as the engine computes; returns a sentence if it does not."""
+        asked = Asked(self._server.connection, question)
+        limit_s = self._limit_s if self._is_proven else self._first_limit_s
+        state, since = self._progress(), time.monotonic()
+        alone_since: float | None = None
+        while not self._stop.is_set():
+            if asked.wait(INTERVAL_S):
+                asked.check()
+                return None
+            now = self._progress()
+            if now != state:
+                state, since = now, time.monotonic()
+            if alone_since is None and not self._server.others_ask():
+                alone_since = time.monotonic()
+            silent_s = time.monotonic() - since
+            if silent_s >= (BLIND_FACTOR * limit_s if self._is_blind else limit_s) or (
+                # Whoever has asked since then comes after this question.
+                alone_since is not None and min(silent_s, time.monotonic() - alone_since) >= limit_s
+            ):
+                silence = f"model {question.model} has answered nothing for {silent_s:.0f} s"
+                return silence if self._is_blind else f"{silence}, and computes nothing"
+        return None
+
+    def _others_were_answered(self) -> bool:
+        """Return whether texts were made of answers since the last look."""
+        before, self._answered = self._answered, self._progress()[1]
+        return None not in (before, self._answered) and before != self._answered
+
+    def _progress(self) -> tuple[str | None, str | None]:
+        """Return how many steps the engine has computed, and how often answers became text.
+
+        Not how many requests were answered: Triton counts those of a decoupled model when it hands them over.
+        """
+        try:
+            page = self._server.metrics()
+        except (OSError, http.client.HTTPException, QuestionRefused):
+            return None, None
+        steps, texts = _STEPS.search(page), _TEXTS.search(page)
+        self._is_blind = steps is None
+        return steps and steps[1], texts and texts[1]
 
 
 @dataclass(frozen=True)
@@ -66,7 +189,12 @@ class Leader:
         names, limit_s = self._server.ready_models(), self._options.ready_timeout_seconds
         if names is not None:
             self._is_ready = True
-            self._record(names)
+            endpoint: dict[str, Any] = {}
+            if SOCKETS_VARIABLE not in os.environ:
+                where = {"host": socket.gethostname(), "address": os.environ["TRTLLM_HPC_ADDRESS"]}
+                endpoint = {**where, **self._server.endpoint()}
+            ReadyRecord(names, self._started_at, endpoint).write(self._ready_record)
+            print(f"ready: {', '.join(names)}", flush=True)
             if self._probe is not None:
                 self._probe.begin(names)
         elif time.monotonic() - self._started > limit_s:
@@ -79,14 +207,6 @@ class Leader:
             self._probe.end()
         with suppress(OSError):  # on a full disk the server must stop all the same
             self._ready_record.unlink(missing_ok=True)
-
-    def _record(self, names: list[str]) -> None:
-        endpoint: dict[str, Any] = {}
-        if SOCKETS_VARIABLE not in os.environ:
-            where = {"host": socket.gethostname(), "address": os.environ["TRTLLM_HPC_ADDRESS"]}
-            endpoint = {**where, **self._server.endpoint()}
-        ReadyRecord(names, self._started_at, endpoint).write(self._ready_record)
-        print(f"ready: {', '.join(names)}", flush=True)
 
     def supervisor_fault(self, stopped: Mapping[int, str]) -> str | None:
         """Note stopped ranks and a silent supervisor; return a sentence once that must be given up."""

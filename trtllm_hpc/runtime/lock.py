@@ -52,7 +52,8 @@ class Lock(JsonRecord):
     @property
     def made_of(self) -> dict[str, Any]:
         """What a repetition should have in common with the run, but for settings; only what is known."""
-        nodes = {key: _different(node.get(key) for node in self.nodes) for key in _OF_NODES}
+        texts = {key: {json.dumps(node.get(key), sort_keys=True) for node in self.nodes} for key in _OF_NODES}
+        nodes = {key: [json.loads(text) for text in sorted(different)] for key, different in texts.items()}
         found = {
             "trtllm-hpc": {"version": self.version} if self.version else None,
             "TensorRT-LLM": {"release": self.release},
@@ -61,10 +62,6 @@ class Lock(JsonRecord):
             "nodes": {"count": len(self.nodes), **nodes} if self.nodes else None,
         }
         return {key: value for key, value in found.items() if value}
-
-
-def _different(values: Iterator[Any]) -> list[Any]:
-    return [json.loads(text) for text in sorted({json.dumps(value, sort_keys=True) for value in values})]
 
 
 def image_facts(image: str) -> dict[str, Any]:
@@ -83,14 +80,14 @@ def fingerprint(folder: str | None) -> dict[str, Any] | None:
     if folder is None:
         return None
     try:
-        return {name: _facts(path) for name, path in files_of(Path(folder))} or None
+        found = {}
+        for name, path in files_of(Path(folder)):
+            it = path.stat()
+            known = None if is_large(path, it.st_size) else _hash(str(path), it.st_size, it.st_mtime_ns)
+            found[name] = [it.st_size, known]
+        return found or None
     except OSError:
         return None
-
-
-def _facts(path: Path) -> list[Any]:
-    it = path.stat()
-    return [it.st_size, None if is_large(path, it.st_size) else _hash(str(path), it.st_size, it.st_mtime_ns)]
 
 
 @lru_cache(maxsize=1024)

@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import time
-from argparse import Namespace
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -37,21 +36,22 @@ _LARGE = 256 * 1024
 """Bytes, more than the largest packet that a network takes."""
 
 _Stream: TypeAlias = Any
-_Nodes: TypeAlias = list[tuple[dict[str, Any], _Stream]]
-"""Each node's number, host and place, and the connection to it."""
 
 
-def check_network(paths: RunPaths, options: Namespace) -> int:
-    """Exchange packets with the other nodes; returns 0, or the exit code of a refused start."""
+def check_network(paths: RunPaths, first: int, nodes: int, interface: str | None) -> int:
+    """Exchange packets with the other nodes; returns 0, or the exit code of a refused start.
+
+    ``first`` is the number of the step's first node in the job, which has so many ``nodes``.
+    """
     remove_of_ended_jobs()  # the first step on each node, and outside the container
     host, (address, port, key) = socket.gethostname(), os.environ[_MEETING].split()
-    own = socket.create_server((own_address(options.interface), 0), backlog=options.nodes)
+    own = socket.create_server((own_address(interface), 0), backlog=nodes)
     Thread(target=_answer_peers, args=(own, key), daemon=True).start()
-    hello = {"key": key, "number": options.first + task_number(), "host": host, "at": own.getsockname()}
+    hello = {"key": key, "number": first + task_number(), "host": host, "at": own.getsockname()}
     try:
         if hello["number"] == 0:
-            meeting = socket.create_server((address, int(port)), backlog=options.nodes)
-            Thread(target=_lead, args=(paths, options.nodes, meeting, key), daemon=True).start()
+            meeting = socket.create_server((address, int(port)), backlog=nodes)
+            Thread(target=_lead, args=(paths, nodes, meeting, key), daemon=True).start()
         faults = _follow(address, int(port), hello)
     except OSError as error:  # the first node cannot report this
         return _refuse(paths, [f"{host} and the first node, {address}, cannot talk: {error}"])
@@ -135,22 +135,9 @@ def _answer_peers(server: socket.socket, key: str) -> None:
 
 def _lead(paths: RunPaths, count: int, meeting: socket.socket, key: str) -> None:
     """Gather the nodes, have each try the others, and send all what was found."""
-    nodes = _gather(meeting, key, count)
-    if len(nodes) == count:
-        faults = _try_all(nodes)
-    else:
-        here = ", ".join(sorted(hello["host"] for hello, _ in nodes))
-        faults = [f"only {len(nodes)} of {count} nodes came within {_ARRIVAL_S:.0f} s: {here}"]
-    if not faults:
-        try_event(paths, "serve", NETWORK_OK, nodes=count)
-    for _, stream in reversed(nodes):  # this process ends with the last answer, its own
-        with suppress(OSError):  # its task has ended
-            _say(stream, {"faults": faults})
-
-
-def _gather(meeting: socket.socket, key: str, count: int) -> _Nodes:
     nodes: dict[int, tuple[dict[str, Any], _Stream]] = {}
-    until = time.monotonic() + _ARRIVAL_S
+    """Each node's number, host and place, and the connection to it."""
+    until, faults = time.monotonic() + _ARRIVAL_S, list[str]()
     while len(nodes) < count and (left := until - time.monotonic()) > 0:
         meeting.settimeout(left)
         with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):  # another user may call
@@ -161,17 +148,21 @@ def _gather(meeting: socket.socket, key: str, count: int) -> _Nodes:
             if hmac.compare_digest(hello.pop("key"), key):
                 line.settimeout(_ANSWER_S)
                 nodes[hello["number"]] = hello, stream
-    return [nodes[number] for number in sorted(nodes)]
-
-
-def _try_all(nodes: _Nodes) -> list[str]:
-    faults = list[str]()
-    for _, stream in nodes:
-        with suppress(OSError):  # no answer will come, either
-            _say(stream, {"nodes": [hello for hello, _ in nodes]})
-    for hello, stream in nodes:
-        try:
-            faults += json.loads(stream.readline() or b"-")
-        except (OSError, ValueError):
-            faults.append(f"{hello['host']} has not answered within {_ANSWER_S:.0f} s")
-    return faults
+    found = [nodes[number] for number in sorted(nodes)]
+    if len(nodes) < count:
+        here = ", ".join(sorted(hello["host"] for hello, _ in found))
+        faults = [f"only {len(nodes)} of {count} nodes came within {_ARRIVAL_S:.0f} s: {here}"]
+    else:
+        for _, stream in found:
+            with suppress(OSError):  # no answer will come, either
+                _say(stream, {"nodes": [hello for hello, _ in found]})
+        for hello, stream in found:
+            try:
+                faults += json.loads(stream.readline() or b"-")
+            except (OSError, ValueError):
+                faults.append(f"{hello['host']} has not answered within {_ANSWER_S:.0f} s")
+    if not faults:
+        try_event(paths, "serve", NETWORK_OK, nodes=count)
+    for _, stream in reversed(found):  # this process ends with the last answer, its own
+        with suppress(OSError):  # its task has ended
+            _say(stream, {"faults": faults})

@@ -58,8 +58,13 @@ def interface_address(interface: str) -> str | None:
     return socket.inet_ntoa(answer[20:24])
 
 
-def own_address(interface: str | None = None) -> str:
-    """Return this node's IPv4 address for others, ``interface``'s if named; raises SystemExit."""
+def own_address(interface: str | None = None, *, loopback: bool = False) -> str:
+    """Return this node's IPv4 address for others, ``interface``'s if named; ``loopback``: for itself alone.
+
+    Raises SystemExit if the interface has none.
+    """
+    if loopback:
+        return "127.0.0.1"
     if interface is not None:
         address = interface_address(interface)
         if address is None:
@@ -123,6 +128,11 @@ def free_ports(count: int) -> list[int]:
     )
 
 
+def print_leader(interface: str | None, *, loopback: bool) -> None:
+    """Print this node's address and four free ports, for the servers of a run."""
+    print(own_address(interface, loopback=loopback), *free_ports(4))
+
+
 def query_gpus(*fields: str) -> list[str]:
     """Return a line of fields for each GPU of this process; none if ``nvidia-smi`` does not answer."""
     program = shutil.which("nvidia-smi")
@@ -182,6 +192,12 @@ def remove_leftovers(prefix: str) -> list[str]:
         raise ValueError("an empty prefix would remove everybody's shared memory")
     found = [file for folder in (SHM, SCRATCH) for file in folder.iterdir() if file.name.startswith(prefix)]
     return [str(file) for file in sorted(found) if _remove(file)]
+
+
+def sweep(instance: str | None) -> None:
+    """Remove from this node what killed ranks of this job, or of one instance, and ended jobs have left."""
+    for file in [*remove_leftovers(shm_prefix(instance)), *remove_of_ended_jobs()]:
+        print(f"removed what a killed rank left: {file}")
 
 
 def make_owned(prefix: str, parent: Path = SCRATCH) -> tuple[Path, int]:

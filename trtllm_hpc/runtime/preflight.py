@@ -8,17 +8,19 @@ from __future__ import annotations
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, StartFailed, fail
+from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, fail
 from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.runtime.checks import (
     engine_files,
@@ -28,10 +30,8 @@ from trtllm_hpc.runtime.checks import (
     full_file_system,
     installed_versions,
     locked_memory,
-    model_there,
     open_files,
     planned_version,
-    programs_there,
     report,
     sentence_of,
     shared_memory,
@@ -41,6 +41,7 @@ from trtllm_hpc.runtime.checks import (
 )
 from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engine
 from trtllm_hpc.runtime.node import locked_memory_kib, query_gpus, shm_free_gib, step_tasks, task_number
+from trtllm_hpc.runtime.process import captured
 from trtllm_hpc.runtime.records import RankRecord, add_event
 
 TIMEOUT_VARIABLE = "TRTLLM_HPC_PREFLIGHT_SECONDS"
@@ -50,6 +51,18 @@ TIMEOUT_S = 120
 _AFTER_FIRST_TASK_S = 3
 """How long task 1 waits for task 0 to report a failure; each later task waits a second longer."""
 _LONGEST_WAIT_S = 15
+_SPAWN_S = 60.0
+"""An MPI that can spawn needs a second or two; one that waits for a missing daemon waits for ever."""
+
+_CHILD = "from mpi4py import MPI; p = MPI.Comm.Get_parent(); p.Barrier(); p.Disconnect()"
+_PARENT = f"""
+import sys
+from mpi4py import MPI
+spawned = MPI.COMM_SELF.Spawn(sys.executable, args=["-c", {_CHILD!r}], maxprocs=1)
+spawned.Barrier()
+spawned.Disconnect()
+"""
+
 _PACKAGES = ("tensorrt_llm", "torch", "transformers", "nvidia-modelopt", "mpi4py", "vllm", "sglang")
 
 
@@ -102,24 +115,34 @@ class SeenByRank:
     """Versions of what serves, in the image."""
 
 
-def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int:
+def run_preflight(
+    paths: RunPaths, engine: Sequence[Path], engine_ranks: Sequence[int], *, without_mpi: bool, **planned: Any
+) -> int:
     """Gather what all ranks see and compare it with the plan; returns 0, or the exit code of a refused start.
+
+    ``engine_ranks`` are those that each ``engine`` is built for, by default all; ``planned`` are further
+    fields of :class:`Expected`.
 
     MPI is initialised in a child process: a library that finds no launcher aborts its
     process, and one that waits for a peer does so in C code, where Python runs no signal
     handler. The parent is left to report that in one sentence.
     """
+    ranks = engine_ranks or [planned["world_size"]] * len(engine)
+    expected = Expected(**planned, engines=tuple(zip(engine, ranks, strict=True)))
     task = task_number()
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        sys.exit(_gather_and_check(paths, expected, task, with_mpi=with_mpi))
+        sys.exit(_gather_and_check(paths, expected, task, with_mpi=not without_mpi))
     # The step's exit code must be this process's: Slurm signals the child as well.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.close(write_end)
     limit_s = int(os.environ.get(TIMEOUT_VARIABLE) or TIMEOUT_S)
-    code = _wait(child, read_end, limit_s)
-    if code is None:
+    # Only the child holds the pipe's other end, until it ends.
+    if not (has_ended := bool(select.select([read_end], [], [], limit_s)[0])):
+        os.kill(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if not has_ended:
         sentence = f"MPI did not join the ranks within {limit_s} s ({TIMEOUT_VARIABLE})"
         return _refuse(paths, expected, task, sentence)
     if code in (ExitCode.OK, ExitCode.START):
@@ -132,30 +155,26 @@ def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int
     return _refuse(paths, expected, task, f"{sentence} {advice}")
 
 
-def _wait(child: int, read_end: int, limit_s: float) -> int | None:
-    """Return the child's exit code; ``None`` if it took too long and was killed."""
-    # Only the child holds the pipe's other end, until it ends.
-    ended, _, _ = select.select([read_end], [], [], limit_s)
-    if not ended:
-        os.kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return code if ended else None
-
-
 def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mpi: bool) -> int:
-    started_at = time.time()
-    full = full_file_system(socket.gethostname(), paths.folder)
+    step = preflight_step(expected.component)
+    record = RankRecord.begun(step, task, expected.world_size)
+    full = full_file_system(record.host, paths.folder)
     if full is not None:
         return _refuse(paths, expected, task, sentence_of(full))
     seen = _look(expected)
-    try:
-        world: Any
-        world, library = _join_ranks() if with_mpi else (None, "no MPI (local profile)")
-    except StartFailed as error:
-        return _refuse(paths, expected, task, str(error))
+    world: Any = None
+    library = "no MPI (local profile)"
+    if with_mpi:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            why = f"{sys.executable} cannot use MPI ({error}): it needs mpi4py (pip install mpi4py)"
+            return _refuse(paths, expected, task, f"{why} and an MPI library built with PMIx")
+        world, library = MPI.COMM_WORLD, mpi_library(MPI)
     rank, size = (world.Get_rank(), world.Get_size()) if with_mpi else (task, step_tasks() or 1)
     found = SeenByRank(rank=rank, world_size=size, task=task, mpi_library=library, **seen)
-    _record(paths, found, preflight_step(expected.component), started_at)
+    ended: dict[str, Any] = {"ended_at": time.time(), "exit_code": 0, "details": asdict(found)}
+    replace(record, world_size=size, **ended).write(paths.rank_record(step, task))
     print(
         f"preflight: rank {rank} of {size} on {found.host}, GPUs {','.join(found.gpus) or 'none'}, {library}",
         flush=True,
@@ -174,16 +193,9 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     return ExitCode.OK
 
 
-def _join_ranks() -> tuple[Any, str]:
-    """Initialise MPI; returns the communicator of all ranks and the library's name, or raises StartFailed."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise StartFailed(
-            f"{sys.executable} cannot use MPI ({error}): it needs mpi4py (pip install mpi4py) "
-            "and an MPI library built with PMIx"
-        ) from None
-    return MPI.COMM_WORLD, MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")
+def mpi_library(mpi: Any) -> str:
+    """Return name and version of the library behind the module ``mpi4py.MPI``."""
+    return str(mpi.Get_library_version()).split(",")[0].split("\n")[0].strip("\0 ")
 
 
 # What one rank sees -----------------------------------------------------------------------
@@ -191,14 +203,31 @@ def _join_ranks() -> tuple[Any, str]:
 
 def _look(expected: Expected) -> dict[str, Any]:
     """Look at what can be seen without MPI: a process that has initialised it starts no other."""
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("SLURM_STEP_GPUS") or ""
     parts = ("config.json", "decoder")
+    host = socket.gethostname()
+    found = [
+        shared_memory(host, shm_free_gib(), expected.ranks_per_node),
+        open_files(host, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+    ]
+    if missing := [program for program in expected.programs if shutil.which(program) is None]:
+        message = f"there is no {' and no '.join(missing)} on {host}"
+        hint = "take an image with TensorRT-LLM 0.19 or later, or put them on PATH"
+        found.append(fail(message, hint))
+    if expected.gpus_per_node and expected.world_size > expected.ranks_per_node:
+        found += [locked_memory(host, locked_memory_kib()), transports(host, os.environ)]
+    if expected.model is not None and not os.access(expected.model / "config.json", os.R_OK):
+        file = f"{expected.model}/config.json"
+        message = f"{file} cannot be read on {host}, so no model can be loaded from there"
+        hint = "correct model.path, or mount its folder (container.mounts in the profile)"
+        found.append(fail(message, hint))
     unseen = (it for it, _ in expected.engines if not any(os.access(it / part, os.R_OK) for part in parts))
     seen: dict[str, Any] = {
-        "host": socket.gethostname(),
-        "gpus": _visible_gpus(),
+        "host": host,
+        "gpus": [gpu for gpu in gpus.split(",") if gpu],
         "unseen_engine": next((os.path.realpath(folder) for folder in unseen), None),
         "step_tasks": step_tasks(),
-        "findings": _check_node(expected),
+        "findings": [it for it in found if it is not None and it.state in (FAIL, WARN)],
     }
     if (os.environ.get("SLURM_LOCALID") or "0") == "0":  # for all ranks of a node
         seen["packages"] = installed_versions(_PACKAGES)
@@ -207,41 +236,6 @@ def _look(expected: Expected) -> dict[str, Any]:
             limits = ("clocks.max.sm", "clocks.max.memory", "enforced.power.limit")
             seen["gpu_limits"] = query_gpus(*limits)
     return seen
-
-
-def _check_node(expected: Expected) -> list[Diagnostic]:
-    """Return what is wrong with the node, or not as the user may expect."""
-    host = socket.gethostname()
-    found = [
-        shared_memory(host, shm_free_gib(), expected.ranks_per_node),
-        open_files(host, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-        programs_there(host, expected.programs),
-    ]
-    if expected.gpus_per_node and expected.world_size > expected.ranks_per_node:
-        found += [locked_memory(host, locked_memory_kib()), transports(host, os.environ)]
-    if expected.model is not None:
-        found.append(model_there(host, expected.model))
-    return [it for it in found if it is not None and it.state in (FAIL, WARN)]
-
-
-def _visible_gpus() -> list[str]:
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("SLURM_STEP_GPUS") or ""
-    return [gpu for gpu in gpus.split(",") if gpu]
-
-
-def _record(paths: RunPaths, found: SeenByRank, step: str, started_at: float) -> None:
-    RankRecord(
-        step=step,
-        rank=found.task,
-        world_size=found.world_size,
-        job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""),
-        host=found.host,
-        pid=os.getpid(),
-        started_at=started_at,
-        ended_at=time.time(),
-        exit_code=0,
-        details=asdict(found),
-    ).write(paths.rank_record(step, found.task))
 
 
 # Comparison with the plan -----------------------------------------------------------------
@@ -333,17 +327,44 @@ def _check_engine(
 def _refuse(paths: RunPaths, expected: Expected, task: int, sentence: str) -> int:
     """Report why, in the log and in the events; returns the exit code."""
     if task:
-        _wait_for_first_task(task)
+        # Task 0 has the time to report first: Slurm then ends the other tasks. If it does not, this task
+        # alone may know the reason: task 0 waits in MPI for lost ranks, or is late.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.START))
+        time.sleep(min(_AFTER_FIRST_TASK_S + task - 1, _LONGEST_WAIT_S))
         sentence = f"rank {task} on {socket.gethostname()}: {sentence}"
     if expected.phase is not None:
         sentence = f"phase {expected.phase}: {sentence}"
     return report(paths, [Diagnostic("", sentence)])
 
 
-def _wait_for_first_task(task: int) -> None:
-    """Give task 0 the time to report first: Slurm then ends the other tasks.
+# Whether an orchestrator's server can start its workers ------------------------------------
 
-    If it does not, this task alone may know the reason: task 0 waits in MPI for lost ranks, or is late.
+
+def check_spawn(paths: RunPaths, launcher: str, *, is_last: bool) -> int:
+    """Spawn one process that does nothing (MPI_Comm_spawn), and report whether that works: 0, or START.
+
+    Slurm's PMIx refuses it in most versions, and only when it is tried; Open MPI's own launcher offers it. In
+    a process of its own: an MPI that cannot may end its process, or wait for ever. ``launcher`` (``srun`` or
+    ``mpirun``) started this process; with ``is_last`` no other is tried.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.START))
-    time.sleep(min(_AFTER_FIRST_TASK_S + task - 1, _LONGEST_WAIT_S))
+    reason: str | None = None
+    try:
+        done = captured([sys.executable, "-c", _PARENT], _SPAWN_S)
+    except subprocess.TimeoutExpired:
+        reason = f"nothing had happened after {_SPAWN_S:.0f} s"
+    else:
+        if done.returncode:
+            lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+            named = [line for line in lines if "MPI_ERR" in line or "Error:" in line]
+            reason = (named or lines or [f"exit code {done.returncode}"])[-1]
+    add_event(paths, "serve", "spawn", launcher=launcher, works=reason is None, obstacle=reason)
+    if reason is None:
+        print(f"preflight: processes can be spawned (MPI_Comm_spawn) under {launcher}", flush=True)
+        return ExitCode.OK
+    what = f"{launcher} does not offer MPI_Comm_spawn ({reason})"
+    if is_last:
+        hint = "set serve.mode to leader, or take an image with Open MPI 4.1"
+        print(f"error: preflight: workers cannot be spawned: {what}; {hint}", file=sys.stderr, flush=True)
+    else:
+        print(f"preflight: {what}; trying mpirun", flush=True)
+    return ExitCode.START

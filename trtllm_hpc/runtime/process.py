@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _TICK_S = 0.1
 _GRACE_S = 5.0
 """From SIGTERM to SIGKILL. Slurm itself gives 30 s in all, unless the site says less."""
+_TASKS_GRACE_S = 10.0
+"""From the first failure of a task, or a signal, to SIGKILL for the others."""
 _LARGEST_REQUEST = 64 << 20
 """Bytes; also the limit of newer Triton releases' HTTP server (``--http-max-input-size``)."""
 # Loaded here and not in the child: nothing may be allocated between fork and exec.
@@ -152,12 +155,6 @@ def signal_group(group: int, number: signal.Signals) -> bool:
     return False
 
 
-def step_daemon() -> int | None:
-    """Return the process id of the slurmstepd above this process; ``None`` if something else started it."""
-    parent = os.getppid()
-    return parent if name_of(parent) == "slurmstepd" else None
-
-
 def start_ticks(pid: int) -> int | None:
     """Return a process's start time in clock ticks since boot (proc(5)); ``None`` if it is gone.
 
@@ -253,3 +250,44 @@ def on_signals(handler: Callable[[str], None]) -> None:
     """Call ``handler`` with the signal's name on SIGTERM, SIGINT and SIGHUP."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: handler(signal.Signals(received).name))
+
+
+def run_tasks(program: Sequence[str], ntasks: int, output: str) -> int:
+    """Run ``ntasks`` copies of a program on this machine, as srun does on a cluster.
+
+    Returns the first non-zero exit code. Each task gets its rank as ``TRTLLM_HPC_PROCID``, which replaces
+    ``%t`` in ``output``, its log. A task that fails ends the others.
+    """
+    signals: list[str] = []
+    on_signals(signals.append)
+    adopt_orphans()
+    try:
+        tasks = []
+        for rank in range(ntasks):
+            environment = dict(os.environ, TRTLLM_HPC_PROCID=str(rank), TRTLLM_HPC_NTASKS=str(ntasks))
+            tasks.append(start_bound(program, environment, Path(output.replace("%t", str(rank)))))
+    except OSError as error:
+        print(f"error: {program[0]} cannot be started: {error.strerror}.", file=sys.stderr)
+        return 127
+    failure = 0
+    deadline: float | None = None
+    # A list and not a generator: poll() must be called for every task.
+    parent = os.getppid()
+    while any([task.poll() is None for task in tasks]):
+        if os.getppid() != parent:
+            signals.append("SIGTERM")  # who started this was killed
+        codes = [task.returncode for task in tasks if task.returncode]
+        failure = failure or next(iter(codes), 0)
+        if deadline is None and (failure or signals):
+            deadline = time.monotonic() + _TASKS_GRACE_S
+            for task in tasks:
+                if task.poll() is None:
+                    task.terminate()
+        if deadline is not None and time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    failure = failure or next((task.returncode for task in tasks if task.returncode), 0)
+    kill_descendants()
+    if signals and not failure:
+        return 143
+    return failure if failure >= 0 else 128 - failure

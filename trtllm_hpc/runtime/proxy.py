@@ -23,10 +23,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, write_text
-from trtllm_hpc.runtime.node import SHM, free_ports, is_abandoned, make_owned, shm_prefix
+from trtllm_hpc.runtime.node import SHM, free_ports, is_abandoned, make_owned, own_address, shm_prefix
 from trtllm_hpc.runtime.process import on_signals, start_bound
 from trtllm_hpc.runtime.records import JsonRecord
 
@@ -75,6 +76,11 @@ class ProxyOptions:
     """What it listens for."""
     address: str
     """Of this node."""
+
+    @classmethod
+    def of(cls, program: str, kinds: str, interface: str | None, *, loopback: bool) -> ProxyOptions:
+        """Return the options that the scripts pass; ``kinds`` with commas between them."""
+        return cls(program, tuple(kinds.split(",")), own_address(interface, loopback=loopback))
 
 
 class Proxy:
@@ -252,8 +258,12 @@ def connections() -> int:
     return max(1, (files - _OTHER_FILES) // 6)
 
 
-def run_node_proxy(paths: RunPaths, node: int, options: ProxyOptions, instances: Sequence[int]) -> int:
-    """Run the proxy of a further node until this process is told to end; returns its exit code."""
+def run_node_proxy(paths: RunPaths, node: int, instances: Sequence[int], **given: Any) -> int:
+    """Run the proxy of a further node until this process is told to end; returns its exit code.
+
+    ``given`` is what ``ProxyOptions.of`` takes.
+    """
+    options = ProxyOptions.of(**given)
     parent, stops = os.getppid(), list[str]()
     on_signals(stops.append)
     # The gateway is on the job's first node only.

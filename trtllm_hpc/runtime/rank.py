@@ -8,42 +8,59 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.alone import host_variables
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.ending import AFTER_LEADER_S, NO_SUPERVISOR, End, Observed, conclude, decide
 from trtllm_hpc.runtime.gpus import GpuWatch
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
-from trtllm_hpc.runtime.launched_server import LaunchedServer
+from trtllm_hpc.runtime.launched_server import LaunchedServer, host_variables
 from trtllm_hpc.runtime.leader import Leader
-from trtllm_hpc.runtime.node import interface_towards, make_owned, make_private, remove_leftovers, step_tasks
+from trtllm_hpc.runtime.node import (
+    interface_towards,
+    make_owned,
+    make_private,
+    remove_leftovers,
+    shm_prefix,
+    step_tasks,
+)
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
     allow_large_requests,
     kill_descendants,
+    name_of,
     on_signals,
     start_bound,
-    step_daemon,
 )
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE, remove_abandoned
-from trtllm_hpc.runtime.python_backend import ModelProcesses
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, rank_records
-from trtllm_hpc.runtime.server_spec import RankOptions
+from trtllm_hpc.runtime.server_spec import RankOptions, read_spec
 from trtllm_hpc.runtime.servers import start_command
+from trtllm_hpc.runtime.servers.triton import ModelProcesses
 
 Child = subprocess.Popen[bytes] | LaunchedServer
 _TICK_S = 0.2
 _CAUSE_S = AFTER_LEADER_S / 2
 """How long a worker waits for the reason for which its server has ended."""
+
+
+def run_rank(paths: RunPaths, rank: int, spec: Path, launcher: str | None, **given: Any) -> int:
+    """Run one rank of the server that the file ``spec`` describes; returns its exit code.
+
+    ``launcher`` replaces the file's; ``given`` are further fields of RankOptions. Raises StartFailed if the
+    file is damaged.
+    """
+    read, prefix = read_spec(spec), shm_prefix(os.environ["TRTLLM_HPC_INSTANCE"], rank)
+    server = replace(read, launcher=launcher or read.launcher)
+    return RankSupervisor(paths, RankOptions(rank=rank, prefix=prefix, spec=server, **given)).run()
 
 
 class RankSupervisor:
@@ -52,15 +69,7 @@ class RankSupervisor:
     def __init__(self, paths: RunPaths, options: RankOptions) -> None:
         self._paths = paths
         self._options = options
-        self._record = RankRecord(
-            step=options.step,
-            rank=options.rank,
-            world_size=options.world_size,
-            job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            started_at=time.time(),
-        )
+        self._record = RankRecord.begun(options.step, options.rank, options.world_size)
         self._record_file = paths.rank_record(options.step, options.rank)
         self._failure_file = paths.failure_reason(options.step, options.rank)
         self._signal: str | None = None
@@ -68,7 +77,10 @@ class RankSupervisor:
         self._kill_at: float | None = None
         own = paths.rank_heartbeat(options.step, options.rank)
         self._heartbeat = Heartbeat(own)
-        self._step_daemon = step_daemon()
+        parent = os.getppid()
+        self._step_daemon = (
+            parent if name_of(parent) == "slurmstepd" else None
+        )  # else something else started it
         self._models = ModelProcesses()
         self._gpus = GpuWatch.of_rank(paths, options)
         watched = range(options.world_size if options.rank == 0 else 1)
@@ -93,7 +105,12 @@ class RankSupervisor:
         try:
             self._gpus.begin()
             self._watch(child)
-            end = self._conclude(child.returncode)
+            end, deadline = None, time.monotonic() + _CAUSE_S
+            while end is None:
+                seen, is_over = self._observe(has_ended=True), time.monotonic() > deadline
+                end = conclude(seen, self._decided, child.returncode, is_over=is_over)
+                if end is None:
+                    time.sleep(_TICK_S)
         finally:
             self._gpus.end()
             if self._leader is not None:
@@ -102,7 +119,13 @@ class RankSupervisor:
             remove_leftovers(self._options.prefix)
             if SOCKETS_VARIABLE in os.environ:
                 remove_abandoned(Path(os.environ[SOCKETS_VARIABLE]))
-        self._report(child.returncode, self._write_end(child.returncode, end))
+        code, end = child.returncode, self._write_end(child.returncode, end)
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        # The companion's reason ends with its own exit code, which is usually the same.
+        reason = (end.reason or "").removesuffix(f" ({how})")
+        stream, word = (sys.stderr, "error: ") if end.exit_code else (sys.stdout, "")
+        because = f": {reason}" if reason else ""
+        print(f"{word}rank {self._options.rank} ended ({how}){because}", file=stream, flush=True)
         if self._leader is not None and end.stopped_by == NO_SUPERVISOR:
             self._leader.give_up_supervisor()
         return end.exit_code
@@ -115,7 +138,10 @@ class RankSupervisor:
             raise StartFailed(tasks.message, hint=tasks.hint)
         spec = self._options.spec
         words, own_variables = start_command(self._paths, self._options, scratch)
-        environment = {**os.environ, **own_variables, **self._interface_variables()}
+        environment = {**os.environ, **own_variables}
+        if (interface := interface_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))) is not None:
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # towards rank 0
+                environment.setdefault(name, interface)
         environment |= host_variables(environment, self._record.host)
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
         environment["TRTLLM_HPC_SCRATCH"] = str(scratch)
@@ -137,14 +163,6 @@ class RankSupervisor:
         self._write_end(ExitCode.START, End(reason=sentence, exit_code=ExitCode.START))
         print(f"error: {sentence}.\n  next: {hint}", file=sys.stderr, flush=True)
         return ExitCode.START
-
-    def _interface_variables(self) -> dict[str, str]:
-        """Return the variables that make gloo and NCCL use the interface towards rank 0."""
-        interface = interface_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))
-        if interface is None:
-            return {}
-        variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-        return {variable: os.environ.get(variable, interface) for variable in variables}
 
     # Watching -----------------------------------------------------------------------
 
@@ -213,14 +231,6 @@ class RankSupervisor:
 
     # Ending -------------------------------------------------------------------------
 
-    def _conclude(self, returncode: int) -> End:
-        deadline = time.monotonic() + _CAUSE_S
-        while True:
-            seen, is_over = self._observe(has_ended=True), time.monotonic() > deadline
-            if end := conclude(seen, self._decided, returncode, is_over=is_over):
-                return end
-            time.sleep(_TICK_S)
-
     def _write_end(self, returncode: int, end: End) -> End:
         """Record the end, with the server's own reason unless a rank is to blame."""
         with suppress(FileNotFoundError):
@@ -237,11 +247,3 @@ class RankSupervisor:
             gpus=self._gpus.last,
         ).write(self._record_file)
         return end
-
-    def _report(self, returncode: int, end: End) -> None:
-        how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-        # The companion's reason ends with its own exit code, which is usually the same.
-        reason = (end.reason or "").removesuffix(f" ({how})")
-        because = f": {reason}" if reason else ""
-        stream, word = (sys.stderr, "error: ") if end.exit_code else (sys.stdout, "")
-        print(f"{word}rank {self._options.rank} ended ({how}){because}", file=stream, flush=True)

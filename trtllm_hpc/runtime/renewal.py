@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from subprocess import CompletedProcess
 from typing import Any
 
-from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.bad_nodes import EVENT, Pool, bad_hosts, exclude, exclude_option
 from trtllm_hpc.runtime.process import captured
-from trtllm_hpc.runtime.records import Event, JsonRecord, StopRequest, add_event, of_last_job, read_events
+from trtllm_hpc.runtime.records import JsonRecord, StopRequest, add_event, of_last_job, read_events
 from trtllm_hpc.runtime.stop import SUPERVISOR
 from trtllm_hpc.runtime.submission import submit_script
 
@@ -62,8 +62,8 @@ class FailedJob:
     """Its logs and records are in ``attempts/N`` with this number."""
 
 
-def queue_next(paths: RunPaths) -> bool:
-    """Submit the next server, which waits until this job has ended; record it, and return whether it waits.
+def queue_next(paths: RunPaths) -> int:
+    """Submit the next server, which waits until this job has ended. Returns SUBMISSION if none waits.
 
     It follows the server of this job, or of the one that this job was to follow and may not, because of a
     node. Then the next job must not get that node either.
@@ -72,9 +72,13 @@ def queue_next(paths: RunPaths) -> bool:
     name = os.environ["SLURM_JOB_NAME"]
     options = [f"--job-name={name}", f"--dependency=afterany:{this}", *filter(None, [exclude_option(paths)])]
     token = name.partition(":")[2] or os.urandom(8).hex()  # in the name, if the profile sets a comment
-    next_job_id, why, script = None, "", paths.sbatch("serve")
+    next_job_id, why = None, ""
+
+    def refusal(answer: CompletedProcess[str], what: str) -> SubmissionError:
+        return SubmissionError(f"{what}: {answer.stderr.strip()}")
+
     try:
-        next_job_id = submit_script(captured, options, script, token, _refusal)
+        next_job_id = submit_script(captured, options, paths.sbatch("serve"), token, refusal)
     except (SubmissionError, OSError) as error:
         why = getattr(error, "message", str(error))
     if next_job_id is not None or follows == this:
@@ -84,33 +88,41 @@ def queue_next(paths: RunPaths) -> bool:
     if next_job_id is None and follows == this:
         add_event(paths, "serve", "not_renewed", why=why)
         print(f"The next server could not be queued: this one ends with its time limit. {why}", flush=True)
-    return next_job_id is not None
+    return ExitCode.OK if next_job_id is not None else ExitCode.SUBMISSION
 
 
-def _refusal(answer: CompletedProcess[str], what: str) -> SubmissionError:
-    return SubmissionError(f"{what}: {answer.stderr.strip()}")
-
-
-def may_follow(paths: RunPaths, job_id: str, state: str) -> bool:
-    """Return whether this job is to serve after another one in that state, and prepare it."""
-    request = StopRequest.read(paths.stop_request)
+def may_follow(paths: RunPaths, job_id: str, state: str) -> int:
+    """Prepare this job to serve after another one in that state; returns CANCELLED if it is not to serve."""
+    request, last = StopRequest.read(paths.stop_request), Renewal.read(paths.renewal) or Renewal(job_id)
+    why, _, is_soon = _end_of_last_job(paths, request, state)
+    failures = last.failures + 1 if why is not None and is_soon else 0
+    refusal = None
     if request is not None and request.by not in (RENEWAL, SUPERVISOR):
-        return _refused(f"the run was stopped by {request.by}: {request.reason}")
-    if state.startswith("CANCELLED"):
-        return _refused(f"job {job_id} before it was cancelled")
-    last = Renewal.read(paths.renewal) or Renewal(job_id)
-    why = _why_failed(paths, request, state)
-    failures = last.failures + 1 if why is not None and _ended_soon(paths) else 0
-    if failures > _MOST_FAILURES:
-        return _refused(f"{failures} jobs in a row failed soon after their begin")
+        refusal = f"the run was stopped by {request.by}: {request.reason}"
+    elif state.startswith("CANCELLED"):
+        refusal = f"job {job_id} before it was cancelled"
+    elif failures > _MOST_FAILURES:
+        refusal = f"{failures} jobs in a row failed soon after their begin"
+    if refusal is not None:
+        print(f"Nothing is started: {refusal}.", flush=True)
+        return ExitCode.CANCELLED
     paths.stop_request.unlink(missing_ok=True)
     paths.endpoint.unlink(missing_ok=True)  # of a job that was killed
-    attempt = _set_aside(paths)
-    failed = last.failed + ([] if why is None else [asdict(FailedJob(job_id, why, attempt))])
-    Renewal(os.environ["TRTLLM_HPC_JOB_ID"], None, last.number + 1, failures, failed).write(paths.renewal)
+    # Logs and records of the job before go to a folder of their own, but no readings of GPUs.
+    for file in paths.ranks.glob("*.gpus.*"):  # 36 MB per GPU and day
+        file.unlink()
+    aside = paths.new_attempt()
+    for folder, target in ((paths.logs, aside.logs), (paths.ranks, aside.ranks)):
+        target.mkdir()
+        for file in folder.iterdir():
+            if _OF_RANK.match(file.name):
+                file.rename(target / file.name)
+    failed = [] if why is None else [asdict(FailedJob(job_id, why, int(aside.run_id)))]
+    this = os.environ["TRTLLM_HPC_JOB_ID"]
+    Renewal(this, None, last.number + 1, failures, last.failed + failed).write(paths.renewal)
     if failures:
         time.sleep(_FIRST_PAUSE_S * 2 ** (failures - 1))
-    return True
+    return ExitCode.OK
 
 
 def unwanted_next(paths: RunPaths, exit_code: int) -> str | None:
@@ -118,18 +130,25 @@ def unwanted_next(paths: RunPaths, exit_code: int) -> str | None:
     renewal = Renewal.read(paths.renewal)
     if renewal is None or renewal.next_job_id is None or renewal.job_id != os.environ["TRTLLM_HPC_JOB_ID"]:
         return None
-    if _is_wanted(paths, renewal, exit_code):
+    request = StopRequest.read(paths.stop_request)
+    why, was_ready, is_soon = _end_of_last_job(paths, request)
+    if request is None:
+        is_wanted = exit_code in _JOB_ENDED
+    else:
+        # A server that has never been ready, e.g. for its engine, would fail again.
+        is_wanted = request.by == RENEWAL or (request.by == SUPERVISOR and was_ready)
+    if is_wanted and (renewal.failures < _MOST_FAILURES or why is None or not is_soon):
         return None
     replace(renewal, next_job_id=None).write(paths.renewal)
     return renewal.next_job_id
 
 
-def change_of_next(paths: RunPaths, job_id: str, sinfo: Iterable[str]) -> str | None:
+def change_of_next(paths: RunPaths, job_id: str) -> str | None:
     """Keep the next job from nodes because of which a server has ended; returns how Slurm is to change it.
 
-    ``job_id`` is that server's job; ``sinfo`` as for ``Pool.of``.
+    ``job_id`` is that server's job. The standard input is what sinfo prints, as for ``Pool.of``.
     """
-    pool = Pool.of(sinfo, wanted=int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
+    pool = Pool.of(sys.stdin, wanted=int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
     hosts = bad_hosts(paths)
     news = bool(hosts) and exclude(paths, hosts, job_id=job_id, pools=[pool])
     renewal = Renewal.read(paths.renewal)
@@ -149,69 +168,31 @@ def note_renewed(paths: RunPaths, ready_at: float) -> None:
     add_event(paths, "serve", "renewed", number=renewal.number, downtime_s=downtime_s)
 
 
-def _is_wanted(paths: RunPaths, renewal: Renewal, exit_code: int) -> bool:
-    request = StopRequest.read(paths.stop_request)
-    has_failed = _why_failed(paths, request) is not None and _ended_soon(paths)
-    if renewal.failures >= _MOST_FAILURES and has_failed:
-        return False
-    if request is None:
-        return exit_code in _JOB_ENDED
-    # A server that has never been ready, e.g. for its engine, would fail again.
-    return request.by == RENEWAL or (request.by == SUPERVISOR and _ready_at(paths) is not None)
+def _end_of_last_job(
+    paths: RunPaths, request: StopRequest | None, state: str = ""
+) -> tuple[str | None, bool, bool]:
+    """Return how the last job failed, whether it was ready, and whether it ended before or soon after.
 
-
-def _why_failed(paths: RunPaths, request: StopRequest | None, state: str = "") -> str | None:
-    """Return how the last job ended, unless that was planned: by its time limit, or by Slurm for its reasons.
-
-    A job that never was ready has failed, unless another job has preempted it.
+    ``None``: it has not failed, since its end was planned: by its time limit, or by Slurm for its reasons. A
+    job that never was ready has failed, unless another job has preempted it.
     """
-    events = _events_of_last_job(paths)
+    # The next job records bad nodes when it begins, which may be hours later.
+    events = of_last_job([it for it in read_events(paths, "serve") if it.name != EVENT])
+    ready_at = next((event.time for event in events if event.name == "ready"), None)
+    was_ready = ready_at is not None
+    is_soon = ready_at is None or events[-1].time - ready_at < _SOON_S
     codes = [event.data.get("exit_code") for event in events if event.name == "stage_end"]
     if request is not None:
         was_planned = request.by == RENEWAL
     else:
         was_planned = state == "TIMEOUT" or any(code in _JOB_ENDED for code in codes[-1:])
-    if state == "PREEMPTED" or (was_planned and _ready_at(paths) is not None):
-        return None
     ends = [it.data for it in events if "reason" in it.data or it.name in ("failed", "instance_end")]
-    if ends:
-        return str(ends[-1].get("reason") or ends[-1].get("why"))
-    if _ready_at(paths) is None and was_planned:
-        return "it was not ready when its time was over"
-    return f"its exit code was {codes[-1]}" if codes else f"it was killed{f' ({state})' if state else ''}"
-
-
-def _ended_soon(paths: RunPaths) -> bool:
-    """Return whether the last job never was ready, or ended soon after that."""
-    ready_at = _ready_at(paths)
-    return ready_at is None or _events_of_last_job(paths)[-1].time - ready_at < _SOON_S
-
-
-def _ready_at(paths: RunPaths) -> float | None:
-    return next((event.time for event in _events_of_last_job(paths) if event.name == "ready"), None)
-
-
-def _events_of_last_job(paths: RunPaths) -> list[Event]:
-    # The next job records bad nodes when it begins, which may be hours later.
-    return of_last_job([it for it in read_events(paths, "serve") if it.name != EVENT])
-
-
-def _set_aside(paths: RunPaths) -> int:
-    """Move the ranks' logs and records of the job before to a folder of its own, without readings of GPUs.
-
-    Return the number of that folder.
-    """
-    for file in paths.ranks.glob("*.gpus.*"):  # 36 MB per GPU and day
-        file.unlink()
-    aside = paths.new_attempt()
-    for folder, target in ((paths.logs, aside.logs), (paths.ranks, aside.ranks)):
-        target.mkdir()
-        for file in folder.iterdir():
-            if _OF_RANK.match(file.name):
-                file.rename(target / file.name)
-    return int(aside.run_id)
-
-
-def _refused(why: str) -> bool:
-    print(f"Nothing is started: {why}.", flush=True)
-    return False
+    if state == "PREEMPTED" or (was_planned and was_ready):
+        why = None
+    elif ends:
+        why = str(ends[-1].get("reason") or ends[-1].get("why"))
+    elif was_planned:
+        why = "it was not ready when its time was over"
+    else:
+        why = f"its exit code was {codes[-1]}" if codes else f"it was killed{f' ({state})' if state else ''}"
+    return why, was_ready, is_soon

@@ -21,6 +21,9 @@ SUBMISSION_TIMEOUT_S = 120.0
 """Longer than one sbatch (60 s), the search for its job (40 s) and the end of a doubled one (10 s), together;
 from the last change of jobs.json."""
 
+_OF_SERVER = ("stage_begin", "server_start", "ready", "server_stop", "failed", "companion_missing")
+"""Events that say whether the supervisor has a server."""
+
 
 def begin(paths: RunPaths, stage: str) -> int:
     """Record that a stage begins, once its whole chain is submitted; returns the exit code.
@@ -38,8 +41,21 @@ def begin(paths: RunPaths, stage: str) -> int:
         return ExitCode.SUBMISSION
     if stage == "serve":
         remove_of_ended_jobs()
-        _remove_last_attempt(paths)
-    if fault := _bash_fault() or (_engine_fault(paths) if stage == "serve" else None):
+        # What an earlier attempt published goes, but no stop request of this submission: its companion may
+        # have failed while this job was still being set up.
+        token, request = os.environ.get(TOKEN_VARIABLE), StopRequest.read(paths.stop_request)
+        files = [paths.endpoint, paths.heartbeat, paths.instances, *paths.ranks.glob("*.json")]
+        if request is None or token is None or request.token != token:
+            files.append(paths.stop_request)
+        for file in files:
+            file.unlink(missing_ok=True)
+    fault, at_begin = None, os.environ.get("BASH_ENV")
+    if at_begin and "begins" not in (output_of(["bash", "-c", "echo begins"], timeout_s=60) or ""):
+        message = f"bash ends in the file that BASH_ENV names, {at_begin}, before a script begins"
+        fault = fail(message, f"mend {at_begin}")  # no further script of the run would begin, either
+    elif stage == "serve":
+        fault = _engine_fault(paths)
+    if fault is not None:
         add_event(paths, stage, "preflight_failed", reason=fault.message, next=fault.hint)
         print(f"error: {fault.message}.\n  next: {fault.hint}", file=sys.stderr)
         return ExitCode.START
@@ -58,18 +74,12 @@ def end(paths: RunPaths, stage: str, exit_code: int) -> None:
     if stage == "serve":
         with suppress(OSError):
             paths.endpoint.unlink(missing_ok=True)
-        if was_killed and _serves(paths):
+        marks = [event.name for event in read_events(paths, "serve") if event.name in _OF_SERVER]
+        if was_killed and marks[-1:] in (["server_start"], ["ready"]):  # no end of the server is recorded
             add_event(paths, stage, "failed", reason=f"the supervisor of the run {killed}")
     elif stage == "companion" and was_killed:
         add_event(paths, stage, "failed", reason=f"the companion {killed}")
     add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""))
-
-
-def _serves(paths: RunPaths) -> bool:
-    """Return whether the supervisor has started a server, and recorded no end of it."""
-    marks = ("stage_begin", "server_start", "ready", "server_stop", "failed", "companion_missing")
-    last = [event.name for event in read_events(paths, "serve") if event.name in marks][-1:]
-    return last in (["server_start"], ["ready"])
 
 
 def chain_is_complete(paths: RunPaths, token: str | None) -> bool:
@@ -92,14 +102,6 @@ def chain_is_complete(paths: RunPaths, token: str | None) -> bool:
         time.sleep(0.25)
 
 
-def _bash_fault() -> Diagnostic | None:
-    """Return why no further script of the run would begin; ``None`` if they would."""
-    file = os.environ.get("BASH_ENV")
-    if not file or "begins" in (output_of(["bash", "-c", "echo begins"], timeout_s=60) or ""):
-        return None
-    return fail(f"bash ends in the file that BASH_ENV names, {file}, before a script begins", f"mend {file}")
-
-
 def _engine_fault(paths: RunPaths) -> Diagnostic | None:
     """Register the use of the cache's engine; returns what is wrong with it, or ``None``."""
     from trtllm_hpc.runtime.engine_cache.cache import entry_of  # few callers need it
@@ -113,17 +115,3 @@ def _engine_fault(paths: RunPaths) -> Diagnostic | None:
     following = f"ls {entry.folder} where you submit: if it is there, mount it on {host} too; if not, {again}"
     message = f"node {host} does not see the engine {entry.name}: it was removed, or is not mounted"
     return fail(message, following)
-
-
-def _remove_last_attempt(paths: RunPaths) -> None:
-    """Remove what an earlier attempt published, but no stop request of this submission.
-
-    Its companion may have failed while this job was still being set up.
-    """
-    request = StopRequest.read(paths.stop_request)
-    token = os.environ.get(TOKEN_VARIABLE)
-    files = [paths.endpoint, paths.heartbeat, paths.instances, *paths.ranks.glob("*.json")]
-    if request is None or token is None or request.token != token:
-        files.append(paths.stop_request)
-    for file in files:
-        file.unlink(missing_ok=True)

@@ -173,8 +173,7 @@ class _Progress:
         self.begun = self._said = time.monotonic()
         self.is_stopped = False
         self._file, self._lock = paths.rank_record("staging", self.number), Lock()
-        job, count = os.environ.get("TRTLLM_HPC_JOB_ID", ""), step_tasks() or 1
-        self._record = RankRecord("staging", self.number, count, job, self.host, os.getpid(), time.time())
+        self._record = RankRecord.begun("staging", self.number, step_tasks() or 1)
         self.note()
 
     def add(self, count: int) -> None:

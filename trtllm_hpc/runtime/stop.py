@@ -95,26 +95,21 @@ class CompanionWatch:
             self._of_slurm = ""
         elif now >= self._ask_at:
             self._ask_at = now + _ASK_S
-            self._ask_slurm()
+            begins = [it.data for it in read_events(self._paths, "companion") if it.name == "stage_begin"]
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                stages = (read_json(self._paths.jobs) or {}).get("stages", {})
+                job = (begins[-1] if begins else stages["companion"])["job_id"]
+                if job and os.environ.get("SLURM_JOB_ID") not in (None, job):  # else it has no job of its own
+                    command = ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}"]
+                    state = (output_of(command, _ANSWER_S) or "").strip()
+                    self._of_slurm = f": its job {job} is {state}" if state else ""
+                    if state in _ENDED.split():
+                        request_stop(self._paths, by="companion", reason=f"its job {job} has ended: {state}")
         if seen.silent:
             return f"the companion gave no sign of life for {limit_s:.0f} s{self._of_slurm}"
         if not has_begun and now - self._begun > limit_s:
             return f"no companion came within {limit_s:.0f} s{self._of_slurm}"
         return None
-
-    def _ask_slurm(self) -> None:
-        events = read_events(self._paths, "companion")
-        begins = [event.data for event in events if event.name == "stage_begin"]
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            stages = (read_json(self._paths.jobs) or {}).get("stages", {})
-            job = (begins[-1] if begins else stages["companion"])["job_id"]
-            if not job or os.environ.get("SLURM_JOB_ID") in (None, job):
-                return  # it has no job of its own
-            command = ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}"]
-            state = (output_of(command, _ANSWER_S) or "").strip()
-            self._of_slurm = f": its job {job} is {state}" if state else ""
-            if state in _ENDED.split():
-                request_stop(self._paths, by="companion", reason=f"its job {job} has ended: {state}")
 
 
 def server_has_ended(paths: RunPaths) -> bool:
@@ -122,14 +117,9 @@ def server_has_ended(paths: RunPaths) -> bool:
     marks = [event for event in read_events(paths, "serve") if event.name.startswith("stage_")]
     if not marks or marks[-1].name != "stage_end":
         return False
-    return not _is_followed(paths, marks[-1].data.get("job_id"))
-
-
-def _is_followed(paths: RunPaths, ended_job_id: str | None) -> bool:
-    """Return whether another job is to serve after the one that has ended (``serve.renew``)."""
-    try:
-        renewal = read_json(paths.renewal) or {}
+    try:  # another job may be to serve after the one that has ended (``serve.renew``)
+        renewal, ended = read_json(paths.renewal) or {}, marks[-1].data.get("job_id")
     except (OSError, ValueError):
-        return True  # until the next look
+        return False  # until the next look
     # The next job takes its place in this record a moment before it records its begin.
-    return renewal.get("next_job_id") is not None or renewal.get("job_id", ended_job_id) != ended_job_id
+    return renewal.get("next_job_id") is None and renewal.get("job_id", ended) == ended

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -60,13 +60,22 @@ def run_variants(folder: Path, names: Sequence[str], minutes: float) -> int:
         code = _run_variant(run, signals)
         longest_s = max(longest_s, time.monotonic() - begun_at)
         print(f"variant {name} has ended with exit code {code}", flush=True)
-        _cancel_steps()
+        # A killed script may have left job steps, which would hold the GPUs.
+        if (job := os.environ.get("SLURM_JOB_ID")) is not None:
+            look = ["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"]
+            steps = (output_of(look, _COMMAND_TIMEOUT_S) or "").split()
+            if left := [step for step in steps if step.rpartition(".")[2].isdigit()]:
+                output_of(["scancel", *left], _COMMAND_TIMEOUT_S)
     return 1 if skipped else 0
 
 
 def _run_variant(run: RunPaths, signals: Collection[str]) -> int:
-    """Run the stages of a variant that have scripts of their own: the build, then the others at once."""
-    stages = list(_stages(run))
+    """Run the stages that have scripts and have not completed: the build, then the others at once."""
+    stages = []
+    for stage in STAGES:
+        ends = [event for event in read_events(run, stage) if event.name == "stage_end"]
+        if run.sbatch(stage).exists() and not (ends and ends[-1].data.get("exit_code") == 0):
+            stages.append(stage)
     if "build" in stages and (code := _run_stage(run, "build", signals)):
         return code
     others = [stage for stage in stages if stage != "build"]
@@ -91,14 +100,6 @@ def _run_stage(run: RunPaths, stage: str, signals: Collection[str]) -> int:
     return code
 
 
-def _stages(run: RunPaths) -> Iterator[str]:
-    """Yield the stages that have a script and have not completed."""
-    for stage in STAGES:
-        ends = [event for event in read_events(run, stage) if event.name == "stage_end"]
-        if run.sbatch(stage).exists() and not (ends and ends[-1].data.get("exit_code") == 0):
-            yield stage
-
-
 def _token(run: RunPaths) -> str | None:
     with suppress(ValueError, OSError, AttributeError):
         record = read_json(run.jobs)
@@ -108,17 +109,6 @@ def _token(run: RunPaths) -> str | None:
 
 def _cancelled(run: RunPaths) -> bool:
     return any(event.name == "stage_cancelled" for event in read_events(run))
-
-
-def _cancel_steps() -> None:
-    """End the job steps that a killed script has left: they would hold the GPUs."""
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None:
-        return
-    steps = output_of(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"], _COMMAND_TIMEOUT_S)
-    left = [step for step in (steps or "").split() if step.rpartition(".")[2].isdigit()]
-    if left:
-        output_of(["scancel", *left], _COMMAND_TIMEOUT_S)
 
 
 def _busy_gpus() -> list[str]:

@@ -1,20 +1,32 @@
-"""A sandbox's nodes and daemons: start them, and see which answer."""
+"""A sandbox's network, nodes and daemons: start them, and see which answer.
+
+The network is a bridge in the head's network namespace, and a veth pair to the machine. The bridge is not on
+the machine itself, because there the machine's firewall (Docker's, for example) would filter the traffic
+between the nodes.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
+import re
 import socket
-from collections.abc import Callable
+import stat
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import resources
 from pathlib import Path
 
 from trtllm_hpc.errors import SandboxError, SandboxImpossible
+from trtllm_hpc.paths import write_text
 from trtllm_hpc.sandbox import processes
-from trtllm_hpc.sandbox.hosts import SandboxLayout, interface_name
+from trtllm_hpc.sandbox.hosts import JOB_IDS, POOLS, Folder, Shape, interface_name
 from trtllm_hpc.sandbox.nodes import Node, tail
 from trtllm_hpc.sandbox.processes import Progress
-from trtllm_hpc.sandbox.state_folder import Folder
 
 PARTITIONS = ("batch", "debug")
 """Partitions of every sandbox, the default one first."""
@@ -64,24 +76,57 @@ class Status:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The nodes of a sandbox, and its Slurm."""
+    """The hosts and addresses of a sandbox, and its Slurm."""
 
-    layout: SandboxLayout
+    name: str
+    shape: Shape
+    subnet: str
+    """The first three numbers of a /24, such as ``10.97.0``."""
+    machine_gpus: tuple[str, ...] = ()
+    """Device files of all GPUs that the machine has, such as ``nvidia0``; only of a shape with real GPUs."""
 
     @property
     def folder(self) -> Folder:
         """The state folder."""
-        return Folder(self.layout.name)
+        return Folder(self.name)
 
     @property
     def head(self) -> Node:
-        """The head node."""
-        return Node(self.layout.head.name, self.layout.head.address, self.folder)
+        """The head node, with munge, the database, slurmdbd, slurmctld and the bridge."""
+        return Node(f"sbx-{self.name}-head", f"{self.subnet}.1", self.folder)
 
     @property
     def nodes(self) -> list[Node]:
-        """The compute nodes."""
-        return [Node(host.name, host.address, self.folder) for host in self.layout.nodes]
+        """The compute nodes, with slurmd."""
+        return [
+            Node(f"sbx-{self.name}-n{index}", f"{self.subnet}.{10 + index}", self.folder)
+            for index in range(1, self.shape.nodes + 1)
+        ]
+
+    def gpus_of(self, node: str) -> tuple[str, ...]:
+        """The device files of a compute node's GPUs; of nodes that only claim GPUs there are none."""
+        index = [host.name for host in self.nodes].index(node)
+        count = self.shape.gpus_per_node
+        return self.machine_gpus[index * count : (index + 1) * count]
+
+    @property
+    def hides_gpus(self) -> bool:
+        """Whether there are GPUs that a node must not see, because it has not got them all."""
+        return len(self.machine_gpus) > self.shape.gpus_per_node
+
+    @property
+    def first_job_id(self) -> int:
+        """Slurm's FirstJobId, different in every sandbox that is up.
+
+        All nodes see the machine's ``/tmp``, where ranks name their folders by job id.
+        """
+        pool, number = self.subnet.rsplit(".", 1)
+        return 1 + JOB_IDS * (256 * POOLS.index(pool) + int(number))
+
+    @property
+    def cluster(self) -> str:
+        """Slurm's ClusterName, which becomes part of the database's table names."""
+        return "sbx_" + self.name.replace("-", "_")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -144,7 +189,7 @@ class Cluster:
                 node.address,
                 "gone" if node.pid is None else states.get(node.name, "unknown"),
                 self.node_answers(node),
-                self.layout.gpus_of(node.name),
+                self.gpus_of(node.name),
             )
             for node in self.nodes
         )
@@ -152,10 +197,10 @@ class Cluster:
         problems += [f"slurmd on {node.name} does not answer" for node in nodes if not node.answers]
         problems += [f"{node.name} is {node.state}" for node in nodes if node.state not in HEALTHY]
         return Status(
-            name=self.layout.name,
+            name=self.name,
             state="degraded" if problems else "up",
-            gpus_per_node=self.layout.shape.gpus_per_node,
-            real_gpus=self.layout.shape.real_gpus,
+            gpus_per_node=self.shape.gpus_per_node,
+            real_gpus=self.shape.real_gpus,
             slurm_conf=str(self.folder.slurm_conf),
             partitions=PARTITIONS,
             logs=str(self.folder.logs),
@@ -165,7 +210,7 @@ class Cluster:
         )
 
     def _accepts(self, node: Node, port: int) -> bool:
-        interface = interface_name(self.layout.name).encode()
+        interface = interface_name(self.name).encode()
         with socket.socket() as client:
             client.settimeout(2)
             try:
@@ -265,3 +310,150 @@ def _await(node: Node, program: str, answers: Callable[[], bool], log: Path) -> 
         f"{program} on {node.name} did not answer within {START_TIMEOUT_S:g} s.\n"
         f"{tail(log if opened else log.with_suffix('.out'))}"
     )
+
+
+# Network -------------------------------------------------------------------------------------
+
+
+def free_subnet(claimed: Iterable[str]) -> str:
+    """Return the first three numbers of a /24 that is neither routed nor claimed; raises SandboxError."""
+    routes = json.loads(processes.run(["ip", "-json", "-4", "route", "show", "table", "all"]) or "[]")
+    routed = []
+    for route in routes:
+        # The default route covers everything.
+        if route["dst"] not in ("default", "0.0.0.0/0"):
+            with suppress(ValueError):
+                routed.append(ipaddress.ip_network(route["dst"], strict=False))
+    taken = [*routed, *(ipaddress.ip_network(f"{subnet}.0/24") for subnet in claimed)]
+    for pool in POOLS:
+        for number in range(256):
+            candidate = ipaddress.ip_network(f"{pool}.{number}.0/24")
+            if not any(candidate.overlaps(network) for network in taken):
+                return f"{pool}.{number}"
+    pools = ", ".join(f"{pool}.0.0/16" for pool in POOLS)
+    raise SandboxError(f"Routes of this machine cover all of {pools}.", hint="ip route")
+
+
+def connect_nodes(cluster: Cluster) -> None:
+    """Make the bridge in the head, and connect the machine and every node to it by a veth pair.
+
+    A node's interface is called ``eth0``.
+    """
+    head, nodes = cluster.head, cluster.nodes
+    interface = interface_name(cluster.name)
+    _ip(
+        f"link add {interface} type veth peer name machine netns {head.pid}",
+        f"address add {cluster.subnet}.254/24 dev {interface}",
+        f"link set {interface} up",
+    )
+    lines = [
+        "link add bridge0 type bridge forward_delay 0",
+        f"address add {head.address}/24 dev bridge0",
+        "link set bridge0 up",
+        "link set machine master bridge0",
+        "link set machine up",
+    ]
+    for index, node in enumerate(nodes, start=1):
+        lines += [
+            f"link add n{index} type veth peer name eth0 netns {node.pid}",
+            f"link set n{index} master bridge0",
+            f"link set n{index} up",
+        ]
+    _ip(*lines, inside=head)
+    for node in nodes:
+        _ip(f"address add {node.address}/24 dev eth0", "link set eth0 up", inside=node)
+
+
+def remove_interface(name: str) -> None:
+    """Remove the machine's end of its veth pair; the rest ends with the namespaces."""
+    interface = interface_name(name)
+    if _exists(interface):
+        with suppress(SandboxError):  # the kernel may be removing it at this moment
+            _ip(f"link delete {interface}")
+    if not processes.wait_until(lambda: not _exists(interface), 10):
+        raise SandboxError(
+            f"The interface {interface} cannot be removed.", hint=f"ip link delete {interface}"
+        )
+
+
+def _exists(interface: str) -> bool:
+    try:
+        socket.if_nametoindex(interface)
+    except OSError:
+        return False
+    return True
+
+
+def _ip(*lines: str, inside: Node | None = None) -> None:
+    """Run several `ip` commands in one process, in a node's network namespace if a node is given."""
+    enter = [] if inside is None else ["nsenter", f"--target={inside.pid}", "--net", "--"]
+    processes.run([*enter, "ip", "-batch", "-"], text_in="\n".join(lines) + "\n")
+
+
+# Files of the state folder ----------------------------------------------------------------------
+
+CPUS_PER_NODE = 16
+"""Processors that each node claims to have; in fact all nodes share the machine's."""
+
+SHM_SIZE = "4g"
+"""Size of /dev/shm on a node."""
+
+DEVICES = Path("/dev")
+"""Folder of the machine's device files."""
+
+
+def write_files(cluster: Cluster) -> None:
+    """Write everything that the daemons read, for all users but the key and, as slurmdbd wants, its file."""
+    folder = cluster.folder
+    for path in (folder.etc, folder.logs, folder.private, folder.munge, folder.devices):
+        path.mkdir(mode=0o755)
+    folder.controller.mkdir(mode=0o700)
+    key = os.open(folder.munge_key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+    with os.fdopen(key, "wb") as file:
+        file.write(os.urandom(128))
+    for index in range(cluster.shape.gpus_per_node):
+        # The device numbers of /dev/null, so that opening the file does no harm. Real GPUs have them
+        # too: on every node Slurm must count from 0, as CUDA does there, and the machine's files do not.
+        os.mknod(folder.device(index), 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    values: dict[str, object] = {
+        "folder": folder,
+        "layout": cluster,
+        "cpus": CPUS_PER_NODE,
+        "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        "shm_size": SHM_SIZE,
+        "machine_devices": DEVICES,
+        "machine_hosts": Path("/etc/hosts").read_text(errors="replace").rstrip("\n"),
+        "version": slurm_version(),
+        # The interpreter itself: a virtual environment may be removed while the sandbox is up.
+        "python": os.path.realpath(sys.executable),
+        "slurmstepd": processes.which("slurmstepd"),
+    }
+    for path, mode in {
+        folder.slurm_conf: 0o644,
+        folder.etc / "gres.conf": 0o644,
+        folder.etc / "cgroup.conf": 0o644,
+        folder.etc / "slurmdbd.conf": 0o600,
+        folder.database_conf: 0o644,
+        folder.hosts: 0o644,
+        folder.init: 0o644,
+        folder.stepd_source: 0o644,
+        folder.epilog_source: 0o644,
+    }.items():
+        write_text(path, rendered(path.name, values), mode=mode)
+
+
+def slurm_version() -> tuple[int, int]:
+    """Slurm's release as ``(year, month)``, e.g. (22, 5). Raises SandboxError if slurmd does not print it."""
+    output = processes.run([processes.which("slurmd") or "slurmd", "-V"])
+    found = re.search(r"(\d+)\.(\d+)", output)
+    if found is None:
+        raise SandboxError(f"`slurmd -V` prints no version: {output.strip()!r}.")
+    return int(found[1]), int(found[2])
+
+
+def rendered(name: str, values: dict[str, object]) -> str:
+    """Render one of the templates in ``slurm/sandbox``."""
+    from trtllm_hpc.render.environment import environment
+
+    source = resources.files("trtllm_hpc.slurm").joinpath(f"sandbox/{name}.j2")
+    return environment().from_string(source.read_text(encoding="utf-8")).render(values)

@@ -1,4 +1,4 @@
-"""Names and addresses of one sandbox: pure values that touch nothing."""
+"""Names, size and state folder of one sandbox: pure values that touch nothing."""
 
 from __future__ import annotations
 
@@ -63,63 +63,56 @@ class Shape:
         return REAL_GPU if self.real_gpus else None
 
 
-@dataclass(frozen=True)
-class Host:
-    """Host name and address of the head or of a compute node."""
+class Folder:
+    """The state folder of the sandbox called ``name``, and every file in it."""
 
-    name: str
-    address: str
-    """IP address on the sandbox's bridge."""
+    def __init__(self, name: str) -> None:
+        path = self.path = ROOT / check_name(name)
+        self.state = path / "state.json"
+        """Shape and subnet, and whether `up` has finished."""
+        self.etc = path / "etc"
+        """Slurm's configuration files; slurmdbd looks for its own beside slurm.conf."""
+        self.slurm_conf = self.etc / "slurm.conf"
+        self.database_conf = self.etc / "my.cnf"
+        self.hosts = self.etc / "hosts"
+        """Mounted over /etc/hosts in the sandbox."""
+        self.init = path / "init.sh"
+        """Process 1 of every node. The sandbox's processes are recognised by its path."""
+        self.stepd_source = path / "slurmstepd.py"
+        """The reaper; each node copies it to ``stepd``, since /run may be mounted noexec."""
+        self.epilog_source = path / "epilog.sh"
+        """Each node copies it to ``epilog``."""
+        self.private = path / "private"
+        """Mount point of a tmpfs of each node's own; empty from outside."""
+        self.stepd = self.private / "slurmstepd"
+        """The program that slurmd starts in place of slurmstepd."""
+        self.epilog = self.private / "epilog"
+        """The program that slurmd runs when a job has ended."""
+        self.database_socket = self.private / "mariadb.socket"
+        """MariaDB's socket, visible on the head only."""
+        self.munge = path / "munge"
+        """munged's files; only root can read the key."""
+        self.munge_key = self.munge / "munge.key"
+        self.munge_socket = self.munge / "munge.socket"
+        """Open to every user of the machine, as on a real cluster."""
+        self.controller = path / "slurmctld"
+        """slurmctld's StateSaveLocation."""
+        self.logs = path / "log"
+        """Folder with two files for each daemon."""
+        self.devices = path / "dev"
+        """The files by which Slurm counts the GPUs of a node."""
 
+    def log(self, daemon: str) -> Path:
+        """The log of a daemon; slurmd's is called ``slurmd-<host>``."""
+        return self.logs / f"{daemon}.log"
 
-@dataclass(frozen=True)
-class SandboxLayout:
-    """Hosts and addresses of a sandbox."""
+    def output(self, daemon: str) -> Path:
+        """What a daemon prints before it opens its log."""
+        return self.logs / f"{daemon}.out"
 
-    name: str
-    shape: Shape
-    subnet: str
-    """The first three numbers of a /24, such as ``10.97.0``."""
-    machine_gpus: tuple[str, ...] = ()
-    """Device files of all GPUs that the machine has, such as ``nvidia0``; only of a shape with real GPUs."""
-
-    @property
-    def head(self) -> Host:
-        """The head node, with munge, the database, slurmdbd, slurmctld and the bridge."""
-        return Host(f"sbx-{self.name}-head", f"{self.subnet}.1")
-
-    @property
-    def nodes(self) -> list[Host]:
-        """The compute nodes, with slurmd."""
-        return [
-            Host(f"sbx-{self.name}-n{index}", f"{self.subnet}.{10 + index}")
-            for index in range(1, self.shape.nodes + 1)
-        ]
-
-    def gpus_of(self, node: str) -> tuple[str, ...]:
-        """The device files of a compute node's GPUs; of nodes that only claim GPUs there are none."""
-        index = [host.name for host in self.nodes].index(node)
-        count = self.shape.gpus_per_node
-        return self.machine_gpus[index * count : (index + 1) * count]
-
-    @property
-    def hides_gpus(self) -> bool:
-        """Whether there are GPUs that a node must not see, because it has not got them all."""
-        return len(self.machine_gpus) > self.shape.gpus_per_node
-
-    @property
-    def first_job_id(self) -> int:
-        """Slurm's FirstJobId, different in every sandbox that is up.
-
-        All nodes see the machine's ``/tmp``, where ranks name their folders by job id.
-        """
-        pool, number = self.subnet.rsplit(".", 1)
-        return 1 + JOB_IDS * (256 * POOLS.index(pool) + int(number))
-
-    @property
-    def cluster(self) -> str:
-        """Slurm's ClusterName, which becomes part of the database's table names."""
-        return "sbx_" + self.name.replace("-", "_")
+    def device(self, index: int) -> Path:
+        """The file of one GPU of every node; Slurm takes its number from the digits at the end."""
+        return self.devices / f"gpu{index}"
 
 
 def interface_name(name: str) -> str:

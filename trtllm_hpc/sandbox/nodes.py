@@ -13,9 +13,8 @@ from pathlib import Path
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
-from trtllm_hpc.sandbox.hosts import Host
+from trtllm_hpc.sandbox.hosts import Folder
 from trtllm_hpc.sandbox.processes import Process
-from trtllm_hpc.sandbox.state_folder import Folder
 
 NAMESPACES = ("--mount", "--uts", "--net", "--pid")
 
@@ -24,9 +23,12 @@ END_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
-class Node(Host):
+class Node:
     """The head or a compute node: to its processes it looks like a host of its own."""
 
+    name: str
+    address: str
+    """IP address on the sandbox's bridge."""
     folder: Folder = field(compare=False)
     """The sandbox's state folder."""
 
@@ -48,11 +50,7 @@ class Node(Host):
         return ["nsenter", "--target", str(pid), *NAMESPACES, "--root", "--", *arguments]
 
     def run(
-        self,
-        arguments: Sequence[str],
-        *,
-        timeout_s: float = 30,
-        environment: Mapping[str, str] | None = None,
+        self, arguments: Sequence[str], *, timeout_s: float = 30, environment: Mapping[str, str] | None = None
     ) -> str:
         """Run a command on this node as root and return its output.
 

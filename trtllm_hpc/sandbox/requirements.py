@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import SandboxError, SandboxImpossible
 from trtllm_hpc.paths import write_text
-from trtllm_hpc.sandbox import processes, state_folder
+from trtllm_hpc.sandbox import cluster, processes
 from trtllm_hpc.sandbox.hosts import MAX_GPUS, Shape
 from trtllm_hpc.sandbox.nodes import NAMESPACES, tail
 from trtllm_hpc.sandbox.processes import Progress
@@ -118,7 +118,7 @@ def gpu_devices() -> tuple[str, ...]:
     A driver makes one for each GPU; in a container there are only those that it was given, under
     the machine's numbers.
     """
-    found = [path for path in state_folder.DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    found = [path for path in cluster.DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     names = [path.name for path in found if stat.S_ISCHR(path.stat().st_mode)]
     return tuple(sorted(names, key=lambda name: int(name.removeprefix("nvidia"))))
 
@@ -132,7 +132,7 @@ def real_shape(nodes: int, gpus_per_node: int | None) -> Shape:
     each = gpus_per_node or min(len(names) // nodes, MAX_GPUS) or 1
     shape = Shape(nodes, each, real_gpus=True)
     if nodes * each > len(names):
-        files = ", ".join(str(state_folder.DEVICES / name) for name in names) or "no /dev/nvidia0"
+        files = ", ".join(str(cluster.DEVICES / name) for name in names) or "no /dev/nvidia0"
         raise SandboxImpossible(
             f"A sandbox of {shape} needs {nodes * each} NVIDIA GPUs; this machine has {len(names)}: {files}.",
             hint="fewer --nodes, nvidia-smi -L as root (which makes the device files), or --gpus claimed, "
@@ -179,7 +179,7 @@ def services_held_back() -> Iterator[None]:
         yield
         return
     started = Path("/proc/self/stat").read_text().split()[21]
-    text = state_folder.rendered("policy-rc.d", {"pid": os.getpid(), "started": started})
+    text = cluster.rendered("policy-rc.d", {"pid": os.getpid(), "started": started})
     write_text(POLICY, text, mode=0o755)
     try:
         yield

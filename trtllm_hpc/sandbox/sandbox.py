@@ -14,12 +14,20 @@ from typing import Any
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import read_json, write_text
 from trtllm_hpc.runtime.node import SCRATCH, remove_leftovers
-from trtllm_hpc.sandbox import network, nodes, requirements, state_folder
-from trtllm_hpc.sandbox.cluster import Cluster, Status, check_pmix, start_daemons
-from trtllm_hpc.sandbox.hosts import JOB_IDS, ROOT, SandboxLayout, Shape, check_name
+from trtllm_hpc.sandbox import nodes, requirements
+from trtllm_hpc.sandbox.cluster import (
+    Cluster,
+    Status,
+    check_pmix,
+    connect_nodes,
+    free_subnet,
+    remove_interface,
+    start_daemons,
+    write_files,
+)
+from trtllm_hpc.sandbox.hosts import JOB_IDS, ROOT, Folder, Shape, check_name
 from trtllm_hpc.sandbox.nodes import Node, end_all, marked_processes
 from trtllm_hpc.sandbox.processes import Progress, lock, silent
-from trtllm_hpc.sandbox.state_folder import Folder
 
 DEFAULT_GPUS = 4
 """GPUs that a node claims to have if nothing else is said."""
@@ -45,19 +53,19 @@ class Sandbox:
         return {"SLURM_CONF": str(self.slurm_conf)}
 
     @property
-    def layout(self) -> SandboxLayout | None:
+    def layout(self) -> Cluster | None:
         """Hosts and addresses; ``None`` if there is no sandbox of this name."""
         raw = self._state()
         if raw is None:
             return None
         shape = Shape(raw["nodes"], raw["gpus_per_node"], raw.get("real_gpus", False))
-        return SandboxLayout(self.name, shape, raw["subnet"], tuple(raw.get("machine_gpus", ())))
+        return Cluster(self.name, shape, raw["subnet"], tuple(raw.get("machine_gpus", ())))
 
     @property
     def nodes(self) -> list[Node]:
         """The compute nodes; empty if there is no sandbox of this name."""
         layout = self.layout
-        return [] if layout is None else Cluster(layout).nodes
+        return [] if layout is None else layout.nodes
 
     @property
     def head(self) -> Node:
@@ -65,7 +73,7 @@ class Sandbox:
         layout = self.layout
         if layout is None:
             raise SandboxError(f"There is no sandbox called {self.name}.", hint=self._command("up"))
-        return Cluster(layout).head
+        return layout.head
 
     def status(self) -> Status:
         """Whether it is up, with each daemon and node; changes nothing."""
@@ -74,7 +82,7 @@ class Sandbox:
         raw, layout = self._state(), self.layout
         if raw is None or layout is None:
             return Status(self.name, "degraded", problems=("its state file is gone",))
-        return Cluster(layout).status() if raw["complete"] else Status(self.name, "starting")
+        return layout.status() if raw["complete"] else Status(self.name, "starting")
 
     def up(
         self,
@@ -153,23 +161,22 @@ class Sandbox:
         return True
 
     def _start(self, shape: Shape, tell: Progress) -> None:
-        layout = self._choose_subnet(shape)
-        cluster = Cluster(layout)
-        state_folder.write_files(self.folder, layout)
-        tell(f"namespaces and network {layout.subnet}.0/24")
+        cluster = self._choose_subnet(shape)
+        write_files(cluster)
+        tell(f"namespaces and network {cluster.subnet}.0/24")
         with ExitStack() as stack:
             hosts = (cluster.head, *cluster.nodes)
             starting = [stack.enter_context(nodes.start(node, cluster.environment)) for node in hosts]
             for node, process in zip(hosts, starting, strict=True):
                 nodes.await_mounts(node, process)
             check_pmix(cluster)
-            network.connect(layout, cluster.head, cluster.nodes)
+            connect_nodes(cluster)
             start_daemons(cluster, tell)
             for process in starting:
                 nodes.keep(process)
-        self._write_state(layout, complete=True)
+        self._write_state(cluster, complete=True)
 
-    def _choose_subnet(self, shape: Shape) -> SandboxLayout:
+    def _choose_subnet(self, shape: Shape) -> Cluster:
         """Choose a subnet that neither the machine nor another sandbox uses.
 
         The state file claims it, since a sandbox that is being started has no route yet.
@@ -177,14 +184,12 @@ class Sandbox:
         with lock("state folders"):
             self.folder.path.mkdir(mode=0o755, parents=True)
             others = (read_json(state) for state in ROOT.glob(f"*/{self.folder.state.name}"))
-            subnet = network.free_subnet([other["subnet"] for other in others if other])
-            layout = SandboxLayout(
-                self.name, shape, subnet, requirements.gpu_devices() if shape.real_gpus else ()
-            )
+            subnet = free_subnet([other["subnet"] for other in others if other])
+            layout = Cluster(self.name, shape, subnet, requirements.gpu_devices() if shape.real_gpus else ())
             self._write_state(layout, complete=False)
         return layout
 
-    def _write_state(self, layout: SandboxLayout, *, complete: bool) -> None:
+    def _write_state(self, layout: Cluster, *, complete: bool) -> None:
         addresses = {"subnet": layout.subnet, "machine_gpus": layout.machine_gpus}
         record = {**asdict(layout.shape), **addresses, "complete": complete}
         write_text(self.folder.state, json.dumps(record) + "\n", mode=0o644)
@@ -197,7 +202,7 @@ class Sandbox:
                 of_job = re.match(r"trt(\d+)_", name.name)
                 if of_job and 0 <= int(of_job[1]) - layout.first_job_id < JOB_IDS:
                     remove_leftovers(of_job[0])
-        network.remove(self.name)
+        remove_interface(self.name)
         with lock("state folders"), suppress(FileNotFoundError):
             shutil.rmtree(self.folder.path)
             with suppress(OSError):  # other sandboxes are in it

@@ -10,8 +10,7 @@ import pytest
 from tests.runtime.model_repository.jobs import make_recipe
 from tests.runtime.model_repository.upstream import write_all_models
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.template import RepositoryInvalid
-from trtllm_hpc.runtime.model_repository.writer import CONFIG, render_models
+from trtllm_hpc.runtime.model_repository.writer import CONFIG, RepositoryInvalid, render_models
 
 VERSION = "0.16.0"
 GROUP = "inflight_batcher_llm"

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtllm_hpc.runtime.model_repository.recipe import Value
-from trtllm_hpc.runtime.model_repository.schema import schema, text_format
-from trtllm_hpc.runtime.model_repository.template import fill, find_placeholders
+from trtllm_hpc.runtime.model_repository.writer import fill, find_placeholders, schema, text_format
 
 TEMPLATE = """# It's ${said} in a comment.
 name: "model" # and "${here}

@@ -11,8 +11,7 @@ import yaml
 
 from tests.runtime.model_repository.jobs import make_recipe
 from tests.runtime.model_repository.upstream import RELEASES, write_all_models, write_llmapi
-from trtllm_hpc.runtime.model_repository.schema import schema, text_format
-from trtllm_hpc.runtime.model_repository.writer import CONFIG, ModelFiles, render_models
+from trtllm_hpc.runtime.model_repository.writer import CONFIG, ModelFiles, render_models, schema, text_format
 
 PIPELINE = {"ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls"}
 TWO_COPIES: dict[str, dict[str, Any]] = {

@@ -12,11 +12,17 @@ import pytest
 from trtllm_hpc.errors import Diagnostic, StartFailed, fail
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.caches import CACHES, TOP
-from trtllm_hpc.runtime.node_checks.child import ChildReport, run_child
-from trtllm_hpc.runtime.node_checks.exchange import Wanted, read_found, write_found
+from trtllm_hpc.runtime.node_checks.exchange import (
+    UNATTENDED_VARIABLE,
+    ChildReport,
+    Wanted,
+    read_found,
+    run_child,
+    wait_until_unattended,
+    write_found,
+)
 from trtllm_hpc.runtime.node_checks.host import look_at_host
 from trtllm_hpc.runtime.node_checks.image import look_at_image
-from trtllm_hpc.runtime.node_checks.run import UNATTENDED_VARIABLE, wait_until_unattended
 from trtllm_hpc.runtime.node_checks.steps import _reduced
 from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.servers.triton import find_server

@@ -16,7 +16,6 @@ from pathlib import Path
 from tests.sharing import made_once
 from tests.waiting import eventually
 from trtllm_hpc.sandbox import Sandbox
-from trtllm_hpc.sandbox.cluster import Cluster
 
 HEADER = Path("/usr/include/slurm/spank.h")
 """Of Debian's libslurm-dev, which .ci/test installs."""
@@ -90,9 +89,8 @@ class Pyxis:
 
     def _restart_slurmd(self) -> None:
         """Only a slurmd that starts looks whether a plugin has an epilog."""
-        layout = self.sandbox.layout
-        assert layout is not None
-        cluster = Cluster(layout)
+        cluster = self.sandbox.layout
+        assert cluster is not None
         for node in cluster.nodes:
             [old] = [each for each in node.processes() if each.arguments[0] == "slurmd"]
             os.kill(old.pid, signal.SIGTERM)

@@ -24,14 +24,15 @@ class TritonPythonModel:
 
         That is upstream's shape. A batch dimension before it would make every text an array for the client.
         """
-        return [self._respond(request) for request in triton_requests]
-
-    def _respond(self, request: Any) -> Any:
-        tokens = pb_utils.get_input_tensor_by_name(request, "TOKENS_BATCH").as_numpy()
-        lengths = pb_utils.get_input_tensor_by_name(request, "SEQUENCE_LENGTH").as_numpy()
-        texts = [
-            self._tokenizer.decode(beam[:length].tolist(), skip_special_tokens=self._skip_special).encode()
-            for beams, row in zip(tokens, lengths, strict=True)
-            for beam, length in zip(beams, row, strict=True)
-        ]
-        return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array(texts, dtype=np.object_))])
+        responses, skip = [], self._skip_special
+        for request in triton_requests:
+            tokens = pb_utils.get_input_tensor_by_name(request, "TOKENS_BATCH").as_numpy()
+            lengths = pb_utils.get_input_tensor_by_name(request, "SEQUENCE_LENGTH").as_numpy()
+            texts = [
+                self._tokenizer.decode(beam[:length].tolist(), skip_special_tokens=skip).encode()
+                for beams, row in zip(tokens, lengths, strict=True)
+                for beam, length in zip(beams, row, strict=True)
+            ]
+            output = pb_utils.Tensor("OUTPUT", np.array(texts, dtype=np.object_))
+            responses.append(pb_utils.InferenceResponse([output]))
+        return responses

@@ -19,13 +19,13 @@ class TritonPythonModel:
 
     def execute(self, triton_requests: list[Any]) -> list[Any]:
         """Answer each request, or refuse it with a sentence."""
-        return [self._respond(request) for request in triton_requests]
-
-    def _respond(self, request: Any) -> Any:
-        try:
-            inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            arrays = self._preprocessor.process(inputs)
-        except RequestFailed as error:
-            refusal = pb_utils.TritonError(error.message, pb_utils.TritonError.INVALID_ARG)
-            return pb_utils.InferenceResponse(error=refusal)
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays.items()])
+        responses = []
+        for request in triton_requests:
+            try:
+                arrays = self._preprocessor.process({it.name(): it.as_numpy() for it in request.inputs()})
+                tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
+                responses.append(pb_utils.InferenceResponse(tensors))
+            except RequestFailed as error:
+                refusal = pb_utils.TritonError(error.message, pb_utils.TritonError.INVALID_ARG)
+                responses.append(pb_utils.InferenceResponse(error=refusal))
+        return responses

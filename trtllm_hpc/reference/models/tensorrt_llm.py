@@ -14,14 +14,12 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import StartFailed
-from trtllm_hpc.reference.delivery import Delivery
+from trtllm_hpc.reference.delivery import Delivery, LoadReporter
 from trtllm_hpc.reference.engine_folder import EngineInfo, plain_path
 from trtllm_hpc.reference.generation import GenerationRequest, RankEngine
-from trtllm_hpc.reference.metrics import LoadReporter
 from trtllm_hpc.reference.requests import parse
-from trtllm_hpc.reference.shutdown import Shutdown, stop_server_when_started
 from trtllm_hpc.reference.stand_in import StandIn
-from trtllm_hpc.reference.world import World
+from trtllm_hpc.reference.world import Shutdown, World, stop_server_when_started
 
 
 class TritonPythonModel:

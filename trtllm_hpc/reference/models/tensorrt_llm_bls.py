@@ -81,7 +81,15 @@ class TritonPythonModel:
         space before them; so does upstream's BLS model. With accumulation each text of a stream is that of
         all tokens so far.
         """
-        inputs = self._inputs({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
+        arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        refuse_unsupported(arrays)
+        prepared = self._preprocessor.process(_renamed(arrays, _TO_PREPROCESSING))
+        others = {
+            _TO_CORE.get(name, name): array
+            for name, array in arrays.items()
+            if name not in _TO_PREPROCESSING and name not in _ONLY_HERE
+        }
+        inputs = {**others, **_renamed(prepared, _FROM_PREPROCESSING)}
         wanted = set(request.requested_output_names())
         # The id of the client lets it stop the request.
         inner = request.request_id() or uuid.uuid4().hex
@@ -108,16 +116,6 @@ class TritonPythonModel:
                 list(self._ask(inner, _STOP, ()))
         if self._decoupled:
             sender.send(flags=final)
-
-    def _inputs(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        refuse_unsupported(arrays)
-        prepared = self._preprocessor.process(_renamed(arrays, _TO_PREPROCESSING))
-        others = {
-            _TO_CORE.get(name, name): array
-            for name, array in arrays.items()
-            if name not in _TO_PREPROCESSING and name not in _ONLY_HERE
-        }
-        return {**others, **_renamed(prepared, _FROM_PREPROCESSING)}
 
     def _ask(self, inner: str, inputs: Mapping[str, Any], outputs: Iterable[str]) -> Iterable[Any]:
         """The responses of ``tensorrt_llm``."""

@@ -8,10 +8,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from trtllm_hpc.errors import FAIL, WARN, BuildFailed, ExitCode
@@ -50,12 +50,8 @@ _ATTEMPTS = 10
 """An entry may be pruned between a look and its use, or another build may take over; but not for ever."""
 
 
-class BuildInterrupted(Exception):
-    """A signal asked this process to end."""
-
-
 def build_engine(paths: RunPaths) -> int:
-    """Make sure that the run's engine is in the cache, and link it; returns the exit code."""
+    """Make sure that the run's engine is in the cache, and link it; returns an exit code."""
     signals: list[str] = []
     on_signals(signals.append)
     adopt_orphans()
@@ -63,19 +59,23 @@ def build_engine(paths: RunPaths) -> int:
     try:
         recipe = BuildRecipe.read(paths.build_recipe)
         versions = installed_versions(PACKAGES)
-        check_version(recipe, versions)
+        if recipe.tensorrt_llm is not None and "tensorrt_llm" in versions:
+            # A release candidate or a patch of the same number only causes a warning: images carry such under
+            # a release's tag, and a job file can name releases only.
+            diagnostic = planned_version(recipe.tensorrt_llm, versions["tensorrt_llm"])
+            if diagnostic.state == FAIL:
+                raise BuildFailed(f"{diagnostic.message}.", hint=diagnostic.hint)
+            if diagnostic.state == WARN:
+                print(f"warning: {diagnostic.message}", flush=True)
         capability = compute_capability(recipe)
         script = sha256_of(paths.script("build"))
         # The output of a script that the user has changed is not what was planned.
         edited = None if script == recipe.script_sha256 else script
         keys = step_keys(recipe, compute_capability=capability, edited_script=edited)
         _Builder(paths, recipe, keys, versions, signals).run()
-    except BuildInterrupted:
+    except KeyboardInterrupt:  # whatever the signal
         print(f"the build stops: got {signals[0]}", flush=True)
         return 128 + signal.Signals[signals[0]]
-    except BuildFailed as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return ExitCode.BUILD
     except OSError as error:
         file = f"{os.fsdecode(error.filename)}: " if error.filename else ""
         print(f"error: the engine cache cannot be used: {file}{error.strerror or error}.", file=sys.stderr)
@@ -83,22 +83,6 @@ def build_engine(paths: RunPaths) -> int:
     finally:
         kill_descendants()
     return ExitCode.OK
-
-
-def check_version(recipe: BuildRecipe, versions: Mapping[str, str]) -> None:
-    """Compare the installed TensorRT-LLM with the one that the commands were written for.
-
-    A release candidate or a patch of the same number only causes a warning: images carry such under a
-    release's tag, and a job file can name releases only. Raises BuildFailed if it is another release.
-    """
-    planned, found = recipe.tensorrt_llm, versions.get("tensorrt_llm")
-    if planned is None or found is None:
-        return
-    diagnostic = planned_version(planned, found)
-    if diagnostic.state == FAIL:
-        raise BuildFailed(f"{diagnostic.message}.", hint=diagnostic.hint)
-    if diagnostic.state == WARN:
-        print(f"warning: {diagnostic.message}", flush=True)
 
 
 def compute_capability(recipe: BuildRecipe) -> str | None:
@@ -129,186 +113,168 @@ def compute_capability(recipe: BuildRecipe) -> str | None:
     return found[0] if found else planned
 
 
-@dataclass(frozen=True)
-class _Task:
-    """One step with its place in the cache."""
-
-    step: BuildStep
-    key: StepKey
-    entry: CacheEntry
-    number: int
-    """Counted from 1."""
-
-
-@dataclass
 class _Builder:
     """Builds the missing steps of one recipe, in their order."""
 
-    paths: RunPaths
-    recipe: BuildRecipe
-    keys: tuple[StepKey, ...]
-    versions: Mapping[str, str]
-    signals: list[str]
-
-    def __post_init__(self) -> None:
-        self.cache = Cache(Path(self.recipe.engines_folder))
-        self.job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
-        self.tasks = [
-            _Task(step, key, self.cache.entry(key), number)
-            for number, (step, key) in enumerate(zip(self.recipe.steps, self.keys, strict=True), start=1)
-        ]
+    def __init__(
+        self,
+        paths: RunPaths,
+        recipe: BuildRecipe,
+        keys: Sequence[StepKey],
+        versions: Mapping[str, str],
+        signals: list[str],
+    ) -> None:
+        self._paths, self._recipe, self._versions, self._signals = paths, recipe, versions, signals
+        self._cache = Cache(Path(recipe.engines_folder))
+        self._job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
+        self._keys = {key.step: key for key in keys}
+        """By the step's name, in the order of the steps."""
+        self._entries = {key.step: self._cache.entry(key) for key in keys}
 
     def run(self) -> None:
         """Build what is missing, and link the outputs that the run needs."""
-        self.cache.folder.mkdir(parents=True, exist_ok=True)
-        needed = set(self.recipe.results)
-        for task in reversed(self.tasks):
-            if task.step.name in needed and not task.entry.is_complete():
-                needed.update(task.step.reads)
-        for task in self.tasks:
-            if task.step.name in needed and not any(self._provide(task) for _ in range(_ATTEMPTS)):
+        steps, results = self._recipe.steps, self._recipe.results
+        self._cache.folder.mkdir(parents=True, exist_ok=True)
+        needed = set(results)
+        for step in reversed(steps):
+            if step.name in needed and not self._entries[step.name].is_complete():
+                needed.update(step.reads)
+        for step in steps:
+            if step.name in needed and not any(self._provide(step) for _ in range(_ATTEMPTS)):
                 raise BuildFailed(
-                    f"step {task.step.name} was built {_ATTEMPTS} times, and each time the cache in "
-                    f"{self.cache.folder} lost it.",
+                    f"step {step.name} was built {_ATTEMPTS} times, and each time the cache in "
+                    f"{self._cache.folder} lost it.",
                     hint="trtllm-hpc engines verify",
                 )
-        for task in self.tasks:
-            if task.step.name in self.recipe.results:
-                is_engine = task is self.tasks[-1]
-                name = self.paths.engine if is_engine else self.paths.side_output(task.step.name)
-                link(name, task.entry.output)
-                print(f"{name.name}: {task.entry.output}", flush=True)
+        for result in results:
+            is_engine, output = result == steps[-1].name, self._entries[result].output
+            name = self._paths.engine if is_engine else self._paths.side_output(result)
+            link(name, output)
+            print(f"{name.name}: {output}", flush=True)
 
-    def _provide(self, task: _Task) -> bool:
+    def _provide(self, step: BuildStep) -> bool:
         """Find a step's output, build it, or wait for another build; returns whether it is there now."""
-        entry, begun, reported = task.entry, time.monotonic(), float("-inf")
+        entry, begun, reported = self._entries[step.name], time.monotonic(), float("-inf")
         if entry.is_complete():
-            self._report(task, "found", f"found in the cache ({entry.name})")
-            return entry.register(self.paths.folder)
-        chain = {other.key.step: other.key.document for other in self.tasks[: task.number]}
+            self._report(step, "found", f"found in the cache ({entry.name})")
+            return entry.register(self._paths.folder)
+        names = list(self._keys)
+        chain = {name: self._keys[name].document for name in names[: names.index(step.name) + 1]}
         with suppress(FileNotFoundError):  # it is pruned just now
-            entry.make(task.key, self.recipe.about, chain)
-        owner = f"job {self.job_id} on {socket.gethostname()}" if self.job_id else socket.gethostname()
+            entry.make(self._keys[step.name], self._recipe.about, chain)
+        owner = f"job {self._job_id} on {socket.gethostname()}" if self._job_id else socket.gethostname()
         while entry.folder.is_dir() and not entry.is_complete():
             try:
                 with entry.locked(owner) as lock:
-                    is_built = self._build(task, lock)
-                return is_built and entry.register(self.paths.folder)
+                    is_built = self._build(step, entry, lock)
+                return is_built and entry.register(self._paths.folder)
             except EntryHeld:
                 builder = entry.holder() or "another process"
             waited_s = time.monotonic() - begun
             span = f"{waited_s:.0f} s" if waited_s < 60 else f"{waited_s / 60:.0f} min"
-            waits = f"waits for the same output, being built by {builder}, step {task.step.name}, for {span}"
+            waits = f"waits for the same output, being built by {builder}, step {step.name}, for {span}"
             if waited_s - reported >= _REPORT_S:
                 reported = waited_s
-                self._report(task, "waiting", waits)
-            if waited_s > self.recipe.wait_seconds:
+                self._report(step, "waiting", waits)
+            if waited_s > self._recipe.wait_seconds:
                 raise BuildFailed(
                     f"{waits}, which is as long as this job may wait.",
                     hint="raise build.time_limit_minutes, or look at that job with squeue",
                 )
             until = time.monotonic() + _POLL_S
             while time.monotonic() < until:
-                if self.signals:
-                    raise BuildInterrupted
+                if self._signals:
+                    raise KeyboardInterrupt
                 time.sleep(0.1)
         return False
 
-    def _build(self, task: _Task, lock: EntryLock) -> bool:
+    def _build(self, step: BuildStep, entry: CacheEntry, lock: EntryLock) -> bool:
         """Run a step's commands and publish the output; ``False`` if another build has.
 
         The output gets its name by one rename, from a folder of this build's own: where two build at once,
         for want of locks or because one was taken for lost, the first publishes and neither does harm.
         """
         if lock.excludes:
-            task.entry.clear()
-        faults = task.entry.faults()
+            entry.clear()
+        faults = entry.faults()
         if faults == []:
             return False
-        work = task.entry.folder / "building" / secrets.token_hex(8)
+        work = entry.folder / "building" / secrets.token_hex(8)
         make_shared(work.parent)
         make_shared(work)
         if faults:
-            task.entry.output.rename(work / "broken")
-            task.entry.damage.unlink(missing_ok=True)
-            _print(task, f"the cached output is broken ({faults[0]}), it is built again")
+            entry.output.rename(work / "broken")
+            entry.damage.unlink(missing_ok=True)
+            _print(step, f"the cached output is broken ({faults[0]}), it is built again")
         try:
-            self._report(task, "building", f"builds {task.step.name}")
+            self._report(step, "building", f"builds {step.name}")
             started_at, started = time.time(), time.monotonic()
-            self._run_commands(task, work / "output")
+            outputs = {name: str(entry.output) for name, entry in self._entries.items()}
+            inputs = {name: outputs[name] for name in step.reads if name in outputs}
+            code = run_group(
+                ["bash", str(self._paths.script("build")), step.name],
+                {**os.environ, "output": str(work / "output"), **inputs},
+                stop=lambda: bool(self._signals),
+            )
+            if self._signals:
+                raise KeyboardInterrupt
+            if code:
+                raise BuildFailed(
+                    f"step {step.name} of the build failed (exit code {code}); its own output is above.",
+                    hint=f"correct what it reports, or try it by hand: {self._paths.script('build')}",
+                )
             took_s = time.monotonic() - started
-            self._write_manifest(task, work / "output", started_at, took_s)
+            self._write_manifest(step, work / "output", started_at, took_s)
             if lock.is_lost():  # a late command may have made the folder anew, with a part of the files
                 return False
-            (work / "output").rename(task.entry.output)
-            sync_folder(task.entry.folder)
+            (work / "output").rename(entry.output)
+            sync_folder(entry.folder)
         except (BuildFailed, OSError):
             # Of a step whose folder another build has removed, a failure means nothing.
-            if not lock.is_lost() and not task.entry.is_complete():
+            if not lock.is_lost() and not entry.is_complete():
                 raise
             return False
         finally:
             remove(work)
             with suppress(OSError):
                 work.parent.rmdir()
-        self._report(task, "built", f"built {task.entry.name} in {took_s:.0f} s")
+        self._report(step, "built", f"built {entry.name} in {took_s:.0f} s")
         return True
 
-    def _run_commands(self, task: _Task, output: Path) -> None:
-        outputs = {other.step.name: str(other.entry.output) for other in self.tasks}
-        inputs = {name: outputs[name] for name in task.step.reads if name in outputs}
-        code = run_group(
-            ["bash", str(self.paths.script("build")), task.step.name],
-            {**os.environ, "output": str(output), **inputs},
-            stop=lambda: bool(self.signals),
-        )
-        if self.signals:
-            raise BuildInterrupted
-        if code:
-            raise BuildFailed(
-                f"step {task.step.name} of the build failed (exit code {code}); its own output is above.",
-                hint=f"correct what it reports, or try it by hand: {self.paths.script('build')}",
-            )
-
-    def _write_manifest(self, task: _Task, output: Path, started_at: float, took_s: float) -> None:
+    def _write_manifest(self, step: BuildStep, output: Path, started_at: float, took_s: float) -> None:
         """Complete an output by its manifest, once all of it is on the disk."""
         files = list(files_in(output)) if output.is_dir() else []
         sizes = [file.stat().st_size for file in files]
         if not sum(sizes):
             raise BuildFailed(
-                f"step {task.step.name} of the build ended well but left nothing in its output folder.",
-                hint=f"look at its output above, and at {self.paths.script('build')}",
+                f"step {step.name} of the build ended well but left nothing in its output folder.",
+                hint=f"look at its output above, and at {self._paths.script('build')}",
             )
-        _open_permissions(output)
+        # Everybody who may read the cache may read the output: builders make files for their user only.
+        readable = output.parent.stat().st_mode & 0o555
+        for parent, below, inner in os.walk(output):
+            for path in (Path(parent), *(Path(parent, name) for name in (*below, *inner))):
+                bits = readable if path.is_dir() else readable & 0o444
+                with suppress(PermissionError):  # a link to another user's file
+                    path.chmod(path.stat().st_mode | bits)
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             digests = pool.map(lambda file: sha256_of(file, sync=True), files)
             names = (str(file.relative_to(output)) for file in files)
             listed = {name: [size, digest] for name, size, digest in zip(names, sizes, digests, strict=True)}
         built_at, host = started_at + took_s, socket.gethostname()
-        manifest = Manifest(listed, built_at, round(took_s, 3), host, self.job_id, dict(self.versions))
+        manifest = Manifest(listed, built_at, round(took_s, 3), host, self._job_id, dict(self._versions))
         write_shared(output / MANIFEST, asdict(manifest))
         for folder, _, _ in os.walk(output):
             sync_folder(Path(folder))
 
-    def _report(self, task: _Task, state: str, sentence: str) -> None:
+    def _report(self, step: BuildStep, state: str, sentence: str) -> None:
         """Print what happens to a step, and note it as the build's progress."""
-        _print(task, sentence)
-        step = task.step.name
-        message = sentence if step in sentence else f"{step}: {sentence}"
-        progress = {"step": task.number, "of": len(self.tasks), "message": message, "state": state}
-        add_event(self.paths, "build", "progress", **progress)
+        _print(step, sentence)
+        message = sentence if step.name in sentence else f"{step.name}: {sentence}"
+        number = self._recipe.steps.index(step) + 1
+        progress = {"step": number, "of": len(self._recipe.steps), "message": message, "state": state}
+        add_event(self._paths, "build", "progress", **progress)
 
 
-def _print(task: _Task, sentence: str) -> None:
-    print(f"step {task.step.name}: {sentence}", flush=True)
-
-
-def _open_permissions(output: Path) -> None:
-    """Let everybody who may read the cache read the output: builders make files for their user only."""
-    readable = output.parent.stat().st_mode & 0o555
-    for parent, folders, names in os.walk(output):
-        for path in (Path(parent), *(Path(parent, name) for name in (*folders, *names))):
-            mode = path.stat().st_mode
-            bits = readable if path.is_dir() else readable & 0o444
-            with suppress(PermissionError):  # a link to another user's file
-                path.chmod(mode | bits)
+def _print(step: BuildStep, sentence: str) -> None:
+    print(f"step {step.name}: {sentence}", flush=True)

@@ -103,14 +103,12 @@ class BuildRecipe:
             values = dict(record)
             if values.pop("format") != FORMAT:
                 raise BuildFailed(f"{path} was written by another version of trtllm-hpc.")
-            return cls(**{**values, "steps": tuple(map(_step, values["steps"]))})
+            for step in values["steps"]:
+                step["inputs"] = tuple(step["inputs"])
+                step["commands"] = tuple(
+                    tuple(word if isinstance(word, str) else FolderArgument(**word) for word in command)
+                    for command in step["commands"]
+                )
+            return cls(**{**values, "steps": tuple(BuildStep(**step) for step in values["steps"])})
         except (KeyError, TypeError, ValueError) as error:
             raise BuildFailed(f"{path} is damaged ({type(error).__name__}: {error}).") from None
-
-
-def _step(record: dict[str, Any]) -> BuildStep:
-    commands = tuple(
-        tuple(word if isinstance(word, str) else FolderArgument(**word) for word in command)
-        for command in record["commands"]
-    )
-    return BuildStep(**{**record, "commands": commands, "inputs": tuple(record["inputs"])})

@@ -283,7 +283,14 @@ class Cache:
 
     def entries(self) -> list[CacheEntry]:
         """Return all entries by name, without folders that are not the cache's own."""
-        return [CacheEntry(path) for path in sorted(self._folders()) if _is_entry(path)]
+        found = []
+        for path in sorted(path for path in self._folders() if _ENTRY.fullmatch(path.name)):
+            try:
+                is_own = all(_CONTENT.fullmatch(inner.name) for inner in path.iterdir())
+            except OSError as error:
+                is_own = isinstance(error, PermissionError)
+            found += [CacheEntry(path)] * is_own
+        return found
 
     def remove_leftovers(self) -> None:
         """Remove what killed removals and builds have left where nothing is being built."""
@@ -296,17 +303,6 @@ class Cache:
     def _folders(self) -> Iterator[Path]:
         with suppress(FileNotFoundError, NotADirectoryError):
             yield from (path for path in self.folder.iterdir() if path.is_dir())
-
-
-def _is_entry(path: Path) -> bool:
-    if not _ENTRY.fullmatch(path.name):
-        return False
-    try:
-        return all(_CONTENT.fullmatch(inner.name) for inner in path.iterdir())
-    except PermissionError:
-        return True
-    except OSError:
-        return False
 
 
 def size_fault(path: Path, name: str, size: int) -> str | None:

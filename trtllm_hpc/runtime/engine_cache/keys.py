@@ -19,12 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trtllm_hpc.errors import BuildFailed
-from trtllm_hpc.runtime.engine_cache.build_recipe import (
-    MODEL,
-    Argument,
-    BuildRecipe,
-    FolderArgument,
-)
+from trtllm_hpc.runtime.engine_cache.build_recipe import MODEL, Argument, BuildRecipe, FolderArgument
 
 FORMAT = 1
 """Counted up when the same document comes to mean something else."""
@@ -183,23 +178,19 @@ def _sampled_digest(path: Path) -> list[Any]:
     """Return a file's size and the hash of what is read of it."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        is_sampled = is_large(path, size)
-        ranges = _ranges(file.fileno(), path, size) if is_sampled else [(0, size)]
+        ranges = [(0, size)]
+        if is_large(path, size):
+            tensors = _tensors(file.fileno(), size) if path.suffix.lower() == ".safetensors" else []
+            if tensors:
+                middles = (begin + max(0, (end - begin - SAMPLE_BYTES) // 2) for begin, end in tensors)
+                ranges = [(0, tensors[0][0]), *((middle, SAMPLE_BYTES) for middle in middles)]
+            elif size > SAMPLES * SAMPLE_BYTES:
+                places = (number * (size - SAMPLE_BYTES) // (SAMPLES - 1) for number in range(SAMPLES))
+                ranges = [(place, SAMPLE_BYTES) for place in places]
         digest = hashlib.sha256()
         for offset, count in ranges:
             digest.update(os.pread(file.fileno(), count, offset))
     return [size, digest.hexdigest()]
-
-
-def _ranges(handle: int, path: Path, size: int) -> list[tuple[int, int]]:
-    """Return offset and length of each piece to read of a large file."""
-    tensors = _tensors(handle, size) if path.suffix.lower() == ".safetensors" else []
-    if tensors:
-        middles = (begin + max(0, (end - begin - SAMPLE_BYTES) // 2) for begin, end in tensors)
-        return [(0, tensors[0][0]), *((middle, SAMPLE_BYTES) for middle in middles)]
-    if size <= SAMPLES * SAMPLE_BYTES:
-        return [(0, size)]
-    return [(number * (size - SAMPLE_BYTES) // (SAMPLES - 1), SAMPLE_BYTES) for number in range(SAMPLES)]
 
 
 def _tensors(handle: int, size: int) -> list[tuple[int, int]]:

@@ -94,11 +94,6 @@ class Instance:
         """Whether its process runs."""
         return self.child is not None and self.child.poll() is None
 
-    def as_json(self) -> dict[str, object]:
-        """Return what ``status`` shows."""
-        state = {"state": self.state, "restarts": self.restarts, "reason": self.reason}
-        return {"instance": self.number, **state}
-
 
 # What follows from the end of an instance: pure functions, as in trtllm_hpc.runtime.ending --
 
@@ -129,7 +124,8 @@ def after_end(
         The instance's new state, ``restarting``, ``failed``, or ``ended`` if Slurm ends the whole job; the
         reason; and the end of the run, if the instance is not started again.
     """
-    if records and len(records) == records[0].world_size and all(map(_was_signalled, records)):
+    by_signal = [record for record in records if (record.stopped_by or "").startswith("SIG")]
+    if records and len(by_signal) == records[0].world_size:
         # Slurm ends the ranks of a cancelled job before the supervisor hears of it.
         return "ended", instance.reason, None
     reason = instance.lost or how_it_ended(records, returncode)
@@ -175,7 +171,3 @@ def lost(
     grace_s = ENDED_GRACE_S if ended and len(ended) == ended[0].world_size else STEP_GRACE_S
     is_overdue = over_s is not None and over_s > grace_s
     return how_it_ended(records, ExitCode.START) if is_overdue else None
-
-
-def _was_signalled(record: RankRecord) -> bool:
-    return (record.stopped_by or "").startswith("SIG")

@@ -15,7 +15,7 @@ from trtllm_hpc.runtime.front import FRONT_RESTARTS, Front, Gateway
 from trtllm_hpc.runtime.instances.instance import SupervisorOptions
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import start_bound
-from trtllm_hpc.runtime.proxy import Proxy, ProxyOptions, ProxyRecord, make_certificate, write_key
+from trtllm_hpc.runtime.proxy import Proxy, ProxyRecord, make_certificate, write_key
 from trtllm_hpc.runtime.records import try_event
 
 _TICK_S = 0.2
@@ -46,9 +46,26 @@ class Proxies:
         options = self._options
         if options.proxy is None:
             return {}
-        self._make_credentials(options.proxy)
+        if options.key:
+            write_key(self._paths.key)
+        if options.roles:
+            write_key(self._paths.servers_key)
+        if options.tls:
+            make_certificate(self._paths, options.proxy.address)
         self.ports = dict(zip(options.proxy.kinds, free_ports(len(options.proxy.kinds)), strict=True))
-        others = self._open_others()
+        further_nodes = {node: instances for node, instances in options.leaders.items() if node != 0}
+        for node, instances in further_nodes.items():
+            self._paths.proxy_ports(node).unlink(missing_ok=True)
+            words = [str(self._paths.script("proxy")), str(node), *map(str, instances)]
+            self._others.append(start_bound(["bash", *words], os.environ))
+        others, deadline = dict[int, ProxyRecord](), time.monotonic() + _OPEN_TIMEOUT_S
+        for node in further_nodes:
+            while (record := ProxyRecord.read(self._paths.proxy_ports(node))) is None:
+                ended = any(proxy.poll() is not None for proxy in self._others)
+                if ended or self._is_signalled() or time.monotonic() > deadline:
+                    raise StartFailed(f"the proxy of node {node} of the job did not open", hint=self._hint)
+                time.sleep(_TICK_S)
+            others[node] = record
         further = {
             name: f"{record.address}:{port}"
             for record in others.values()
@@ -71,33 +88,6 @@ class Proxies:
         for node, record in others.items():
             folders |= {number: Path(record.folder) / str(number) for number in options.leaders[node]}
         return folders
-
-    def _make_credentials(self, proxy: ProxyOptions) -> None:
-        """Make the keys and the certificate that the run is to have."""
-        if self._options.key:
-            write_key(self._paths.key)
-        if self._options.roles:
-            write_key(self._paths.servers_key)
-        if self._options.tls:
-            make_certificate(self._paths, proxy.address)
-
-    def _open_others(self) -> dict[int, ProxyRecord]:
-        """Open the proxies of the other nodes; return where they are, once all of them are open."""
-        others = {node: instances for node, instances in self._options.leaders.items() if node != 0}
-        for node, instances in others.items():
-            self._paths.proxy_ports(node).unlink(missing_ok=True)
-            words = [str(self._paths.script("proxy")), str(node), *map(str, instances)]
-            self._others.append(start_bound(["bash", *words], os.environ))
-        return {node: self._record_of(node) for node in others}
-
-    def _record_of(self, node: int) -> ProxyRecord:
-        deadline = time.monotonic() + _OPEN_TIMEOUT_S
-        while (record := ProxyRecord.read(self._paths.proxy_ports(node))) is None:
-            ended = any(proxy.poll() is not None for proxy in self._others)
-            if ended or self._is_signalled() or time.monotonic() > deadline:
-                raise StartFailed(f"the proxy of node {node} of the job did not open", hint=self._hint)
-            time.sleep(_TICK_S)
-        return record
 
     def watch(self, *, may_restart: bool) -> bool:
         """Open an ended proxy again, or raise StartFailed; returns whether Slurm ends the job."""

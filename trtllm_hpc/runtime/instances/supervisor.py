@@ -12,14 +12,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, serve_steps, write_json
 from trtllm_hpc.runtime.blame import failed_by_itself, verdict
-from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import Heartbeat, Troubles, stopped_below
-from trtllm_hpc.runtime.instances.clients import ClientWatch
+from trtllm_hpc.runtime.instances.clients import ClientWatch, Publisher
 from trtllm_hpc.runtime.instances.instance import (
     Instance,
     RunEnd,
@@ -29,10 +30,10 @@ from trtllm_hpc.runtime.instances.instance import (
     lost,
 )
 from trtllm_hpc.runtime.instances.proxies import Proxies
-from trtllm_hpc.runtime.instances.publishing import Publisher
 from trtllm_hpc.runtime.lock import add_findings
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, send
-from trtllm_hpc.runtime.records import StopRequest, rank_records, try_event
+from trtllm_hpc.runtime.proxy import ProxyOptions
+from trtllm_hpc.runtime.records import IDLE, StopRequest, rank_records, try_event
 from trtllm_hpc.runtime.renewal import RENEWAL
 from trtllm_hpc.runtime.stop import SUPERVISOR, CompanionWatch, request_stop
 
@@ -44,6 +45,25 @@ _STOP_GRACE_S = 60.0
 """From a stop request to the end of all instances; each rank takes at most 45 s."""
 _SIGNAL_GRACE_S = 10.0
 """The same after a signal. Slurm itself kills after KillWait, 30 s unless the site says less."""
+
+
+def run_instances(
+    paths: RunPaths,
+    program: str | None,
+    kinds: str,
+    interface: str | None,
+    leaders: Mapping[str, Sequence[int]],
+    *,
+    loopback: bool,
+    **given: Any,
+) -> int:
+    """Serve until something ends the run; returns the exit code.
+
+    ``program`` is HAProxy, of a run with a proxy; ``given`` are further fields of SupervisorOptions.
+    """
+    proxy = None if program is None else ProxyOptions.of(program, kinds, interface, loopback=loopback)
+    on_nodes = {int(node): numbers for node, numbers in leaders.items()}
+    return RunSupervisor(paths, SupervisorOptions(proxy=proxy, leaders=on_nodes, **given)).run()
 
 
 class RunSupervisor:
@@ -71,25 +91,26 @@ class RunSupervisor:
     def run(self) -> int:
         """Serve until something ends the run; returns the exit code."""
         on_signals(self._note_signal)
-        signal.signal(signal.SIGUSR1, self._note_warning)
+        signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "_is_warned", True))
         adopt_orphans()
         add_findings(self._paths)
         try:
             folders = self._proxies.open()
             for number, step in enumerate(serve_steps(self._options.count)):
-                self._instances.append(Instance(number, step, folders.get(number)))
-                self._start(self._instances[-1])
+                instance = Instance(number, step, folders.get(number))
+                self._instances.append(instance)
+                instance.start(self._paths, self._options.hang_seconds, self._heartbeat.file)
             self._note()
             while self._tick():
                 time.sleep(_TICK_S)
         except StartFailed as error:
             if self._signal is None:
                 self._end_run(RunEnd(error.message))
-                print(f"error: {error.message}.\n  next: {error.hint}", file=sys.stderr, flush=True)
+                _tell(error.message, error.hint)
         except OSError as error:
             sentence = f"the supervisor cannot go on: {error}"
             self._end_run(RunEnd(sentence))
-            print(f"error: {sentence}.\n  next: look at the file system", file=sys.stderr, flush=True)
+            _tell(sentence, "look at the file system")
         finally:
             self._publisher.withdraw()
             self._close()
@@ -98,9 +119,6 @@ class RunSupervisor:
     def _note_signal(self, name: str) -> None:
         # Nothing else in a handler: the code that it interrupts may hold a lock.
         self._signal = self._signal or name
-
-    def _note_warning(self, _number: int, _frame: object) -> None:
-        self._is_warned = True
 
     def _tick(self) -> bool:
         """Look at everything once; returns whether anything is left to do."""
@@ -118,10 +136,11 @@ class RunSupervisor:
             if instance.child is not None:
                 self._look_at(instance, instance.child)
             elif instance.state == "restarting" and time.monotonic() > instance.restart_at:
-                self._start(instance)
+                instance.start(self._paths, self._options.hang_seconds, self._heartbeat.file)
                 self._note()
         if self._stopping_since is not None:
-            if self._is_overdue():
+            grace_s = _STOP_GRACE_S if self._signal is None else _SIGNAL_GRACE_S
+            if time.monotonic() - self._stopping_since > grace_s:
                 return False
         elif self._draining_since is None:  # of a run that drains nothing is published again, nor expected
             self._publish_or_watch()
@@ -133,8 +152,7 @@ class RunSupervisor:
             self._end_run(RunEnd(why))
         if gateway is not None and (why := gateway.tick()) is not None:
             try_event(self._paths, "serve", "gateway_failed", why=why)
-            following = f"read {self._paths.batch_log('gateway')}"
-            print(f"error: {why}.\n  next: {following}", file=sys.stderr, flush=True)
+            _tell(why, f"read {self._paths.batch_log('gateway')}")
         if self._troubles.is_due():
             self._give_up_what_stands_still()
         if (why := self._clients.tick(serves=self._publisher.is_published)) is not None:
@@ -158,9 +176,6 @@ class RunSupervisor:
             self._end_run(RunEnd(late["sockets"]))
 
     # Instances ----------------------------------------------------------------------
-
-    def _start(self, instance: Instance) -> None:
-        instance.start(self._paths, self._options.hang_seconds, self._heartbeat.file)
 
     def _look_at(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
         if child.poll() is not None:
@@ -209,22 +224,23 @@ class RunSupervisor:
             pause_s = min(_FIRST_PAUSE_S * 2**instance.restarts, _LONGEST_PAUSE_S)
             instance.restart_at = time.monotonic() + pause_s
             instance.restarts += 1
-        self._report(instance)
-        if run_end is not None:
-            self._end_run(run_end)
-
-    def _report(self, instance: Instance) -> None:
-        then = "it is not started again"
-        if instance.state == "restarting":
             then = f"it is started again ({instance.restarts} of {self._options.restarts} times)"
+        else:
+            then = "it is not started again"
         print(f"instance {instance.number} has ended: {instance.reason}; {then}", flush=True)
         # Not as "reason": the run may go on.
         number, why = instance.number, instance.reason
         try_event(self._paths, "serve", "instance_end", instance=number, why=why, then=then)
+        if run_end is not None:
+            self._end_run(run_end)
 
     def _note(self) -> None:
         with suppress(OSError):
-            write_json(self._paths.instances, [instance.as_json() for instance in self._instances])
+            states = [
+                {"instance": it.number, "state": it.state, "restarts": it.restarts, "reason": it.reason}
+                for it in self._instances
+            ]
+            write_json(self._paths.instances, states)
 
     # Ending -------------------------------------------------------------------------
 
@@ -259,11 +275,6 @@ class RunSupervisor:
         if self._signal is not None or StopRequest.read(self._paths.stop_request) is None:
             self._terminate()
 
-    def _is_overdue(self) -> bool:
-        assert self._stopping_since is not None
-        grace_s = _STOP_GRACE_S if self._signal is None else _SIGNAL_GRACE_S
-        return time.monotonic() - self._stopping_since > grace_s
-
     def _terminate(self) -> None:
         """Signal everything below this process but the proxies, which close last."""
         self._proxies.remove_folder()
@@ -285,3 +296,7 @@ class RunSupervisor:
             if until_signal and self._signal is not None:
                 return
             time.sleep(_TICK_S)
+
+
+def _tell(sentence: str, following: str | None) -> None:
+    print(f"error: {sentence}.\n  next: {following}", file=sys.stderr, flush=True)

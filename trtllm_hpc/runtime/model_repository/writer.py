@@ -1,23 +1,237 @@
-"""A recipe and upstream's templates to a finished model repository on the disk."""
+"""A recipe and upstream's templates to a finished model repository on the disk.
+
+A placeholder outside quotes is filled in the text, since the text does not parse before. One inside
+quotes is filled in the parsed message, so that no comma, quote, colon or newline in a value can mean
+anything to the text format.
+
+Triton's own schema and the protobuf library that reads it come from where this package is installed
+(tritonclient's ``model_config_pb2``). In a container they may be missing or of the wrong version: then both
+come from the zipapp, in protobuf's pure-Python form.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
+import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+import zipfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from trtllm_hpc.errors import Diagnostic, ExitCode
+from trtllm_hpc.errors import Diagnostic, ExitCode, RenderError
 from trtllm_hpc.paths import RunPaths, read_json, write_folder_aside
-from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.schema import text_format
-from trtllm_hpc.runtime.model_repository.template import (
-    RepositoryInvalid,
-    edit,
-    fill,
-    find_placeholders,
-    in_model,
+from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe, Value
+
+# Schema ---------------------------------------------------------------------------------------
+
+VENDORED = "vendored"
+"""Folder of the zipapp with protobuf and the schema."""
+
+_MODULE = "model_config_pb2"
+
+
+@lru_cache(maxsize=1)
+def schema() -> ModuleType:
+    """Return the module with ``ModelConfig``; raises ModuleNotFoundError if there is none."""
+    archive = next((folder for folder in Path(__file__).parents if folder.is_file()), None)
+    names = []
+    if archive is not None:
+        with zipfile.ZipFile(archive) as zipapp:
+            names = zipapp.namelist()
+    if f"{VENDORED}/{_MODULE}.py" in names:
+        # ``google`` from there alone, whatever else this Python has under that name: the compiled part of
+        # another version would be found otherwise, beside our Python part.
+        os.environ["PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"] = "python"
+        for name in [name for name in sys.modules if name.partition(".")[0] == "google"]:
+            del sys.modules[name]
+        sys.path.insert(0, f"{archive}/{VENDORED}")
+        importlib.invalidate_caches()
+        return importlib.import_module(_MODULE)
+    # By its file: importing tritonclient.grpc costs the start of grpc, which nothing here needs.
+    package = importlib.util.find_spec("tritonclient")
+    if package is None or not package.submodule_search_locations:
+        raise ModuleNotFoundError("there is neither tritonclient nor protobuf here")
+    file = Path(package.submodule_search_locations[0]) / "grpc" / f"{_MODULE}.py"
+    spec = importlib.util.spec_from_file_location(f"trtllm_hpc_{_MODULE}", file)
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"tritonclient has no {file.name}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def text_format() -> Any:
+    """Return protobuf's module for the text format, of the version that fits ``schema()``."""
+    schema()
+    return importlib.import_module("google.protobuf.text_format")
+
+
+def json_format() -> Any:
+    """Return protobuf's module for messages as plain data, likewise."""
+    schema()
+    return importlib.import_module("google.protobuf.json_format")
+
+
+# Template -------------------------------------------------------------------------------------
+
+Values = Mapping[str, Value | None]
+
+
+def in_model(model: str, message: str, hint: str, line: int | None = None) -> Diagnostic:
+    """Return a diagnostic about something that Triton would refuse; ``line`` is one of ``config.pbtxt``."""
+    file = model if line is None else f"{model}/config.pbtxt"
+    return Diagnostic("repository", message, file, line=line, hint=hint)
+
+
+class RepositoryInvalid(RenderError):
+    """The repository cannot be made from these templates and values."""
+
+    def __init__(self, diagnostics: Sequence[Diagnostic]) -> None:
+        self.diagnostics = tuple(diagnostics)
+        count = len(self.diagnostics)
+        heading = f"The model repository has {count} problem{'s' if count != 1 else ''}."
+        super().__init__("\n".join([heading, *map(str, self.diagnostics)]))
+
+
+# Strings and comments first: their content is not structure. A string ends at its line's end at the latest.
+_TOKEN = re.compile(
+    r"""(?P<string>"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)"""
+    r"""|(?P<comment>\#[^\n]*)"""
+    r"""|(?P<placeholder>\$\{[A-Za-z_]\w*\})""",
+    re.VERBOSE | re.ASCII,
 )
+_PLACEHOLDER = re.compile(r"\$\{([A-Za-z_]\w*)\}", re.ASCII)
+_WORD = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
+
+
+@dataclass(frozen=True)
+class TemplatePlaceholder:
+    """One placeholder and its position."""
+
+    name: str
+    line: int
+    structural: bool
+    """Whether it is outside quotes, where it prevents parsing."""
+    start: int
+    end: int
+    """Half-open range in the text."""
+    field: str
+    """The field before it, e.g. ``data_type``."""
+
+
+def find_placeholders(text: str) -> Iterator[TemplatePlaceholder]:
+    """Yield every placeholder outside comments, in the order of the text."""
+    for token in _TOKEN.finditer(text):
+        if token["comment"] is not None:
+            continue
+        for match in _PLACEHOLDER.finditer(token[0]):
+            start = token.start() + match.start()
+            fields = re.findall(r"(\w+)\s*[:\[{]", text[max(0, start - 200) : start])
+            yield TemplatePlaceholder(
+                name=match[1],
+                line=text.count("\n", 0, start) + 1,
+                structural=token["placeholder"] is not None,
+                start=start,
+                end=token.start() + match.end(),
+                field=fields[-1] if fields else "a value",
+            )
+
+
+def as_text(value: Value | None) -> str:
+    """Return a value as Triton's models read it from a string parameter; nothing is an empty string."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
+
+
+def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Diagnostic]]:
+    """Return the filled ``ModelConfig``, or ``None`` with everything that is wrong."""
+    found = tuple(find_placeholders(text))
+    problems = [problem for placeholder in found for problem in _faults(placeholder, values, model)]
+    if problems:
+        return None, problems
+    for placeholder in reversed(found):
+        value = values[placeholder.name]
+        if placeholder.structural and value is not None:
+            text = text[: placeholder.start] + as_text(value) + text[placeholder.end :]
+    message = schema().ModelConfig()
+    try:
+        text_format().Parse(text, message)
+    except text_format().ParseError as error:
+        line, why = error.GetLine(), f"is not a model configuration of Triton: {error}."
+        hint = "compare the template with the image's own, or fetch it again"
+        return None, [in_model(model, why, hint, int(line) if line else None)]
+    for key, parameter in list(message.parameters.items()):  # one without a value goes
+        if any(values[name] is None for name in _PLACEHOLDER.findall(parameter.string_value)):
+            del message.parameters[key]
+    record = json_format().MessageToDict(message, preserving_proto_field_name=True)
+    return json_format().ParseDict(_filled(record, values), schema().ModelConfig()), []
+
+
+def _faults(placeholder: TemplatePlaceholder, values: Values, model: str) -> Iterator[Diagnostic]:
+    """Yield what is wrong with a placeholder or with its value."""
+    name, line = placeholder.name, placeholder.line
+    what, hint = f"${{{name}}} ({placeholder.field})", f"set repository.parameters.{model}.{name}"
+    if name not in values:
+        yield in_model(model, f"nothing defines {what}.", hint, line)
+        return
+    value = values[name]
+    if value is None and (placeholder.structural or placeholder.field != "string_value"):
+        message = f"{what} has no value, and Triton loads no model without one."
+        yield in_model(model, message, hint, line)
+    elif isinstance(value, str) and placeholder.structural and not _WORD.match(value):
+        yield in_model(model, f"{what} cannot be {value!r}: it must be a number, a word or true.", hint, line)
+
+
+def _filled(part: Any, values: Values) -> Any:
+    if isinstance(part, dict):
+        return {name: _filled(value, values) for name, value in part.items()}
+    if isinstance(part, list):
+        return [_filled(value, values) for value in part]
+    if isinstance(part, str):
+        # One pass: filled values are not searched again.
+        return _PLACEHOLDER.sub(lambda match: as_text(values[match[1]]), part)
+    return part
+
+
+def edit(message: Any, recipe: ModelRecipe) -> None:
+    """Make the recipe's changes, as upstream's users do with ``sed``, and set the model's name."""
+    message.name = recipe.name
+    edits = recipe.edits
+    if edits.backend is not None:
+        message.backend = edits.backend
+    batching = message.dynamic_batching
+    if edits.max_batch_size is not None:
+        before, message.max_batch_size = message.max_batch_size, edits.max_batch_size
+        # Triton refuses a preferred size above the largest. One that was the largest remains it.
+        most, preferred = edits.max_batch_size, batching.preferred_batch_size
+        if preferred:
+            preferred[:] = sorted({most if size == before else min(size, most) for size in preferred})
+    if edits.max_queue_delay_microseconds is not None:
+        batching.max_queue_delay_microseconds = edits.max_queue_delay_microseconds
+    if edits.max_queue_size is not None:
+        batching.default_queue_policy.max_queue_size = edits.max_queue_size
+    if edits.preserve_ordering:
+        batching.preserve_ordering = True
+    if edits.decoupled is not None and message.model_transaction_policy.decoupled != edits.decoupled:
+        message.model_transaction_policy.decoupled = edits.decoupled
+    if edits.instances is not None:
+        if not message.instance_group:
+            # As in upstream's templates: the backend chooses the GPUs by itself.
+            message.instance_group.add(kind=schema().ModelInstanceGroup.KIND_CPU)
+        for group in message.instance_group:
+            group.count = edits.instances
+    for step in message.ensemble_scheduling.step:
+        step.model_name = edits.models.get(step.model_name, step.model_name)
+
+
+# Repository -----------------------------------------------------------------------------------
 
 CONFIG = "config.pbtxt"
 
@@ -55,38 +269,6 @@ def _refuse(sentence: str) -> int:
     return ExitCode.START
 
 
-def find_all_models(folder: Path) -> Path | None:
-    """Return the folder of templates in ``folder``: with upstream's groups, or with the models themselves."""
-    for below in _BELOW:
-        candidate = folder / below if below else folder
-        if any(candidate.glob(f"*/*/{CONFIG}")) or any(candidate.glob(f"*/{CONFIG}")):
-            return candidate
-    return None
-
-
-def template_folder(all_models: Path, template: str) -> Path | None:
-    """Return the folder of the template ``<group>/<model>``, or of ``<model>`` where there are no groups."""
-    for candidate in (all_models / template, all_models / template.rpartition("/")[2]):
-        if (candidate / CONFIG).is_file():
-            return candidate
-    return None
-
-
-def template_files(folder: Path) -> dict[str, Path]:
-    """Return the files that a model needs besides its configuration, by relative path.
-
-    Engines stay where they are: upstream's oldest workflow copies them into
-    ``tensorrt_llm/1``, and the configuration names their folder anyway.
-    """
-    return {
-        path.relative_to(folder).as_posix(): path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and path.suffix != ".engine"
-        and not set(path.relative_to(folder).parts) & set(_LEFT_OUT)
-    }
-
-
 MODEL_NAMES = (
     "tensorrt_llm_model_name",
     "tensorrt_llm_draft_model_name",
@@ -104,18 +286,24 @@ ModelFiles = Mapping[str, str | Path]
 def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, ModelFiles]:
     """Return every model by name, checked one by one and together.
 
-    ``folder`` is upstream's ``all_models``, or one in which ``find_all_models`` finds it. Raises
-    RepositoryInvalid with everything that is wrong.
+    ``folder`` is upstream's ``all_models``, with its groups or with the models themselves, or a folder that
+    has it. Raises RepositoryInvalid with everything that is wrong.
     """
-    all_models = find_all_models(folder)
-    if all_models is None:
+    has_some = (
+        it
+        for it in map(folder.joinpath, _BELOW)
+        if any(it.glob(f"*/*/{CONFIG}")) or any(it.glob(f"*/{CONFIG}"))
+    )
+    if (all_models := next(has_some, None)) is None:
         why = f"{folder} has no model templates (no <group>/<model>/{CONFIG})."
         raise RepositoryInvalid([in_model("all models", why, "set container.all_models in the profile")])
     messages: dict[str, Any] = {}
     files: dict[str, ModelFiles] = {}
     problems: list[Diagnostic] = []
     for model in recipe.models:
-        source = template_folder(all_models, model.template)
+        # <group>/<model>, or <model> where there are no groups.
+        places = (all_models / model.template, all_models / model.template.rpartition("/")[2])
+        source = next((place for place in places if (place / CONFIG).is_file()), None)
         if source is None:
             known = sorted(
                 path.parent.relative_to(all_models).as_posix() for path in all_models.rglob(CONFIG)
@@ -134,7 +322,16 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, ModelFile
         if message is not None:
             edit(message, model)
             messages[model.name] = message
-            files[model.name] = {**template_files(source), **model.files}
+            # Engines stay where they are: upstream's oldest workflow copies them into tensorrt_llm/1, and the
+            # configuration names their folder anyway.
+            others = {
+                path.relative_to(source).as_posix(): path
+                for path in sorted(source.rglob("*"))
+                if path.is_file()
+                and path.suffix != ".engine"
+                and not set(path.relative_to(source).parts) & set(_LEFT_OUT)
+            }
+            files[model.name] = {**others, **model.files}
     if problems := problems or list(_misfits(messages, files)):
         raise RepositoryInvalid(problems)
     for model in recipe.models:

@@ -1,25 +1,41 @@
-"""The image: release, programs, options, keys of the LLM API, folders; and upstream's parsers on the plan."""
+"""The image: release, programs, options, keys of the LLM API, folders; and upstream's parsers on the plan.
+
+Upstream's own parsers are applied to what a plan renders: no model is loaded, no server starts. They need a
+Python that can import ``tensorrt_llm``, so they run in the image (``doctor --on-nodes``) or beside a copy of
+upstream's Python files (``python -m benchmarks.upstream``). Sources: TensorRT-LLM 1.3.0rc3,
+``tensorrt_llm/commands/serve.py``, ``llmapi/llm_args.py``, ``llmapi/disagg_utils.py``.
+"""
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.alone import alone
 from trtllm_hpc.runtime.caches import CACHES, OF_HOME, TOP
 from trtllm_hpc.runtime.checks import installed_versions, planned_version, wheel_numpy
-from trtllm_hpc.runtime.node_checks.child import ChildReport, attempt, error_of, record, run_child
-from trtllm_hpc.runtime.node_checks.exchange import Findings, Wanted
+from trtllm_hpc.runtime.launched_server import alone
+from trtllm_hpc.runtime.node_checks.exchange import (
+    ChildReport,
+    Findings,
+    Wanted,
+    attempt,
+    error_of,
+    record,
+    run_child,
+)
 from trtllm_hpc.runtime.process import captured
 
 _HELP_S = 180
@@ -128,25 +144,22 @@ def _help(program: Sequence[str]) -> str:
 
 def read_image(wanted: Wanted) -> None:
     """In the child: import TensorRT-LLM, and have it parse what the plan renders."""
-    from trtllm_hpc.runtime import upstream
-
     if error_of(attempt("import", lambda: __import__("tensorrt_llm").__version__)) is not None:
         return
     refusals: dict[str, str] = {}
     parsers = {
-        f"trtllm-serve ({name})": partial(upstream.server_arguments, words)
-        for name, words in wanted.serve.items()
+        f"trtllm-serve ({name})": partial(server_arguments, words) for name, words in wanted.serve.items()
     }
     if wanted.model_yaml is not None:
         arguments = importlib.import_module("yaml").safe_load(wanted.model_yaml)
         arguments.pop("triton_config")  # read by Triton's model itself
-        parsers["model.yaml"] = partial(upstream.llm_arguments, arguments)
+        parsers["model.yaml"] = partial(llm_arguments, arguments)
     if wanted.front:
-        parsers["front.yaml"] = partial(upstream.front_arguments, wanted.front)
+        parsers["front.yaml"] = partial(front_arguments, wanted.front)
     for name, parse in parsers.items():
         try:
             parse()
-        except upstream.RefusedByUpstream as error:
+        except RefusedByUpstream as error:
             refusals[name] = str(error)
     record("parsed", {"names": list(parsers), "refused": refusals})
 
@@ -156,10 +169,11 @@ def _imported(outcome: ChildReport) -> Diagnostic:
     if isinstance(version, str):
         return ok(f"TensorRT-LLM {version} can be imported in the image")
     why = error_of(version) or outcome.why("import tensorrt_llm")
-    return fail(f"TensorRT-LLM cannot be imported in the image: {why}", _import_hint(why))
+    return fail(f"TensorRT-LLM cannot be imported in the image: {why}", import_hint(why))
 
 
-def _import_hint(why: str) -> str:
+def import_hint(why: str) -> str:
+    """Return what to do about an import that failed."""
     if "libcuda" in why or "libnvidia" in why:
         return "the container lacks the driver's libraries: does apptainer or pyxis pass the GPUs on?"
     if "No module named 'tensorrt_llm'" in why:
@@ -184,3 +198,98 @@ def _parsed(outcome: ChildReport) -> Diagnostic | None:
             "change that key in the job file, or try --set engine.llm_api.KEY=VALUE with this command",
         )
     return ok(f"TensorRT-LLM's own parsers take {', '.join(result['names'])}")
+
+
+# Upstream's parsers ---------------------------------------------------------------------------
+
+
+_SERVE = "tensorrt_llm.commands.serve"
+_ARGUMENTS = "tensorrt_llm.llmapi.llm_args"
+_CLASSES = {"pytorch": "TorchLlmArgs", None: "TrtLlmArgs", "tensorrt": "TrtLlmArgs", "trt": "TrtLlmArgs"}
+"""The class that checks the arguments of each ``--backend`` (``llmapi/llm.py``)."""
+_TEXT_LIMIT = 2000
+
+
+class RefusedByUpstream(Exception):
+    """Upstream does not take a command line or a file; the message is upstream's own."""
+
+
+def server_arguments(words: Sequence[str]) -> Any:
+    """Return the checked LLM API arguments (``TorchLlmArgs``) of a command line after ``trtllm-serve``.
+
+    Upstream's own command reads its options and its YAML file; only the function that would start the server
+    is replaced. Raises RefusedByUpstream, or ImportError if TensorRT-LLM cannot be imported.
+    """
+    with _refusals():
+        return _checked(_passed_to("launch_server", words)["llm_args"])
+
+
+def llm_arguments(arguments: Mapping[str, Any]) -> Any:
+    """Return the checked arguments of ``tensorrt_llm.LLM(...)``; raises as :func:`server_arguments`."""
+    with _refusals():
+        module = importlib.import_module(_ARGUMENTS)
+        # Triton's model makes objects of some sections first, as trtllm-serve does (all_models/llmapi).
+        objects = getattr(module, "update_llm_args_with_extra_dict", lambda _, given: given)
+        return _checked({"backend": "pytorch", **objects({}, deepcopy(dict(arguments)))})
+
+
+def front_arguments(words: Sequence[str]) -> Any:
+    """Return what a command line of ``trtllm-serve disaggregated``, with its file, leads to.
+
+    The front's port is bound for a moment, and its routers are made: the reading of the file takes any name.
+    Arguments and errors are those of :func:`server_arguments`.
+    """
+    with _refusals():
+        front = _passed_to("OpenAIDisaggServer", words)["config"]
+        module = importlib.import_module("tensorrt_llm.serve.router")
+        for router in (front.ctx_router_config, front.gen_router_config):
+            module.create_router(router, [])
+        return front
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:  # of click, pydantic, upstream itself
+        said = error.format_message() if hasattr(error, "format_message") else str(error)
+        raise RefusedByUpstream(f"{type(error).__name__}: {said}"[:_TEXT_LIMIT]) from error
+
+
+class _Reached(BaseException):
+    """Upstream's command has read everything, and is about to start a server."""
+
+
+def _passed_to(name: str, words: Sequence[str]) -> Mapping[str, Any]:
+    """Run upstream's command until it calls its function or class ``name``; return what it passes on."""
+    serve: Any = importlib.import_module(_SERVE)
+    called = getattr(serve, name)
+
+    def record(*values: Any, **named: Any) -> None:
+        raise _Reached(inspect.signature(called).bind(*values, **named).arguments)
+
+    setattr(serve, name, record)
+    try:
+        serve.main(list(words), prog_name="trtllm-serve", standalone_mode=False)
+    except _Reached as reached:
+        arguments: Mapping[str, Any] = reached.args[0]
+        return arguments
+    finally:
+        setattr(serve, name, called)
+    raise ValueError("the command line starts no server")
+
+
+def _checked(arguments: Mapping[str, Any]) -> Any:
+    """Check arguments as ``LLM`` does before it loads anything (``llmapi/llm.py``, ``BaseLLM.__init__``)."""
+    given = dict(arguments)
+    kind = getattr(importlib.import_module(_ARGUMENTS), _CLASSES[given.get("backend")])
+    if kind.__name__ == "TorchLlmArgs":
+        given.pop("build_config", None)  # of engines; launch_server() removes it as well
+    else:
+        given.pop("backend", None)
+    for key in given:
+        if key not in kind.model_fields and key != "backend":
+            raise ValueError(f"LLM got invalid argument: {key}")
+    return kind.from_kwargs(**given)

@@ -1,4 +1,4 @@
-"""The ranks' job step: are TensorRT-LLM and MPI imported, and are the ranks joined?"""
+"""The ranks' job step: are TensorRT-LLM and MPI imported, and are the ranks joined? And each part by name."""
 
 from __future__ import annotations
 
@@ -8,16 +8,40 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from trtllm_hpc.errors import Diagnostic, fail, ok, unknown
+from trtllm_hpc.errors import Diagnostic, ExitCode, fail, ok, unknown
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.node import free_ports, interface_address, interface_towards, own_address, step_tasks
-from trtllm_hpc.runtime.node_checks.child import ChildReport, attempt, error_of, run_child
-from trtllm_hpc.runtime.node_checks.exchange import Findings, Wanted
-from trtllm_hpc.runtime.node_checks.image import _import_hint
+from trtllm_hpc.runtime.node_checks.exchange import (
+    ChildReport,
+    Findings,
+    Wanted,
+    attempt,
+    error_of,
+    run_child,
+    write_found,
+)
+from trtllm_hpc.runtime.node_checks.host import look_at_host
+from trtllm_hpc.runtime.node_checks.image import import_hint, look_at_image, read_image
+from trtllm_hpc.runtime.preflight import mpi_library
 
 _MEET_S = 60.0
 _PMIX = "MPI in the image must be built with PMIx: compare the profile's mpi with `srun --mpi=list`"
 _BYTES, _TIMES = 64 << 20, 5
+
+
+def check_node(paths: RunPaths, part: str, *, is_child: bool) -> int:
+    """Look at one part and write what was found; the exit code says only whether that was possible.
+
+    As the child, do the work that may abort the process, for the parent that looks at the same part.
+    """
+    wanted = Wanted.read(paths.node_checks)
+    assert wanted is not None, paths.node_checks
+    if is_child:
+        {"image": read_image, "ranks": join_ranks}[part](wanted)
+    else:
+        look = {"host": look_at_host, "image": look_at_image, "ranks": look_at_ranks}[part]
+        write_found(paths, part, *look(paths, wanted))
+    return ExitCode.OK
 
 
 def look_at_ranks(paths: RunPaths, wanted: Wanted) -> Findings:
@@ -44,7 +68,7 @@ def join_ranks(wanted: Wanted) -> None:
 def _start_mpi() -> str:
     from mpi4py import MPI
 
-    return str(MPI.Get_library_version()).split(",")[0].split("\n")[0].strip("\0 ")
+    return mpi_library(MPI)
 
 
 def _meet() -> dict[str, Any]:
@@ -100,7 +124,7 @@ def _imported(outcome: ChildReport, wanted: Wanted) -> Diagnostic:
     for step in ("mpi4py", *(("tensorrt_llm",) if wanted.has_tensorrt_llm else ())):
         result = outcome.steps.get(step)
         if (why := error_of(result)) is not None:
-            return fail(f"{step} cannot be imported in the ranks' step: {why}", _import_hint(why))
+            return fail(f"{step} cannot be imported in the ranks' step: {why}", import_hint(why))
         if result is None:
             message = f"importing {step} in the ranks' step {outcome.ended}: {_last(outcome)}"
             return fail(message, _PMIX)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import http.client
+import importlib.util
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.probe import PROMPT, Asked, Question, QuestionRefused, quickly
+from trtllm_hpc.paths import RunPaths, write_text
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE
-from trtllm_hpc.runtime.served_model import chat_of, vocabulary_variables, with_auth_key
+from trtllm_hpc.runtime.questions import PROMPT, Asked, Question, QuestionRefused, quickly
 from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
+
+VOCABULARY, VOCABULARY_VARIABLE = "o200k_base.tiktoken", "TIKTOKEN_ENCODINGS_BASE"
+"""The file without which gpt-oss cannot chat, and the variable that names its folder. If it is not set,
+``openai_harmony`` downloads the file at the first chat (``tensorrt_llm/serve/harmony_adapter.py``)."""
+VOCABULARY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+"""What ``openai_harmony`` 0.0.8 takes."""
+AUTH_KEY = "internal_request_auth_key"
+"""By this key of the servers' files and of the front's, the servers know the front (TensorRT-LLM 16002)."""
+_FILE = "--extra_llm_api_options="
+Chat = Literal["none", "template", "harmony"]
 
 _ESTABLISHED = "01"
 """``TCP_ESTABLISHED`` in /proc/net/tcp."""
@@ -47,6 +59,61 @@ def _place(options: RankOptions) -> str:
     # The proxy passes requests on to this port of the leader's node.
     port = Path(f"{os.environ[SOCKETS_VARIABLE]}.port").read_text(encoding="ascii").strip()
     return f"127.0.0.1:{port}"
+
+
+# What such a server needs beyond its options, depending on image and model ------------------
+
+
+def chat_of(model: str, tokenizer: str | None = None) -> Chat:
+    """Return how the model in a folder chats, with the tokenizer of another folder if one is given."""
+    texts: dict[str, str] = {}
+    for folder in map(Path, filter(None, (model, tokenizer))):
+        for name in ("config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"):
+            with suppress(OSError, ValueError):
+                texts[name] = (folder / name).read_text(encoding="utf-8")
+    if '"gpt_oss"' in texts.get("config.json", "") and os.environ.get("DISABLE_HARMONY_ADAPTER") != "1":
+        return "harmony"
+    has_own = '"chat_template"' in texts.get("tokenizer_config.json", "")
+    return "template" if has_own or any(name.startswith("chat") for name in texts) else "none"
+
+
+def vocabulary_variables(model: str, tokenizer: str | None, folder: Path) -> Mapping[str, str]:
+    """Make gpt-oss's vocabulary of its ``tokenizer.json``, and return the variable that names the folder."""
+    if VOCABULARY_VARIABLE in os.environ or chat_of(model, tokenizer) != "harmony":
+        return {}
+    # A byte is written as itself if it can be printed, and the others as the letters from 256 on (GPT-2).
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {chr(byte): byte for byte in printed}
+    letters |= {chr(256 + nth): byte for nth, byte in enumerate(sorted({*range(256)} - {*printed}))}
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        words = json.loads((Path(model) / "tokenizer.json").read_bytes())["model"]["vocab"]
+        tokens = {rank: bytes(map(letters.__getitem__, word)) for word, rank in words.items()}
+        text = b"".join(b"%s %d\n" % (base64.b64encode(tokens[rank]), rank) for rank in sorted(tokens))
+        if hashlib.sha256(text).hexdigest() == VOCABULARY_SHA256:
+            (folder / VOCABULARY).write_bytes(text)
+            return {VOCABULARY_VARIABLE: str(folder)}
+    print(
+        f"{VOCABULARY} could not be made of the model's tokenizer.json: chats need a download, or "
+        f"{VOCABULARY_VARIABLE} in the profile's environment",
+        flush=True,
+    )
+    return {}
+
+
+def with_auth_key(arguments: Sequence[str], paths: RunPaths, folder: Path) -> list[str]:
+    """Return the arguments with a file that has the servers' key too, if run and image have such a key."""
+    spec = importlib.util.find_spec("tensorrt_llm") if paths.servers_key.exists() else None  # no import
+    source = Path(*((spec and spec.submodule_search_locations) or ("/nowhere",)), "llmapi/disagg_utils.py")
+    if not source.is_file() or AUTH_KEY not in source.read_text(encoding="utf-8"):
+        return list(arguments)
+    named = next(word for word in arguments if word.startswith(_FILE))
+    key = paths.servers_key.read_text(encoding="utf-8").strip()
+    configuration = json.loads(Path(named.removeprefix(_FILE)).read_text(encoding="utf-8"))  # JSON is YAML
+    write_text(folder / "llm_api.yaml", json.dumps({**configuration, AUTH_KEY: key}))
+    return [f"{_FILE}{folder / 'llm_api.yaml'}" if word == named else word for word in arguments]
+
+
+# Its endpoint --------------------------------------------------------------------------------
 
 
 class OpenAIHttp:
@@ -91,8 +158,15 @@ class OpenAIHttp:
 
     def ready_models(self) -> list[str] | None:
         """Return the name of the model once the server has made a token; ``None`` before."""
-        if quickly(self.connection, "GET", self._health) is None or not (models := self._models()):
+        if quickly(self.connection, "GET", self._health) is None:
             return None
+        models = self._known_models
+        if not models:
+            with suppress(ValueError, KeyError, TypeError):
+                listed = json.loads(quickly(self.connection, "GET", "/v1/models") or b"{}")
+                models = [str(model["id"]) for model in listed["data"]]
+            if not (models := models or self._unlisted):
+                return None
         if self._asked is None:
             self._asked = Asked(self.connection, self._question(models))
         if not self._asked.wait(0):
@@ -129,30 +203,16 @@ class OpenAIHttp:
 
     def others_ask(self) -> bool:
         """Return whether more than one connection is open: the proxy keeps none without a request."""
-        return _open_connections(int(self._place.rpartition(":")[2])) > 1
+        port, found = int(self._place.rpartition(":")[2]), 0
+        for table in ("tcp", "tcp6"):  # the kernel's proc_net_tcp.rst
+            with suppress(OSError):
+                for row in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
+                    _, local, _, state, *_ = row.split()
+                    found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
+        return found > 1
 
     def _question(self, models: Sequence[str]) -> Question:
         chat = {"messages": [{"role": "user", "content": PROMPT}]}
         asked = chat if self._chats else {"prompt": self._prompt}
         path = "/v1/chat/completions" if self._chats else "/v1/completions"
         return Question(models[0], path, json.dumps({"model": models[0], "max_tokens": 1, **asked}).encode())
-
-    def _models(self) -> list[str]:
-        if self._known_models:
-            return self._known_models
-        try:
-            listed = json.loads(quickly(self.connection, "GET", "/v1/models") or b"{}")
-            return [str(model["id"]) for model in listed["data"]] or self._unlisted
-        except (ValueError, KeyError, TypeError):
-            return self._unlisted
-
-
-def _open_connections(port: int) -> int:
-    """Return how many TCP connections to a port of this node are open (the kernel's proc_net_tcp.rst)."""
-    found = 0
-    for table in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for row in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
-                _, local, _, state, *_ = row.split()
-                found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
-    return found

@@ -10,6 +10,7 @@ import shutil
 import socket
 import sys
 import sysconfig
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from urllib.parse import quote
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import wheel_numpy
-from trtllm_hpc.runtime.probe import PROMPT, QUICK_S, Question, call, quickly
+from trtllm_hpc.runtime.process import descendants, name_of, parent_of, state_of
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE
+from trtllm_hpc.runtime.questions import PROMPT, QUICK_S, Question, call, quickly
 from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
 
 WHEEL = "pytriton"
@@ -30,6 +32,12 @@ _LENGTHS = ("max_tokens", "sampling_param_max_tokens")
 """Input of upstream's text models, and of the LLM API's."""
 _NO_WORDS = ("bad_words", "stop_words")
 """Not optional in old releases of upstream's ensemble."""
+_STUB = "triton_python_b"
+"""What the kernel keeps of ``triton_python_backend_stub``."""
+_SEARCH_S = 5.0
+_LOOK_S = 1.0
+_DEAD_S = 3.0
+"""A zombie for so long is not about to be reaped; a server that ends by itself has had time to."""
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
 
 
@@ -59,18 +67,9 @@ def find_server(server: str, scratch: Path) -> StartCommand:
 
     Files that the server needs go to ``scratch``, this rank's own folder.
     """
-    if server == WHEEL:
-        return _from_wheel(scratch)
-    hint = "set triton.server in the cluster profile, or container.image to an image that has it"
-    return [find_program(server, hint)], {}
-
-
-def only_wheel_has_server() -> bool:
-    """Whether ``PATH`` has no ``tritonserver``, but this Python has the nvidia-pytriton wheel."""
-    return shutil.which("tritonserver") is None and importlib.util.find_spec(WHEEL) is not None
-
-
-def _from_wheel(scratch: Path) -> StartCommand:
+    if server != WHEEL:
+        hint = "set triton.server in the cluster profile, or container.image to an image that has it"
+        return [find_program(server, hint)], {}
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or spec.origin is None:
         raise StartFailed(
@@ -89,7 +88,15 @@ def _from_wheel(scratch: Path) -> StartCommand:
     stub = backend / "triton_python_backend_stub"
     stub.unlink(missing_ok=True)
     stub.symlink_to(home / "python_backend_stubs" / version / stub.name)
-    libraries = [str(_libpython(scratch / "lib", version)), os.environ.get("LD_LIBRARY_PATH", "")]
+    # A folder with this Python's shared library, which the stub needs, and nothing else. Python's own folder
+    # may hold all of the system's libraries, and on LD_LIBRARY_PATH the system's cuDNN would go before the
+    # cuDNN in wheels, for which PyTorch was built.
+    library = scratch / "lib"
+    library.mkdir(exist_ok=True)
+    for source in Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib").glob(f"libpython{version}*.so*"):
+        with suppress(FileExistsError):
+            (library / source.name).symlink_to(source)
+    libraries = [str(library), os.environ.get("LD_LIBRARY_PATH", "")]
     environment = {
         # The stub starts in isolated mode: the first python3 on PATH decides its environment.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
@@ -99,28 +106,9 @@ def _from_wheel(scratch: Path) -> StartCommand:
     return [program, f"--backend-directory={backend.parent}"], environment
 
 
-def _libpython(folder: Path, version: str) -> Path:
-    """Make a folder with this Python's shared library, which the stub needs, and nothing else.
-
-    Python's own folder may hold all of the system's libraries, and on ``LD_LIBRARY_PATH`` the system's cuDNN
-    would go before the cuDNN in wheels, for which PyTorch was built.
-    """
-    folder.mkdir(exist_ok=True)
-    for source in Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib").glob(f"libpython{version}*.so*"):
-        with suppress(FileExistsError):
-            (folder / source.name).symlink_to(source)
-    return folder
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, file: Path, timeout_s: float) -> None:
-        super().__init__("triton", timeout=timeout_s)
-        self._file = file
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._file))
+def only_wheel_has_server() -> bool:
+    """Whether ``PATH`` has no ``tritonserver``, but this Python has the nvidia-pytriton wheel."""
+    return shutil.which("tritonserver") is None and importlib.util.find_spec(WHEEL) is not None
 
 
 @dataclass(frozen=True)
@@ -163,16 +151,24 @@ class TritonHttp:
         return f"not READY: {', '.join(waiting)}" if waiting else "the server does not answer"
 
     def questions(self, models: Sequence[str]) -> list[Question]:
-        """Return a question to each of the usual models, by the inputs that it has."""
-        bodies = {name: self._body(name) for name in _TEXT_MODELS if name in models}
-        return [
-            Question(name, f"/v2/models/{quote(name)}/generate_stream", body)
-            for name, body in bodies.items()
-            if body is not None
-        ]
+        """Return a question to each of the usual models that takes text, by the inputs that it has."""
+        questions = []
+        for model in (name for name in _TEXT_MODELS if name in models):
+            path = f"/v2/models/{quote(model)}"
+            try:
+                config = json.loads(quickly(self.connection, "GET", f"{path}/config") or b"{}")
+                inputs = {str(tensor["name"]) for tensor in config["input"]}
+            except (ValueError, KeyError, TypeError):
+                continue
+            length = next((name for name in _LENGTHS if name in inputs), None)
+            if "text_input" in inputs and length is not None:
+                words = {name: "" for name in _NO_WORDS if name in inputs and length == _LENGTHS[0]}
+                body = json.dumps({"text_input": PROMPT, length: 1, **words}).encode()
+                questions.append(Question(model, f"{path}/generate_stream", body))
+        return questions
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a new connection to the endpoint."""
+        """Return a new connection to the endpoint; raises OSError where its socket cannot be reached."""
         return self._connection("http", self.http_port, timeout_s)
 
     def metrics(self) -> str:
@@ -181,9 +177,17 @@ class TritonHttp:
         return call(connection, "GET", "/metrics").decode(errors="replace")
 
     def _connection(self, kind: str, port: int, timeout_s: float) -> http.client.HTTPConnection:
-        if self.sockets is not None:
-            return _UnixConnection(self.sockets / kind, timeout_s)
-        return http.client.HTTPConnection(self.address, port, timeout=timeout_s)
+        if self.sockets is None:
+            return http.client.HTTPConnection(self.address, port, timeout=timeout_s)
+        connection = http.client.HTTPConnection("triton", timeout=timeout_s)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.settimeout(timeout_s)
+        try:
+            connection.sock.connect(str(self.sockets / kind))
+        except OSError:
+            connection.close()
+            raise
+        return connection
 
     def others_ask(self) -> bool:
         """Return true: the proxy's connections over gRPC stay open, whether anybody asks or not."""
@@ -197,16 +201,47 @@ class TritonHttp:
             return {}
         return {entry["name"]: entry.get("state", "") for entry in index}
 
-    def _body(self, name: str) -> bytes | None:
-        """Return the question to a model by the inputs that it has; ``None`` if it takes no text."""
-        try:
-            path = f"/v2/models/{quote(name)}/config"
-            config = json.loads(quickly(self.connection, "GET", path) or b"{}")
-            inputs = {str(tensor["name"]) for tensor in config["input"]}
-        except (ValueError, KeyError, TypeError):
+
+class ModelProcesses:
+    """The processes of a server's Python models, which are descendants of this process.
+
+    Triton does not miss one that dies: it goes on saying that it is ready, and each request for the model
+    fails after a second's wait (2.51). It never waits for such a child, which so stays a zombie; a model that
+    is unloaded leaves none.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[int, str] = {}
+        self._dead_since: dict[int, float] = {}
+        self._search_at = self._look_at = 0.0
+
+    def dead(self) -> str | None:
+        """Return a model of which a process has died by itself. May be called often."""
+        now = time.monotonic()
+        if now < self._look_at:
             return None
-        length = next((name for name in _LENGTHS if name in inputs), None)
-        if "text_input" not in inputs or length is None:
-            return None
-        words = {name: "" for name in _NO_WORDS if name in inputs and length == _LENGTHS[0]}
-        return json.dumps({"text_input": PROMPT, length: 1, **words}).encode()
+        self._look_at = now + _LOOK_S
+        if now >= self._search_at:
+            self._search_at = now + _SEARCH_S
+            self._search()
+        for pid in list(self._models):
+            state = state_of(pid)
+            if state is None:
+                del self._models[pid]
+                self._dead_since.pop(pid, None)
+            elif state == "Z" and now - self._dead_since.setdefault(pid, now) >= _DEAD_S:
+                return self._models[pid]
+        return None
+
+    def _search(self) -> None:
+        own = os.getpid()
+        for pid in descendants(own):
+            # What such a process has forked looks the same, and is the model's own matter; once its parent
+            # has died, it is a child of this process.
+            if pid in self._models or (parent := parent_of(pid)) in (own, None) or name_of(parent) == _STUB:
+                continue
+            with suppress(OSError):
+                arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+                if name_of(pid) == _STUB and len(arguments) > 1:
+                    # Its first argument is MODEL/VERSION/model.py.
+                    self._models[pid] = Path(arguments[1]).parent.parent.name

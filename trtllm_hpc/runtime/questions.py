@@ -1,0 +1,102 @@
+"""A question to the server itself, without the proxy: does a request still get an answer?"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+QUICK_S = 2.0
+"""Limit on what needs no computing."""
+_ANSWER_S = 3600.0
+"""Limit on a connection that waits for an answer; the question is given up long before."""
+
+PROMPT = "a"
+"""What a question asks for one token."""
+
+Connect = Callable[[float], http.client.HTTPConnection]
+"""Makes a connection with this limit on each operation, in seconds."""
+
+
+class QuestionRefused(Exception):
+    """The server answered a question with an error."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request for one token, as a user makes it."""
+
+    model: str
+    path: str
+    body: bytes
+
+
+def call(connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None) -> bytes:
+    """Return the body of an answer with status 200.
+
+    Raises:
+        QuestionRefused: with another status; with the server's message.
+        OSError, http.client.HTTPException: there is no answer.
+    """
+    headers = {} if body is None else {"Content-Type": "application/json"}
+    try:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        content = answer.read(1 << 22)
+        if answer.status != 200:
+            raise QuestionRefused(_message(content) or f"status {answer.status}")
+        return content
+    finally:
+        connection.close()
+
+
+def _message(answer: bytes) -> str:
+    """Return the message of Triton's ``{"error": ...}``, also as an event of a stream, or of OpenAI's."""
+    text = answer.decode(errors="replace").strip().removeprefix("data:").strip()
+    try:
+        error = json.loads(text)["error"]
+        return str(error["message"] if isinstance(error, dict) else error).strip()
+    except (ValueError, KeyError, TypeError):
+        return text[:200]
+
+
+class Asked:
+    """A question on its way, whose answer a thread waits for."""
+
+    def __init__(self, connect: Connect, question: Question) -> None:
+        self._connect, self._question = connect, question
+        self._done = threading.Event()
+        self._error: Exception | None = None
+        threading.Thread(target=self._run, name="question", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the answer; returns whether there is one, or never will be."""
+        return self._done.wait(timeout_s)
+
+    def check(self) -> None:
+        """Raise what came instead of an answer: QuestionRefused, or OSError."""
+        if isinstance(self._error, http.client.HTTPException):
+            raise ConnectionError(str(self._error)) from None
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        question = self._question
+        try:
+            answer = call(self._connect(_ANSWER_S), "POST", question.path, question.body)
+            if b'"error"' in answer:
+                raise QuestionRefused(_message(answer))
+        except (OSError, http.client.HTTPException, QuestionRefused) as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+
+def quickly(connect: Connect, method: str, path: str) -> bytes | None:
+    """Return the body of an answer with status 200; ``None`` if there is no such answer."""
+    try:
+        return call(connect(QUICK_S), method, path)
+    except (OSError, http.client.HTTPException, QuestionRefused):
+        return None
