@@ -445,29 +445,29 @@ def _connection(endpoint: Endpoint) -> HTTPConnection:
 
 
 def _get(connection: HTTPConnection, endpoint: Endpoint) -> Sequence[bytes]:
-    """Return the page of each of Triton's instances, or of any instance of another server.
+    """Return the page of each instance that has one: an instance that is being started again has none.
 
     The connection is kept: a new one each time costs both sides more. Raises RequestFailed in a few words.
     """
-    headers = endpoint.authorization
-    if endpoint.is_triton:
-        pages, failure = list[bytes](), None
-        for path in ("/metrics", *(f"/metrics/{instance}" for instance in range(1, endpoint.instances))):
-            try:
-                pages.append(_get_page(connection, path, headers))
-            except RequestFailed as error:
-                failure = error  # an instance that is being started again has no page
-        if not pages and failure is not None:
-            raise failure
-        return pages
-    path = f"{urlsplit(endpoint.openai_root).path}/metrics"
-    page = _get_page(connection, path, headers)
-    if page.lstrip().startswith(b"["):  # trtllm-serve, which may have a page for Prometheus, too
-        line = b"".join(page.strip().splitlines()) + b"\n"
-        with suppress(RequestFailed):
-            line += _get_page(connection, path.removesuffix("metrics") + "prometheus/metrics", headers)
-        return [line]
-    return [page]
+    root = "" if endpoint.is_triton else urlsplit(endpoint.openai_root).path
+    numbers = [f"/{number}" for number in range(endpoint.instances)]
+    if endpoint.is_triton or endpoint.instances == 1:
+        numbers[0] = ""
+    pages, failure = list[bytes](), None
+    for number in numbers:
+        try:
+            page = _get_page(connection, f"{root}/metrics{number}", endpoint.authorization)
+        except RequestFailed as error:
+            failure = error
+            continue
+        if page.lstrip().startswith(b"["):  # trtllm-serve, which may have a page for Prometheus, too
+            page = b"".join(page.strip().splitlines()) + b"\n"
+            with suppress(RequestFailed):
+                page += _get_page(connection, f"{root}/prometheus/metrics{number}", endpoint.authorization)
+        pages.append(page)
+    if not pages and failure is not None:
+        raise failure
+    return pages
 
 
 def _get_page(connection: HTTPConnection, path: str, headers: Mapping[str, str]) -> bytes:
