@@ -56,7 +56,7 @@ LOADS = {
 }
 TLS_STREAMS = (32, 128)
 RISING_STREAMS = 512
-RISING_ITL_MS = (40.0, 30.0, 20.0, 16.0, 13.0, 11.0, 10.0, 9.0, 8.0, 7.0)
+RISING_ITL_MS = (160.0, 80.0, 40.0, 30.0, 20.0, 16.0, 13.0, 11.0, 10.0, 9.0, 8.0, 7.0)
 WIDE = Load(10_000, 2000, 4, processes=4)
 
 
@@ -227,7 +227,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             for _ in range(arguments.rounds):
                 for client in clients:
                     runs[client].append(instrument.figures(client))
-            steps = [instrument.rising(itl_ms) for itl_ms in RISING_ITL_MS[:: 5 if arguments.quick else 1]]
+            steps = [
+                instrument.rising(itl_ms)
+                for itl_ms in (RISING_ITL_MS[2::5] if arguments.quick else RISING_ITL_MS)
+            ]
             wide = None if arguments.quick else instrument.wide()
     except (InstrumentFailed, TrtllmHpcError) as error:
         print(f"error: {error}", file=sys.stderr)
