@@ -71,8 +71,12 @@ bench: setup ## how fast the command line starts, beside `import click`
 	$(BIN)/python benchmarks/cli_start.py
 
 .PHONY: bench-load
-bench-load: setup ## the load generator beside perf_analyzer: needs a quiet machine for five minutes
+bench-load: setup ## the load generator over gRPC beside perf_analyzer: needs a quiet machine for five minutes
 	$(BIN)/python -m benchmarks.load_generator
+
+.PHONY: bench-instrument
+bench-instrument: setup ## the load generator over HTTP against a server of known times: needs a quiet machine
+	$(BIN)/python -m benchmarks.instrument
 
 .PHONY: bench-faults
 bench-faults: setup ## faults of every kind, injected into runs on a real Slurm: needs root and half an hour

@@ -1,4 +1,4 @@
-"""The load generator of ``trtllm-hpc bench`` compared with NVIDIA's perf_analyzer.
+"""The load generator of ``trtllm-hpc bench`` over gRPC compared with NVIDIA's perf_analyzer.
 
 ``python -m benchmarks.load_generator [--rounds 5] [--seconds 4]``
 

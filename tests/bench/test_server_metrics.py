@@ -80,9 +80,11 @@ def test_each_series_is_described_and_documented() -> None:
 def test_figures_of_instances_are_added_up(kind: str) -> None:
     pages = [page(finished=3), page(finished=4)]
     with serving(lambda number: (200, pages[number])) as endpoint:
-        ports = {} if kind == "Triton" else {"http_port": 0, "grpc_port": 0}
-        url = f"http://{endpoint.address}:{endpoint.metrics_port}/v1"
-        found = since_start(fetch_page(replace(endpoint, instances=2, openai_url=url, **ports)))
+        both = replace(endpoint, instances=2)
+        if kind != "Triton":
+            url = f"http://{endpoint.address}:{endpoint.metrics_port}/v1"
+            both = replace(both, http_port=0, grpc_port=0, openai_url=url)
+        found = since_start(fetch_page(both))
     assert found["finished[tensorrt_llm]"] == 7 and found["kv_used_share"] == 0.25
 
 

@@ -45,3 +45,21 @@ def test_an_error_is_searched_at_the_end_of_a_stream_which_takes_no_time(
     message = "out of memory, " * 1000
     error = b'event: error\ndata: {"error": "%b"}\n\n' % message.encode()
     assert stream_error(long + error + end) == message
+
+
+@pytest.mark.parametrize(
+    ("pieces", "events"),
+    [
+        ([b"data: a\n\n", b"data: b\n\ndata: c\n\n"], [Event(b"a"), Event(b"b"), Event(b"c")]),
+        ([b"data: a\ndata: b\n\n", b"data: c\r\n\r\n"], [Event(b"a\nb"), Event(b"c")]),
+        ([b"event: error\n", b"data: a\n\n", b"data: b\n\n"], [Event(b"a", b"error"), Event(b"b")]),
+        ([b"data: a", b"data: b\n\n", b"data: c\n\n"], [Event(b"adata: b"), Event(b"c")]),
+        ([b"data: a\n", b"data: b\n\n", b"data: c\n\n"], [Event(b"a\nb"), Event(b"c")]),
+        ([b"data: a\r\n\n", b"data: \n\n"], [Event(b"a"), Event(b"")]),
+    ],
+)
+def test_a_piece_that_is_one_event_is_no_other_than_the_rest(
+    pieces: list[bytes], events: list[Event]
+) -> None:
+    reader = EventReader()
+    assert [event for piece in pieces for event in reader.add(piece)] == events

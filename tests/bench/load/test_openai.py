@@ -14,6 +14,10 @@ from trtllm_hpc.bench.load.loops import ClosedPlan, OpenPlan
 from trtllm_hpc.bench.load.messages import LoadReply, ParsedReply, Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.bench.metrics import TPOT, TTFT_FROM_SEND
+from trtllm_hpc.bench.records import Sample
+from trtllm_hpc.bench.results import ClosedLoop, Window
+from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.config.benchmark import Protocol
 from trtllm_hpc.errors import NotReady
@@ -169,3 +173,25 @@ def test_without_a_server_the_load_does_not_start() -> None:
     target = Target(endpoint, "one", protocol="openai")
     with pytest.raises(NotReady, match=f"No HTTP connection to http://127.0.0.1:{port}/v1"):
         run_load(OpenPlan(target, [encode_request(REQUEST, target)], Clock(), [0.0]))
+
+
+def test_what_a_stream_counts_as() -> None:
+    """An answer ends with its last token; what it thinks is output; a read may bring several events."""
+    counts = {
+        "prompt_tokens": 7,
+        "completion_tokens": 9,
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    }
+    usage = b'data: {"choices": [], "usage": %b}\n\n' % json.dumps(counts).encode()
+    first, second = delta(reasoning_content="hm, well") + delta("GR"), delta("\u00dcS") + delta("SE")
+    pieces = [(1.0, delta(role="assistant", content="")), (2.0, first), (4.0, second), (5.0, usage + DONE)]
+    reply = LoadReply(0, 0.5, 0.5, 5.0, chunks=pieces)
+    parsed = parse_reply(reply, Target(NOWHERE, "one", protocol="openai-chat", streaming=True))
+    window = Window(0.0, 9.0)
+    [record] = to_records([reply], [parsed], [REQUEST], level=0, repeat=0, window=window)
+    assert (record.chunks_s, record.ended_s) == ((2.0, 2.0, 4.0, 4.0), 4.0)
+    assert (record.output_tokens, record.reasoning_tokens, record.first_answer_s) == (9, 2, 2.0)
+    sample = Sample([record], window, ClosedLoop(1))
+    assert TTFT_FROM_SEND.of(sample).p50 == 1500.0
+    # Nine tokens, however many of them came with the first chunk: as other tools compute it.
+    assert TPOT.of(sample).p50 == 2000.0 / 8

@@ -23,8 +23,10 @@ LATE_SHARE_OF_TTFT = 0.02
 this share of the median TTFT."""
 MAX_TURNAROUND_SHARE = 0.02
 """The share of a closed loop's time in which slots may wait for the client's next request."""
-MAX_STAMP_SHARE = 0.05
-"""The share of a shown TTFT or inter-token latency by which the client's stamps may be late."""
+MAX_STAMP_SHARE = 0.02
+"""The share of a shown TTFT, or latency without streaming, by which the client's stamps may be late."""
+MAX_STAMP_SHARE_OF_ITL = 0.05
+"""The same of an inter-token latency, which a stamp that is as late as the one before does not change."""
 FULL_CORE_SHARE = 0.7
 """From this share of a core on, further processes relieve the client."""
 FEW_LATE = 0.1
@@ -200,17 +202,17 @@ def _slow_turnaround(sample: Sample, client: ClientUse) -> Iterator[Caveat]:
 def _late_stamps(sample: Sample, client: ClientUse) -> Iterator[Caveat]:
     """Yield a finding if stamps may be so late that a shown figure is wrong.
 
-    A stamp that is late by as much as the one before shifts no inter-token latency, so it is the tail that
-    late stamps make: the bound is compared with the 99th percentile.
+    It is the tail of inter-token latency that late stamps make, so the bound is compared with its 99th
+    percentile.
     """
-    bound_ms, shown = client.stamp_bound_s * 1e3, dict[str, float]()
+    bound_ms, shown = client.stamp_bound_s * 1e3, list[tuple[str, float, float]]()
     with suppress(NoValue):
-        shown["TTFT"] = TTFT_FROM_SEND.of(sample).p50
-        shown["inter-token latency (p99)"] = ITL.of(sample).p99
-    for name, shown_ms in shown.items() or [("latency", _median_ms(sample))]:
-        if bound_ms > MAX_STAMP_SHARE * shown_ms:
+        shown.append(("TTFT", TTFT_FROM_SEND.of(sample).p50, MAX_STAMP_SHARE))
+        shown.append(("inter-token latency (p99)", ITL.of(sample).p99, MAX_STAMP_SHARE_OF_ITL))
+    for name, shown_ms, limit in shown or [("latency", _median_ms(sample), MAX_STAMP_SHARE)]:
+        if bound_ms > limit * shown_ms:
             facts = {"bound_ms": bound_ms, "figure": name, "shown_ms": shown_ms, "cause": _cause(client)}
-            yield Caveat("late-stamps", bound_ms / max(shown_ms, 1e-9), MAX_STAMP_SHARE, facts)
+            yield Caveat("late-stamps", bound_ms / max(shown_ms, 1e-9), limit, facts)
             return
 
 

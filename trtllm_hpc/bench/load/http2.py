@@ -1,7 +1,7 @@
 """One HTTP/2 connection (RFC 9113) on which all requests have the same headers.
 
 The load generator has its own because the general libraries cost more CPU time than the calls that are
-measured: see ``docs/explanation/load-generator-speed.md``. Header compression comes from ``hpack``.
+measured: see ``docs/explanation/load-generator-grpc.md``. Header compression comes from ``hpack``.
 """
 
 from __future__ import annotations

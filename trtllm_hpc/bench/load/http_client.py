@@ -77,7 +77,9 @@ class _Connection(asyncio.BufferedProtocol):
         return _BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._client.bounds.last_read = now = time.monotonic()
+        bounds = self._client.bounds
+        bounds.last_read = now = time.monotonic()
+        bounds.reads += 1
         self._now_s = now - self._client.clock.zero
         if self.reply is None:  # nobody has asked
             self.close()

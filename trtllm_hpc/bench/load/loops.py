@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import resource
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,6 @@ from trtllm_hpc.bench.load.messages import LoadReply, Target
 from trtllm_hpc.bench.load.process import UsageMeter, gc_paused, on_sigint
 from trtllm_hpc.bench.load.timing import Clock, KernelTimer, StampBounds, run_stamped
 from trtllm_hpc.bench.load.turns import Conversation, Turns
-from trtllm_hpc.bench.metrics import distribution
 from trtllm_hpc.bench.records import NO_CONNECTION, OK
 from trtllm_hpc.bench.results import ClientUse
 
@@ -160,6 +160,9 @@ class DisconnectWatch:
 
 def run_in_process(plan: LoadPlan, count: Count | None = None, control: Control | None = None) -> LoadResult:
     """Run a load in this process. Raises NotReady if there is no connection to the endpoint."""
+    # Each open stream is a file, and a shell allows 1,024, for programs that use select(2).
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     load = (_OpenLoop if isinstance(plan, OpenPlan) else _ClosedLoop)(plan, count)
     try:
         asyncio.get_running_loop()
@@ -248,10 +251,8 @@ class _Load(ABC):
 
     def _use(self, bounds: StampBounds) -> ClientUse:
         use = self.usage.total()
-        if not bounds.bounds_s:
-            return use
-        late_s, stall_s = distribution(bounds.bounds_s).p99, distribution(bounds.stalls_s).p99
-        return replace(use, stamp_bound_s=late_s, stall_s=stall_s)
+        found = bounds.p99_s(self.clock, [reply.chunks[0][0] for reply in self.replies if reply.chunks])
+        return use if found is None else replace(use, stamp_bound_s=found[0], stall_s=found[1])
 
     @property
     @abstractmethod

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.bench.workload.request import WorkloadRequest
@@ -21,6 +21,7 @@ from trtllm_hpc.wire.response import Response, Usage, WrongResponse
 from trtllm_hpc.wire.served_model import ENSEMBLE, ServedModel
 from trtllm_hpc.wire.triton import (
     ANSWER_OUTPUTS,
+    Tensors,
     generate_body,
     generate_outputs,
     infer_outputs,
@@ -155,8 +156,7 @@ class LoadReply:
         return self.ended_s - self.due_s
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """One response that has output."""
 
     time_s: float
@@ -204,7 +204,7 @@ def parse_reply(reply: LoadReply, target: Target) -> ParsedReply:
         if response.parts and (chunk := _chunk(time_s, response, target)) is not None:
             chunks.append(chunk)
     if target.streaming and target.served.accumulates:
-        chunks = [replace(chunk, text=text) for chunk, text in zip(chunks, _added(chunks), strict=True)]
+        chunks = [chunk._replace(text=text) for chunk, text in zip(chunks, _added(chunks), strict=True)]
     return ParsedReply(tuple(chunks), target.streaming, usage)
 
 
@@ -237,23 +237,24 @@ def timed_events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float,
 
 
 def _parse(raw: bytes, target: Target) -> Response:
+    if target.is_openai:
+        return openai.parse_response(raw)
+    outputs = generate_outputs(raw) if target.protocol == "http" else _grpc_outputs(raw, target)
+    return to_response(outputs, takes_text=target.served.takes_text)
+
+
+def _grpc_outputs(raw: bytes, target: Target) -> Tensors:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tritonclient.grpc import service_pb2
 
-    if target.is_openai:
-        return openai.parse_response(raw)
-    if target.protocol == "http":
-        outputs = generate_outputs(raw)
-    else:
-        try:
-            if target.uses_stream_call:
-                message = service_pb2.ModelStreamInferResponse.FromString(raw).infer_response
-            else:
-                message = service_pb2.ModelInferResponse.FromString(raw)
-        except DecodeError:
-            raise WrongResponse("no message of Triton's service") from None
-        outputs = infer_outputs(message, ANSWER_OUTPUTS)
-    return to_response(outputs, takes_text=target.served.takes_text)
+    try:
+        if target.uses_stream_call:
+            message = service_pb2.ModelStreamInferResponse.FromString(raw).infer_response
+        else:
+            message = service_pb2.ModelInferResponse.FromString(raw)
+    except DecodeError:
+        raise WrongResponse("no message of Triton's service") from None
+    return infer_outputs(message, ANSWER_OUTPUTS)
 
 
 def _chunk(time_s: float, response: Response, target: Target) -> Chunk | None:

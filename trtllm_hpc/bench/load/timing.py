@@ -8,7 +8,7 @@ import os
 import selectors
 import time
 from array import array
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -97,12 +97,17 @@ class StampBounds(selectors.DefaultSelector):
         super().__init__()
         self.last_read = 0.0
         """``time.monotonic()`` of the last read of this turn, which whoever reads sets."""
+        self.reads = 0
+        """In this turn, which whoever reads counts."""
         self._woke = self._since = time.monotonic()
         self._stalled_s = 0.0
-        self.bounds_s = array("d")
-        """Of the stamps of each turn in which something was read."""
-        self.stalls_s = array("d")
-        """For how long each of these turns had waited for a core."""
+        self._ends = array("d")
+        """The last read of each turn in which something was read."""
+        self._reads = array("l")
+        self._bounds_s = array("d")
+        """Of the stamps of these turns."""
+        self._stalls_s = array("d")
+        """For how long they had waited for a core."""
         try:
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # a kernel without these figures
@@ -112,9 +117,11 @@ class StampBounds(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for what is ready."""
         if self.last_read:
-            self.bounds_s.append(self.last_read - self._since)
-            self.stalls_s.append(self._stalled_s)
-            self.last_read = 0.0
+            self._ends.append(self.last_read)
+            self._reads.append(self.reads)
+            self._bounds_s.append(self.last_read - self._since)
+            self._stalls_s.append(self._stalled_s)
+            self.last_read, self.reads = 0.0, 0
         begun = time.monotonic()
         ready = super().select(timeout)
         now = time.monotonic()
@@ -123,6 +130,24 @@ class StampBounds(selectors.DefaultSelector):
         self._since = now - self._stalled_s if now - begun > _ASLEEP_S else self._woke
         self._woke = now
         return ready
+
+    def p99_s(self, clock: Clock, firsts_s: Sequence[float]) -> tuple[float, float] | None:
+        """Return what 99 % of the stamps are late by at most, and how long 99 % of the reads had no core.
+
+        Stamps count and not turns: one that was held up brings many reads. ``firsts_s``, on the clock, are
+        the stamps of the answers' first reads. Of these, too, 99 % keep the bound: a stall in which many
+        answers began shows in the times to first token, though it is rare among all stamps. ``None``:
+        nothing was read.
+        """
+        import numpy as np
+
+        if not self._ends:
+            return None
+        bounds_s, reads = np.array(self._bounds_s), np.array(self._reads)
+        turns = np.searchsorted(np.array(self._ends) - clock.zero, firsts_s).clip(max=len(bounds_s) - 1)
+        samples = [np.repeat(bounds_s, reads), *([bounds_s[turns]] if firsts_s else [])]
+        late_s = max(float(np.percentile(sample, 99)) for sample in samples)
+        return late_s, float(np.percentile(np.repeat(np.array(self._stalls_s), reads), 99))
 
     def close(self) -> None:
         """Close the selector."""
