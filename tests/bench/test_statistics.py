@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from trtllm_hpc.bench.analysis.statistics import MeanDifference, t_interval, welch_test
+from trtllm_hpc.bench.analysis.intervals import MeanDifference, t_interval, welch_test
 from trtllm_hpc.bench.results import Interval
 
 

@@ -47,7 +47,7 @@ def test_every_release_takes_the_fronts_command_line(release: Release) -> None:
 
 
 def test_the_preflight_has_no_version_to_compare_with_an_unknown_image() -> None:
-    image = "nvcr.io#nvidia/tensorrt-llm/release:1.3.0"
+    image = "nvcr.io#nvidia/tensorrt-llm/release:9.0.0"
     cluster = {**CLUSTER, "container": {"runtime": "pyxis", "image": image}}
     engine = {"backend": "pytorch"}
     plan = plan_of({"name": "demo", "model": {"path": "/m"}, "engine": engine}, cluster, "/runs/demo")

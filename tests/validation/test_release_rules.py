@@ -23,7 +23,7 @@ def trt(release: str, engine: str = "", model: str = MODEL, backend: str = "tens
     [
         # The release.
         (trt("0.4.0"), "release", "job:5 engine.tensorrt_llm_version", "0.4.0"),
-        (trt("1.3.0"), "release", "job:5 engine.tensorrt_llm_version", "1.3.0"),
+        (trt("9.0.0"), "release", "job:5 engine.tensorrt_llm_version", "9.0.0"),
         # The model.
         (trt("0.16.0", model="model: {synthetic: tiny-llama}\n"), "missing", "job:2 model.path",
          "needs a model's folder"),

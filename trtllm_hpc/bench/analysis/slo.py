@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from trtllm_hpc.bench.analysis.statistics import STATISTICS, value_of
+from trtllm_hpc.bench.analysis.intervals import STATISTICS, value_of
 from trtllm_hpc.bench.metrics import METRICS, Metric, PerRequest, distribution
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Figure
