@@ -69,7 +69,7 @@ def test_the_excerpt_of_each_public_log_is_explained() -> None:
 
 def test_a_near_miss_is_not_taken_for_the_cause() -> None:
     near_misses = [(name, line) for name, entry in EXCERPTS.items() for line in entry["not"]]
-    assert len(near_misses) > 900
+    assert len(near_misses) > 500
     taken = [it for it in near_misses if it[0] in {one.id for one in found(f"fine\n{it[1]}\nfine\n")}]
     assert taken == []
 
