@@ -19,7 +19,7 @@ from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.causes.table import Degree
-from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
+from trtllm_hpc.logs.diagnose import first_failure, stage_error
 from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
@@ -580,8 +580,6 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     if state is RunState.FAILED:
         failed = _lost_server(run, stages) or failed
     has_causes = state in (RunState.FAILED, RunState.SERVING)
-    if failed is not None and has_causes:
-        begin_reading_stage(run, failed.stage)
     servers = list_logs(run, "serve")
     failure = None if failed is None else _failure(run, failed)
     causes: tuple[Finding, ...] = ()
