@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.logs.causes.explain import Finding, findings, likeliest_first, of_lines
-from trtllm_hpc.logs.causes.table import AREAS, Cause, Kind, causes, compiled, texts_of
+from trtllm_hpc.logs.causes.table import AREAS, SPECIFIC, Cause, Kind, causes, compiled, texts_of
 from trtllm_hpc.logs.facts import scan
 
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -43,7 +43,10 @@ def test_every_cause_has_an_excerpt() -> None:
         "python-fault",
         "model-config",
     }
-    assert all(it.states or it.first or it.id.startswith(("rank-", "batch-")) for it in WITHOUT_TEXT)
+    assert all(
+        it.states or it.first or it.id.startswith(("rank-", "batch-", "gpu-memory-own", "model-config"))
+        for it in WITHOUT_TEXT
+    )
     assert len(EXCERPTS) >= 120
 
 
@@ -72,6 +75,17 @@ def test_a_near_miss_is_not_taken_for_the_cause() -> None:
     assert taken == []
 
 
+FORMS = {
+    "option": re.compile(r"--[a-z][\w-]{2,}|\b[a-z]+(?:_[a-z0-9]+)+\b|\b[A-Z]+(?:_[A-Z0-9]+)+\b"),
+    "code": re.compile(
+        r"\b[A-Z]{2,}[A-Z0-9]*(?:_[A-Z0-9]+)+|Xid|GLIBC|GPU has fallen off the bus|Remapping Failure"
+    ),
+    "path": re.compile(r"/(?:[\w.-]+/)+[\w.-]+"),
+    "message": re.compile(r"[A-Za-z][\w'-]*(?:[^\w\n]+[\w'\]}>)-]+){1,}|\w{12,}"),
+}
+"""What a pattern must have that is to be specific by this."""
+
+
 def faults(cause: Cause) -> Iterator[str]:
     """What an entry of the table does not say, or names that no pattern finds."""
     if not (cause.sentence.endswith((".", "}")) and cause.sources):
@@ -82,7 +96,13 @@ def faults(cause: Cause) -> Iterator[str]:
     groups = set().union(*(compiled(pattern).groupindex for pattern in cause.patterns), set())
     if cause.patterns and not names <= groups:
         yield f"{names - groups} is in no pattern"
+    if cause.specific and (cause.specific not in SPECIFIC or cause.generic or cause.kind is not Kind.ROOT):
+        yield f"it cannot be specific by its {cause.specific}"
+    if cause.own and cause.own not in causes():
+        yield f"there is no {cause.own}"
     for pattern in cause.patterns:
+        if cause.specific and not FORMS[cause.specific].search(pattern.replace("\\", "")):
+            yield f"{pattern} has no {cause.specific} of its own"
         first_line = pattern.partition(r"\n")[0].replace("\\", "")
         if not texts_of(pattern) or any(len(it) < 4 or it not in first_line for it in texts_of(pattern)):
             yield f"the first line of a match of {pattern} has no text to search for"

@@ -19,7 +19,6 @@ from trtllm_hpc.cli.options import json_option, print_json, runs_folder, runs_op
 from trtllm_hpc.errors import ExitCode, RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import Finding, cause_lines, clue_lines, likeliest_first, of_lines
 from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables
-from trtllm_hpc.logs.diagnose import bundle
 from trtllm_hpc.logs.facts import (
     LogFacts,
     facts_of_stream,
@@ -31,6 +30,7 @@ from trtllm_hpc.logs.files import list_logs, stage_of
 from trtllm_hpc.logs.reading import escaped, opened, quoted, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.report.bundle import bundle
 from trtllm_hpc.runs.causes import UNKNOWN
 from trtllm_hpc.runs.find import find_run, is_run
 from trtllm_hpc.runs.status import RunState, RunStatus, job_ids, status_or_files, unanswered_status
@@ -46,8 +46,8 @@ _EXIT_CODES = {Degree.KNOWN: 1, Degree.LIKELY: 3, Degree.FIRST_ERROR: 4}
     "bundle_file",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the answer with its evidence, versions, plan, timeline and last lines to FILE, at most 64 KiB "
-    "without keys, prompts and names of users: to paste into an issue or a chat.",
+    help="Write the answer with its evidence, versions, plan, timeline and last lines to FILE, at most 64 KiB"
+    " without keys, prompts and names of users: to paste into an issue or a chat.",
 )
 @json_option
 @click.pass_context
@@ -62,9 +62,10 @@ def command(
     'likely cause' where it shows the kind of failure, 'first error' where nothing
     more is known of it than that it does not follow from another error. Below the
     answer stand the five most suspicious lines, so that you can judge it yourself.
-    What stands before a server was ready does not count. Without FILE the latest run is explained, or what is piped
-    in; '-' is the standard input. A RUN (its folder, its name or 'latest') stands
-    for the causes that `status` shows, or for all its logs if `status` shows none,
+    What stands before a server was ready does not count. Without FILE the latest
+    run is explained, or what is piped in; '-' is the standard input. A RUN (its
+    folder, its name or 'latest') stands for what `status` knows and the causes
+    that it shows, or for all its logs if `status` shows none,
     with those of the jobs that failed before the present one (serve.renew); a run
     that has completed or was cancelled has no cause. Another folder stands for the
     files in it; a path that exists comes before a run of the same name. Logs may

@@ -26,6 +26,7 @@ from trtllm_hpc.logs.causes.lines import (
     ELSEWHERE,
     ERROR,
     FIRST_ERROR,
+    MODEL_CONFIG,
     PROPOSAL,
     SUSPECT,
     SUSPICIOUS,
@@ -162,13 +163,15 @@ def suspicious_lines(facts: Sequence[LogFacts], names: Sequence[str]) -> list[tu
     return sorted(chosen, key=lambda it: (names.index(it[0]), it[1].at))
 
 
-def _suspicion(clue: Match) -> int:
-    """The sort key of lines that may be evidence: known roots and errors before what follows or may be well."""
+def _suspicion(clue: Match) -> tuple[int, int]:
+    """The sort key of lines as evidence: roots and errors before what follows; the last cluster counts more."""
+    return _weight(clue) + (0 if clue.is_late else 2), clue.at
+
+
+def _weight(clue: Match) -> int:
     if clue.weight is None:
         return 0 if clue.cause.kind is Kind.ROOT else 2
-    return {SUSPICIOUS: _MAYBE_WELL, ELSEWHERE: 2}.get(
-        clue.weight, 1 if clue.weight <= ERROR else _MAYBE_WELL
-    )
+    return {SUSPICIOUS: _MAYBE_WELL, ELSEWHERE: 2}.get(clue.weight, 1 if clue.weight <= ERROR else _MAYBE_WELL)
 
 
 @cache
@@ -216,9 +219,11 @@ def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict
         line = SuspectLine(block, at - begin, raw, at, number)
         known = {it for word, texts in index.items() if word in plain for it, text in texts if text in plain}
         calm = line.is_calm or line.level == "warning"
-        matched = _known_cause(
-            [patterns[it] for it in sorted(known) if patterns[it][0].calm or not calm], line
-        )
+        matched = _known_cause([patterns[it] for it in sorted(known) if patterns[it][0].calm or not calm], line)
+        if matched is not None and matched.cause.generic and is_exception(line.texts[-1]):
+            # Of a package's own code that reads a model's configuration, more is known than of its exception.
+            own = line.unknown(is_raised=True)
+            matched = own if own is not None and own.cause.id == MODEL_CONFIG else matched
         is_done = matched is None or matched.cause.lines == 1
         if matched is not None and matched.cause.kind is Kind.NOISE:
             versions.update({name: value for name, value in matched.groups.items() if value})
@@ -235,9 +240,7 @@ def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict
             done.add(shape)
         if len(done) > _MOST_SHAPES:
             done.clear()
-        if matched is not None and (
-            matched.weight is None or not (matched.at in found or matched.at in last)
-        ):
+        if matched is not None and (matched.weight is None or not (matched.at in found or matched.at in last)):
             text = decode(plain)
             matched = replace(matched, time=_said(text, "time"), host=_said(text, "host"))
             (found if matched.at in found or len(found) < _FIRST else last)[matched.at] = matched
@@ -325,18 +328,13 @@ def _facts(name: str, log: BinaryIO, lines: Iterable[Hit]) -> LogFacts:
     rivals = [it for it in looked_at if it.is_error or (it.weight is None and it.cause.kind is Kind.ROOT)]
     found = tuple(
         replace(it, degree=Degree.LIKELY)
-        if it.degree is Degree.KNOWN
-        and any(rival.at < match.at and rival.cause.id != it.id for rival in rivals)
+        if it.degree is Degree.KNOWN and any(rival.at < match.at and rival.cause.id != it.id for rival in rivals)
         else it
         for it, match in zip(findings(matches, name), matches, strict=True)
     )
     first = _first_error(chosen)
     own = _own_error(name, log, first) if first is not None and first.text.startswith(_ERROR) else None
-    late = [
-        cause
-        for match, cause in zip(matches, found, strict=True)
-        if cause.ends_a_process and match.at >= late_at
-    ]
+    late = [cause for match, cause in zip(matches, found, strict=True) if cause.ends_a_process and match.at >= late_at]
     late_cause = next(iter(likeliest_first(of_lines([late]))), None)
     end = None if late_cause else _first_error(_chosen([it for it in looked_at if it.at >= late_at]))
     return LogFacts(
@@ -353,11 +351,9 @@ def _facts(name: str, log: BinaryIO, lines: Iterable[Hit]) -> LogFacts:
 
 def _clues(looked_at: Sequence[Match]) -> tuple[Match, ...]:
     """Return the lines that speak most of a failure: those of the last cluster, then others."""
-    last = max((it.at for it in looked_at if _suspicion(it) < _MAYBE_WELL), default=0)
-    chosen = heapq.nsmallest(
-        2 * MOST_SHOWN, looked_at, key=lambda it: (_suspicion(it) + (it.at < last - _CLUSTER_BYTES), it.at)
-    )
-    return tuple(sorted(chosen, key=lambda it: it.at))
+    last = max((it.at for it in looked_at if _weight(it) < _MAYBE_WELL), default=0)
+    clues = [replace(it, is_late=it.at >= last - _CLUSTER_BYTES) for it in looked_at]
+    return tuple(heapq.nsmallest(2 * MOST_SHOWN, clues, key=_suspicion))
 
 
 def _survived(log: BinaryIO, found: Sequence[Match], last_at: int) -> bool:

@@ -62,6 +62,8 @@ class Match:
     """Whether the next exception names it as its direct cause."""
     time: str = ""
     host: str = ""
+    is_late: bool = False
+    """Whether it stands in the last cluster of errors before the end of its log."""
 
     @property
     def is_error(self) -> bool:
@@ -202,15 +204,13 @@ class SuspectLine:
             return []
         installed = [words()["package"].search(it["file"]) for it in frames]
         own = next((it for it in frames if not words()["library"].search(it["file"])), None)
-        inside = (
-            it for it, frame in zip(installed, frames, strict=True) if it or not _is_standard(frame["file"])
-        )
+        inside = (it for it, frame in zip(installed, frames, strict=True) if it or not _is_standard(frame["file"]))
         nearest = next(inside, None)
         groups["place"] = _place(frames[0])
         groups["caller"] = _place(own) if own is not None and own is not frames[0] else ""
         groups["package"] = nearest["package"] if nearest else ""
         source = next((it.strip() for it in above if it.strip() and not words()["passed"].match(it)), "")
-        near = f"{source}\n{frames[0]['file']} {frames[0]['function']}"
+        near = "\n".join(above[:5])  # two frames, with marks below their source text
         groups["config"] = "config" if words()["of_config"].search(near) else ""
         is_bare = said is not None and " " not in said.strip()
         return [source] if is_bare and not words()["raises"].match(source) else []
