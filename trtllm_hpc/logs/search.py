@@ -113,7 +113,7 @@ def hits(paths: Sequence[Path], texts: Sequence[str], words: Sequence[str]) -> I
     for first in range(0, len(paths), _FILES_AT_ONCE):
         some = paths[first : first + _FILES_AT_ONCE]
         with tempfile.NamedTemporaryFile() as file:
-            file.write("\n".join(map(_for_ripgrep, texts)).encode())
+            file.write("\n".join(map(for_ripgrep, texts)).encode())
             file.flush()
             command = ["rg", *_OPTIONS, f"--file={file.name}", "--", *map(str, some)]
             seen: list[Path] = []
@@ -127,7 +127,8 @@ def hits(paths: Sequence[Path], texts: Sequence[str], words: Sequence[str]) -> I
             yield from _hits_without([path for path in some if path not in done], words)
 
 
-def _for_ripgrep(text: str) -> str:
+def for_ripgrep(text: str) -> str:
+    """Return a text of the first pass as an expression of ripgrep."""
     line_start, plain = ("^", text[1:]) if text.startswith("\n") else ("", text)
     return line_start + re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", plain)
 
