@@ -60,8 +60,8 @@ name for its logs. All logs of a job are read together.
    `data/advice.toml`: its own words (`please set ...`), an option, a variable, a path, a host, the status of
    HTTP, the word of an error number, a signal, the package and the line of the last frame.
 7. Time limits and other ends are consequences where an entry that is none stands before them. What a program
-   proposes itself (`Possible solutions:`, `Hint:`) is quoted as the next step. Tracebacks at information level
-   are calm.
+   proposes itself (`Possible solutions:`, `Hint:`) is quoted as the next step. Tracebacks at
+   information level are calm.
 8. A root cause goes before its consequences on other ranks, whatever their clocks say; a precise cause before
    one that only names the kind of failure; what ends a process before what fails single requests; `fatal`
    before `error`; then the order of the lines decides.

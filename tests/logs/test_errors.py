@@ -164,3 +164,11 @@ def test_without_ripgrep_the_same_is_found(tmp_path: Path, monkeypatch: pytest.M
         logs = [tmp_path / f"{least_bytes}-{name}" for name in EXCERPTS]
         found[-1] = [[(it.id, it.line, it.match) for it in facts.causes] for facts in logs_facts(logs)]
     assert found[0] == found[1]
+
+
+def test_the_end_of_a_very_long_line_is_read(tmp_path: Path, searched: str) -> None:
+    log = tmp_path / "log"
+    bar = "\r".join(f"loading {number:06d} of 999999" for number in range(40_000))
+    log.write_text(f"an error is near\n{bar}\rCUDA out of memory. Tried to allocate 2.00 GiB\nfine\n")
+    [facts] = logs_facts([log])
+    assert [it.id for it in facts.causes] == ["cuda-out-of-memory"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,7 +51,16 @@ from trtllm_hpc.logs.causes.table import (
     texts_of,
     words,
 )
-from trtllm_hpc.logs.reading import decode, is_packed, lines_of, opened, seek_last_lines, stat_of, uncoloured
+from trtllm_hpc.logs.reading import (
+    LONGEST_LINE_BYTES,
+    decode,
+    is_packed,
+    lines_of,
+    opened,
+    seek_last_lines,
+    stat_of,
+    uncoloured,
+)
 from trtllm_hpc.logs.search import MASK, Hit, hits, hits_in
 
 LATE_LINES = 500
@@ -113,7 +123,7 @@ def logs_facts(paths: Sequence[Path]) -> list[LogFacts]:
         _known.clear()
     stamps = {path: (stat.st_size, stat.st_mtime_ns) for path in paths if (stat := stat_of(path)) is not None}
     new = [path for path, stamp in stamps.items() if path not in _known or _known[path][0] != stamp]
-    plain = [path for path in new if not is_packed(path)]
+    plain = [path for path in new if not is_packed(path) and path.is_file() and os.access(path, os.R_OK)]
     read = dict.fromkeys(new, LogFacts())
     for path, lines in hits(plain, *first_pass()) if plain else ():
         try:
@@ -121,7 +131,7 @@ def logs_facts(paths: Sequence[Path]) -> list[LogFacts]:
                 read[path] = _facts(str(path), log, lines)
         except OSError:
             continue
-    for path in set(new).difference(plain):
+    for path in filter(is_packed, new):
         try:
             with opened(path) as log:
                 read[path] = facts_of_stream(log, str(path))
@@ -133,9 +143,7 @@ def logs_facts(paths: Sequence[Path]) -> list[LogFacts]:
 
 def facts_of_stream(log: BinaryIO, name: str) -> LogFacts:
     """Return what a log shows that is open, and can be read from any place."""
-    log.seek(0)
-    # The exact look moves the position, so the lines are found first; a few million of them need the memory.
-    return _facts(name, log, list(hits_in(log, first_pass()[1])))
+    return _facts(name, log, hits_in(log, first_pass()[1]))
 
 
 def scan(log: BinaryIO) -> list[Match]:
@@ -143,8 +151,7 @@ def scan(log: BinaryIO) -> list[Match]:
 
     To these belongs the likeliest root among the errors that no entry of the table knows.
     """
-    log.seek(0)
-    return _chosen(_looked_at(log, list(hits_in(log, first_pass()[1])), 0, {}))
+    return _chosen(_looked_at(log, hits_in(log, first_pass()[1]), 0, {}))
 
 
 def nearest_to_an_error(log: BinaryIO, *, only: bool) -> list[str]:
@@ -200,7 +207,9 @@ def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict
     done = set[bytes]()
     block, begin, whole = b"", 0, False
     calm_until = traceback_end = 0
-    for number, at in lines:
+    hits_, pieces, split_at = iter(lines), iter(tuple[Hit]()), -1
+    while (hit := next(pieces, None) or next(hits_, None)) is not None:
+        number, at = hit
         if not (begin <= max(0, at - _BEFORE_BYTES) and (whole or at + _AFTER_BYTES <= begin + len(block))):
             begin, size = max(0, at - _BEFORE_BYTES), _BEFORE_BYTES + _WINDOW_BYTES + _AFTER_BYTES
             log.seek(begin)
@@ -208,6 +217,10 @@ def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict
             whole = len(block) < size
         end = block.find(b"\n", at - begin)
         raw = block[at - begin : end if end >= 0 else len(block)]
+        if len(raw) > LONGEST_LINE_BYTES and at != split_at:
+            is_start = at == begin or block[at - begin - 1 : at - begin] == b"\n"
+            pieces, split_at = _pieces(log, hit) if is_start else pieces, at
+            raw = raw[:LONGEST_LINE_BYTES]
         shape = (b"\n" if at >= late_at else b"") + raw[:_LONGEST_SHAPE].translate(MASK)
         if shape in done or at < calm_until:
             continue
@@ -247,6 +260,13 @@ def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict
             if len(last) > _LAST:
                 del last[next(iter(last))]
     return [*found.values(), *last.values()]
+
+
+def _pieces(log: BinaryIO, hit: Hit) -> Iterator[Hit]:
+    """Yield the pieces of a very long line that may show something, as of a progress bar that ends no line."""
+    number, at = hit
+    pieces = takewhile(lambda it: it[0] == 1, hits_in(log, first_pass()[1], at))
+    yield from ((number, start) for _, start in pieces if start != at)
 
 
 def _said(text: str, what: str) -> str:

@@ -167,11 +167,7 @@ class Filter:
 
     def candidates(self, block: bytes) -> Iterator[bytes]:
         """Yield parts of a block, whole lines, which contain all those that match."""
-        texts = (
-            ()
-            if self.pattern is None or self.pattern.flags & _OTHER_FLAGS
-            else literals(self.pattern.pattern)
-        )
+        texts = () if self.pattern is None or self.pattern.flags & _OTHER_FLAGS else literals(self.pattern.pattern)
         # What is not UTF-8 in a log is replaced when it is decoded.
         if not texts or b"\x1b" in block or any("\ufffd" in text for text in texts):
             yield block
@@ -203,7 +199,7 @@ def _written(path: Path, selected: Filter) -> Iterator[str]:
     with file:
         if selected.last is not None and selected.pattern is None:
             seek_last_lines(file, selected.last)
-        parts = (part for block in blocks_of(file) for part in selected.candidates(block))
+        parts = (part for block in blocks_of(file, file.tell()) for part in selected.candidates(block))
         texts = (selected.matching(line) for part in parts for line in _lines_of(part))
         lines = (text for text in texts if text is not None)
         yield from lines if selected.last is None else deque(lines, maxlen=selected.last)
@@ -216,9 +212,7 @@ def _lines_of(part: bytes) -> Iterable[bytes]:
     return lines_of(BytesIO(part))
 
 
-def followed_lines(
-    list_selected: Callable[[], list[LogFile]], selected: Filter
-) -> Iterator[tuple[LogFile, list[str]]]:
+def followed_lines(list_selected: Callable[[], list[LogFile]], selected: Filter) -> Iterator[tuple[LogFile, list[str]]]:
     """Yield selected lines of several logs as they are written, until every writer has ended.
 
     The logs are listed again and again, since ranks appear and end.

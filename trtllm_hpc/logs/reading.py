@@ -115,13 +115,14 @@ def uncoloured(raw: bytes) -> bytes:
     return _COLOURS.sub(b"", raw) if b"\x1b" in raw else raw
 
 
-def blocks_of(log: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines from the file's position on in blocks of about 64 KiB.
+def blocks_of(log: BinaryIO, start: int = 0) -> Iterator[bytes]:
+    """Yield the lines from ``start`` on in blocks of about 64 KiB; the file's position may be moved meanwhile.
 
     A line is cut only where it alone is longer than a block.
     """
     pending = b""
-    while chunk := log.read(_BLOCK_BYTES):
+    while log.seek(start) >= 0 and (chunk := log.read(_BLOCK_BYTES)):
+        start += len(chunk)
         block = pending + chunk
         cut = block.rfind(b"\n") + 1 or len(block)
         yield block[:cut]

@@ -153,8 +153,8 @@ def _hits_without(paths: Iterable[Path], words: Sequence[str]) -> Iterator[tuple
             yield path, hits_in(log, words)
 
 
-def hits_in(log: BinaryIO, words: Sequence[str]) -> Iterator[Hit]:
-    """Yield the lines from a log's position on that may contain a word.
+def hits_in(log: BinaryIO, words: Sequence[str], start: int = 0) -> Iterator[Hit]:
+    """Yield the lines of a log from ``start`` on that may contain a word; the log's position may be moved meanwhile.
 
     Lines are compared without their numbers. Those that are new are cut at spaces, and what is new of that is searched,
     for words; all of a new line only for texts with spaces.
@@ -163,8 +163,8 @@ def hits_in(log: BinaryIO, words: Sequence[str]) -> Iterator[Hit]:
     phrases = [text for text in masked if len(text.split()) != 1 or text.strip() != text]
     masked = [text for text in masked if text not in set(phrases)]
     clean, hot, known, bad = set[bytes](), set[bytes](), set[bytes](), set[bytes]()
-    number, at = 1, 0
-    for block in blocks_of(log):
+    number, at = 1, start
+    for block in blocks_of(log, start):
         shapes = block.translate(MASK).split(b"\n")
         new = {shape for shape in shapes if shape not in clean and shape not in hot}
         if new:
