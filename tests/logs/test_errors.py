@@ -130,8 +130,11 @@ def test_of_a_log_that_is_all_errors_all_is_read_too(tmp_path: Path, searched: s
 def test_of_many_different_errors_the_first_and_the_last_are_kept(tmp_path: Path, searched: str) -> None:
     log = tmp_path / "log"
     words = [chr(103 + number % 17) * (1 + number // 17) for number in range(1500)]
-    log.write_bytes(b"".join(f"error: {word} is not there\n".encode() for word in words))
+    lines = [f"error: {word} is not there\n".encode() for word in words]
+    lines.insert(700, b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+    log.write_bytes(b"".join(lines))
     [facts] = logs_facts([log])
+    assert [(it.id, it.line) for it in facts.causes] == [("first-error", 1), ("cuda-ecc", 701)]
     assert facts.first_error == "error: g is not there"
     assert {clue.line for clue in facts.clues} & set(range(1000, 1501))
 

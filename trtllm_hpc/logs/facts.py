@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice, takewhile
@@ -204,11 +204,18 @@ def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict
     """
     patterns, index = _entries()
     found, last = dict[int, Match](), dict[int, Match]()
-    done = set[bytes]()
+    done, seen = set[bytes](), set[str]()
+    later: deque[Hit] | None = deque(maxlen=_LAST)
     block, begin, whole = b"", 0, False
     calm_until = traceback_end = 0
     hits_, pieces, split_at = iter(lines), iter(tuple[Hit]()), -1
-    while (hit := next(pieces, None) or next(hits_, None)) is not None:
+    while True:
+        hit = next(pieces, None) or next(hits_, None)
+        if hit is None and later is not None:
+            hits_, later, calm_until, traceback_end = iter(later), None, 0, 0
+            continue
+        if hit is None:
+            return [*found.values(), *last.values()]
         number, at = hit
         if not (begin <= max(0, at - _BEFORE_BYTES) and (whole or at + _AFTER_BYTES <= begin + len(block))):
             begin, size = max(0, at - _BEFORE_BYTES), _BEFORE_BYTES + _WINDOW_BYTES + _AFTER_BYTES
@@ -226,11 +233,14 @@ def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict
             continue
         plain = uncoloured(raw)
         if words()["ready"].search(decode(plain)):
-            for one in (found, last, done):
-                one.clear()
+            found, last, done, seen = {}, {}, set(), set()
+            later = deque(maxlen=_LAST) if later is not None else None
+            continue
+        known = {it for word, texts in index.items() if word in plain for it, text in texts if text in plain}
+        if later is not None and len(found) >= _FIRST and not _may_be_new(map(patterns.__getitem__, known), raw, seen):
+            later.append(hit)
             continue
         line = SuspectLine(block, at - begin, raw, at, number)
-        known = {it for word, texts in index.items() if word in plain for it, text in texts if text in plain}
         calm = line.is_calm or line.level == "warning"
         matched = _known_cause([patterns[it] for it in sorted(known) if patterns[it][0].calm or not calm], line)
         if matched is not None and matched.cause.generic and is_exception(line.texts[-1]):
@@ -256,10 +266,18 @@ def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict
         if matched is not None and (matched.weight is None or not (matched.at in found or matched.at in last)):
             text = decode(plain)
             matched = replace(matched, time=_said(text, "time"), host=_said(text, "host"))
-            (found if matched.at in found or len(found) < _FIRST else last)[matched.at] = matched
+            is_first = matched.weight is None and matched.cause.id not in seen
+            seen.add(matched.cause.id)
+            (found if is_first or matched.at in found or len(found) < _FIRST else last)[matched.at] = matched
             if len(last) > _LAST:
                 del last[next(iter(last))]
-    return [*found.values(), *last.values()]
+
+
+def _may_be_new(entries: Iterable[tuple[Cause, str]], raw: bytes, seen: Collection[str]) -> bool:
+    """Return whether a line may have an entry that was not seen before: a log may consist of errors."""
+    new = [(cause, pattern) for cause, pattern in entries if cause.id not in seen]
+    text = stripped(raw)[0] if new else ""
+    return any(cause.lines > 1 or compiled(pattern).search(text) for cause, pattern in new)
 
 
 def _pieces(log: BinaryIO, hit: Hit) -> Iterator[Hit]:
