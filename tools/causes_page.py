@@ -59,7 +59,10 @@ name for its logs. All logs of a job are read together.
 6. What to do about an error that no entry knows comes from what its line holds, by the rules in
    `data/advice.toml`: its own words (`please set ...`), an option, a variable, a path, a host, the status of
    HTTP, the word of an error number, a signal, the package and the line of the last frame.
-7. A root cause goes before its consequences on other ranks, whatever their clocks say; a precise cause before
+7. Time limits and other ends are consequences where an entry that is none stands before them. What a program
+   proposes itself (`Possible solutions:`, `Hint:`) is quoted as the next step. Tracebacks at
+   information level are calm.
+8. A root cause goes before its consequences on other ranks, whatever their clocks say; a precise cause before
    one that only names the kind of failure; what ends a process before what fails single requests; `fatal`
    before `error`; then the order of the lines decides.
 
@@ -67,7 +70,7 @@ The answer says how much is known: in words, as `degree` in JSON ([fields](json.
 
 | | means | exit code |
 |---|---|--:|
-| `cause` (`known cause`) | the line means this and nothing else | 1 |
+| `cause` (`known cause`) | only this cause writes the line, and no other error stands before it | 1 |
 | `likely cause` | the line shows the kind of failure: its package, file, device or peer | 3 |
 | `first error` | the line is an error, and no other error explains it; no more is known | 4 |
 | no cause | no error, or errors after which the log goes on for long; the nearest lines are shown | 0 |
@@ -93,7 +96,11 @@ off = true                      # a shipped entry that is not to be used
 ```
 
 `generic = true` marks an entry that only names the kind of failure, `lines = 3` one whose patterns span
-three lines.
+three lines, `calm = true` one that counts in warnings too. A shipped entry is a known cause only if it says
+what makes it so: `specific = "option"`, `"code"`, `"path"` or `"message"`; yours are unless they are generic.
+
+Below each answer stand the five most suspicious lines of all logs, with rank, node, time and place: those of
+the last cluster of errors before the end count most.
 
 ## The table
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.logs.runs import make_run
+from tests.logs.runs import add_rank, make_run
 from tests.plans import write_plan
 from tests.runs.made import written
 from tests.schemas.check import documented
@@ -242,3 +242,48 @@ def test_a_run_is_found_by_its_name_and_a_folder_comes_first(
     assert explain("chat-1").output.startswith("first error: NCCL lost another rank.")
     unknown = explain("chat-2")
     assert "There is no file or folder 'chat-2'. No run is called 'chat-2'" in unknown.output
+
+
+def test_a_run_is_explained_by_what_status_knows_then_by_its_lines(tmp_path: Path) -> None:
+    run = ended_run(tmp_path / "run", "stage_end", 7)
+    add_rank(run, 0, log="2026-11-28 10:00:00 RuntimeError: the loop is closed\n", ended_at=3.0, exit_code=1)
+    lines = explain(str(run.folder)).output.splitlines()
+    status = documented("status", CliRunner().invoke(command, ["status", str(run.folder), "--json"]).output)
+    assert lines[0] == f"failed: {status['sentence']}"
+    assert lines[-2].startswith("most suspicious lines:") or "most suspicious lines:" in lines
+    shown = (
+        f"{run.rank_log('serve', 0)}:1, rank 0, on n0, 2026-11-28 10:00:00: RuntimeError: the loop is closed"
+    )
+    assert f"  {shown}" in lines
+
+
+def test_a_bundle_has_what_helps_and_nothing_private(tmp_path: Path) -> None:
+    run = ended_run(tmp_path / "run", "stage_end", 7)
+    add_event(run, "serve", "failed", reason="no server could listen at port 8000")
+    private = """\
+Received request cmpl-1: prompt: 'the secret of the moon', params: 1
+{"messages": [{"role": "user", "content": "the secret of the sun"}], "text_input": "the secret of Mars"}
+Authorization: Bearer abcdefghijkl hf_abcdefghijklmnop /home/alice/models user=alice
+"""
+    log = (
+        "TensorRT-LLM version: 1.2.0\n" + private + "fine\n" * 9 + "RuntimeError: no moon in /home/alice/a\n"
+    )
+    add_rank(run, 0, log=log + private, ended_at=3.0, exit_code=1)
+    for rank in range(1, 300):
+        run.rank_log("serve", rank).write_text(f"rank {rank} is well\n" * 50)
+    bundle = tmp_path / "bundle.md"
+    output = explain(str(run.folder), "--bundle", str(bundle)).output
+    text = bundle.read_text()
+    assert len(bundle.read_bytes()) <= 64 << 10 and output.splitlines()[0] in text
+    for title in ("Answer", "Most suspicious lines", "Versions", "Plan", "Timeline", "Last lines"):
+        assert f"## {title}\n" in text
+    assert (
+        "tensorrt_llm 1.2.0" in text
+        and "serve stage_end" in text
+        and "RuntimeError: no moon in /home/USER" in text
+    )
+    assert not any(word in text for word in ("secret of", "abcdefgh", "alice"))
+    log_alone = tmp_path / "a.out"
+    log_alone.write_text(OOM)
+    explain(str(log_alone), "--bundle", str(bundle))
+    assert "The GPU's memory is full" in bundle.read_text() and "## Plan" not in bundle.read_text()

@@ -1,24 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
 
 import pytest
 
-from trtllm_hpc.logs.causes import scan
+from trtllm_hpc.logs import search
 
 
-@contextmanager
-def searched_with(engine: str) -> Iterator[None]:
-    """Search logs as small ones are (``sieve``), or as large ones (``vectorscan``)."""
-    scan._sieve.cache_clear()
-    scan._sieve().expect(1 << 30 if engine == "vectorscan" else 0)
-    yield
-    scan._sieve.cache_clear()
-
-
-@pytest.fixture(params=["sieve", "vectorscan"])
-def search(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run a test with each way to search logs."""
-    with searched_with(request.param):
-        yield request.param
+@pytest.fixture(params=["ripgrep", "without ripgrep"])
+def searched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Search logs with ripgrep, however small they are, or without it."""
+    if request.param == "ripgrep" and shutil.which("rg") is None:
+        pytest.skip("ripgrep is not installed")
+    monkeypatch.setattr(search, "_BYTES_FOR_RIPGREP", 0 if request.param == "ripgrep" else 1 << 60)
+    return str(request.param)

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.logs.test_causes import EXCERPTS
 from trtllm_hpc.logs.facts import LogFacts, facts_of_stream, logs_facts
 from trtllm_hpc.logs.reading import last_lines
 
@@ -103,42 +105,73 @@ def test_a_long_line_is_cut() -> None:
     assert first_error([b"error: " + b"x" * 1000]) == f"error: {'x' * 593}"
 
 
-def test_the_error_at_the_end_of_a_huge_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_MOST_BYTES", "_MOST_BYTES_OF_VECTORSCAN", "_TAIL_BYTES", "_LEAST_TAIL_BYTES"):
-        monkeypatch.setattr(f"trtllm_hpc.logs.causes.scan.{name}", 1000)
-    log = tmp_path / "log"
-    log.write_bytes(b"fine\n" * 10_000 + b"error: at last\n")
-    assert logs_facts([log])[0].first_error == "error: at last"
+def test_all_of_a_log_is_read(tmp_path: Path, searched: str) -> None:
+    log, filler = tmp_path / "log", b"fine\n" * 500_000
+    ecc = b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    log.write_bytes(filler + ecc + b"fine " * 9 + b"\n" + filler + b"E1121 10:02:03.1 7 a.cc:1] at last\n")
+    [facts] = logs_facts([log])
+    assert [(it.id, it.line) for it in facts.causes] == [("cuda-ecc", 500_001), ("first-error", 1_000_003)]
+    assert facts.end == "at last"
 
 
 def test_no_log_has_no_error(tmp_path: Path) -> None:
     assert logs_facts([tmp_path / "missing"]) == [LogFacts()]
 
 
-def test_of_a_log_that_is_all_errors_beginning_and_end_are_searched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str
-) -> None:
-    for name, value in (("_MOST_WORK", 50_000), ("_TAIL_BYTES", 2000), ("_LEAST_TAIL_BYTES", 2000)):
-        monkeypatch.setattr(f"trtllm_hpc.logs.causes.scan.{name}", value)
+def test_of_a_log_that_is_all_errors_all_is_read_too(tmp_path: Path, searched: str) -> None:
     log = tmp_path / "log"
     line = b"error: request failed\n"
     log.write_bytes(line * 50_000 + b"OSError: [Errno 122] Disk quota exceeded\n" + line)
     [facts] = logs_facts([log])
     assert [(it.id, it.line) for it in facts.causes] == [("first-error", 1), ("disk-quota", 50_001)]
     assert facts.late_cause == facts.causes[1]
-    assert facts.unread_bytes > 40_000 * len(line)
 
 
-def test_the_end_of_a_log_without_line_ends_is_found_without_reading_all_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("_MOST_BYTES", "_MOST_BYTES_OF_VECTORSCAN"):
-        monkeypatch.setattr(f"trtllm_hpc.logs.causes.scan.{name}", 1 << 20)
+def test_of_many_different_errors_the_first_and_the_last_are_kept(tmp_path: Path, searched: str) -> None:
     log = tmp_path / "log"
-    with log.open("wb") as file:
-        file.truncate(1 << 40)  # a sparse file: reading all of it would take an hour
-        file.seek(0, 2)
-        file.write(b"\nerror: at last\n")
+    words = [chr(103 + number % 17) * (1 + number // 17) for number in range(1500)]
+    lines = [f"error: {word} is not there\n".encode() for word in words]
+    lines.insert(700, b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
+    log.write_bytes(b"".join(lines))
+    [facts] = logs_facts([log])
+    assert [(it.id, it.line) for it in facts.causes] == [("first-error", 1), ("cuda-ecc", 701)]
+    assert facts.first_error == "error: g is not there"
+    assert {clue.line for clue in facts.clues} & set(range(1000, 1501))
+
+
+def test_a_log_without_line_ends_is_read(tmp_path: Path, searched: str) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * (8 << 20) + b"\nerror: at last\n")
     [facts] = logs_facts([log])
     assert facts.end == facts.first_error == "error: at last"
     assert last_lines(log, 2)[-1] == "error: at last"
+
+
+def test_a_log_that_vanishes_while_ripgrep_reads_hides_no_other(tmp_path: Path, searched: str) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(b"fine\n" * 9 + b"error: at last\n")
+    paths = [tmp_path / "a", tmp_path, tmp_path / "b", tmp_path / "none"]
+    assert [it.first_error for it in logs_facts(paths)] == ["error: at last", None, "error: at last", None]
+
+
+def test_without_ripgrep_the_same_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("rg") is None:
+        pytest.skip("ripgrep is not installed")
+    found = list[list[list[tuple[object, ...]]]]()
+    for least_bytes in (0, 1 << 60):
+        monkeypatch.setattr("trtllm_hpc.logs.search._BYTES_FOR_RIPGREP", least_bytes)
+        found.append([])
+        for name, entry in EXCERPTS.items():
+            log = tmp_path / f"{least_bytes}-{name}"
+            log.write_text(f"fine\n{entry['log']}\nE1121 10:02:03.1 7 a.cc:1] at last\nfine\n")
+        logs = [tmp_path / f"{least_bytes}-{name}" for name in EXCERPTS]
+        found[-1] = [[(it.id, it.line, it.match) for it in facts.causes] for facts in logs_facts(logs)]
+    assert found[0] == found[1]
+
+
+def test_the_end_of_a_very_long_line_is_read(tmp_path: Path, searched: str) -> None:
+    log = tmp_path / "log"
+    bar = "\r".join(f"loading {number:06d} of 999999" for number in range(40_000))
+    log.write_text(f"an error is near\n{bar}\rCUDA out of memory. Tried to allocate 2.00 GiB\nfine\n")
+    [facts] = logs_facts([log])
+    assert [it.id for it in facts.causes] == ["cuda-out-of-memory"]

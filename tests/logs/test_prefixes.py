@@ -7,7 +7,7 @@ import io
 import pytest
 
 from trtllm_hpc.logs.causes.explain import Finding, findings, likeliest_first, of_lines
-from trtllm_hpc.logs.causes.scan import scan
+from trtllm_hpc.logs.facts import scan
 
 PREFIXES = {
     "none": "",
@@ -47,7 +47,7 @@ ERRORS = {
 
 
 def explained(text: str) -> tuple[Finding, ...]:
-    return likeliest_first(of_lines([findings(scan(io.BytesIO(text.encode())).matches, "log")]))
+    return likeliest_first(of_lines([findings(scan(io.BytesIO(text.encode())), "log")]))
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -17,15 +17,20 @@ import click
 
 from trtllm_hpc.cli.shared import json_option, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import ExitCode, RunNotFound, SubmissionError
-from trtllm_hpc.logs.causes.explain import Finding, cause_lines, likeliest_first, of_lines
+from trtllm_hpc.logs.causes.explain import Finding, cause_lines, clue_lines, likeliest_first, of_lines
 from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables
-from trtllm_hpc.logs.facts import LogFacts, facts_of_stream, logs_facts, nearest_to_an_error
-from trtllm_hpc.logs.files import stage_of
-from trtllm_hpc.logs.packed import opened
-from trtllm_hpc.logs.reading import escaped, quoted, stat_of
+from trtllm_hpc.logs.facts import (
+    LogFacts,
+    facts_of_stream,
+    logs_facts,
+    nearest_to_an_error,
+    suspicious_lines,
+)
+from trtllm_hpc.logs.files import list_logs, stage_of
+from trtllm_hpc.logs.reading import escaped, opened, quoted, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.report.formatting import format_bytes
+from trtllm_hpc.report.bundle import bundle
 from trtllm_hpc.runs.causes import UNKNOWN
 from trtllm_hpc.runs.find import find_run, is_run
 from trtllm_hpc.runs.status import RunState, RunStatus, job_ids, status_or_files, unanswered_status
@@ -36,24 +41,35 @@ _EXIT_CODES = {Degree.KNOWN: 1, Degree.LIKELY: 3, Degree.FIRST_ERROR: 4}
 @click.command("explain")
 @click.argument("files", nargs=-1, metavar="[FILE|FOLDER|RUN...|-]", type=click.Path(allow_dash=True))
 @runs_option
+@click.option(
+    "--bundle",
+    "bundle_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the answer with its evidence, versions, plan, timeline and last lines to FILE, at most 64 KiB"
+    " without keys, prompts and names of users: to paste into an issue or a chat.",
+)
 @json_option
 @click.pass_context
-def command(context: click.Context, files: tuple[str, ...], runs: Path | None, as_json: bool) -> int:
+def command(
+    context: click.Context, files: tuple[str, ...], runs: Path | None, bundle_file: Path | None, as_json: bool
+) -> int:
     """Say what went wrong in logs: of Slurm, pyxis, MPI, NCCL, CUDA, TensorRT-LLM, Triton.
 
     All files are read together, as the logs of one job: the likeliest cause
     comes first, then others, then what only followed from them. 'cause' is said
-    where a line means this and nothing else, 'likely cause' where it shows the
-    kind of failure, 'first error' where nothing more is known of it than that it
-    does not follow from another error. What stands before a server was ready
-    does not count. Without FILE the latest run is explained, or what is piped
-    in; '-' is the standard input. A RUN (its folder, its name or 'latest') stands
-    for the causes that `status` shows, or for all its logs if `status` shows none,
+    where only this cause writes such a line and no other error stands before it,
+    'likely cause' where it shows the kind of failure, 'first error' where nothing
+    more is known of it than that it does not follow from another error. Below the
+    answer stand the five most suspicious lines, so that you can judge it yourself.
+    What stands before a server was ready does not count. Without FILE the latest
+    run is explained, or what is piped in; '-' is the standard input. A RUN (its
+    folder, its name or 'latest') stands for what `status` knows and the causes
+    that it shows, or for all its logs if `status` shows none,
     with those of the jobs that failed before the present one (serve.renew); a run
     that has completed or was cancelled has no cause. Another folder stands for the
     files in it; a path that exists comes before a run of the same name. Logs may
-    be compressed (gzip, bzip2, xz, zstd) or in UTF-16. Of logs that are too long
-    to be searched in seconds, beginning and end are searched.
+    be compressed (gzip, bzip2, xz, zstd) or in UTF-16. All of each log is read.
 
     Causes of your own stand in ~/.config/trtllm-hpc/causes/*.toml, your site's in
     /etc/trtllm-hpc/causes, in the form of the table in docs/reference/causes.md.
@@ -64,6 +80,7 @@ def command(context: click.Context, files: tuple[str, ...], runs: Path | None, a
       trtllm-hpc explain slurm-4711.out
       trtllm-hpc explain logs/*.out --json
       journalctl -k | trtllm-hpc explain -
+      trtllm-hpc explain latest --bundle failure.md
 
     \b
     Exit codes: 0 no cause was found, 1 a known cause, 3 a likely cause, 4 a first
@@ -76,21 +93,35 @@ def command(context: click.Context, files: tuple[str, ...], runs: Path | None, a
         if "-" in logs:
             shutil.copyfileobj(sys.stdin.buffer, piped)
         facts, of_logs = _explained(logs, cast(BinaryIO, piped))
-        found = [*(it for status in told for it in status.causes), *of_logs]
+        found = [*(it for _, status in told for it in status.causes), *of_logs]
+        # What status knows has a run's logs as its evidence.
+        of_runs = [str(log.path) for run, _ in told for log in list_logs(run) if log.size_bytes]
+        facts_of_runs = logs_facts([Path(it) for it in of_runs])
+        answer = [f"{status.state.value}: {status.sentence}" for _, status in told]
+        answer += cause_lines(found, places=True)
+        if found:
+            clues = suspicious_lines([*facts_of_runs, *facts], [*of_runs, *logs])
+            lines = clue_lines(clues, _hosts([run for run, _ in told]))
+            answer += ["most suspicious lines:", *map(quoted, lines)] if lines else []
+        elif logs or not told:
+            answer.append("No cause was found.")
         if as_json:
             print_json(found)
-        elif found:
-            click.echo("\n".join(cause_lines(found, places=True)))
         else:
-            for status in told:
-                click.echo(escaped(f"{status.state.value}: {status.sentence}"))
-            if logs or not told:
-                click.echo("No cause was found.")
-            for name, fact in zip(logs, facts, strict=True):
+            click.echo("\n".join(map(escaped, answer)))
+            for name, fact in () if found else zip(logs, facts, strict=True):
                 log = cast(BinaryIO, piped) if name == "-" else opened(Path(name))
                 _say_nearest(name, fact, log, alone=len(logs) == 1)
+    if bundle_file is not None:
+        run = next((run for run, _ in told), None) or next(filter(None, map(_run_of, logs)), None)
+        bundle_file.write_text(bundle(run, answer, [*facts_of_runs, *facts], [*of_runs, *logs]), "utf-8")
     root = next((it for it in found if it.kind is Kind.ROOT), next(iter(found), None))
     return int(ExitCode.USAGE) if not (logs or told) else 0 if root is None else _EXIT_CODES[root.degree]
+
+
+def _hosts(runs: Sequence[RunSnapshot]) -> dict[str, str]:
+    """Return the nodes on which logs of runs were written, where it is known."""
+    return {str(log.path): log.host for run in runs for log in list_logs(run) if log.host is not None}
 
 
 def _is_piped() -> bool:
@@ -114,16 +145,22 @@ def _explained(logs: Sequence[str], piped: BinaryIO) -> tuple[list[LogFacts], tu
 
 def _named(finding: Finding) -> Finding:
     """Return a finding in the log of a run with the run's name, and its job, in what to do."""
-    log = Path(finding.file or "")
-    # attempts/N may hold a copy of jobs.json, and look like a run.
-    folder = next(filter(is_run, reversed(log.parents[1:4:2])), None)
-    if folder is None:
+    run = _run_of(finding.file or "")
+    if run is None:
         return finding
-    run, stage = RunSnapshot(RunPaths(folder)), stage_of(log.name.partition("_")[0])
+    log = Path(finding.file or "")
+    stage = stage_of(log.name.partition("_")[0])
     failed = () if run.renewal is None else run.renewal.failed
     before = {str(job["attempt"]): job["job_id"] for job in failed}
     job = job_ids(RunSnapshot(RunPaths(log.parents[1]))).get(stage) or before.get(log.parents[1].name)
     return finding.naming(call_name(run.paths), job)
+
+
+def _run_of(log: str) -> RunSnapshot | None:
+    """Return the run whose log this is."""
+    # attempts/N may hold a copy of jobs.json, and look like a run.
+    folder = next(filter(is_run, reversed(Path(log).parents[1:4:2])), None)
+    return None if folder is None else RunSnapshot(RunPaths(folder))
 
 
 def _say_nearest(name: str, facts: LogFacts, log: BinaryIO, *, alone: bool) -> None:
@@ -137,17 +174,17 @@ def _say_nearest(name: str, facts: LogFacts, log: BinaryIO, *, alone: bool) -> N
     what = "errors of {}, after which it goes on" if facts.survived else "lines of {} nearest to an error"
     click.echo(f"The {what.format(escaped(name))}:")
     click.echo("\n".join(f"  | {quoted(line)}" for line in lines))
-    if facts.unread_bytes:
-        click.echo(f"  not searched: {format_bytes(facts.unread_bytes)} in the middle of {escaped(name)}")
 
 
-def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[RunStatus], list[str]]:
+def _logs_in(
+    names: Sequence[str], runs: Path
+) -> tuple[list[str], list[tuple[RunSnapshot, RunStatus]], list[str]]:
     """Return the logs to search, the status of each run that says enough, and what cannot be read and why.
 
     The logs are the files themselves, and those in folders and of other runs.
     """
     logs: list[str] = []
-    told: list[RunStatus] = []
+    told: list[tuple[RunSnapshot, RunStatus]] = []
     unread: list[str] = []
     for name in names:
         folder = Path(name)
@@ -164,7 +201,7 @@ def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[RunStatu
             status = _status(run)
             has_ended_well = status.state in (RunState.COMPLETED, RunState.CANCELLED)
             if status.causes or (has_ended_well and not status.failed_jobs):
-                told.append(status)
+                told.append((run, status))
                 continue
             before = reversed(status.failed_jobs)
             attempts = [RunPaths(run.paths.attempts / str(job.attempt)) for job in before]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trtllm_hpc.logs.causes.explain import likeliest_first, of_lines
 from trtllm_hpc.logs.causes.table import Kind
-from trtllm_hpc.logs.facts import LogFacts, begin_reading, logs_facts
+from trtllm_hpc.logs.facts import LogFacts, logs_facts
 from trtllm_hpc.logs.files import LogFile, list_logs, signal_or_code, stage_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import STEPS
@@ -98,12 +98,6 @@ def stage_logs(
         return (log.rank is None, not is_first, not log.state.startswith("failed"))
 
     return sorted(logs, key=order)
-
-
-def begin_reading_stage(run: RunSnapshot, stage: str) -> None:
-    """Have other processes read the logs of a stage's ranks, if they are large, while the caller goes on."""
-    ranks = {step: ranks for step, ranks in run.ranks_with_logs.items() if stage_of(step) == stage}
-    begin_reading([run.paths.rank_log(step, rank) for step in sorted(ranks) for rank in sorted(ranks[step])])
 
 
 def stage_error(run: RunSnapshot, stage: str) -> str | None:

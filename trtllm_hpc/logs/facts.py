@@ -1,18 +1,18 @@
-"""What logs show of a failure: each log is read once, by several processes if there is much to read."""
+"""What logs show of a failure: a first pass reads all of each, and the exact look only around its hits."""
 
 from __future__ import annotations
 
+import heapq
 import os
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import BinaryIO
 
-from trtllm_hpc.logs.causes.error_texts import is_harmless, suspicious
 from trtllm_hpc.logs.causes.explain import (
     BEFORE,
     REPORTED,
@@ -23,23 +23,71 @@ from trtllm_hpc.logs.causes.explain import (
     of_lines,
     rank_of,
 )
-from trtllm_hpc.logs.causes.roots import FIRST_ERROR, SUSPECT
-from trtllm_hpc.logs.causes.scan import Bounds, Match, Scanned, bounds_of, scan
-from trtllm_hpc.logs.causes.table import Kind, forgotten_with_causes, words
-from trtllm_hpc.logs.causes.table import causes as entries
-from trtllm_hpc.logs.prefixes import stripped
-from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines, stat_of
-from trtllm_hpc.logs.workers import in_order
+from trtllm_hpc.logs.causes.lines import (
+    ELSEWHERE,
+    ERROR,
+    FIRST_ERROR,
+    MODEL_CONFIG,
+    PROPOSAL,
+    SUSPECT,
+    SUSPICIOUS,
+    TRACEBACK,
+    Match,
+    SuspectLine,
+    is_exception,
+    is_harmless,
+    likeliest,
+    stripped,
+    suspicious,
+)
+from trtllm_hpc.logs.causes.table import (
+    Cause,
+    Degree,
+    Kind,
+    causes,
+    compiled,
+    first_pass,
+    forgotten_with_causes,
+    texts_of,
+    words,
+)
+from trtllm_hpc.logs.reading import (
+    LONGEST_LINE_BYTES,
+    decode,
+    is_packed,
+    lines_of,
+    opened,
+    seek_last_lines,
+    stat_of,
+    uncoloured,
+)
+from trtllm_hpc.logs.search import MASK, Hit, hits, hits_in
 
 LATE_LINES = 500
 """So near to a log's end a line may show why its writer ended; its writer survived what stands before."""
+_LATE_BYTES = 64 << 10
 _ERROR, _NEXT = "error: ", "next: "
 """How programs of this package begin an error, and the advice in the line after it."""
-_LATE_BYTES = 64 << 10  # the last lines are looked for in so much, or in the end that is searched
 _ERROR_BYTES = 1 << 20
 _MOST_KNOWN = 8192
 _RARE, _LONGEST_REASON = 3, 300
 """A word is rare that so few lines have; so much of a line is shown as the reason of an error."""
+_SHOWN, _SHOWN_ERROR = 300, 600
+_BEFORE_BYTES, _WINDOW_BYTES, _AFTER_BYTES = 32 << 10, 256 << 10, 96 << 10
+"""What is read around a hit, for the exact look."""
+_FIRST, _LAST = 300, 200
+"""So many lines that are errors are kept of a log: from its beginning, and before its end."""
+_MOST_SHAPES, _LONGEST_SHAPE = 50_000, 4096
+_STACK = re.compile(rb"\s|frame #|#\d+ |=|-{3}|\[?0x")
+"""Lines of a stack, a table or a box, which follow an error."""
+_SURVIVED_LINES, _SURVIVED_LINES_OTHERWISE, _SURVIVED_LINES_EXCEPTION = 12, 30, 150
+"""After an error that shells survive, after another one, and after an exception; without indented lines."""
+_CLUSTER_BYTES = 16 << 10
+"""Errors so near to the last one are the last cluster before the end."""
+_MAYBE_WELL = 3
+"""How suspicious a line is of the kind that runs have which are well."""
+MOST_SHOWN = 5
+"""Suspicious lines below an answer."""
 
 
 @dataclass(frozen=True)
@@ -56,77 +104,57 @@ class LogFacts:
     """The likeliest cause among the last lines that can have ended the writer."""
     end: str | None = None
     """The line that explains the end of the writer, if the log has such a line near its end."""
-    candidates: tuple[Finding, ...] = ()
-    """``causes``, and the other errors that no entry of the table knows, in the order of the lines."""
     survived: bool = False
     """Whether the log goes on for long after its last error, which may end no process."""
-    unread_bytes: int = 0
-    """Size of the middle that was not searched: of very long logs only beginning and end are."""
+    clues: tuple[Match, ...] = ()
+    """The lines that speak most of a failure, in their order; those of the last cluster before the end
+    count most."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Versions that the log names, by program; ``written`` is that of the transformers of the model's
+    config.json."""
 
 
-_Stamps = dict[Path, tuple[int, int]]
-"""Size and time of logs when their reading began."""
 _known: dict[Path, tuple[tuple[int, int], LogFacts]] = {}
-"""Facts by path: `submit --wait` looks every few seconds."""
+"""Facts by path, with the log's size and time before it was read: `submit --wait` looks every few seconds."""
 forgotten_with_causes(_known.clear)
-_begun: list[tuple[_Stamps, Iterator[tuple[Path, LogFacts]]]] = []
-"""What :func:`begin_reading` has begun; the results are not taken yet."""
-
-
-def begin_reading(paths: Sequence[Path]) -> _Stamps:
-    """Have other processes read logs that the caller is going to ask for, if the logs are large."""
-    stamps = {path: stamp for path in paths if (stamp := _stamp(path)) is not None}
-    new = [path for path, stamp in stamps.items() if _recall(path, stamp) is None]
-    if new:  # prepares the search once, not in each process
-        bounds = bounds_of([stamps[path][0] for path in new])
-        _begun.append((stamps, in_order(partial(_read, bounds=bounds), new)))
-    return stamps
 
 
 def logs_facts(paths: Sequence[Path]) -> list[LogFacts]:
-    """Return what each log shows; nothing for a log that cannot be read.
-
-    However much the logs contain, this takes seconds: of long logs only beginning and end are searched.
-    """
+    """Return what each log shows; nothing for a log that cannot be read. All of each log is read."""
     if len(_known) > _MOST_KNOWN:
         _known.clear()
-    _finish()
-    stamps = begin_reading(paths)
-    _finish()
-    return [_recall(path, stamps.get(path)) or LogFacts() for path in paths]
-
-
-def _finish() -> None:
-    while _begun:
-        stamps, results = _begun.pop()
-        _known.update({path: (stamps[path], facts) for path, facts in results})
-
-
-def _recall(path: Path, stamp: tuple[int, int] | None) -> LogFacts | None:
-    known = _known.get(path)
-    return known[1] if known is not None and known[0] == stamp else None
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    stat = stat_of(path)
-    return None if stat is None else (stat.st_size, stat.st_mtime_ns)
-
-
-def _read(path: Path, *, bounds: Bounds) -> Iterator[LogFacts]:
-    from trtllm_hpc.logs.packed import opened  # imported here: few commands read logs
-
-    try:
-        with opened(path) as log:
-            yield _facts(path, log, bounds)
-    except OSError:
-        return
+    stamps = {path: (stat.st_size, stat.st_mtime_ns) for path in paths if (stat := stat_of(path)) is not None}
+    new = [path for path, stamp in stamps.items() if path not in _known or _known[path][0] != stamp]
+    plain = [path for path in new if not is_packed(path) and path.is_file() and os.access(path, os.R_OK)]
+    read = dict.fromkeys(new, LogFacts())
+    for path, lines in hits(plain, *first_pass()) if plain else ():
+        try:
+            with path.open("rb") as log:
+                read[path] = _facts(str(path), log, lines)
+        except OSError:
+            continue
+    for path in filter(is_packed, new):
+        try:
+            with opened(path) as log:
+                read[path] = facts_of_stream(log, str(path))
+        except OSError:
+            continue
+    _known.update({path: (stamps[path], facts) for path, facts in read.items()})
+    return [_known[path][1] if path in stamps else LogFacts() for path in paths]
 
 
 def facts_of_stream(log: BinaryIO, name: str) -> LogFacts:
     """Return what a log shows that is open, and can be read from any place."""
-    bounds = bounds_of([log.seek(0, os.SEEK_END)])
-    log.seek(0)
-    return _facts(Path(name), log, bounds)
+    return _facts(name, log, hits_in(log, first_pass()[1]))
+
+
+def scan(log: BinaryIO) -> list[Match]:
+    """Return what counts in a log that can be read from any place: the first line of each cause, in their
+    order.
+
+    To these belongs the likeliest root among the errors that no entry of the table knows.
+    """
+    return _chosen(_looked_at(log, hits_in(log, first_pass()[1]), 0, {}))
 
 
 def nearest_to_an_error(log: BinaryIO, *, only: bool) -> list[str]:
@@ -135,39 +163,274 @@ def nearest_to_an_error(log: BinaryIO, *, only: bool) -> list[str]:
     return suspicious(list(lines_of(log, _LATE_BYTES)), only=only)
 
 
-def _facts(path: Path, log: BinaryIO, bounds: Bounds) -> LogFacts:
-    scanned, late_bytes = scan(log, bounds), max(_LATE_BYTES, bounds.tail_bytes)
-    reasons = [_reason(log, it) for it in scanned.matches]
+def suspicious_lines(facts: Sequence[LogFacts], names: Sequence[str]) -> list[tuple[str, Match]]:
+    """Return the lines of several logs that speak most of a failure, with their logs' names; each kind
+    once."""
+    clues = [(name, clue) for name, it in zip(names, facts, strict=True) for clue in it.clues]
+    seen: dict[str, tuple[str, Match]] = {}
+    for name, clue in sorted(clues, key=lambda it: _suspicion(it[1])):
+        seen.setdefault(re.sub(r"[\da-f]+", "0", clue.text), (name, clue))
+    chosen = list(seen.values())[:MOST_SHOWN]
+    return sorted(chosen, key=lambda it: (names.index(it[0]), it[1].at))
+
+
+def _suspicion(clue: Match) -> tuple[int, int]:
+    """The sort key of lines as evidence: roots and errors before what follows; the last cluster counts
+    more."""
+    return _weight(clue) + (0 if clue.is_late else 2), clue.at
+
+
+def _weight(clue: Match) -> int:
+    if clue.weight is None:
+        return 0 if clue.cause.kind is Kind.ROOT else 2
+    return {SUSPICIOUS: _MAYBE_WELL, ELSEWHERE: 2}.get(
+        clue.weight, 1 if clue.weight <= ERROR else _MAYBE_WELL
+    )
+
+
+@cache
+def _entries() -> tuple[list[tuple[Cause, str]], dict[bytes, list[tuple[int, bytes]]]]:
+    """Return the patterns of all causes, and by words of the first pass the texts that their matches have."""
+    patterns = [(cause, pattern) for cause in causes().values() for pattern in cause.patterns]
+    some, index = first_pass()[1], dict[bytes, list[tuple[int, bytes]]]()
+    for number, (_, pattern) in enumerate(patterns):
+        for text in texts_of(pattern):
+            word = next(word for word in some if word in text)
+            index.setdefault(word.encode(), []).append((number, text.encode()))
+    return patterns, index
+
+
+forgotten_with_causes(_entries.cache_clear)
+
+
+def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict[str, str]) -> list[Match]:
+    """Return the lines among these that an entry knows or that are errors, since the server was ready last.
+
+    Lines that differ in their numbers only are looked at once, and once more from ``late_at`` on.
+    ``versions`` is filled in.
+    """
+    patterns, index = _entries()
+    found, last = dict[int, Match](), dict[int, Match]()
+    done, seen = set[bytes](), set[str]()
+    later: deque[Hit] | None = deque(maxlen=_LAST)
+    block, begin, whole = b"", 0, False
+    calm_until = traceback_end = 0
+    hits_, pieces, split_at = iter(lines), iter(tuple[Hit]()), -1
+    while True:
+        hit = next(pieces, None) or next(hits_, None)
+        if hit is None and later is not None:
+            hits_, later, calm_until, traceback_end = iter(later), None, 0, 0
+            continue
+        if hit is None:
+            return [*found.values(), *last.values()]
+        number, at = hit
+        if not (begin <= max(0, at - _BEFORE_BYTES) and (whole or at + _AFTER_BYTES <= begin + len(block))):
+            begin, size = max(0, at - _BEFORE_BYTES), _BEFORE_BYTES + _WINDOW_BYTES + _AFTER_BYTES
+            log.seek(begin)
+            block = log.read(size)
+            whole = len(block) < size
+        end = block.find(b"\n", at - begin)
+        raw = block[at - begin : end if end >= 0 else len(block)]
+        if len(raw) > LONGEST_LINE_BYTES and at != split_at:
+            is_start = at == begin or block[at - begin - 1 : at - begin] == b"\n"
+            pieces, split_at = _pieces(log, hit) if is_start else pieces, at
+            raw = raw[:LONGEST_LINE_BYTES]
+        shape = (b"\n" if at >= late_at else b"") + raw[:_LONGEST_SHAPE].translate(MASK)
+        if shape in done or at < calm_until:
+            continue
+        plain = uncoloured(raw)
+        if words()["ready"].search(decode(plain)):
+            found, last, done, seen = {}, {}, set(), set()
+            later = deque(maxlen=_LAST) if later is not None else None
+            continue
+        known = {it for word, texts in index.items() if word in plain for it, text in texts if text in plain}
+        if (
+            later is not None
+            and len(found) >= _FIRST
+            and not _may_be_new(map(patterns.__getitem__, known), raw, seen)
+        ):
+            later.append(hit)
+            continue
+        line = SuspectLine(block, at - begin, raw, at, number)
+        calm = line.is_calm or line.level == "warning"
+        matched = _known_cause(
+            [patterns[it] for it in sorted(known) if patterns[it][0].calm or not calm], line
+        )
+        if matched is not None and matched.cause.generic and is_exception(line.texts[-1]):
+            # Of a package's own code that reads a model's configuration, more is known than of its exception.
+            own = line.unknown(is_raised=True)
+            matched = own if own is not None and own.cause.id == MODEL_CONFIG else matched
+        is_done = matched is None or matched.cause.lines == 1
+        if matched is not None and matched.cause.kind is Kind.NOISE:
+            versions.update({name: value for name, value in matched.groups.items() if value})
+            matched = None
+        elif matched is None and not line.is_source and at >= traceback_end:
+            raised = line.raised() if TRACEBACK in raw else None
+            if calm:
+                calm_until = raised.at + 1 if raised else at
+            elif raised is not None or TRACEBACK not in raw:
+                matched = (raised or line).unknown(is_raised=raised is not None)
+                traceback_end = raised.at if raised else at
+                is_done = raised is None and not (matched and matched.is_direct)
+        if is_done:
+            done.add(shape)
+        if len(done) > _MOST_SHAPES:
+            done.clear()
+        if matched is not None and (
+            matched.weight is None or not (matched.at in found or matched.at in last)
+        ):
+            text = decode(plain)
+            matched = replace(matched, time=_said(text, "time"), host=_said(text, "host"))
+            is_first = matched.weight is None and matched.cause.id not in seen
+            seen.add(matched.cause.id)
+            (found if is_first or matched.at in found or len(found) < _FIRST else last)[matched.at] = matched
+            if len(last) > _LAST:
+                del last[next(iter(last))]
+
+
+def _may_be_new(entries: Iterable[tuple[Cause, str]], raw: bytes, seen: Collection[str]) -> bool:
+    """Return whether a line may have an entry that was not seen before: a log may consist of errors."""
+    new = [(cause, pattern) for cause, pattern in entries if cause.id not in seen]
+    text = stripped(raw)[0] if new else ""
+    return any(cause.lines > 1 or compiled(pattern).search(text) for cause, pattern in new)
+
+
+def _pieces(log: BinaryIO, hit: Hit) -> Iterator[Hit]:
+    """Yield the pieces of a very long line that may show something, as of a progress bar that ends no
+    line."""
+    number, at = hit
+    pieces = takewhile(lambda it: it[0] == 1, hits_in(log, first_pass()[1], at))
+    yield from ((number, start) for _, start in pieces if start != at)
+
+
+def _said(text: str, what: str) -> str:
+    match = words()[what].search(text)
+    return "" if match is None else next(filter(None, match.groups()), match[0])
+
+
+def _known_cause(candidates: Sequence[tuple[Cause, str]], line: SuspectLine) -> Match | None:
+    """Return the entry among these that the line matches: the first, but one that only names the kind
+    last."""
+    best: tuple[Cause, re.Match[str], str] | None = None
+    for text in line.texts if candidates else ():
+        for cause, pattern in candidates:
+            window = line.whole(text) if cause.lines == 1 else "\n".join([text, *line.after(cause.lines - 1)])
+            match = compiled(pattern).search(window)
+            if match is None or match.start() > len(text):
+                continue
+            if cause.kind is Kind.NOISE:
+                best = cause, match, window
+                break
+            if best is None or best[0].generic > cause.generic:
+                best = cause, match, window
+        if best is not None:
+            break
+    if best is None:
+        return None
+    cause, match, window = best
+    if cause.generic and is_exception(line.texts[-1]) and line.is_handled():
+        return None
+    groups = {name: value or "" for name, value in match.groupdict().items()}
+    if cause.own and line.is_of_process(groups.get("pid", "")):
+        cause = causes()[cause.own]
+    groups |= {} if cause.kind is Kind.NOISE else {PROPOSAL: line.proposal()}
+    return Match(cause, groups, line.number, _around(window, match), line.rank, line.at)
+
+
+def _around(window: str, match: re.Match[str]) -> str:
+    """Return what matched with its surroundings: the whole lines if they are short, else cut around it."""
+    start = window.rfind("\n", 0, match.start()) + 1
+    end = window.find("\n", match.end())
+    text = window[start : len(window) if end < 0 else end]
+    if len(text) > _SHOWN and "\n" in match[0]:
+        # Of a box the first line says what it is, and the last ones say why.
+        text = f"{text.partition(chr(10))[0][:_SHOWN]}\n…{text[-_SHOWN // 2 :]}"
+    elif len(text) > _SHOWN:
+        room = max(0, _SHOWN - (match.end() - match.start())) // 2
+        first = max(0, match.start() - start - room)
+        last = min(len(text), first + _SHOWN)
+        text = f"{'…' if first else ''}{text[first:last]}{'…' if last < len(text) else ''}"
+    return " / ".join(part for line in text.split("\n") if (part := line.strip().strip("-").strip()))
+
+
+def _chosen(looked_at: Sequence[Match]) -> list[Match]:
+    """Return the first match of each cause, and the likeliest root among the other errors, in their order."""
+    first: dict[str, Match] = {}
+    for it in looked_at:
+        if it.weight is None:
+            first.setdefault(it.cause.id, it)
+    root = likeliest(it for it in looked_at if it.weight is not None)
+    if root is not None and not (root.weight == SUSPICIOUS and first):
+        first[""] = replace(root, text=root.text[:_SHOWN_ERROR])
+    return sorted(first.values(), key=lambda it: it.at)
+
+
+def _facts(name: str, log: BinaryIO, lines: Iterable[Hit]) -> LogFacts:
+    seek_last_lines(log, LATE_LINES, _LATE_BYTES)
+    late_at, versions = log.tell(), dict[str, str]()
+    looked_at = _looked_at(log, lines, late_at, versions)
+    chosen = _chosen(looked_at)
+    if not chosen:
+        return LogFacts(versions=versions)
+    reasons = [_reason(log, it) for it in chosen]
     matches = [
-        it if why is None else replace(it, groups=it.groups | {BEFORE: why.text})
-        for it, why in zip(scanned.matches, reasons, strict=True)
+        replace(it, groups=versions | it.groups | ({BEFORE: why.text} if why else {}))
+        for it, why in zip(chosen, reasons, strict=True)
     ]
-    if matches and all(it.cause.kind is Kind.CONSEQUENCE for it in matches):
+    if all(it.cause.kind is Kind.CONSEQUENCE for it in matches):
         why = next(filter(None, reasons), None) or _suspects(log, matches[0])
-        matches = matches if why is None else [why, *scanned.matches]
-    causes = tuple(findings(matches, str(path)))
-    first = _first_error(scanned)
-    if first is None and not causes:
-        return LogFacts(unread_bytes=scanned.unread_bytes)
-    own = _own_error(path, log, first) if first is not None and first.text.startswith(_ERROR) else None
-    seek_last_lines(log, LATE_LINES, late_bytes)
-    start = log.tell()
-    found = zip(matches, causes, strict=True)
-    late = [cause for match, cause in found if cause.ends_a_process and match.at >= start]
+        matches = matches if why is None else [why, *matches]
+    rivals = [it for it in looked_at if it.is_error or (it.weight is None and it.cause.kind is Kind.ROOT)]
+    found = tuple(
+        replace(it, degree=Degree.LIKELY)
+        if it.degree is Degree.KNOWN
+        and any(rival.at < match.at and rival.cause.id != it.id for rival in rivals)
+        else it
+        for it, match in zip(findings(matches, name), matches, strict=True)
+    )
+    first = _first_error(chosen)
+    own = _own_error(name, log, first) if first is not None and first.text.startswith(_ERROR) else None
+    late = [
+        cause
+        for match, cause in zip(matches, found, strict=True)
+        if cause.ends_a_process and match.at >= late_at
+    ]
     late_cause = next(iter(likeliest_first(of_lines([late]))), None)
-    log.seek(start)
-    last = None if late_cause else _first_error(scan(log, replace(bounds, head_bytes=late_bytes)))
-    candidates = tuple(findings(scanned.candidates, str(path)))
+    end = None if late_cause else _first_error(_chosen([it for it in looked_at if it.at >= late_at]))
     return LogFacts(
         None if first is None else first.text,
-        causes,
+        found,
         own,
         late_cause,
-        late_cause.match if late_cause else None if last is None else last.text,
-        candidates,
-        survived=scanned.survived,
-        unread_bytes=scanned.unread_bytes,
+        late_cause.match if late_cause else None if end is None else end.text,
+        _survived(log, matches, max(it.at for it in looked_at)),
+        _clues(looked_at),
+        versions,
     )
+
+
+def _clues(looked_at: Sequence[Match]) -> tuple[Match, ...]:
+    """Return the lines that speak most of a failure: those of the last cluster, then others."""
+    last = max((it.at for it in looked_at if _weight(it) < _MAYBE_WELL), default=0)
+    clues = [replace(it, is_late=it.at >= last - _CLUSTER_BYTES) for it in looked_at]
+    return tuple(heapq.nsmallest(2 * MOST_SHOWN, clues, key=_suspicion))
+
+
+def _survived(log: BinaryIO, found: Sequence[Match], last_at: int) -> bool:
+    """Return whether a log goes on after its last error as if nothing had happened."""
+    if any(it.cause.degree is Degree.KNOWN and not it.cause.survivable for it in found):
+        return False
+    needed = max(
+        _SURVIVED_LINES
+        if it.cause.survivable
+        else _SURVIVED_LINES_EXCEPTION
+        if is_exception(it.text)
+        else _SURVIVED_LINES_OTHERWISE
+        for it in found
+    )
+    log.seek(last_at)
+    after = (line for line in lines_of(log) if line.strip() and not _STACK.match(line))
+    return sum(1 for _ in islice(after, needed + 1)) > needed
 
 
 def _reason(log: BinaryIO, error: Match) -> Match | None:
@@ -186,11 +449,11 @@ def _reason(log: BinaryIO, error: Match) -> Match | None:
         if len(places) <= _RARE:
             shared.update({block.rfind(b"\n", 0, at) + 1 for at in places})
     for begin in sorted(shared, key=lambda begin: (-shared[begin], begin)):
-        text = stripped(block[begin : block.find(b"\n", begin)]).text.strip()
+        text = stripped(block[begin : block.find(b"\n", begin)])[0].strip()
         if words()["did_not"].search(text) and not is_harmless(text) and text not in error.text:
             line = error.line and error.line - block.count(b"\n", begin)
             said = text[:_LONGEST_REASON]
-            return Match(entries()[FIRST_ERROR], {"text": said}, line, said, None, start + begin)
+            return Match(causes()[FIRST_ERROR], {"text": said}, line, said, None, start + begin)
     return None
 
 
@@ -200,21 +463,20 @@ def _suspects(log: BinaryIO, consequence: Match) -> Match | None:
     log.seek(start)
     before = log.read(consequence.at - start).splitlines()[-LATE_LINES:]
     text = " / ".join(suspicious(before, 3, only=True))
-    return Match(entries()[FIRST_ERROR], {"text": text}, None, text, None, start) if text else None
+    return Match(causes()[FIRST_ERROR], {"text": text}, None, text, None, start) if text else None
 
 
-def _first_error(scanned: Scanned) -> Match | None:
+def _first_error(chosen: Iterable[Match]) -> Match | None:
     """Return the first error, before what only follows from another one or only may speak of a failure."""
-    errors = [it for it in scanned.matches if it.cause.id != SUSPECT]
+    errors = [it for it in chosen if it.cause.id != SUSPECT]
     return min(errors, key=lambda it: it.cause.kind is not Kind.ROOT, default=None)
 
 
-def _own_error(path: Path, log: BinaryIO, first: Match) -> Finding:
+def _own_error(name: str, log: BinaryIO, first: Match) -> Finding:
     """Return the error of a program of this package with its advice, which stands in the line after it."""
     log.seek(first.at)
     log.readline(_ERROR_BYTES)
     advice = decode(log.readline(_ERROR_BYTES)).strip()
     text = first.text.removeprefix(_ERROR)
     following = advice.removeprefix(_NEXT) if advice.startswith(_NEXT) else ""
-    place = (str(path), first.line, rank_of(str(path)), text)
-    return Finding(REPORTED, Kind.ROOT, capitalised(text), following, *place)
+    return Finding(REPORTED, Kind.ROOT, capitalised(text), following, name, first.line, rank_of(name), text)

@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from trtllm_hpc.logs.anchors import anchors_of
 from trtllm_hpc.logs.files import LogFile
 from trtllm_hpc.logs.reading import (
     LONGEST_LINE_BYTES,
@@ -24,7 +23,7 @@ from trtllm_hpc.logs.reading import (
     stat_of,
     uncoloured,
 )
-from trtllm_hpc.logs.workers import in_order
+from trtllm_hpc.logs.search import literals
 
 CUT = "…".encode()
 """Ends a piece of a line whose rest follows, and begins the rest."""
@@ -142,6 +141,8 @@ def _same(stat: os.stat_result, seen: os.stat_result | None) -> bool:
     )
 
 
+_OTHER_FLAGS = re.IGNORECASE | re.VERBOSE
+"""With these, a match need not have the texts of the expression."""
 _AT_ONCE = 500
 """Lines of a log that are printed with one write."""
 _PAUSE_S = 0.2
@@ -166,51 +167,31 @@ class Filter:
 
     def candidates(self, block: bytes) -> Iterator[bytes]:
         """Yield parts of a block, whole lines, which contain all those that match."""
-        anchors = () if self.pattern is None else anchors_of(self.pattern)
-        searched = block
-        if self.pattern is not None and self.pattern.flags & re.IGNORECASE:
-            # Some letters beyond ASCII count as one of its letters.
-            anchors = anchors if block.isascii() else ()
-            searched = block.lower()
-        if not anchors:
+        texts = (
+            ()
+            if self.pattern is None or self.pattern.flags & _OTHER_FLAGS
+            else literals(self.pattern.pattern)
+        )
+        # What is not UTF-8 in a log is replaced when it is decoded.
+        if not texts or b"\x1b" in block or any("\ufffd" in text for text in texts):
             yield block
-        elif (plain := uncoloured(searched)) is not searched:
-            if any(text in one for one in (plain, searched) for text in anchors):
-                yield block
-        else:
-            yield from _lines_with(anchors, searched, block)
-
-
-def _lines_with(texts: Sequence[bytes], searched: bytes, block: bytes) -> Iterator[bytes]:
-    """Yield the lines of a block in whose place ``searched`` has one of the texts."""
-    if len(texts) == 1:  # most expressions; a dictionary would take half of the time
-        at = searched.find(texts[0])
-        while at >= 0:
-            end = searched.find(b"\n", at) + 1 or len(searched)
-            yield block[searched.rfind(b"\n", 0, at) + 1 : end]
-            at = searched.find(texts[0], end)
-        return
-    places = {text: searched.find(text) for text in texts}
-    while places := {text: at for text, at in places.items() if at >= 0}:
-        first = min(places.values())
-        end = searched.find(b"\n", first) + 1 or len(searched)
-        yield block[searched.rfind(b"\n", 0, first) + 1 : end]
-        places = {text: at if at >= end else searched.find(text, end) for text, at in places.items()}
+            return
+        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+        places = {text: block.find(text) for text in encoded}
+        while places := {text: at for text, at in places.items() if at >= 0}:
+            first = min(places.values())
+            end = block.find(b"\n", first) + 1 or len(block)
+            yield block[block.rfind(b"\n", 0, first) + 1 : end]
+            places = {text: at if at >= end else block.find(text, end) for text, at in places.items()}
 
 
 def written_lines(logs: Sequence[LogFile], selected: Filter) -> Iterator[tuple[LogFile, list[str]]]:
     """Yield the selected lines that the logs have now, in the order of the logs, many at once."""
 
-    def some_of(path: Path) -> Iterator[list[str]]:
-        lines = _written(path, selected)
+    for log in logs:
+        lines = _written(log.path, selected)
         while some := list(islice(lines, _AT_ONCE)):
-            yield some
-
-    by_path = {log.path: log for log in logs}
-    if selected.pattern is None:  # nothing to compute that is worth a process
-        yield from ((log, some) for log in logs for some in some_of(log.path))
-    else:
-        yield from ((by_path[path], some) for path, some in in_order(some_of, list(by_path)))
+            yield log, some
 
 
 def _written(path: Path, selected: Filter) -> Iterator[str]:
@@ -222,7 +203,7 @@ def _written(path: Path, selected: Filter) -> Iterator[str]:
     with file:
         if selected.last is not None and selected.pattern is None:
             seek_last_lines(file, selected.last)
-        parts = (part for block in blocks_of(file) for part in selected.candidates(block))
+        parts = (part for block in blocks_of(file, file.tell()) for part in selected.candidates(block))
         texts = (selected.matching(line) for part in parts for line in _lines_of(part))
         lines = (text for text in texts if text is not None)
         yield from lines if selected.last is None else deque(lines, maxlen=selected.last)

@@ -1,15 +1,20 @@
-"""Reading logs of any size line by line, from the start or the end, safe to print."""
+"""Reading logs of any size line by line, also compressed ones, from the start or the end, safe to print."""
 
 from __future__ import annotations
 
+import importlib
+import io
 import os
 import re
+import subprocess
 import sys
+import tempfile
 import unicodedata
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 LONGEST_LINE_BYTES = 65536
 """A longer line is returned in pieces: a log without line ends must not fill the memory."""
@@ -33,6 +38,70 @@ _SECRETS = re.compile(
 _MASK = "***"
 
 
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bz2",
+    b"\xfd7zX": "lzma",
+    b"\x28\xb5\x2f\xfd": "zstd",
+} | dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "utf-16")
+"""How a file begins that is compressed, or in UTF-16."""
+_MOST_UNPACKED_BYTES = 1 << 30
+"""So much of a compressed log is read: a small file may hold terabytes of zeros."""
+
+
+def is_packed(path: Path) -> bool:
+    """Return whether a log is compressed or in UTF-16; one that cannot be read is not."""
+    try:
+        with path.open("rb") as log:
+            return _packing(log) is not None
+    except OSError:
+        return False
+
+
+def _packing(log: BinaryIO) -> str | None:
+    head = log.read(4)
+    log.seek(0)
+    return next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a log for reading, also if gzip, bzip2, xz or zstd has compressed it, or if it is in UTF-16.
+
+    Of a damaged file what can be read is returned. Raises OSError.
+    """
+    from lzma import LZMAError  # imported here: few logs are packed
+    from zlib import error as ZlibError
+
+    log = path.open("rb")
+    packing = _packing(log)
+    if packing is None:
+        return log
+    copy = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
+    with log:
+        reader = _unpacked(log, packing)
+        with suppress(EOFError, ValueError, OSError, LZMAError, ZlibError):
+            # What comes before the damage is returned by read1, and not by read.
+            while copy.tell() < _MOST_UNPACKED_BYTES and (block := reader.read1(1 << 20)):
+                copy.write(block)
+    copy.seek(0)
+    return copy
+
+
+def _unpacked(log: BinaryIO, packing: str) -> Any:
+    if packing == "utf-16":
+        return io.BytesIO(log.read(_MOST_UNPACKED_BYTES).decode("utf-16", "replace").encode())
+    if packing == "zstd" and sys.version_info >= (3, 14):
+        return importlib.import_module("compression.zstd").open(log)
+    if packing != "zstd":
+        return importlib.import_module(packing).open(log)
+    os.lseek(log.fileno(), 0, os.SEEK_SET)
+    try:
+        read = subprocess.run(["zstd", "-dcq"], stdin=log, stdout=subprocess.PIPE, check=False)
+    except FileNotFoundError as error:
+        raise OSError("it is compressed with zstd, which is not installed here") from error
+    return io.BytesIO(read.stdout)
+
+
 def stat_of(path: Path) -> os.stat_result | None:
     """Return what the file system knows of a file; ``None`` if it is not there."""
     try:
@@ -46,13 +115,14 @@ def uncoloured(raw: bytes) -> bytes:
     return _COLOURS.sub(b"", raw) if b"\x1b" in raw else raw
 
 
-def blocks_of(log: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines from the file's position on in blocks of about 64 KiB.
+def blocks_of(log: BinaryIO, start: int = 0) -> Iterator[bytes]:
+    """Yield the lines from ``start`` on in blocks of about 64 KiB; the file's position may be moved meanwhile.
 
     A line is cut only where it alone is longer than a block.
     """
     pending = b""
-    while chunk := log.read(_BLOCK_BYTES):
+    while log.seek(start) >= 0 and (chunk := log.read(_BLOCK_BYTES)):
+        start += len(chunk)
         block = pending + chunk
         cut = block.rfind(b"\n") + 1 or len(block)
         yield block[:cut]
@@ -70,15 +140,6 @@ def lines_of(log: BinaryIO, limit_bytes: int | None = None) -> Iterator[bytes]:
             return
         read += len(line)
         yield line
-
-
-def count_lines(log: BinaryIO, size_bytes: int) -> int:
-    """Return the number of line ends in the next so many bytes, or up to the end of the file."""
-    count = 0
-    while size_bytes > 0 and (block := log.read(min(_BLOCK_BYTES, size_bytes))):
-        size_bytes -= len(block)
-        count += len(block.split(b"\n")) - 1  # faster than to count them
-    return count
 
 
 def seek_last_lines(log: BinaryIO, count: int, most_bytes: int | None = None) -> None:

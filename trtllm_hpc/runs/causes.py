@@ -17,10 +17,9 @@ from trtllm_hpc.logs.causes.explain import (
     likeliest_first,
     of_lines,
 )
-from trtllm_hpc.logs.causes.scan import scan
 from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, cause_of_state, causes
 from trtllm_hpc.logs.diagnose import RankFailure, stage_logs
-from trtllm_hpc.logs.facts import logs_facts
+from trtllm_hpc.logs.facts import logs_facts, scan
 from trtllm_hpc.logs.files import LogFile, signal_or_code
 from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot
@@ -136,7 +135,7 @@ def _said(paths: RunPaths, stage: str, reported: str, errors: Sequence[Finding |
     said = Finding.without_log(REPORTED, reported, f"trtllm-hpc logs {call_name(paths)} --stage {stage}")
     advice = {it.sentence.rstrip("."): it.next for it in errors if it is not None and it.next}
     said = replace(said, next=advice.get(said.sentence.rstrip("."), said.next))
-    lines = findings(scan(io.BytesIO(reported.encode())).matches, "")
+    lines = findings(scan(io.BytesIO(reported.encode())), "")
     known = next((it for it in lines if it.kind is Kind.ROOT and it.degree is not Degree.FIRST_ERROR), None)
     return said if known is None else replace(said, id=known.id, next=known.next, rank=known.rank)
 

@@ -19,7 +19,7 @@ from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.causes.table import Degree
-from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
+from trtllm_hpc.logs.diagnose import first_failure, stage_error
 from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
@@ -567,8 +567,6 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     if state is RunState.FAILED:
         failed = _lost_server(run, stages) or failed
     explained = failed if state in (RunState.FAILED, RunState.SERVING) else None
-    if explained is not None:
-        begin_reading_stage(run, explained.stage)
     servers = list_logs(run, "serve")
     failure = None if failed is None else _failure(run, failed)
     causes: list[Finding] = []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trtllm_hpc.logs.causes.scan import Match
+from trtllm_hpc.logs.causes.lines import PROPOSAL, Match
 from trtllm_hpc.logs.causes.table import Degree, Kind, advice, causes
 from trtllm_hpc.logs.reading import escaped
+from trtllm_hpc.paths import STEPS
 
 REPORTED = "reported"
 """Id of a finding that is not in the table of causes: the job itself gave the reason for its end."""
@@ -18,7 +19,9 @@ BEFORE = "before"
 
 _MOST_SHOWN = 4
 """Causes shown on a terminal; JSON has all."""
-_OF_RANK = re.compile(r"_(\d+)\.(?:out|log|err)$")
+_LONGEST_CLUE = 300
+_OF_RANK = re.compile(rf"(?:^|/)(?:{'|'.join(STEPS)})(?:\.\d+)?_(\d+)\.(?:out|log|err)$")
+"""The log of a rank of ours; a number in the name of another file may be anything."""
 
 
 @dataclass(frozen=True)
@@ -135,13 +138,28 @@ def likeliest_first(candidates: Iterable[Candidate]) -> tuple[Finding, ...]:
 
 
 def of_lines(logs: Sequence[Sequence[Finding]]) -> list[Candidate]:
-    """Return the causes that the lines of several logs show; the logs are in the order of their weight."""
+    """Return the causes that the lines of several logs show; the logs are in the order of their weight.
+
+    An entry that follows others is a consequence where another stands before it, or in another log.
+    """
     shown = {finding.id for log in logs for finding in log}
+    reasons = [
+        (place, finding.line or 0)
+        for place, log in enumerate(logs)
+        for finding in log
+        if finding.kind is Kind.ROOT
+        and (cause := causes().get(finding.id)) is not None
+        and not (cause.follows or cause.first)
+    ]
     found = []
     for place, log in enumerate(logs):
         for finding in log:
             cause = causes().get(finding.id)
-            if cause is not None and not shown.isdisjoint(cause.after):
+            follows = cause is not None and (
+                not shown.isdisjoint(cause.after)
+                or (cause.follows and any(it[0] != place or it[1] < (finding.line or 0) for it in reasons))
+            )
+            if follows:
                 finding = replace(finding, kind=Kind.CONSEQUENCE, degree=Degree.FIRST_ERROR)
             found.append(Candidate(finding, certainty_of_line(finding), place))
     return found
@@ -158,6 +176,8 @@ def findings(matches: Iterable[Match], name: str) -> list[Finding]:
         if cause.first and not cause.patterns:
             text = " / ".join(filter(None, (match.groups.get("text"), before)))
             following = advice(text, match.groups) or following
+        if proposal := match.groups.get(PROPOSAL):
+            following = f"The program itself says: {proposal.rstrip('.')}. {following}"
         sentence += f" Some lines before, the log says: {before}" if before else ""
         place = (name, match.line, rank, match.text)
         found.append(Finding(cause.id, cause.kind, sentence, following, *place, cause.degree))
@@ -194,3 +214,18 @@ def cause_lines(found: Sequence[Finding], *, places: bool = False) -> list[str]:
     if len(found) > _MOST_SHOWN:
         lines.append(f"and {len(found) - _MOST_SHOWN} more (--json shows all)")
     return [escaped(line) for line in lines]
+
+
+def clue_lines(clues: Sequence[tuple[str, Match]], hosts: Mapping[str, str]) -> list[str]:
+    """Return lines of logs, given with their logs' names, as evidence: rank, node, time, place and text of each.
+
+    ``hosts`` are the nodes of logs by their names, where a run's records know them.
+    """
+    lines = []
+    for name, clue in clues:
+        rank = clue.rank if clue.rank is not None else rank_of(name)
+        host = clue.host or hosts.get(name, "")
+        who = ["" if rank is None else f"rank {rank}", host and f"on {host}", clue.time]
+        place = f"{name}:{clue.line}" if clue.line else name
+        lines.append(escaped(f"  {', '.join(filter(None, (place, *who)))}: {clue.text[:_LONGEST_CLUE]}"))
+    return lines

@@ -8,13 +8,13 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.errors import ConfigError, Diagnostic
-from trtllm_hpc.logs.anchors import required_texts
+from trtllm_hpc.logs.search import literals, words_of
 from trtllm_hpc.paths import site_config_folder, user_config_folder
 
 AREAS = (
@@ -32,7 +32,21 @@ AREAS = (
 )
 """The files, in the order in which causes that match the same line are tried."""
 
-_KEYS = {"kind", "patterns", "sentence", "next", "sources", "lines", "generic", "fatal", "off"}
+SPECIFIC = ("option", "code", "path", "message")
+"""What can make an entry certain."""
+_KEYS = {
+    "kind",
+    "patterns",
+    "sentence",
+    "next",
+    "sources",
+    "lines",
+    "generic",
+    "fatal",
+    "off",
+    "specific",
+    "calm",
+}
 _site: Path | None = None
 _WITH_CAUSES: list[Callable[[], None]] = []
 """Forget what was made of the causes before."""
@@ -56,24 +70,11 @@ class Degree(str, enum.Enum):
     """How much is known of a cause."""
 
     KNOWN = "known cause"
-    """Its line means this and nothing else."""
+    """Only this cause writes its line, and no other error stands before it."""
     LIKELY = "likely cause"
     """Its line shows the kind of failure."""
     FIRST_ERROR = "first error"
     """Its line is an error, or a consequence, and no other error that explains it is seen."""
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A regular expression, and texts of which the first line of each match has one."""
-
-    text: str
-    anchors: tuple[str, ...]
-
-    @cached_property
-    def regex(self) -> re.Pattern[str]:
-        """The compiled expression; few are ever needed, and all take longer than many a command."""
-        return re.compile(self.text, re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class Cause:
     id: str
     area: str
     kind: Kind
-    patterns: tuple[Pattern, ...]
+    patterns: tuple[str, ...]
+    """Regular expressions; the first line of each match has one of :func:`texts_of` them."""
     sentence: str
     """What has happened; ``{name}`` is a named group of the patterns."""
     sources: tuple[str, ...]
@@ -96,6 +98,15 @@ class Cause:
     """It only names the kind of failure: a cause that says more goes first."""
     first: bool = False
     """It stands for an error that no other entry knows."""
+    specific: str = ""
+    """What makes it certain: only this cause writes this ``option``, ``code``, ``path`` or ``message``. Without it
+    an entry is a likely cause."""
+    follows: bool = False
+    """It is a consequence where an entry that does not follow stands before it: time limits, exit lines."""
+    calm: bool = False
+    """It counts also where the line calls itself information or a warning."""
+    own: str = ""
+    """Id of the entry that stands for it where process ``{pid}`` is the one that writes the log."""
     survivable: bool = False
     """Programs often go on after it."""
     fatal: bool = True
@@ -110,7 +121,7 @@ class Cause:
         """How much a match says."""
         if self.first or self.kind is Kind.CONSEQUENCE:
             return Degree.FIRST_ERROR
-        return Degree.LIKELY if self.generic else Degree.KNOWN
+        return Degree.KNOWN if self.specific else Degree.LIKELY
 
     def told(self, template: str, groups: dict[str, str]) -> str:
         """Return ``sentence`` or ``next`` with the groups of a match filled in."""
@@ -131,6 +142,31 @@ def filled_in(template: str, groups: dict[str, str], longest: int | None = None)
     filled = _GROUP.sub(lambda match: groups.get(match[1], "")[:longest].strip(), " ".join(told))
     text = re.sub(r" +(?=[:.;,](?: |$)|$)", "", re.sub(r" +", " ", filled))
     return f"{text[:-1]}." if text.endswith(":") else text
+
+
+@cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a pattern of an entry, compiled; few are ever needed, and all take longer than many a command."""
+    return re.compile(pattern, re.MULTILINE)
+
+
+@cache
+def texts_of(pattern: str) -> tuple[str, ...]:
+    """Return plain texts of which the first line of each match of a pattern has one."""
+    return literals(pattern.partition(r"\n")[0])
+
+
+@cache
+def first_pass() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the texts of which each line has one that is an error, or that an entry knows; and fewer, shorter ones.
+
+    A text that begins with a line end stands at the beginning of its line.
+    """
+    data = _data("first_pass")
+    patterns = (pattern for cause in causes().values() for pattern in cause.patterns)
+    texts = {text for pattern in patterns for text in texts_of(pattern)}
+    texts = texts.union(data["stems"], data["errors"])
+    return tuple(sorted(texts)), words_of(texts, data["stems"], data["common"])
 
 
 @cache
@@ -203,7 +239,12 @@ def read_table(file: Path) -> dict[str, Cause | None]:
     ]
     if problems:
         raise ConfigError(problems, hint="docs/reference/causes.md shows the form of an entry.")
-    return {name: None if entry.get("off") else _cause(name, "own", entry) for name, entry in entries.items()}
+    return {name: None if entry.get("off") else _own(name, entry) for name, entry in entries.items()}
+
+
+def _own(name: str, entry: dict[str, Any]) -> Cause:
+    """Return an entry of a site, which knows what its own programs write: it is certain unless it is generic."""
+    return _cause(name, "own", {"specific": "" if entry.get("generic") else "message"} | entry)
 
 
 def _problems(entry: Any) -> Iterator[str]:
@@ -215,15 +256,16 @@ def _problems(entry: Any) -> Iterator[str]:
         return
     yield from (f"has no key {key}" for key in ("kind", "patterns", "sentence", "next") if key not in entry)
     yield from (f"has a key {key}, which there is not" for key in entry.keys() - _KEYS)
-    if entry.get("kind", "root") not in set(Kind):
-        yield f"kind is {entry['kind']!r}; it is one of {', '.join(Kind)}"
+    for key, values in (("kind", tuple(Kind)), ("specific", SPECIFIC)):
+        if key in entry and entry[key] not in values:
+            yield f"{key} is {entry[key]!r}; it is one of {', '.join(values)}"
     for text in entry.get("patterns", ()):
         try:
             names = re.compile(text).groupindex.keys()
         except (re.error, TypeError) as error:
             yield f"the pattern {text!r} is no regular expression: {error}"
             continue
-        if not required_texts(text):
+        if not texts_of(text):
             yield f"the pattern {text!r} has no text of its own that could be looked for"
         if unknown := set(_GROUP.findall(entry.get("sentence", "") + entry.get("next", ""))) - names:
             yield f"the pattern {text!r} has no group {', '.join(sorted(unknown))}, which the texts fill in"
@@ -247,9 +289,8 @@ def cause_of_state(state: str) -> Cause | None:
 
 
 def _cause(name: str, area: str, entry: dict[str, Any]) -> Cause:
-    patterns = tuple(Pattern(text, required_texts(text)) for text in entry.get("patterns", ()))
-    lists = {key: tuple(entry.get(key, ())) for key in ("sources", "states", "after")}
-    return Cause(name, area, **{**entry, **lists, "kind": Kind(entry["kind"]), "patterns": patterns})
+    lists = {key: tuple(entry.get(key, ())) for key in ("patterns", "sources", "states", "after")}
+    return Cause(name, area, **{**entry, **lists, "kind": Kind(entry["kind"])})
 
 
 def forgotten_with_causes(forget: Callable[[], None]) -> None:
@@ -264,5 +305,6 @@ def use_site_tables(folder: Path | None) -> None:
         _site = folder
         own_tables.cache_clear()
         causes.cache_clear()
+        first_pass.cache_clear()
         for forget in _WITH_CAUSES:
             forget()

@@ -1,0 +1,103 @@
+"""A failed run in one short text, for those who are asked for help (``explain --bundle``)."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from trtllm_hpc import __version__
+from trtllm_hpc.logs.causes.explain import clue_lines
+from trtllm_hpc.logs.facts import LogFacts, suspicious_lines
+from trtllm_hpc.logs.reading import decode, last_lines, opened, quoted, uncoloured
+from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.paths import read_json
+from trtllm_hpc.report.formatting import format_time
+
+BUNDLE_BYTES = 64 << 10
+"""A bundle is no longer, so that it can be pasted into an issue or a chat."""
+_PLAN_CHARACTERS, _LAST_CHARACTERS = 12 << 10, 24 << 10
+_SURROUNDINGS, _LAST_LINES, _LONGEST_LINE = 3, 8, 400
+_PROMPTS = re.compile(
+    r"""(["']?\b(?:prompt|prompts|messages|content|text_input|input|inputs|query|question)["']?\s*[:=]\s*)"""
+    r"""("(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|\[.*\]?)"""
+)
+"""What users asked a model, as JSON, Python and the logs of servers write it."""
+_HOMES = re.compile(r"((?:/home|/users?|/Users|/u|/scratch|/work|/project|/data)/)([A-Za-z][\w.-]*)")
+_USER = re.compile(r"(\b(?:user|USER|username|UserId|LOGNAME|User)\s*[=:]\s*)([\w.-]+)")
+
+
+def bundle(
+    run: RunSnapshot | None, answer: Sequence[str], facts: Sequence[LogFacts], names: Sequence[str]
+) -> str:
+    """Return what a person needs who is to help with a failed run, in at most 64 KiB of Markdown.
+
+    It has the answer, the most suspicious lines with their surroundings, versions, plan, timeline and the
+    last lines of each log (``names``, of which ``facts`` are known); no keys, no prompts, no names of users.
+    """
+    clues = suspicious_lines(facts, names)
+    around = [
+        "\n".join([*clue_lines([(name, clue)], {}), *(f"    | {it}" for it in _surroundings(name, clue.at))])
+        for name, clue in clues
+    ]
+    of_logs = {f"{program} {version}" for it in facts for program, version in it.versions.items()}
+    versions = [f"trtllm-hpc {__version__}", *sorted(of_logs)]
+    parts = {
+        "Answer": "\n".join(answer),
+        "Most suspicious lines": "\n".join(around),
+        "Versions": "\n".join(versions),
+    }
+    if run is not None:
+        plan = None
+        with suppress(OSError, ValueError):
+            plan = read_json(run.paths.plan)
+        parts["Plan"] = "" if plan is None else json.dumps(plan, indent=1)[:_PLAN_CHARACTERS]
+        parts["Timeline"] = "\n".join(
+            f"{format_time(it.time)} {it.stage} {it.name} {json.dumps(it.data)}" for it in run.all_events
+        )[-_PLAN_CHARACTERS:]
+    share = _LAST_CHARACTERS // max(1, len(names))
+    last = [f"{name}:\n" + "\n".join(_last(name))[-max(share, _LONGEST_LINE) :] for name in names]
+    parts["Last lines"] = "\n\n".join(last)[:_LAST_CHARACTERS]
+    clean = _cleaner(run)
+    text = "\n".join(f"## {title}\n\n```text\n{clean(part)}\n```\n" for title, part in parts.items() if part)
+    return text.encode()[:BUNDLE_BYTES].decode("utf-8", "ignore")
+
+
+def _cleaner(run: RunSnapshot | None) -> Callable[[str], str]:
+    """Return what takes keys, prompts and names of users out of a text."""
+    names = {os.environ.get("USER", ""), Path.home().name}
+    with suppress(OSError, KeyError):
+        names.add(getpass.getuser())
+    with suppress(OSError, KeyError):
+        names.add(run.paths.folder.owner() if run is not None else "")
+    known = [name for name in names if len(name) > 1 and name != "root"]
+    of_users = re.compile(rf"\b(?:{'|'.join(map(re.escape, known))})\b") if known else None
+
+    def clean(text: str) -> str:
+        text = quoted(text) if run is None else run.quoted(text)
+        text = _USER.sub(r"\1USER", _HOMES.sub(r"\1USER", _PROMPTS.sub(r"\1***", text)))
+        return text if of_users is None else of_users.sub("USER", text)
+
+    return clean
+
+
+def _surroundings(name: str, at: int) -> list[str]:
+    """Return the lines of a log around the one that begins at ``at``."""
+    try:
+        with opened(Path(name)) as log:
+            begin = max(0, at - _LONGEST_LINE * _SURROUNDINGS)
+            log.seek(begin)
+            block = log.read(at - begin + _LONGEST_LINE * (_SURROUNDINGS + 1))
+    except OSError:
+        return []
+    before = block[: at - begin].splitlines()[-_SURROUNDINGS:]
+    after = block[at - begin :].splitlines()[: _SURROUNDINGS + 1]
+    return [decode(uncoloured(line))[:_LONGEST_LINE] for line in (*before, *after)]
+
+
+def _last(name: str) -> list[str]:
+    return [decode(uncoloured(it.encode()))[:_LONGEST_LINE] for it in last_lines(Path(name), _LAST_LINES)]
