@@ -19,11 +19,11 @@ from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli import command as main
 from trtllm_hpc.errors import ExitCode, StartFailed, SubmissionError
-from trtllm_hpc.logs.snapshot import readable_plan
+from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.find import find_run
-from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.runs.status import RunState, job_ids, run_status
 from trtllm_hpc.runs.submit import cancel_run
 from trtllm_hpc.runtime import checks
 from trtllm_hpc.runtime.heartbeat import Heartbeat
@@ -255,6 +255,14 @@ def test_a_stage_that_was_run_again_counts_under_its_newest_id(run_of: RunOf, fa
     add_event(paths, "serve", "stage_begin", job_id="102")
     add_event(paths, "serve", "stage_begin", job_id=again)
     assert run_status(paths).state is RunState.COMPLETED
+
+
+def test_a_script_without_a_job_leaves_its_stage_to_the_submission(run_of: RunOf) -> None:
+    run = run_of("COMPLETED", "RUNNING", "PENDING")
+    submitted_as = job_ids(RunSnapshot(run))["serve"]
+    for job_id in ("31", ""):  # a person has submitted it again, and then run it in a shell
+        add_event(run, "serve", "stage_begin", job_id=job_id)
+    assert job_ids(RunSnapshot(run))["serve"] == submitted_as
 
 
 def test_a_local_run_started_by_hand_does_not_query_slurm(

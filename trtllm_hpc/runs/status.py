@@ -247,12 +247,11 @@ def unanswered_status(run: RunSnapshot) -> RunStatus:
 
 def job_ids(run: RunSnapshot) -> dict[str, str | None]:
     """Return the job id of each stage: of its last script that has begun, else from the record."""
-    jobs: dict[str, str | None] = dict.fromkeys(run.stages)
-    jobs |= {name: job.job_id for name, job in (run.submission.stages if run.submission else {}).items()}
-    for event in run.all_events:  # of a stage that was run again by hand the newest id counts
-        if event.name == "stage_begin" and event.stage in jobs and event.data.get("job_id"):
-            jobs[event.stage] = str(event.data["job_id"])
-    return jobs
+    begun = {it.stage: it.data.get("job_id") for it in run.all_events if it.name == "stage_begin"}
+    jobs = {name: str(begun.get(name) or "") or None for name in run.stages}
+    submitted = run.submission.stages if run.submission else {}
+    # Of a stage that was run again by hand the newest id counts.
+    return {**jobs, **{name: jobs.get(name) or job.job_id for name, job in submitted.items()}}
 
 
 def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[str, RunJob]:

@@ -160,7 +160,7 @@ def expanded(hosts: str) -> list[str]:
         for part in numbers.split(","):
             first, _, last = part.partition("-")
             counted = range(int(first), int(last or first) + 1) if first else ()
-            names += [f"{prefix}{number:0{len(first)}}" for number in counted] or [prefix]
+            names += [f"{prefix}{number:0{len(first)}}" for number in counted] if first else [prefix]
     return names
 
 

@@ -116,9 +116,7 @@ def while_serving(seen: Observed) -> Iterator[End]:
     if seen.step_daemon_lost:  # Slurm would not notice: it has lost this rank, and shows the job as running
         what = "its slurmstepd was killed: Slurm can no longer see or end this rank"
         yield _fault(seen, seen.rank, "slurmstepd", what)
-    if (
-        seen.supervisor is not None
-    ):  # nobody else would end the run: the batch script waits for its supervisor
+    if seen.supervisor is not None:  # nobody else would end the run: its batch script waits for it
         yield End(NO_SUPERVISOR, seen.supervisor, exit_code=ExitCode.START, grace_s=FAULT_GRACE_S)
     if seen.dead_model is not None and not seen.others_ended:  # Triton would go on saying that it is ready
         what = f"the Python process of model {seen.dead_model} was killed or crashed"

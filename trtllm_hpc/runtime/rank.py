@@ -78,9 +78,8 @@ class RankSupervisor:
         own = paths.rank_heartbeat(options.step, options.rank)
         self._heartbeat = Heartbeat(own)
         parent = os.getppid()
-        self._step_daemon = (
-            parent if name_of(parent) == "slurmstepd" else None
-        )  # else something else started it
+        # Unless something else has started this process.
+        self._step_daemon = parent if name_of(parent) == "slurmstepd" else None
         self._models = ModelProcesses()
         self._gpus = GpuWatch.of_rank(paths, options)
         watched = range(options.world_size if options.rank == 0 else 1)
