@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_each_series_is_described_and_documented() -> None:
 def test_figures_of_instances_are_added_up(kind: str) -> None:
     pages = [page(finished=3), page(finished=4)]
     with serving(lambda number: (200, pages[number])) as endpoint:
-        ports = {} if kind == "Triton" else {"http_port": 0, "grpc_port": 0}
+        ports: dict[str, Any] = {} if kind == "Triton" else {"http_port": 0, "grpc_port": 0}
         url = f"http://{endpoint.address}:{endpoint.metrics_port}/v1"
         found = since_start(fetch_page(replace(endpoint, instances=2, openai_url=url, **ports)))
     assert found["finished[tensorrt_llm]"] == 7 and found["kv_used_share"] == 0.25
