@@ -54,6 +54,8 @@ class Script:
     """The conversation of each request so far."""
     asked: list[tuple[str, dict[str, Any], str]] = field(default_factory=list)
     """The path, the body and the key of each request so far."""
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """All headers of each request so far, by their names in lower case."""
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
@@ -71,6 +73,7 @@ def _handler(script: Script) -> Handler:
                 return web.json_response({"object": "list", "data": [{"id": name} for name in script.models]})
             page = script.pages.get(request.path)
             return web.Response(status=404) if page is None else web.Response(body=page)
+        script.headers.append({name.lower(): value for name, value in request.headers.items()})
         script.sessions.append(request.headers.get("x-session-id"))
         script.asked.append((request.path, await request.json(), request.headers.get("Authorization", "")))
         if script.body is not None:

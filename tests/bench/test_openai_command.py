@@ -112,6 +112,35 @@ def test_a_chat_and_an_exact_length(run: RunPaths, script: Script) -> None:
     assert "the first has 2 tokens and not 3" in str(result.exception)
 
 
+def test_further_keys_and_headers_of_each_request(run: RunPaths, script: Script) -> None:
+    script.pages["/health"] = b""
+    more = ("--extra-body", '{"temperature": 0}', "--header", "X-Team: blue", "--header", "api-key: s3cret")
+    assert types("bench", run.folder, *more, "--set", "extra_body.seed=7", *QUICK).exit_code == 0
+    assert {(body["temperature"], body["seed"]) for body in script.bodies} == {(0, 7)}
+    assert {(it["x-team"], it["api-key"]) for it in script.headers} == {("blue", "s3cret")}
+    settings = measured(run).settings
+    assert settings["extra_body"] == {"temperature": 0, "seed": 7}
+    assert settings["headers"] == {"X-Team": "blue", "api-key": "(secret)"}
+    assert not [it for it in run.folder.rglob("*") if it.is_file() and b"s3cret" in it.read_bytes()]
+    other = ("--extra-body", '{"temperature": 1}', *QUICK, "--save-as", "other")
+    assert types("bench", run.folder, *other).exit_code == 0
+    compared = types("bench", "compare", f"{run.folder}:mine", f"{run.folder}:other")
+    assert "extra_body.temperature: 0 against 1" in str(compared.exception)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--extra-body", "[1]", "is not a JSON object"),
+        ("--header", "s3cret", "written like 'api-key: VALUE'"),
+    ],
+)
+def test_wrong_keys_and_headers_are_refused(run: RunPaths, option: str, value: str, words: str) -> None:
+    refused = types("bench", run.folder, option, value)
+    assert refused.exit_code == ExitCode.USAGE and words in refused.stderr
+    assert "s3cret" not in refused.stderr
+
+
 def test_ids_of_a_file_are_sent_as_they_are(run: RunPaths, script: Script, tmp_path: Path) -> None:
     script.pages["/health"] = b""
     file = tmp_path / "ids.jsonl"

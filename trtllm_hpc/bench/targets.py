@@ -39,6 +39,13 @@ def target_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) -
             timeout_s=settings.request_timeout_seconds,
             decoupled=True,
             min_length_input="min_tokens" if settings.exact_output else None,
+            extra_body=settings.extra_body,
+        )
+    elif settings.extra_body:
+        raise InvalidMeasurement(
+            f"Further keys of the body ({', '.join(settings.extra_body)}) go over OpenAI's protocol, and the "
+            f"model is asked over {protocol}.",
+            hint="--protocol openai, or remove --extra-body (companion.benchmark.extra_body)",
         )
     else:
         name = settings.model or text_model or connect.usual_model(endpoint)

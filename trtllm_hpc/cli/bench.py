@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -62,6 +63,34 @@ class _Listed(shared.ParameterType):
         return [self._item.convert(part.strip(), param, ctx) for part in str(value).split(",")]
 
 
+class _JsonObject(shared.ParameterType):
+    """A mapping, written in JSON."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """Return the mapping."""
+        with suppress(ValueError):
+            if isinstance(found := json.loads(value), dict):
+                return found
+        self.fail(f"{value!r} is not a JSON object; write it like '{{\"temperature\": 0}}'.", param, ctx)
+
+
+class _Header(shared.ParameterType):
+    """A header as in HTTP."""
+
+    name = "header"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        """Return name and value; a wrong one is not repeated, since it may hold a secret."""
+        name, colon, content = value.partition(":")
+        if not (colon and name.strip() and content.strip()):
+            self.fail("a header is written like 'api-key: VALUE'.", param, ctx)
+        return name.strip(), content.strip()
+
+
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 _FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True)
 _WORKLOADS = Choice(["prompts", "dataset", "normal", "shared-prefix", "trace", "conversations"])
@@ -89,6 +118,9 @@ _SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
      "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server is Triton, "
      "else completions, and chat for conversations."),
     ("streaming", "--streaming/--no-streaming", BOOL, "", "Whether to request streamed answers."),
+    ("extra_body", "--extra-body", _JsonObject(), "JSON",
+     "Further keys of each request over OpenAI's protocol, e.g. '{\"temperature\": 0}'."),
+    ("headers", "--header", _Header(), "'NAME: VALUE'", "Further header of each request; may be repeated."),
     ("slo", "--slo", STRING, "LIMITS",
      "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput."),
     ("find_max", "--find-max", BOOL, "", "Find the highest rate at which --slo holds."),
@@ -101,8 +133,13 @@ _OPTION_OF = {field: option.partition("/")[0] for field, option, *_ in _SETTINGS
 
 
 def _parameter(field: str, option: str, kind: Any, metavar: str, help: str) -> click.Option:
-    names, is_flag = [option, field.replace(".", "__")], kind is BOOL
-    return click.Option(names, type=kind, is_flag=is_flag, metavar=metavar or None, default=None, help=help)
+    names: list[str] = [option, field.replace(".", "__")]
+    common: dict[str, Any] = {"metavar": metavar or None, "help": help}
+    if isinstance(kind, _Header):
+        return click.Option(
+            names, type=kind, multiple=True, callback=lambda ctx, param, pairs: dict(pairs) or None, **common
+        )
+    return click.Option(names, type=kind, is_flag=kind is BOOL, default=None, **common)
 
 
 def given_settings(options: Mapping[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:

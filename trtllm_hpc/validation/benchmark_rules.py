@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from trtllm_hpc.config.benchmark import EXCLUSIVE, SEARCH_WINDOW_S, Benchmark, Workload, is_set
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
@@ -22,6 +23,14 @@ _KINDS_OF = {
     **dict.fromkeys(("turns", "turns_stdev", "think_seconds", "think_seconds_stdev"), _TALKS),
 }
 """The kinds of workload that read each key; all kinds read the other keys."""
+_SETTING_OF = {
+    **dict.fromkeys(("messages", "prompt"), "workload"),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_tokens"),
+    **dict.fromkeys(("stream", "stream_options"), "streaming"),
+    "model": "model",
+}
+"""The setting that each key of a body follows from."""
+_OWN_HEADERS = ("connection", "content-length", "content-type", "host", "transfer-encoding")
 
 
 def settings_problems(settings: Benchmark) -> list[Diagnostic]:
@@ -46,6 +55,18 @@ def _workload(settings: Benchmark) -> Diagnostics:
         message = "only a workload of kind trace, or a file of conversations, has recorded times"
         hint = "set workload.kind to trace, or arrival to constant, poisson or gamma"
         yield in_job("conflict", "arrival", message, hint, settings.arrival)
+
+
+def _of_each_request(settings: Benchmark) -> Diagnostics:
+    for key in settings.extra_body.keys() & _SETTING_OF:
+        hint = f"remove it, and set {_SETTING_OF[key]}"
+        yield in_job("conflict", f"extra_body.{key}", "this key of the body follows from a setting", hint)
+    for name, value in settings.headers.items():
+        if name.lower() in _OWN_HEADERS:
+            yield in_job("conflict", f"headers.{name}", "the client sets this header itself", "remove it")
+        elif not (re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) and value.isascii()):
+            message = "a header has a name without spaces and colons, and both are ASCII"
+            yield in_job("bad-value", f"headers.{name}", message, "write it like api-key: VALUE")
 
 
 def _exclusive(settings: Benchmark) -> Diagnostics:
@@ -140,7 +161,7 @@ def scheduled_seconds(settings: Benchmark) -> float:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_workload, _exclusive, _twice, _too_short, _slo),
+    *(_workload, _of_each_request, _exclusive, _twice, _too_short, _slo),
     Requires("workload.kind=dataset workload.kind=trace", "workload.path",
              "a workload of kind {value} is read from a file, and none is named", "set workload.path",
              code="missing", at="workload.path"),

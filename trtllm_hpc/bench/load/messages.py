@@ -5,7 +5,7 @@ Requests are serialised before the measurement and replies parsed after it, so t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -53,6 +53,8 @@ class Target:
     """Name of the input that makes a decoupled model stream its tokens."""
     min_length_input: str | None = None
     """Input for the least length of answers (OpenAI's protocol: ``min_tokens``); ``None`` sends none."""
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of a body of OpenAI's protocol; they take the place of those that follow from settings."""
 
     @property
     def takes_token_ids(self) -> bool:
@@ -100,6 +102,7 @@ def _encode_openai(request: WorkloadRequest, prompt: str | list[int], target: Ta
     options: dict[str, Any] = {"max_tokens": request.max_tokens}
     if target.min_length_input is not None:  # keys of trtllm-serve and vLLM, not of OpenAI
         options |= {"min_tokens": request.max_tokens, "ignore_eos": True}
+    options |= target.extra_body
     messages = [*(request.said or ()), {"role": "user", "content": prompt}] if is_chat else []
     return openai.encode_request(
         target.model, prompt, messages=messages, stream=target.streaming, options=options
