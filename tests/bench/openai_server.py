@@ -46,6 +46,8 @@ class Script:
     """Sent one by one; a number is a pause in seconds."""
     body: bytes | None = None
     """Sent instead, as a whole."""
+    refuses: dict[str, str] = field(default_factory=dict)
+    """What is said of a key of the body that the server does not take."""
     status: int = 200
     models: Sequence[str] = ("one",)
     pages: dict[str, bytes] = field(default_factory=dict)
@@ -76,6 +78,9 @@ def _handler(script: Script) -> Handler:
         script.headers.append({name.lower(): value for name, value in request.headers.items()})
         script.sessions.append(request.headers.get("x-session-id"))
         script.asked.append((request.path, await request.json(), request.headers.get("Authorization", "")))
+        for key in script.refuses.keys() & script.bodies[-1].keys():
+            error = {"message": script.refuses[key], "type": "invalid_request_error", "param": key}
+            return web.json_response({"error": error}, status=400)
         if script.body is not None:
             return web.Response(status=script.status, body=script.body)
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -107,7 +107,7 @@ def test_a_chat_and_an_exact_length(run: RunPaths, script: Script) -> None:
     script.pieces = [event("ÜN", reason="length"), event(usage=(5, 2)), DONE]
     result = types("bench", run.folder, "--protocol", "openai-chat", "--exact-output", *QUICK)
     assert {path for path, _, _ in script.asked} == {"/v1/chat/completions"}
-    assert {(body["min_tokens"], body["ignore_eos"]) for body in script.bodies} == {(3, True)}
+    assert {(body["min_tokens"], body["ignore_eos"]) for body in script.bodies} == {(1, True), (3, True)}
     assert isinstance(result.exception, InvalidMeasurement)
     assert "the first has 2 tokens and not 3" in str(result.exception)
 
@@ -126,6 +126,48 @@ def test_further_keys_and_headers_of_each_request(run: RunPaths, script: Script)
     assert types("bench", run.folder, *other).exit_code == 0
     compared = types("bench", "compare", f"{run.folder}:mine", f"{run.folder}:other")
     assert "extra_body.temperature: 0 against 1" in str(compared.exception)
+
+
+NOT_MAX_TOKENS = {"max_tokens": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}
+NO_STREAM_OPTIONS = {"stream_options": "{'type': 'extra_forbidden', 'loc': ('body', 'stream_options')}"}
+
+
+@pytest.mark.parametrize("refuses", [NOT_MAX_TOKENS, NO_STREAM_OPTIONS, NOT_MAX_TOKENS | NO_STREAM_OPTIONS])
+def test_a_key_that_the_server_refuses_is_left_out_from_the_second_request_on(
+    run: RunPaths, script: Script, tmp_path: Path, refuses: dict[str, str]
+) -> None:
+    script.pages["/health"], script.refuses = b"", refuses
+    if "stream_options" in refuses:
+        script.pieces = [event("GR"), event("ÜN", reason="length"), DONE]
+    make_tokenizer(tokenizer := tmp_path / "tokenizer")
+    assert types("bench", run.folder, "--tokenizer", tokenizer, *QUICK).exit_code == 0
+    refused = [body for body in script.bodies if refuses.keys() & body.keys()]
+    assert refused == script.bodies[: len(refuses)]
+    found = measured(run)
+    notes = {it.sentence.partition(":")[0] for it in found.verdict.warnings if it.code == "measurement"}
+    assert notes == {f"The server refuses {key}" for key in refuses}
+    by = "tokenizer" if "stream_options" in refuses else "server"
+    assert found.tokens["output_by"] == [by]
+
+
+def test_keys_that_the_settings_choose_are_sent_at_once(run: RunPaths, script: Script) -> None:
+    script.pages["/health"], script.refuses = b"", NOT_MAX_TOKENS | NO_STREAM_OPTIONS
+    chosen = ("--set", "max_tokens_key=max_completion_tokens", "--set", "include_usage=false")
+    types("bench", run.folder, *chosen, *QUICK)
+    assert len(script.bodies) == 7 and not [
+        body for body in script.bodies if script.refuses.keys() & body.keys()
+    ]
+
+
+def test_a_request_that_is_refused_for_another_reason_is_shown_by_the_load(
+    run: RunPaths, script: Script
+) -> None:
+    script.pages["/health"], script.refuses = b"", {"model": "max_tokens or stream_options, who knows"}
+    types("bench", run.folder, *QUICK)
+    found = measured(run)
+    assert [it.code for it in found.verdict.findings] == ["no-answer"]
+    assert not [it for it in found.verdict.warnings if it.code == "measurement"]
+    assert "max_tokens" in script.bodies[-1] and "stream_options" in script.bodies[-1]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ from trtllm_hpc.bench.results import (
 )
 from trtllm_hpc.bench.search import RateOutcome, find_max, outcome_of
 from trtllm_hpc.bench.server_metrics import Samples, ServerSample, read_samples, sampled
-from trtllm_hpc.bench.targets import target_of
+from trtllm_hpc.bench.targets import fitted, target_of
 from trtllm_hpc.bench.workload.prompt_source import find_tokenizer
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
 from trtllm_hpc.client.connect import EndpointWithHeaders
@@ -156,7 +156,8 @@ class _Run:
         self.is_companion = name == COMPANION_MEASUREMENT
         target = target_of(settings, server.endpoint, None if job is None else backend_of(job).text_model)
         self._records, self._results = list[RequestRecord](), list[LevelResult]()
-        self._notes, self.earlier_samples = list[str](), list[ServerSample]()
+        target, refused = fitted(target, settings)
+        self._notes, self.earlier_samples = [*refused], list[ServerSample]()
         clock, sent = Clock(), 0
         earlier = read_earlier(self._files, settings) if self.is_companion else None
         if earlier is not None:
@@ -168,7 +169,7 @@ class _Run:
             sessions = {record.session for record in self._records} - {None}
             sent = len(sessions) or 1 + max(record.index for record in self._records)
             what = "The first level was" if count == 1 else f"The first {count} levels were"
-            self._notes = [f"{what} measured by an earlier attempt, which did not come to its end."]
+            self._notes += [f"{what} measured by an earlier attempt, which did not come to its end."]
         folders, special = list[Path](), True  # of a server outside any run only the settings name one
         if job is not None:
             engine = Path(job.engine.directory or self._paths.engine)

@@ -164,6 +164,12 @@ class Benchmark(Section):
     protocol."""
     request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000), Time(1)] = 60.0
     """A request that takes longer has failed."""
+    max_tokens_key: Literal["max_tokens", "max_completion_tokens"] | None = None
+    """Key of the body over OpenAI's protocol with the most output tokens; ``None``: ``max_tokens``, unless
+    the server refuses the first request for it."""
+    include_usage: bool | None = None
+    """Whether streams over OpenAI's protocol are asked for the server's count of tokens (``stream_options``);
+    ``None``: unless the server refuses the first request for it."""
     extra_body: dict[str, Any] = Field(default={})
     """Further keys of the body of each request over OpenAI's protocol, such as ``temperature``,
     ``reasoning_effort`` or ``chat_template_kwargs``."""

@@ -34,6 +34,7 @@ def encode_request(
     *,
     messages: Sequence[Mapping[str, Any]] = (),
     stream: bool = False,
+    include_usage: bool = True,
     options: Mapping[str, Any],
 ) -> bytes:
     """Return the body of a request.
@@ -41,6 +42,7 @@ def encode_request(
     Args:
         prompt: a text or token ids; not sent in a chat.
         messages: make the request a chat.
+        include_usage: whether a stream is to end with the server's count of tokens.
         options: by the protocol's keys.
     """
     body: dict[str, Any] = {"model": model}
@@ -49,7 +51,7 @@ def encode_request(
     else:
         body["prompt"] = prompt
     body |= {**options, "stream": stream}
-    if stream:
+    if stream and include_usage:
         body["stream_options"] = {"include_usage": True}
     return json.dumps(body, ensure_ascii=False).encode("utf-8", errors="replace")
 

@@ -53,6 +53,10 @@ class Target:
     """Name of the input that makes a decoupled model stream its tokens."""
     min_length_input: str | None = None
     """Input for the least length of answers (OpenAI's protocol: ``min_tokens``); ``None`` sends none."""
+    max_tokens_key: str = "max_tokens"
+    """Over OpenAI's protocol: the key of the body with the most output tokens."""
+    include_usage: bool = True
+    """Over OpenAI's protocol: whether streams are asked for the server's count of tokens."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of a body of OpenAI's protocol; they take the place of those that follow from settings."""
 
@@ -99,13 +103,18 @@ def _encode_openai(request: WorkloadRequest, prompt: str | list[int], target: Ta
     is_chat = target.protocol == CHAT
     if is_chat and request.prompt is None:
         raise ValueError("a chat takes texts, not token ids")
-    options: dict[str, Any] = {"max_tokens": request.max_tokens}
+    options: dict[str, Any] = {target.max_tokens_key: request.max_tokens}
     if target.min_length_input is not None:  # keys of trtllm-serve and vLLM, not of OpenAI
         options |= {"min_tokens": request.max_tokens, "ignore_eos": True}
     options |= target.extra_body
     messages = [*(request.said or ()), {"role": "user", "content": prompt}] if is_chat else []
     return openai.encode_request(
-        target.model, prompt, messages=messages, stream=target.streaming, options=options
+        target.model,
+        prompt,
+        messages=messages,
+        stream=target.streaming,
+        include_usage=target.include_usage,
+        options=options,
     )
 
 
