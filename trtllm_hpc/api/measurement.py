@@ -327,8 +327,7 @@ def bench_url(
 
     chosen = settings_of(base or Benchmark(), _given(settings))
     paths = RunPaths(Path(output))
-    address = Address(url, key_file, certificate, chosen.headers)
-    protocol, endpoint = look_at(address, chosen.request_timeout_seconds)
+    protocol, endpoint = look_at(Address(url, key_file, certificate), chosen.request_timeout_seconds)
     chosen = with_protocol(chosen, protocol, url)
     with _reserved(paths, name) as measurement:
         return _measure(MeasuredServer(paths, endpoint, None), chosen, measurement, on_progress)

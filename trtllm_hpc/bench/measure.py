@@ -54,7 +54,6 @@ from trtllm_hpc.bench.server_metrics import Samples, ServerSample, read_samples,
 from trtllm_hpc.bench.targets import fitted, target_of
 from trtllm_hpc.bench.workload.prompt_source import find_tokenizer
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
-from trtllm_hpc.client.connect import EndpointWithHeaders
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import InvalidMeasurement, NotReady, TrtllmHpcError
@@ -88,15 +87,6 @@ class MeasuredServer:
     follow: Follow | None = None
     """Finds the server again after it has moved. ``None``: a lost server ends the measurement."""
 
-    def with_headers(self, headers: dict[str, str]) -> MeasuredServer:
-        """Return the server that is asked with further headers, wherever it moves."""
-
-        def asked(endpoint: Endpoint) -> Endpoint:
-            return EndpointWithHeaders(**{**vars(endpoint), "headers": headers})
-
-        follow = self.follow
-        return replace(self, endpoint=asked(self.endpoint), follow=follow and (lambda: asked(follow())))
-
 
 def run_measurement(
     server: MeasuredServer, settings: Benchmark, name: str, show: Show | None = None
@@ -109,7 +99,6 @@ def run_measurement(
     BadSlo if the server or its model cannot be measured in this way; InvalidMeasurement if the run folder
     cannot be written.
     """
-    server = server.with_headers(settings.headers)
     run = _Run(server, settings, name)
     progress_file = server.paths.benchmark_progress if run.is_companion else None
     run.begin()
@@ -315,7 +304,7 @@ class _Run:
             return False
         if endpoint is None:
             return False
-        self.passes = replace(self.passes, target=replace(self.passes.target, endpoint=endpoint))
+        self.passes = replace(self.passes, target=self.passes.target.moved_to(endpoint))
         self.samples.follow(endpoint)
         away_s = time.monotonic() - begun
         self._notes.append(

@@ -9,7 +9,7 @@ from typing import Any
 
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.load.loops import ClosedPlan
-from trtllm_hpc.bench.load.messages import Target, encode_request
+from trtllm_hpc.bench.load.messages import AskedEndpoint, Target, encode_request
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.workload.request import WorkloadRequest
@@ -43,6 +43,7 @@ def target_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) -
         InvalidMeasurement: the model cannot give what is to be measured.
         BadSlo: the limits cannot be parsed.
     """
+    endpoint = AskedEndpoint(**vars(endpoint), headers=settings.headers)
     protocol = settings.protocol or connect.usual_protocol(endpoint)
     is_openai = protocol in OPENAI_PROTOCOLS
     connect.refuse_protocol(endpoint, is_openai=is_openai)

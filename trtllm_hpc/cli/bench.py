@@ -63,32 +63,20 @@ class _Listed(shared.ParameterType):
         return [self._item.convert(part.strip(), param, ctx) for part in str(value).split(",")]
 
 
-class _JsonObject(shared.ParameterType):
-    """A mapping, written in JSON."""
-
-    name = "json"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        """Return the mapping."""
-        with suppress(ValueError):
-            if isinstance(found := json.loads(value), dict):
-                return found
-        self.fail(f"{value!r} is not a JSON object; write it like '{{\"temperature\": 0}}'.", param, ctx)
+def _json_object(text: str) -> dict[str, Any]:
+    """Return a mapping that is written in JSON; raises click.BadParameter."""
+    with suppress(ValueError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    raise click.BadParameter(f"{text!r} is not a JSON object; write it like '{{\"temperature\": 0}}'.")
 
 
-class _Header(shared.ParameterType):
-    """A header as in HTTP."""
-
-    name = "header"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        """Return name and value; a wrong one is not repeated, since it may hold a secret."""
-        name, colon, content = value.partition(":")
-        if not (colon and name.strip() and content.strip()):
-            self.fail("a header is written like 'api-key: VALUE'.", param, ctx)
-        return name.strip(), content.strip()
+def _header(text: str) -> tuple[str, str]:
+    """Return name and value; raises click.BadParameter without the text, which may hold a secret."""
+    name, _, value = (part.strip() for part in text.partition(":"))
+    if not (name and value):
+        raise click.BadParameter("a header is written like 'api-key: VALUE'.")
+    return name, value
 
 
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
@@ -118,9 +106,9 @@ _SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
      "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server is Triton, "
      "else completions, and chat for conversations."),
     ("streaming", "--streaming/--no-streaming", BOOL, "", "Whether to request streamed answers."),
-    ("extra_body", "--extra-body", _JsonObject(), "JSON",
+    ("extra_body", "--extra-body", _json_object, "JSON",
      "Further keys of each request over OpenAI's protocol, e.g. '{\"temperature\": 0}'."),
-    ("headers", "--header", _Header(), "'NAME: VALUE'", "Further header of each request; may be repeated."),
+    ("headers", "--header", _header, "'NAME: VALUE'", "Further header of each request; may be repeated."),
     ("slo", "--slo", STRING, "LIMITS",
      "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput."),
     ("find_max", "--find-max", BOOL, "", "Find the highest rate at which --slo holds."),
@@ -133,13 +121,10 @@ _OPTION_OF = {field: option.partition("/")[0] for field, option, *_ in _SETTINGS
 
 
 def _parameter(field: str, option: str, kind: Any, metavar: str, help: str) -> click.Option:
-    names: list[str] = [option, field.replace(".", "__")]
-    common: dict[str, Any] = {"metavar": metavar or None, "help": help}
-    if isinstance(kind, _Header):
-        return click.Option(
-            names, type=kind, multiple=True, callback=lambda ctx, param, pairs: dict(pairs) or None, **common
-        )
-    return click.Option(names, type=kind, is_flag=kind is BOOL, default=None, **common)
+    common: dict[str, Any] = {"type": kind, "metavar": metavar or None, "help": help}
+    if kind is _header:
+        common |= {"multiple": True, "callback": lambda ctx, param, pairs: dict(pairs) or None}
+    return click.Option([option, field.replace(".", "__")], is_flag=kind is BOOL, default=None, **common)
 
 
 def given_settings(options: Mapping[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, urlsplit
@@ -43,20 +42,6 @@ class Address:
     """File with the key that the server asks for, sent as a bearer token."""
     certificate_file: Path | None = None
     """File with the certificate to trust; by default, the system's certificates."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """Further headers of every call."""
-
-
-@dataclass(frozen=True)
-class EndpointWithHeaders(Endpoint):
-    """A server that is asked with further headers."""
-
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def authorization(self) -> dict[str, str]:
-        """The headers that every call needs, in lower case for HTTP/2; raises RequestFailed."""
-        return super().authorization | {name.lower(): value for name, value in self.headers.items()}
 
 
 Target = Endpoint | Address
@@ -101,7 +86,7 @@ def parse_url(address: Address) -> tuple[str, Endpoint]:
         paths = ssl.get_default_verify_paths()
         certificate = Path(paths.cafile or paths.openssl_cafile)
     port = port or _PORTS[scheme]
-    return "grpc" if scheme.startswith("grpc") else "http", EndpointWithHeaders(
+    return "grpc" if scheme.startswith("grpc") else "http", Endpoint(
         job_id="",
         host=host,
         address=f"[{host}]" if ":" in host else host,
@@ -112,7 +97,6 @@ def parse_url(address: Address) -> tuple[str, Endpoint]:
         ready_at=0.0,
         key_file=None if address.key_file is None else str(address.key_file),
         certificate_file=None if certificate is None else str(certificate),
-        headers=address.headers,
     )
 
 

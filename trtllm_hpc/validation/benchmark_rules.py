@@ -23,13 +23,8 @@ _KINDS_OF = {
     **dict.fromkeys(("turns", "turns_stdev", "think_seconds", "think_seconds_stdev"), _TALKS),
 }
 """The kinds of workload that read each key; all kinds read the other keys."""
-_SETTING_OF = {
-    **dict.fromkeys(("messages", "prompt"), "workload"),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "max_tokens"),
-    **dict.fromkeys(("stream", "stream_options"), "streaming"),
-    "model": "model",
-}
-"""The setting that each key of a body follows from."""
+_OWN_KEYS = ("model", "prompt", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens")
+"""Keys of a body that follow from settings."""
 _OWN_HEADERS = ("connection", "content-length", "content-type", "host", "transfer-encoding")
 
 
@@ -58,9 +53,10 @@ def _workload(settings: Benchmark) -> Diagnostics:
 
 
 def _of_each_request(settings: Benchmark) -> Diagnostics:
-    for key in settings.extra_body.keys() & _SETTING_OF:
-        hint = f"remove it, and set {_SETTING_OF[key]}"
-        yield in_job("conflict", f"extra_body.{key}", "this key of the body follows from a setting", hint)
+    for key in settings.extra_body.keys() & {*_OWN_KEYS}:
+        yield in_job(
+            "conflict", f"extra_body.{key}", "this key of the body follows from a setting", "remove it"
+        )
     for name, value in settings.headers.items():
         if name.lower() in _OWN_HEADERS:
             yield in_job("conflict", f"headers.{name}", "the client sets this header itself", "remove it")

@@ -35,6 +35,18 @@ COMPLETIONS, CHAT = "openai", "openai-chat"
 
 
 @dataclass(frozen=True)
+class AskedEndpoint(Endpoint):
+    """A server that is asked with further headers."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The headers that every call needs, in lower case for HTTP/2; raises RequestFailed."""
+        return super().authorization | {name.lower(): value for name, value in self.headers.items()}
+
+
+@dataclass(frozen=True)
 class Target:
     """A served model and how requests are sent to it; see :func:`trtllm_hpc.bench.targets.targets_of`."""
 
@@ -59,6 +71,10 @@ class Target:
     """Over OpenAI's protocol: whether streams are asked for the server's count of tokens."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of a body of OpenAI's protocol; they take the place of those that follow from settings."""
+
+    def moved_to(self, endpoint: Endpoint) -> Target:
+        """Return the target at another place, asked with the same headers."""
+        return replace(self, endpoint=replace(self.endpoint, **vars(endpoint)))
 
     @property
     def takes_token_ids(self) -> bool:
