@@ -112,6 +112,17 @@ def test_a_chat_and_an_exact_length(run: RunPaths, script: Script) -> None:
     assert "the first has 2 tokens and not 3" in str(result.exception)
 
 
+def test_a_chat_of_a_file_is_sent_with_its_roles(run: RunPaths, script: Script, tmp_path: Path) -> None:
+    script.pages["/health"] = b""
+    roles = ("system", "user", "assistant", "user")
+    messages = [{"role": role, "content": f"word {at}"} for at, role in enumerate(roles)]
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json.dumps({"messages": messages, "max_tokens": 3}) + "\n")
+    more = ("--workload", "dataset", "--file", file, "--protocol", "openai-chat")
+    types("bench", run.folder, *more, *QUICK)
+    assert script.bodies[-1]["messages"] == messages
+
+
 def test_further_keys_and_headers_of_each_request(run: RunPaths, script: Script) -> None:
     script.pages["/health"] = b""
     more = ("--extra-body", '{"temperature": 0}', "--header", "X-Team: blue", "--header", "api-key: s3cret")

@@ -31,7 +31,7 @@ from trtllm_hpc.bench.interruptions import (
     read_earlier,
     was_cut,
 )
-from trtllm_hpc.bench.load.messages import COMPLETIONS
+from trtllm_hpc.bench.load.messages import CHAT, COMPLETIONS
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.passes import Passes, PassOutcome, RequestFeed
 from trtllm_hpc.bench.power import PowerReadings
@@ -173,6 +173,7 @@ class _Run:
             vocabulary,
             None if job is None else job.engine.max_input_len,
             ids_allowed=target.protocol == COMPLETIONS,
+            takes_messages=target.protocol == CHAT,
         )
         feed = RequestFeed(workload, target)
         feed.take(sent)  # requests, or conversations, by the earlier attempt

@@ -123,11 +123,11 @@ def _encode_openai(request: WorkloadRequest, prompt: str | list[int], target: Ta
     if target.min_length_input is not None:  # keys of trtllm-serve and vLLM, not of OpenAI
         options |= {"min_tokens": request.max_tokens, "ignore_eos": True}
     options |= target.extra_body
-    messages = [*(request.said or ()), {"role": "user", "content": prompt}] if is_chat else []
+    messages = request.messages or [*(request.said or ()), {"role": "user", "content": prompt}]
     return openai.encode_request(
         target.model,
         prompt,
-        messages=messages,
+        messages=messages if is_chat else (),
         stream=target.streaming,
         include_usage=target.include_usage,
         options=options,

@@ -25,7 +25,10 @@ _PROMPT_KEYS = ("prompt", "text", "text_input", "input", "question")
 _IDS_KEYS = ("token_ids", "input_ids")
 _ANSWER_KEYS = ("output", "completion", "answer")
 _CONVERSATION_KEYS = ("conversations", "messages", "turns")
-_ASSISTANT_ROLES = frozenset({"assistant", "gpt", "chatgpt", "bing", "bard", "model"})
+_ROLES = dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant") | {
+    "human": "user",
+    "": "user",
+}
 _MAX_TOKENS = 10_000_000
 _TOKENS_PER_WORD = 1.3
 """Of a recorded answer; upstream's default of ``--op-tokens-per-word``."""
@@ -134,8 +137,9 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
     Layouts: ``input`` and ``instruction`` as in upstream's data sets, whose prompt is ``input + ' ' +
     instruction`` (``benchmark_core_model.py`` of tensorrtllm_backend v0.16.0); a prompt or token ids alone;
     ``messages`` of chats and ``conversations`` of ShareGPT, whose prompt is everything before the first
-    answer. The answer's limit is the entry's, 1.3 times the words of its answer, or ``max_tokens``. Raises
-    ConfigError if it has none of these, wrong types, or ids that the model does not take; with the line.
+    answer, or all ``messages`` up to the user's last where the model takes them; the first of ``turns``. The
+    answer's limit is the entry's, 1.3 times the words of its answer, or ``max_tokens``. Raises ConfigError if
+    it has none of these, wrong types, or ids that the model does not take; with the line.
     """
     tokens = entry.length(OUTPUT_LENGTH_KEYS)
     limit = tokens or spec.settings.max_tokens
@@ -144,13 +148,16 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
     if ids is not None:
         return replace(request, token_ids=_checked_ids(entry, ids_key, ids, spec))
     if entry.conversation is not None:
-        says, answer = list[str](), None
-        for role, text, _ in _messages(entry):
-            if role in _ASSISTANT_ROLES:
-                answer = text
-                break
-            says.append(text)
-        prompt = "\n".join(says)
+        said = list(_messages(entry))
+        end = _end_of_prompt(entry, [role for role, *_ in said], whole=spec.takes_messages)
+        prompt = "\n".join(text for _, text, _ in said[:end])
+        answer = next((text for role, text, _ in said[end : end + 1] if role == "assistant"), None)
+        if spec.takes_messages:
+            messages = tuple(
+                turn if {"role", "content"} <= turn.keys() else {"role": role, "content": text}
+                for role, text, turn in said[:end]
+            )
+            request = replace(request, messages=messages)
     elif "instruction" in entry.values:
         prompt = " ".join(entry.text([key]) or "" for key in ("input", "instruction"))
         answer = entry.text(_ANSWER_KEYS)
@@ -168,6 +175,15 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
     # JSON can contain half of a surrogate pair ("\ud800"), which no server takes.
     valid = prompt.encode("utf-8", errors="replace").decode("utf-8")
     return replace(request, prompt=valid, max_tokens=tokens or limit)
+
+
+def _end_of_prompt(entry: DatasetEntry, roles: Sequence[str], *, whole: bool) -> int:
+    """Return how many messages the prompt has: those before the answer whose length is known, or wanted."""
+    if entry.conversation == "turns":  # what the user says one after the other
+        return min(1, len(roles))
+    if whole and entry.conversation == "messages":
+        return max((at + 1 for at, role in enumerate(roles) if role != "assistant"), default=0)
+    return roles.index("assistant") if "assistant" in roles else len(roles)
 
 
 def _checked_ids(entry: DatasetEntry, key: str, ids: Any, spec: WorkloadSpec) -> tuple[int, ...]:
@@ -192,7 +208,7 @@ def turns_of(entry: DatasetEntry) -> list[DatasetEntry]:
     for role, text, turn in _messages(entry):
         if role == "system":
             first["said"] = [{"role": role, "content": text}]
-        elif role not in _ASSISTANT_ROLES and text.strip():
+        elif role != "assistant" and text.strip():
             turns.append({**common, **turn, "prompt": text})
         elif turns:
             turns[-1]["answer"] = text
@@ -202,6 +218,8 @@ def turns_of(entry: DatasetEntry) -> list[DatasetEntry]:
 def _messages(entry: DatasetEntry) -> Iterator[tuple[str, str, dict[str, Any]]]:
     key = entry.conversation or ""
     turns = entry.values[key]
+    if key == "turns" and isinstance(turns, list):
+        turns = [{"text": turn} if isinstance(turn, str) else turn for turn in turns]
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise entry.error(f"{key} must be a list of turns, each a JSON object")
     for turn in turns:
@@ -209,9 +227,12 @@ def _messages(entry: DatasetEntry) -> Iterator[tuple[str, str, dict[str, Any]]]:
         if isinstance(content, list):
             texts = [part.get("text") for part in content if isinstance(part, dict)]
             content = "\n".join(text for text in texts if isinstance(text, str))
+        if content is None and "tool_calls" in turn:
+            content = ""
         if not isinstance(content, str):
             raise entry.error("a turn must have text in value, content or text")
-        yield str(turn.get("from", turn.get("role", ""))).lower(), content, turn
+        role = str(turn.get("from", turn.get("role", ""))).lower()
+        yield _ROLES.get(role, role), content, turn
 
 
 # Count their tokens, and leave out long ones --------------------------------------------------------
