@@ -49,6 +49,8 @@ class Script:
     refuses: dict[str, str] = field(default_factory=dict)
     """What is said of a key of the body that the server does not take."""
     status: int = 200
+    closes_models: bool = False
+    """Whether the list of models is refused like the requests."""
     models: Sequence[str] = ("one",)
     pages: dict[str, bytes] = field(default_factory=dict)
     """What else is there, by its path."""
@@ -71,6 +73,8 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 def _handler(script: Script) -> Handler:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if request.method == "GET":
+            if request.path == "/v1/models" and script.closes_models:
+                return web.Response(status=script.status, body=script.body)
             if request.path == "/v1/models":
                 return web.json_response({"object": "list", "data": [{"id": name} for name in script.models]})
             page = script.pages.get(request.path)

@@ -181,6 +181,23 @@ def test_a_request_that_is_refused_for_another_reason_is_shown_by_the_load(
     assert "max_tokens" in script.bodies[-1] and "stream_options" in script.bodies[-1]
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_asks_for_a_key_names_the_option(
+    endpoint: Endpoint, script: Script, tmp_path: Path, status: int
+) -> None:
+    script.body, script.status = b'{"error": {"message": "bad key"}}', status
+    to = ("bench", "--url", endpoint.openai_url, "--output", tmp_path)
+    asked = types(*to, *QUICK).exception
+    assert isinstance(asked, InvalidMeasurement) and "--key-file FILE" in str(asked)
+    script.closes_models = True
+    listed = types(*to, *QUICK, "--save-as", "two").exception
+    assert (
+        isinstance(listed, RequestFailed)
+        and f"{status}: " in str(listed)
+        and "--key-file FILE" in str(listed)
+    )
+
+
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
