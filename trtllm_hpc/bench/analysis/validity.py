@@ -54,6 +54,8 @@ MIN_GROWTH = 1.2
 
 MAX_TEXT_DIFFERENCE = 0.05
 """Of texts from the number of tokens that they must have (exact_output); of a stream from its responses."""
+MAX_INPUT_DIFFERENCE = 0.05
+"""Of the input tokens that the server counts from those that the workload asks for."""
 MAX_DRAINED_TURNS = 0.2
 """Share of the turns that may be due after the window."""
 
@@ -265,6 +267,15 @@ def _doubtful_tokens(sample: Sample, settings: Benchmark) -> Iterator[Caveat]:
     ]
     counted, requested = sum(tokens for tokens, _ in texts), sum(tokens for _, tokens in texts)
     facts = {"counted": counted, "requested": requested}
+    inputs = [
+        (record.input_tokens, record.prompt_tokens)
+        for record in sample.answered
+        if record.input_by == BY_SERVER and record.input_tokens and record.prompt_tokens
+    ]
+    given, asked = sum(tokens for tokens, _ in inputs), sum(tokens for _, tokens in inputs)
+    if abs(given - asked) > MAX_INPUT_DIFFERENCE * asked:
+        each = {"given": given / len(inputs), "asked": asked / len(inputs)}
+        yield Caveat("input-length", given / asked - 1, MAX_INPUT_DIFFERENCE, each)
     if settings.exact_output and abs(counted - requested) > MAX_TEXT_DIFFERENCE * requested:
         yield Caveat("text-length", counted / requested, 1.0, facts)
 
@@ -370,6 +381,11 @@ SENTENCES = {
     "joined-tokens": (
         "Each response of a stream had {value:.2f} tokens on average: the inter-token latency is that "
         "between responses."
+    ),
+    "input-length": (
+        "The workload asked for {asked:,.0f} input tokens a request, and the server counted {given:,.0f} "
+        "({value:+.0%}; the limit is {limit:.0%}). In a chat that may be the template; else "
+        "the server cuts prompts, or has another tokenizer (--tokenizer)."
     ),
     "text-length": (
         "{counted:,} of {requested:,} requested output tokens were found in the answers' texts, though "
