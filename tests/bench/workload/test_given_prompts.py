@@ -92,6 +92,37 @@ def test_layouts_of_data_sets(
     assert [(request.prompt, request.max_tokens) for request in built.requests] == [(prompt, tokens)]
 
 
+BODY = {"model": "m", "messages": [{"role": "user", "content": "ask"}], "max_completion_tokens": 8}
+TWICE = {"data": [{"text_input": ["ask"], "stream": [True], "max_tokens": [8]}] * 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": BODY}), 1),
+        ("\n".join([json.dumps({"custom_id": "1", "body": BODY})] * 3), 3),
+        (json.dumps({"data": [{"payload": [BODY]}, {"payload": [BODY, BODY]}]}), 3),
+        (json.dumps(TWICE), 2),
+        (json.dumps(TWICE, indent=2), 2),
+    ],
+)
+def test_requests_in_files_of_other_tools(tmp_path: Path, text: str, count: int) -> None:
+    file = tmp_path / "requests"
+    file.write_text(text)
+    built = build(count + 1, kind="dataset", path=file)
+    assert {(it.prompt, it.max_tokens) for it in built.requests} == {("ask", 8)} and built.distinct == count
+
+
+@pytest.mark.parametrize("chats", [1, 2])
+def test_bare_lists_of_messages(tmp_path: Path, chats: int) -> None:
+    chat = [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "one"}]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("\n".join([json.dumps(chat)] * chats))
+    built = build(2, kind="dataset", path=file)
+    assert [(it.prompt, it.max_tokens) for it in built.requests] == [("ask", 1)] * 2
+    assert built.distinct == chats
+
+
 SYSTEM, ASK, ANSWER, MORE, LAST = (
     {"role": role, "content": content}
     for role, content in [

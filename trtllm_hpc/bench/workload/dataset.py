@@ -1,10 +1,14 @@
-"""Prompts from a file: a JSON list, or one JSON object a line, in any of several layouts."""
+"""Prompts from a file: JSON, one JSON value a line, or CSV, in any of several layouts."""
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +24,7 @@ from trtllm_hpc.bench.workload.request import (
 )
 from trtllm_hpc.errors import ConfigError
 
-OUTPUT_LENGTH_KEYS = ("max_tokens", "output_tokens", "output_length")
+OUTPUT_LENGTH_KEYS = ("max_tokens", "max_completion_tokens", "output_tokens", "output_length")
 _PROMPT_KEYS = ("prompt", "text", "text_input", "input", "question")
 _IDS_KEYS = ("token_ids", "input_ids")
 _ANSWER_KEYS = ("output", "completion", "answer")
@@ -33,6 +37,12 @@ _MAX_TOKENS = 10_000_000
 _TOKENS_PER_WORD = 1.3
 """Of a recorded answer; upstream's default of ``--op-tokens-per-word``."""
 _LAYOUTS = "a list of JSON objects, or one JSON object a line"
+_COLUMNS = {
+    "timestamp": "due_s",
+    **dict.fromkeys(("contexttokens", "request tokens"), "input_length"),
+    **dict.fromkeys(("generatedtokens", "response tokens"), "output_length"),
+}
+"""Those of Azure's and BurstGPT's traces, in lower case."""
 
 
 class DatasetEntry(NamedTuple):
@@ -103,15 +113,11 @@ def read_entries(path: Path) -> list[DatasetEntry]:
         raise file_error(path, None, f"cannot be read: {reason}", hint="--file FILE") from None
     except UnicodeDecodeError as error:
         raise file_error(path, None, f"is not UTF-8 text: byte {error.start + 1} is invalid") from None
-    found: list[tuple[int | None, Any]]
-    if text.lstrip().startswith("["):
-        found = [(None, value) for value in _parsed(path, text)]
-    else:
-        # Not str.splitlines: it also splits at characters that JSON allows within a string.
-        lines = enumerate(text.split("\n"), 1)
-        found = [(line, _parsed(path, words, line)) for line, words in lines if words.strip()]
+    is_table = any(column in text.partition("\n")[0].lower().split(",") for column in _COLUMNS)
+    found = _rows(path, text) if is_table else _values(path, text)
+    requests = ((line, request) for line, value in found for request in _requests(value))
     entries = []
-    for number, (line, value) in enumerate(found, 1):
+    for number, (line, value) in enumerate(requests, 1):
         entry = DatasetEntry(path, line, number, value)
         if not isinstance(value, dict):
             raise entry.error(f"each entry must be a JSON object in braces; found {type(value).__name__}")
@@ -119,6 +125,53 @@ def read_entries(path: Path) -> list[DatasetEntry]:
     if not entries:
         raise file_error(path, None, f"has no entries; expected {_LAYOUTS}")
     return entries
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[int | None, Any]]:
+    """Yield the requests of a trace in CSV, which have only lengths; one that failed asks for one token."""
+    rows = csv.DictReader(StringIO(text))
+    for row in rows:
+        cells = {_COLUMNS[name.lower()]: cell for name, cell in row.items() if str(name).lower() in _COLUMNS}
+        try:
+            due_s = _seconds(cells.pop("due_s"))
+            yield rows.line_num, {"due_s": due_s, **{key: max(1, int(it)) for key, it in cells.items()}}
+        except (KeyError, TypeError, ValueError):
+            message = "must have a time and numbers of tokens, as in Azure's and BurstGPT's traces"
+            raise file_error(path, rows.line_num, message) from None
+
+
+def _seconds(stamp: str) -> float:
+    """Return seconds, or a date and time as seconds since the epoch; raises ValueError."""
+    if ":" not in stamp:
+        return float(stamp)
+    in_microseconds = re.sub(r"(\.\d{6})\d+", r"\1", stamp)  # Python 3.10 reads no more digits
+    return datetime.fromisoformat(in_microseconds).replace(tzinfo=timezone.utc).timestamp()
+
+
+def _values(path: Path, text: str) -> Iterable[tuple[int | None, Any]]:
+    """Return the JSON values of a file with their lines, or those of a document's list without."""
+    # Not str.splitlines: it also splits at characters that JSON allows within a string.
+    lines = [(line, words) for line, words in enumerate(text.split("\n"), 1) if words.strip()]
+    first = lines[0][1].strip() if lines else "{}"
+    if len(lines) != 1 and first[0] + first[-1] in ("{}", "[]"):
+        return ((line, _parsed(path, words, line)) for line, words in lines)
+    value = _parsed(path, text)
+    if isinstance(value, dict) and isinstance(value.get("data"), list):  # genai-perf and perf_analyzer
+        value = value["data"]
+    is_chat = isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]
+    return [(None, it) for it in value] if isinstance(value, list) and not is_chat else [(1, value)]
+
+
+def _requests(value: Any) -> list[Any]:
+    """Return the requests in a value of a list of messages, OpenAI's batches, genai-perf or perf_analyzer."""
+    if isinstance(value, list):
+        return [{"messages": value}]
+    if not isinstance(value, dict):
+        return [value]
+    if (bodies := value.get("payload", value.get("body"))) is not None:
+        return bodies if isinstance(bodies, list) else [bodies]
+    inputs = {key: value[key] for key in ("text_input", "max_tokens") if key in value}
+    return [value | {key: it[0] for key, it in inputs.items() if isinstance(it, list) and len(it) == 1}]
 
 
 def _parsed(path: Path, text: str, line: int = 1) -> Any:
