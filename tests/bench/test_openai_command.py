@@ -201,7 +201,7 @@ def test_a_server_that_asks_for_a_key_names_the_option(
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("--extra-body", "[1]", "is not a JSON object"),
+        ("--extra-body", "[1]", "--extra-body: Input should be a valid dictionary, not [1]"),
         ("--header", "s3cret", "written like 'api-key: VALUE'"),
     ],
 )

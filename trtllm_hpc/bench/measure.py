@@ -104,7 +104,7 @@ def run_measurement(
     run.begin()
     with (
         sampled(
-            server.endpoint,
+            run.passes.target.endpoint,
             run.passes.clock,
             to=server.paths.measurement(name).samples,
             before=run.earlier_samples,
@@ -305,8 +305,9 @@ class _Run:
             return False
         if endpoint is None:
             return False
-        self.passes = replace(self.passes, target=self.passes.target.moved_to(endpoint))
-        self.samples.follow(endpoint)
+        asked = replace(self.passes.target.endpoint, **vars(endpoint))  # with the headers of the settings
+        self.passes = replace(self.passes, target=replace(self.passes.target, endpoint=asked))
+        self.samples.follow(asked)
         away_s = time.monotonic() - begun
         self._notes.append(
             f"The server, or the proxy before it, was away for {away_s:.0f} s or more during {step}: that "

@@ -16,19 +16,18 @@ from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.client import connect
 from trtllm_hpc.client.request import BY_NAME
 from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Benchmark, Protocol
+from trtllm_hpc.config.dump import scalar
 from trtllm_hpc.errors import InvalidMeasurement, InvalidRequest, NotReady, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire.served_model import STREAM_INPUTS
 
 _CORE_INPUT = "input_ids"
 _FIRST_TIMEOUT_S = 10.0
-"""For the first request; after that the load shows how slow the server is."""
-_REFUSED = ("HTTP 400", "HTTP 422")
-_WITHOUT: dict[str, tuple[dict[str, Any], str]] = {
-    "max_tokens": ({"max_tokens_key": "max_completion_tokens"}, "max_completion_tokens is sent instead"),
-    "stream_options": ({"include_usage": False}, "streams are not asked for usage"),
+_WITHOUT: dict[str, tuple[str, Any]] = {
+    "max_tokens": ("max_tokens_key", "max_completion_tokens"),
+    "stream_options": ("include_usage", False),
 }
-"""What is sent without each key of a body that some servers refuse, and how a note says so."""
+"""The setting for a server that refuses a key of the body."""
 
 
 def target_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) -> Target:
@@ -62,11 +61,8 @@ def target_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) -
             extra_body=settings.extra_body,
         )
     elif settings.extra_body:
-        raise InvalidMeasurement(
-            f"Further keys of the body ({', '.join(settings.extra_body)}) go over OpenAI's protocol, and the "
-            f"model is asked over {protocol}.",
-            hint="--protocol openai, or remove --extra-body (companion.benchmark.extra_body)",
-        )
+        message = f"Further keys of the body need OpenAI's protocol, and the model is asked over {protocol}."
+        raise InvalidMeasurement(message, hint="--protocol openai, or remove extra_body")
     else:
         name = settings.model or text_model or connect.usual_model(endpoint)
         target = _triton_target(settings, endpoint, name, protocol)
@@ -88,20 +84,17 @@ def fitted(target: Target, settings: Benchmark) -> tuple[Target, list[str]]:
     """Return the target with the keys that its server takes, and a note of each key that it refuses.
 
     A request of one token finds out, and is sent again without the key. Whatever else the server answers, the
-    load will show. Raises KeyboardInterrupt.
+    load will show.
     """
-    chosen = {"max_tokens": settings.max_tokens_key, "stream_options": settings.include_usage}
-    unsure, found, notes = [key for key in _WITHOUT if chosen[key] is None], target, list[str]()
-    if not (target.is_openai and unsure):
-        return target, []
-    while (refusal := _first_refusal(found)) is not None:
+    plain, found, notes = dict(settings), target, list[str]()
+    unsure = {key: it for key, it in _WITHOUT.items() if target.is_openai and plain[it[0]] is None}
+    while (unsure or notes) and (refusal := _first_refusal(found)) is not None:
         named = [key for key in unsure if re.search(rf"\b{key}\b", refusal)]
         if not named:
             return target, []
-        unsure.remove(named[0])
-        changes, instead = _WITHOUT[named[0]]
-        found = replace(found, **changes)
-        notes.append(f"The server refuses {named[0]}: {instead}.")
+        setting, value = unsure.pop(named[0])
+        found = replace(found, **{setting: value})
+        notes.append(f"The server refuses {named[0]}: measured with {setting}: {scalar(value)}.")
     return found, notes
 
 
@@ -113,7 +106,7 @@ def _first_refusal(target: Target) -> str | None:
         load = run_load(ClosedPlan(quick, [payload], Clock(), 1, 1))
         if load.interrupted:
             raise KeyboardInterrupt
-        return next((reply.error for reply in load.replies if reply.status in _REFUSED), None)
+        return next((reply.error for reply in load.replies if reply.status in ("HTTP 400", "HTTP 422")), None)
     return None
 
 

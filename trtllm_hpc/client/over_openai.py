@@ -8,7 +8,6 @@ from contextlib import aclosing
 from typing import Any
 
 from trtllm_hpc.client.request import BY_NAME, Request
-from trtllm_hpc.client.single_calls import key_hint
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire import openai
@@ -96,8 +95,7 @@ class OpenAIConnection:
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as reply:
                 if reply.status != 200:
                     kind = ServerUnreachable if reply.status in _LOST else RequestFailed
-                    message = f"{url} answered {reply.status}: {error_message(await reply.read())}"
-                    raise kind(message, hint=key_hint(reply.status))
+                    raise kind(f"{url} answered {reply.status}: {error_message(await reply.read())}")
                 if not request.stream:
                     yield Event(await reply.read())
                     return

@@ -66,8 +66,7 @@ def openai_models(endpoint: Endpoint, timeout_s: float) -> list[str]:
 
 def key_hint(status: int | str) -> str | None:
     """Return what to type next if this status, such as ``HTTP 401``, says that a key is missing."""
-    is_refused = str(status)[-3:] in ("401", "403")
-    return "--key-file FILE, with the key that the server asks for" if is_refused else None
+    return "--key-file FILE, with the server's key" if str(status)[-3:] in ("401", "403") else None
 
 
 def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None) -> Any:

@@ -24,7 +24,6 @@ _KINDS_OF = {
 }
 """The kinds of workload that read each key; all kinds read the other keys."""
 _OWN_KEYS = ("model", "prompt", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens")
-"""Keys of a body that follow from settings."""
 _OWN_HEADERS = ("connection", "content-length", "content-type", "host", "transfer-encoding")
 
 
@@ -54,14 +53,11 @@ def _workload(settings: Benchmark) -> Diagnostics:
 
 def _of_each_request(settings: Benchmark) -> Diagnostics:
     for key in settings.extra_body.keys() & {*_OWN_KEYS}:
-        yield in_job(
-            "conflict", f"extra_body.{key}", "this key of the body follows from a setting", "remove it"
-        )
+        yield in_job("conflict", f"extra_body.{key}", "this key follows from another setting", "remove it")
     for name, value in settings.headers.items():
-        if name.lower() in _OWN_HEADERS:
-            yield in_job("conflict", f"headers.{name}", "the client sets this header itself", "remove it")
-        elif not (re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) and value.isascii()):
-            message = "a header has a name without spaces and colons, and both are ASCII"
+        is_header = re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) and value.isascii()
+        if not is_header or name.lower() in _OWN_HEADERS:
+            message = "must be a header in ASCII, and none that the client sets itself"
             yield in_job("bad-value", f"headers.{name}", message, "write it like api-key: VALUE")
 
 

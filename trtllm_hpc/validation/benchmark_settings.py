@@ -16,7 +16,6 @@ from trtllm_hpc.validation.job_rules import answers_fit, prompts_fit
 
 SWEEPS = {"rate_per_second": "rates_per_second", "concurrency": "concurrencies"}
 """The field that takes several values of a setting."""
-_MAPPINGS = ("extra_body", "headers")
 _REPLACES = {
     "rate_per_second": ("concurrency", "concurrencies", "rates_per_second", "arrival=trace"),
     "arrival": ("concurrency", "concurrencies"),
@@ -79,14 +78,11 @@ def _renamed(sentence: str, named: Named) -> str:
 def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings as a job file would have them, without those that a given one replaces."""
     typed = dict[str, Any]()
-    # A whole mapping comes before its keys.
-    for field, value in sorted(given.items(), key=lambda item: "." in item[0]):
+    for field, value in given.items():
         if field in SWEEPS:
             field, value = (SWEEPS[field], value) if len(value) > 1 else (field, value[0])
-        mapping, _, key = field.partition(".")
-        if key and mapping in _MAPPINGS:
-            field, value = mapping, {**typed.get(mapping, plain[mapping]), key: value}
-        typed[field] = value
+        is_mapping = isinstance(value, dict) and isinstance(plain.get(field), dict)
+        typed[field] = {**plain[field], **value} if is_mapping else value
     if "trace" in (given.get("workload.kind"), given.get("arrival")):
         plain = {field: value for field, value in plain.items() if field not in _SET_BY_TRACE}
     kept = {**plain, **{f"workload.{field}": value for field, value in plain["workload"].items()}}
@@ -107,8 +103,7 @@ def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _workload(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the workload; if its kind changes, only what does not depend on it is kept."""
-    of_workload = {field: value for field, value in given.items() if field.startswith("workload.")}
-    chosen = {field.removeprefix("workload."): value for field, value in of_workload.items()}
+    chosen = {field.removeprefix("workload."): value for field, value in given.items() if "." in field}
     kind = chosen.get("kind", "prompts" if "prompts" in chosen else base["kind"])
     if kind != base["kind"]:
         base = {key: base[key] for key in ("tokenizer",) if key in base}

@@ -42,7 +42,6 @@ def encode_request(
     Args:
         prompt: a text or token ids; not sent in a chat.
         messages: make the request a chat.
-        include_usage: whether a stream is to end with the server's count of tokens.
         options: by the protocol's keys.
     """
     body: dict[str, Any] = {"model": model}

@@ -58,6 +58,7 @@ def test_a_workload_is_refused_if_all_prompts_are_too_long() -> None:
         ({"input": "ask", "output": "one two three"}, "ask", 3),
         ({"question": "ask", "answer": "one"}, "ask", 1),
         ({"prompt": "ask"}, "ask", 16),
+        ({"question": "ask", "body": "an article", "payload": 5}, "ask", 16),
         ({"input": "I", "instruction": "Say on.", "output": "one two three four five"}, "I Say on.", 6),
         ({"prompt": "half \ud800 a letter"}, "half ? a letter", 16),
         (

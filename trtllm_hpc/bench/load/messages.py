@@ -72,10 +72,6 @@ class Target:
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of a body of OpenAI's protocol; they take the place of those that follow from settings."""
 
-    def moved_to(self, endpoint: Endpoint) -> Target:
-        """Return the target at another place, asked with the same headers."""
-        return replace(self, endpoint=replace(self.endpoint, **vars(endpoint)))
-
     @property
     def takes_token_ids(self) -> bool:
         """Whether the model takes token ids instead of a text."""
@@ -123,14 +119,10 @@ def _encode_openai(request: WorkloadRequest, prompt: str | list[int], target: Ta
     if target.min_length_input is not None:  # keys of trtllm-serve and vLLM, not of OpenAI
         options |= {"min_tokens": request.max_tokens, "ignore_eos": True}
     options |= target.extra_body
-    messages = request.messages or [*(request.said or ()), {"role": "user", "content": prompt}]
+    said = request.messages or [*(request.said or ()), {"role": "user", "content": prompt}]
+    messages, stream, usage = said if is_chat else (), target.streaming, target.include_usage
     return openai.encode_request(
-        target.model,
-        prompt,
-        messages=messages if is_chat else (),
-        stream=target.streaming,
-        include_usage=target.include_usage,
-        options=options,
+        target.model, prompt, messages=messages, stream=stream, include_usage=usage, options=options
     )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
-from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from trtllm_hpc.bench.workload.prompt_source import TOKENIZER_HINT
 from trtllm_hpc.bench.workload.request import (
@@ -69,8 +68,10 @@ class DatasetEntry(NamedTuple):
 
     def first(self, keys: Sequence[str]) -> tuple[str, Any]:
         """Return the first of the keys that the entry has, and its value; ``None`` if it has none."""
-        found = ((key, value) for key in keys if (value := self.values.get(key)) is not None)
-        return next(found, ("", None))
+        key = next((key for key in keys if self.values.get(key) is not None), "")
+        value: Any = self.values.get(key)
+        is_input = key in ("text_input", "max_tokens") and isinstance(value, list) and len(value) == 1
+        return key, value[0] if is_input else value  # perf_analyzer writes lists of one
 
     def length(self, keys: Sequence[str]) -> int | None:
         """Return the first of the keys that the entry has, as a number of tokens; ``None`` if it has none."""
@@ -129,23 +130,16 @@ def read_entries(path: Path) -> list[DatasetEntry]:
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int | None, Any]]:
     """Yield the requests of a trace in CSV, which have only lengths; one that failed asks for one token."""
-    rows = csv.DictReader(StringIO(text))
+    rows = csv.DictReader(text.splitlines())
     for row in rows:
         cells = {_COLUMNS[name.lower()]: cell for name, cell in row.items() if str(name).lower() in _COLUMNS}
         try:
-            due_s = _seconds(cells.pop("due_s"))
+            stamp = str(cells.pop("due_s")).partition("+")[0]
+            due_s = float(np.datetime64(stamp, "ns").astype(int)) / 1e9 if ":" in stamp else float(stamp)
             yield rows.line_num, {"due_s": due_s, **{key: max(1, int(it)) for key, it in cells.items()}}
         except (KeyError, TypeError, ValueError):
             message = "must have a time and numbers of tokens, as in Azure's and BurstGPT's traces"
             raise file_error(path, rows.line_num, message) from None
-
-
-def _seconds(stamp: str) -> float:
-    """Return seconds, or a date and time as seconds since the epoch; raises ValueError."""
-    if ":" not in stamp:
-        return float(stamp)
-    in_microseconds = re.sub(r"(\.\d{6})\d+", r"\1", stamp)  # Python 3.10 reads no more digits
-    return datetime.fromisoformat(in_microseconds).replace(tzinfo=timezone.utc).timestamp()
 
 
 def _values(path: Path, text: str) -> Iterable[tuple[int | None, Any]]:
@@ -166,12 +160,8 @@ def _requests(value: Any) -> list[Any]:
     """Return the requests in a value of a list of messages, OpenAI's batches, genai-perf or perf_analyzer."""
     if isinstance(value, list):
         return [{"messages": value}]
-    if not isinstance(value, dict):
-        return [value]
-    if (bodies := value.get("payload", value.get("body"))) is not None:
-        return bodies if isinstance(bodies, list) else [bodies]
-    inputs = {key: value[key] for key in ("text_input", "max_tokens") if key in value}
-    return [value | {key: it[0] for key, it in inputs.items() if isinstance(it, list) and len(it) == 1}]
+    inner = value.get("payload", value.get("body")) if isinstance(value, dict) else None
+    return inner if isinstance(inner, list) else [inner if isinstance(inner, dict) else value]
 
 
 def _parsed(path: Path, text: str, line: int = 1) -> Any:
@@ -201,16 +191,17 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
     if ids is not None:
         return replace(request, token_ids=_checked_ids(entry, ids_key, ids, spec))
     if entry.conversation is not None:
-        said = list(_messages(entry))
-        end = _end_of_prompt(entry, [role for role, *_ in said], whole=spec.takes_messages)
+        said = list(_messages(entry))[: 1 if entry.conversation == "turns" else None]
+        is_answer = [role == "assistant" for role, *_ in said] + [True]
+        end = is_answer.index(True)
+        if spec.takes_messages and entry.conversation == "messages":
+            end = max((at + 1 for at, is_one in enumerate(is_answer) if not is_one), default=0)
         prompt = "\n".join(text for _, text, _ in said[:end])
         answer = next((text for role, text, _ in said[end : end + 1] if role == "assistant"), None)
         if spec.takes_messages:
-            messages = tuple(
-                turn if {"role", "content"} <= turn.keys() else {"role": role, "content": text}
-                for role, text, turn in said[:end]
-            )
-            request = replace(request, messages=messages)
+            plain = [{"role": role, "content": text} for role, text, _ in said]
+            messages = [it if "role" in it else own for own, (*_, it) in zip(plain, said, strict=True)]
+            request = replace(request, messages=messages[:end])
     elif "instruction" in entry.values:
         prompt = " ".join(entry.text([key]) or "" for key in ("input", "instruction"))
         answer = entry.text(_ANSWER_KEYS)
@@ -228,15 +219,6 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
     # JSON can contain half of a surrogate pair ("\ud800"), which no server takes.
     valid = prompt.encode("utf-8", errors="replace").decode("utf-8")
     return replace(request, prompt=valid, max_tokens=tokens or limit)
-
-
-def _end_of_prompt(entry: DatasetEntry, roles: Sequence[str], *, whole: bool) -> int:
-    """Return how many messages the prompt has: those before the answer whose length is known, or wanted."""
-    if entry.conversation == "turns":  # what the user says one after the other
-        return min(1, len(roles))
-    if whole and entry.conversation == "messages":
-        return max((at + 1 for at, role in enumerate(roles) if role != "assistant"), default=0)
-    return roles.index("assistant") if "assistant" in roles else len(roles)
 
 
 def _checked_ids(entry: DatasetEntry, key: str, ids: Any, spec: WorkloadSpec) -> tuple[int, ...]:
