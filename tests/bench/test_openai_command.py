@@ -139,6 +139,13 @@ def test_further_keys_and_headers_of_each_request(run: RunPaths, script: Script)
     assert "extra_body.temperature: 0 against 1" in str(compared.exception)
 
 
+def test_further_keys_over_triton_s_protocols_are_refused() -> None:
+    triton = Endpoint("1", "here", "127.0.0.1", 8000, 8001, 8002, ["ensemble"], 0.0)
+    with pytest.raises(InvalidMeasurement, match="asked over grpc") as refused:
+        target_of(Benchmark(extra_body={"top_k": 1}), triton, None)
+    assert "--protocol openai" in (refused.value.hint or "")
+
+
 NOT_MAX_TOKENS = {"max_tokens": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}
 NO_STREAM_OPTIONS = {"stream_options": "{'type': 'extra_forbidden', 'loc': ('body', 'stream_options')}"}
 
