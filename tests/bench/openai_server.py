@@ -46,7 +46,11 @@ class Script:
     """Sent one by one; a number is a pause in seconds."""
     body: bytes | None = None
     """Sent instead, as a whole."""
+    refuses: dict[str, str] = field(default_factory=dict)
+    """What is said of a key of the body that the server does not take."""
     status: int = 200
+    closes_models: bool = False
+    """Whether the list of models is refused like the requests."""
     models: Sequence[str] = ("one",)
     pages: dict[str, bytes] = field(default_factory=dict)
     """What else is there, by its path."""
@@ -54,6 +58,8 @@ class Script:
     """The conversation of each request so far."""
     asked: list[tuple[str, dict[str, Any], str]] = field(default_factory=list)
     """The path, the body and the key of each request so far."""
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """All headers of each request so far, by their names in lower case."""
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
@@ -67,12 +73,18 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 def _handler(script: Script) -> Handler:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if request.method == "GET":
+            if request.path == "/v1/models" and script.closes_models:
+                return web.Response(status=script.status, body=script.body)
             if request.path == "/v1/models":
                 return web.json_response({"object": "list", "data": [{"id": name} for name in script.models]})
             page = script.pages.get(request.path)
             return web.Response(status=404) if page is None else web.Response(body=page)
+        script.headers.append({name.lower(): value for name, value in request.headers.items()})
         script.sessions.append(request.headers.get("x-session-id"))
         script.asked.append((request.path, await request.json(), request.headers.get("Authorization", "")))
+        for key in script.refuses.keys() & script.bodies[-1].keys():
+            error = {"message": script.refuses[key], "type": "invalid_request_error", "param": key}
+            return web.json_response({"error": error}, status=400)
         if script.body is not None:
             return web.Response(status=script.status, body=script.body)
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -36,7 +36,8 @@ def test_conversations_are_measured_by_turn_and_shown(tmp_path: Path) -> None:
         shown = CliRunner().invoke(trtllm_hpc, ["bench", *place, *options])
     assert shown.exit_code == 0, shown.output
     assert {path for path, _, _ in script.asked} == {"/v1/chat/completions"}
-    assert len(script.sessions) == 18 and len(set(script.sessions)) == 6
+    of_turns = [session for session in script.sessions if session is not None]
+    assert len(of_turns) == 18 and len(set(of_turns)) == 6
     files = RunPaths(tmp_path / "out").measurement("talks")
     found, records = read_measurement(files.summary), read_records(files.requests)
     assert len(records) == 18 and {record.turn for record in records} == {1, 2, 3}

@@ -107,9 +107,115 @@ def test_a_chat_and_an_exact_length(run: RunPaths, script: Script) -> None:
     script.pieces = [event("ÜN", reason="length"), event(usage=(5, 2)), DONE]
     result = types("bench", run.folder, "--protocol", "openai-chat", "--exact-output", *QUICK)
     assert {path for path, _, _ in script.asked} == {"/v1/chat/completions"}
-    assert {(body["min_tokens"], body["ignore_eos"]) for body in script.bodies} == {(3, True)}
+    assert {(body["min_tokens"], body["ignore_eos"]) for body in script.bodies} == {(1, True), (3, True)}
     assert isinstance(result.exception, InvalidMeasurement)
     assert "the first has 2 tokens and not 3" in str(result.exception)
+
+
+def test_a_chat_of_a_file_is_sent_with_its_roles(run: RunPaths, script: Script, tmp_path: Path) -> None:
+    script.pages["/health"] = b""
+    roles = ("system", "user", "assistant", "user")
+    messages = [{"role": role, "content": f"word {at}"} for at, role in enumerate(roles)]
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json.dumps({"messages": messages, "max_tokens": 3}) + "\n")
+    more = ("--workload", "dataset", "--file", file, "--protocol", "openai-chat")
+    types("bench", run.folder, *more, *QUICK)
+    assert script.bodies[-1]["messages"] == messages
+
+
+def test_further_keys_and_headers_of_each_request(run: RunPaths, script: Script) -> None:
+    script.pages["/health"] = b""
+    more = ("--extra-body", '{"temperature": 0}', "--header", "X-Team: blue", "--header", "api-key: s3cret")
+    assert types("bench", run.folder, *more, "--set", "extra_body.seed=7", *QUICK).exit_code == 0
+    assert {(body["temperature"], body["seed"]) for body in script.bodies} == {(0, 7)}
+    assert {(it["x-team"], it["api-key"]) for it in script.headers} == {("blue", "s3cret")}
+    settings = measured(run).settings
+    assert settings["extra_body"] == {"temperature": 0, "seed": 7}
+    assert settings["headers"] == {"X-Team": "blue", "api-key": "(secret)"}
+    assert not [it for it in run.folder.rglob("*") if it.is_file() and b"s3cret" in it.read_bytes()]
+    other = ("--extra-body", '{"temperature": 1}', *QUICK, "--save-as", "other")
+    assert types("bench", run.folder, *other).exit_code == 0
+    compared = types("bench", "compare", f"{run.folder}:mine", f"{run.folder}:other")
+    assert "extra_body.temperature: 0 against 1" in str(compared.exception)
+
+
+def test_further_keys_over_triton_s_protocols_are_refused() -> None:
+    triton = Endpoint("1", "here", "127.0.0.1", 8000, 8001, 8002, ["ensemble"], 0.0)
+    with pytest.raises(InvalidMeasurement, match="asked over grpc") as refused:
+        target_of(Benchmark(extra_body={"top_k": 1}), triton, None)
+    assert "--protocol openai" in (refused.value.hint or "")
+
+
+NOT_MAX_TOKENS = {"max_tokens": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}
+NO_STREAM_OPTIONS = {"stream_options": "{'type': 'extra_forbidden', 'loc': ('body', 'stream_options')}"}
+
+
+@pytest.mark.parametrize("refuses", [NOT_MAX_TOKENS, NO_STREAM_OPTIONS, NOT_MAX_TOKENS | NO_STREAM_OPTIONS])
+def test_a_key_that_the_server_refuses_is_left_out_from_the_second_request_on(
+    run: RunPaths, script: Script, tmp_path: Path, refuses: dict[str, str]
+) -> None:
+    script.pages["/health"], script.refuses = b"", refuses
+    if "stream_options" in refuses:
+        script.pieces = [event("GR"), event("ÜN", reason="length"), DONE]
+    make_tokenizer(tokenizer := tmp_path / "tokenizer")
+    assert types("bench", run.folder, "--tokenizer", tokenizer, *QUICK).exit_code == 0
+    refused = [body for body in script.bodies if refuses.keys() & body.keys()]
+    assert refused == script.bodies[: len(refuses)]
+    found = measured(run)
+    notes = {it.sentence.partition(":")[0] for it in found.verdict.warnings if it.code == "measurement"}
+    assert notes == {f"The server refuses {key}" for key in refuses}
+    by = "tokenizer" if "stream_options" in refuses else "server"
+    assert found.tokens["output_by"] == [by]
+
+
+def test_keys_that_the_settings_choose_are_sent_at_once(run: RunPaths, script: Script) -> None:
+    script.pages["/health"], script.refuses = b"", NOT_MAX_TOKENS | NO_STREAM_OPTIONS
+    chosen = ("--set", "max_tokens_key=max_completion_tokens", "--set", "include_usage=false")
+    types("bench", run.folder, *chosen, *QUICK)
+    assert len(script.bodies) == 7 and not [
+        body for body in script.bodies if script.refuses.keys() & body.keys()
+    ]
+
+
+def test_a_request_that_is_refused_for_another_reason_is_shown_by_the_load(
+    run: RunPaths, script: Script
+) -> None:
+    script.pages["/health"], script.refuses = b"", {"model": "max_tokens or stream_options, who knows"}
+    types("bench", run.folder, *QUICK)
+    found = measured(run)
+    assert [it.code for it in found.verdict.findings] == ["no-answer"]
+    assert not [it for it in found.verdict.warnings if it.code == "measurement"]
+    assert "max_tokens" in script.bodies[-1] and "stream_options" in script.bodies[-1]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_asks_for_a_key_names_the_option(
+    endpoint: Endpoint, script: Script, tmp_path: Path, status: int
+) -> None:
+    script.body, script.status = b'{"error": {"message": "bad key"}}', status
+    to = ("bench", "--url", endpoint.openai_url, "--output", tmp_path)
+    asked = types(*to, *QUICK).exception
+    assert isinstance(asked, InvalidMeasurement) and "--key-file FILE" in str(asked)
+    script.closes_models = True
+    listed = types(*to, *QUICK, "--save-as", "two").exception
+    assert (
+        isinstance(listed, RequestFailed)
+        and f"{status}: " in str(listed)
+        and "--key-file FILE" in str(listed)
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--extra-body", "[1]", "--extra-body: Input should be a valid dictionary, not [1]"),
+        ("--header", "s3cret", "written like 'api-key: VALUE'"),
+    ],
+)
+def test_wrong_keys_and_headers_are_refused(run: RunPaths, option: str, value: str, words: str) -> None:
+    refused = types("bench", run.folder, option, value)
+    assert refused.exit_code == ExitCode.USAGE and words in refused.stderr
+    assert "s3cret" not in refused.stderr
 
 
 def test_ids_of_a_file_are_sent_as_they_are(run: RunPaths, script: Script, tmp_path: Path) -> None:

@@ -236,6 +236,19 @@ def test_with_exact_output_a_text_must_have_about_the_requested_tokens() -> None
     assert warned(near, settings=EXACT) == []
 
 
+@pytest.mark.parametrize(("counted", "named"), [(100, False), (104, False), (11, True), (140, True)])
+def test_other_input_tokens_than_asked_for_are_named(counted: int, named: bool) -> None:
+    records = [request(at, at, at + 5, tokens_in=counted, prompt_tokens=100) for at in range(0, 1000, 5)]
+    found = verdict(records)
+    assert found.valid
+    notes = [it for it in found.warnings if it.code == "input-length"]
+    assert [it.facts for it in notes] == ([{"asked": 100, "given": counted}] if named else [])
+    assert all(
+        f"asked for 100 input tokens a request, and the server counted {counted}" in sentence_of(it)
+        for it in notes
+    )
+
+
 def test_responses_with_several_tokens_are_warned_of() -> None:
     streamed = [replace(record, chunks_s=(record.ended_s,), chunk_tokens=(10,)) for record in steady()]
     assert warned(streamed) == []

@@ -40,6 +40,15 @@ def settings_of(base: Benchmark, given: dict[str, Any], **engine: Any) -> Benchm
         ({"rate_per_second": [2.0, 2.0]}, "--rate: 2.0 is listed twice; list each once"),
         ({"requests": 5}, "--requests: that is 5 requests of a level, and figures need 10 (min_requests)"),
         ({"rate_per_second": [50.0]}, "window of 0.4 s, and figures need 1 s (min_window_seconds)"),
+        (
+            {"extra_body": {"stream": False}},
+            "extra_body.stream: this key follows from another setting; remove it",
+        ),
+        (
+            {"headers": {"Host": "a"}},
+            "headers.Host: must be a header in ASCII, and none that the client sets itself",
+        ),
+        ({"headers": {"a b": "c"}}, "headers.a b: must be a header in ASCII"),
         ({"no_such": 1}, "no_such: Extra inputs are not permitted"),
     ],
 )
@@ -94,6 +103,10 @@ def test_keys_without_an_option_are_set_and_removed_by_set() -> None:
     given = given_settings({"rate_per_second": [4.0]}, ("slo=null", "workload.turns=6", "concurrency=3"))
     assert given == {"rate_per_second": [4.0], "slo": None, "workload.turns": 6, "concurrency": [3]}
     base = Benchmark(slo="ttft.p99<500ms", streaming=True)
+    assert settings_of(Benchmark(extra_body={"n": 1, "top_k": 2}), {"extra_body": {"n": 3}}).extra_body == {
+        "n": 3,
+        "top_k": 2,
+    }
     # The limits may be about tokens' times, and this measurement is without streaming.
     assert settings_of(base, {"slo": None, "streaming": False}).slo is None
 

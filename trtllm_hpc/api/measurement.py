@@ -200,12 +200,14 @@ class Measurement:
     def _next_step(self) -> str:
         """Return the next step, by what failed most often."""
         from trtllm_hpc.bench.analysis.validity import TIMED_OUT, unanswered_at_the_end
+        from trtllm_hpc.client.single_calls import key_hint
 
         run, summary = call_name(self.paths), self.summary
         failed = [one for one in self.records if one.measured and not one.ok]
         codes = {finding.code for finding in summary.verdict.findings}
         if not is_run(self.paths.folder):
-            return f"trtllm-hpc bench show {self.call_name}, and see the server's own log"
+            hints = filter(None, (key_hint(one.status) for one in failed))
+            return next(hints, f"trtllm-hpc bench show {self.call_name}, and see the server's own log")
         if codes & {"server-gone", "ended-server-gone"}:
             return f"trtllm-hpc status {run}"
         if "requests-broke" in codes:

@@ -31,7 +31,7 @@ from trtllm_hpc.bench.interruptions import (
     read_earlier,
     was_cut,
 )
-from trtllm_hpc.bench.load.messages import COMPLETIONS
+from trtllm_hpc.bench.load.messages import CHAT, COMPLETIONS
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.passes import Passes, PassOutcome, RequestFeed
 from trtllm_hpc.bench.power import PowerReadings
@@ -51,7 +51,7 @@ from trtllm_hpc.bench.results import (
 )
 from trtllm_hpc.bench.search import RateOutcome, find_max, outcome_of
 from trtllm_hpc.bench.server_metrics import Samples, ServerSample, read_samples, sampled
-from trtllm_hpc.bench.targets import target_of
+from trtllm_hpc.bench.targets import fitted, target_of
 from trtllm_hpc.bench.workload.prompt_source import find_tokenizer
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
@@ -104,7 +104,7 @@ def run_measurement(
     run.begin()
     with (
         sampled(
-            server.endpoint,
+            run.passes.target.endpoint,
             run.passes.clock,
             to=server.paths.measurement(name).samples,
             before=run.earlier_samples,
@@ -145,7 +145,8 @@ class _Run:
         self.is_companion = name == COMPANION_MEASUREMENT
         target = target_of(settings, server.endpoint, None if job is None else backend_of(job).text_model)
         self._records, self._results = list[RequestRecord](), list[LevelResult]()
-        self._notes, self.earlier_samples = list[str](), list[ServerSample]()
+        target, refused = fitted(target, settings)
+        self._notes, self.earlier_samples = [*refused], list[ServerSample]()
         clock, sent = Clock(), 0
         earlier = read_earlier(self._files, settings) if self.is_companion else None
         if earlier is not None:
@@ -157,7 +158,7 @@ class _Run:
             sessions = {record.session for record in self._records} - {None}
             sent = len(sessions) or 1 + max(record.index for record in self._records)
             what = "The first level was" if count == 1 else f"The first {count} levels were"
-            self._notes = [f"{what} measured by an earlier attempt, which did not come to its end."]
+            self._notes += [f"{what} measured by an earlier attempt, which did not come to its end."]
         folders, special = list[Path](), True  # of a server outside any run only the settings name one
         if job is not None:
             engine = Path(job.engine.directory or self._paths.engine)
@@ -172,6 +173,7 @@ class _Run:
             vocabulary,
             None if job is None else job.engine.max_input_len,
             ids_allowed=target.protocol == COMPLETIONS,
+            takes_messages=target.protocol == CHAT,
         )
         feed = RequestFeed(workload, target)
         feed.take(sent)  # requests, or conversations, by the earlier attempt
@@ -303,8 +305,9 @@ class _Run:
             return False
         if endpoint is None:
             return False
-        self.passes = replace(self.passes, target=replace(self.passes.target, endpoint=endpoint))
-        self.samples.follow(endpoint)
+        asked = replace(self.passes.target.endpoint, **vars(endpoint))  # with the headers of the settings
+        self.passes = replace(self.passes, target=replace(self.passes.target, endpoint=asked))
+        self.samples.follow(asked)
         away_s = time.monotonic() - begun
         self._notes.append(
             f"The server, or the proxy before it, was away for {away_s:.0f} s or more during {step}: that "

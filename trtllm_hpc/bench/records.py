@@ -62,6 +62,8 @@ class RequestRecord:
     """The conversation that it is a turn of; ``None``: it stands alone."""
     turn: int | None = None
     """Which turn, from 1."""
+    prompt_tokens: int | None = None
+    """Length of the prompt in the workload; ``None``: not counted, or a turn of a conversation."""
     cached_tokens: int | None = None
     """Tokens of the prompt that the server found in its KV cache, if it says so."""
     reasoning_tokens: int | None = None

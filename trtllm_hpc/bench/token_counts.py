@@ -87,6 +87,7 @@ def to_records(
             session=reply.session,
             turn=request.turn,
             freed_s=reply.freed_s,
+            prompt_tokens=request.input_tokens if request.turn is None else None,
             cached_tokens=usage.cached_tokens,
             **reasoning,
         )

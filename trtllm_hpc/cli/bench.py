@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,28 +48,26 @@ def command() -> None:
     """
 
 
-class _Listed(shared.ParameterType):
-    """One value, or several separated by commas."""
+def _listed(item: Any) -> Callable[[str], list[Any]]:
+    """Return what converts values that commas separate; click's usage error names the wrong one."""
+    return lambda text: [item.convert(part.strip(), None, None) for part in text.split(",")]
 
-    name = "list"
 
-    def __init__(self, item: Any) -> None:
-        self._item = item
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[Any]:
-        """Convert each value; click's usage error names the wrong one."""
-        if isinstance(value, list):
-            return value
-        return [self._item.convert(part.strip(), param, ctx) for part in str(value).split(",")]
+def _header(text: str) -> tuple[str, str]:
+    """Return name and value; raises click.BadParameter without the text, which may hold a secret."""
+    name, _, value = (part.strip() for part in text.partition(":"))
+    if not (name and value):
+        raise click.BadParameter("a header is written like 'api-key: VALUE'.")
+    return name, value
 
 
 _FILE = click.Path(exists=True, dir_okay=False, resolve_path=True)
 _FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True)
 _WORKLOADS = Choice(["prompts", "dataset", "normal", "shared-prefix", "trace", "conversations"])
 _SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
-    ("rate_per_second", "--rate", _Listed(FLOAT), "RATE[,...]",
+    ("rate_per_second", "--rate", _listed(FLOAT), "RATE[,...]",
      "Open loop: requests per second, sent even if earlier ones are not answered. Several: a sweep."),
-    ("concurrency", "--concurrency", _Listed(INT), "N[,...]",
+    ("concurrency", "--concurrency", _listed(INT), "N[,...]",
      "Closed loop instead: N requests, or conversations, at once."),
     ("arrival", "--arrival", Choice(["constant", "poisson", "gamma", "trace"]), "",
      "Distribution of the gaps of an open loop."),
@@ -89,6 +88,9 @@ _SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
      "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server is Triton, "
      "else completions, and chat for conversations."),
     ("streaming", "--streaming/--no-streaming", BOOL, "", "Whether to request streamed answers."),
+    ("extra_body", "--extra-body", STRING, "JSON",
+     "Further keys of each request over OpenAI's protocol, e.g. '{\"temperature\": 0}'."),
+    ("headers", "--header", _header, "'NAME: VALUE'", "Further header of each request; may be repeated."),
     ("slo", "--slo", STRING, "LIMITS",
      "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput."),
     ("find_max", "--find-max", BOOL, "", "Find the highest rate at which --slo holds."),
@@ -101,18 +103,21 @@ _OPTION_OF = {field: option.partition("/")[0] for field, option, *_ in _SETTINGS
 
 
 def _parameter(field: str, option: str, kind: Any, metavar: str, help: str) -> click.Option:
-    names, is_flag = [option, field.replace(".", "__")], kind is BOOL
-    return click.Option(names, type=kind, is_flag=is_flag, metavar=metavar or None, default=None, help=help)
+    names = [option, field.replace(".", "__")]
+    common: dict[str, Any] = {"type": kind, "metavar": metavar or None, "help": help, "default": None}
+    return click.Option(names, is_flag=kind is BOOL, multiple=kind is _header, **common)
 
 
 def given_settings(options: Mapping[str, Any], settings: tuple[str, ...]) -> dict[str, Any]:
     """Return the settings given as options and as ``--set``, by their dotted fields."""
-    given = shared.section_settings(settings)
+    mappings = [f"extra_body={options['extra_body']}"] if options.get("extra_body") else []
+    mappings += [f"headers={json.dumps(dict([header]))}" for header in options.get("headers") or ()]
+    given = shared.section_settings((*settings, *mappings))
     for several in ("rate_per_second", "concurrency"):
         if several in given and not isinstance(given[several], list):
             given[several] = [given[several]]
     named = {field: options.get(field.replace(".", "__")) for field, *_ in _SETTINGS}
-    return given | {field: value for field, value in named.items() if value is not None}
+    return {field: value for field, value in named.items() if value not in (None, ())} | given
 
 
 def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:

@@ -189,8 +189,8 @@ def section_settings(settings: tuple[str, ...]) -> dict[str, Any]:
         raise ConfigError(wrong)
     given: dict[str, Any] = {}
     for key, value in tree.data.items():
-        inner = {f"{key}.{name}": it for name, it in value.items()} if isinstance(value, dict) else None
-        given |= {key: value} if inner is None else inner
+        is_workload = key == "workload" and isinstance(value, dict)
+        given |= {f"workload.{name}": it for name, it in value.items()} if is_workload else {key: value}
     return given
 
 

@@ -64,6 +64,11 @@ def openai_models(endpoint: Endpoint, timeout_s: float) -> list[str]:
     return [str(name) for name in names]
 
 
+def key_hint(status: int | str) -> str | None:
+    """Return what to type next if this status, such as ``HTTP 401``, says that a key is missing."""
+    return "--key-file FILE, with the server's key" if str(status)[-3:] in ("401", "403") else None
+
+
 def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None) -> Any:
     """GET ``path`` of Triton, or POST ``body``, and return the JSON answer; raises RequestFailed."""
     return _call_url(endpoint, f"{endpoint.scheme}://{endpoint.http}/{path.lstrip('/')}", timeout_s, body)
@@ -77,7 +82,7 @@ def _call_url(endpoint: Endpoint, url: str, timeout_s: float, body: Any = None) 
     except urllib.error.HTTPError as error:
         with error:
             reason = error_message(error.read(65536)) or error.reason
-        raise RequestFailed(f"{url} answered {error.code}: {reason}") from error
+        raise RequestFailed(f"{url} answered {error.code}: {reason}", hint=key_hint(error.code)) from error
     except TimeoutError as error:
         raise AnswerTimedOut(f"{url} did not answer within {timeout_s:g} s.") from error
     except (OSError, HTTPException) as error:

@@ -6,10 +6,11 @@ Beside it ``companion.evaluate``: the tasks whose scores say whether the model s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_serializer
 
 from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, Time, TokenCount
 
@@ -19,6 +20,8 @@ Protocol = Literal["grpc", "http", "openai", "openai-chat"]
 ``/v1/chat/completions``."""
 OPENAI_PROTOCOLS = ("openai", "openai-chat")
 Deviation = Annotated[float, Field(ge=0, le=1_000_000)]
+_SECRET = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
+"""In the name of a header whose value must not be written into results."""
 
 
 SEARCH_WINDOW_S = 5.0
@@ -161,6 +164,22 @@ class Benchmark(Section):
     protocol."""
     request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000), Time(1)] = 60.0
     """A request that takes longer has failed."""
+    max_tokens_key: Literal["max_tokens", "max_completion_tokens"] | None = None
+    """Key of the body over OpenAI's protocol with the most output tokens; ``None``: ``max_tokens``, unless
+    the server refuses the first request for it."""
+    include_usage: bool | None = None
+    """Whether streams over OpenAI's protocol are asked for the server's count of tokens (``stream_options``);
+    ``None``: unless the server refuses the first request for it."""
+    extra_body: dict[str, Any] = Field(default={})
+    """Further keys of the body of each request over OpenAI's protocol, such as ``temperature``,
+    ``reasoning_effort`` or ``chat_template_kwargs``."""
+    headers: dict[str, OneLine] = Field(default={})
+    """Further headers of each request. Of one whose name says that it holds a secret, such as ``api-key`` or
+    ``Authorization``, results have only the name."""
+
+    @field_serializer("headers", when_used="json")
+    def _without_secrets(self, headers: dict[str, str]) -> dict[str, str]:
+        return {name: "(secret)" if _SECRET.search(name) else value for name, value in headers.items()}
 
     # The load ----------------------------------------------------------------------------------
     rate_per_second: Rate = 4.0

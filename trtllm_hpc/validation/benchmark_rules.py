@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from trtllm_hpc.config.benchmark import EXCLUSIVE, SEARCH_WINDOW_S, Benchmark, Workload, is_set
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
@@ -22,6 +23,8 @@ _KINDS_OF = {
     **dict.fromkeys(("turns", "turns_stdev", "think_seconds", "think_seconds_stdev"), _TALKS),
 }
 """The kinds of workload that read each key; all kinds read the other keys."""
+_OWN_KEYS = ("model", "prompt", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens")
+_OWN_HEADERS = ("connection", "content-length", "content-type", "host", "transfer-encoding")
 
 
 def settings_problems(settings: Benchmark) -> list[Diagnostic]:
@@ -46,6 +49,16 @@ def _workload(settings: Benchmark) -> Diagnostics:
         message = "only a workload of kind trace, or a file of conversations, has recorded times"
         hint = "set workload.kind to trace, or arrival to constant, poisson or gamma"
         yield in_job("conflict", "arrival", message, hint, settings.arrival)
+
+
+def _of_each_request(settings: Benchmark) -> Diagnostics:
+    for key in settings.extra_body.keys() & {*_OWN_KEYS}:
+        yield in_job("conflict", f"extra_body.{key}", "this key follows from another setting", "remove it")
+    for name, value in settings.headers.items():
+        is_header = re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) and value.isascii()
+        if not is_header or name.lower() in _OWN_HEADERS:
+            message = "must be a header in ASCII, and none that the client sets itself"
+            yield in_job("bad-value", f"headers.{name}", message, "write it like api-key: VALUE")
 
 
 def _exclusive(settings: Benchmark) -> Diagnostics:
@@ -140,7 +153,7 @@ def scheduled_seconds(settings: Benchmark) -> float:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_workload, _exclusive, _twice, _too_short, _slo),
+    *(_workload, _of_each_request, _exclusive, _twice, _too_short, _slo),
     Requires("workload.kind=dataset workload.kind=trace", "workload.path",
              "a workload of kind {value} is read from a file, and none is named", "set workload.path",
              code="missing", at="workload.path"),

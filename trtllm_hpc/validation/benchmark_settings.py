@@ -81,7 +81,8 @@ def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     for field, value in given.items():
         if field in SWEEPS:
             field, value = (SWEEPS[field], value) if len(value) > 1 else (field, value[0])
-        typed[field] = value
+        is_mapping = isinstance(value, dict) and isinstance(plain.get(field), dict)
+        typed[field] = {**plain[field], **value} if is_mapping else value
     if "trace" in (given.get("workload.kind"), given.get("arrival")):
         plain = {field: value for field, value in plain.items() if field not in _SET_BY_TRACE}
     kept = {**plain, **{f"workload.{field}": value for field, value in plain["workload"].items()}}

@@ -37,6 +37,7 @@ def encode_request(
     *,
     messages: Sequence[Mapping[str, Any]] = (),
     stream: bool = False,
+    include_usage: bool = True,
     options: Mapping[str, Any],
 ) -> bytes:
     """Return the body of a request.
@@ -52,7 +53,7 @@ def encode_request(
     else:
         body["prompt"] = prompt
     body |= {**options, "stream": stream}
-    if stream:
+    if stream and include_usage:
         body["stream_options"] = {"include_usage": True}
     return json.dumps(body, ensure_ascii=False).encode("utf-8", errors="replace")
 

@@ -54,6 +54,7 @@ def build(
     tokenizer: TextEncoder | None = None,
     vocabulary: Vocabulary | None = None,
     max_input_len: int | None = None,
+    takes_messages: bool = False,
     settings: dict[str, Any] | None = None,
     **workload: Any,
 ) -> BuiltWorkload:
@@ -62,7 +63,9 @@ def build(
         workload["path"] = str(workload["path"])
     benchmark = Benchmark(workload=Workload(**workload), **(settings or {}))
     tokens = tokenizer or WordTokenizer(), vocabulary or VOCABULARY
-    return make_workload(WorkloadSpec(benchmark, count, token_ids, *tokens, max_input_len))
+    return make_workload(
+        WorkloadSpec(benchmark, count, token_ids, *tokens, max_input_len, takes_messages=takes_messages)
+    )
 
 
 def prompts_of(built: BuiltWorkload) -> list[str]:

@@ -64,6 +64,12 @@ def test_a_file_has_whole_conversations_with_the_lengths_of_their_answers(tmp_pa
     assert first.max_tokens == 3
 
 
+def test_turns_may_be_bare_texts(tmp_path: Path) -> None:
+    file = write(tmp_path, {"question_id": 81, "category": "writing", "turns": ["ask", "again"]})
+    built = build(1, kind="conversations", path=file)
+    assert [(it.prompt, it.turn) for it in built.requests] == [("ask", 1), ("again", 2)]
+
+
 def test_turns_with_delays_and_entries_of_a_session(tmp_path: Path) -> None:
     whole = {"session_id": "a", "turns": [{"text": "one"}, {"text": "two", "delay": 250}]}
     parts = [

@@ -55,8 +55,8 @@ def test_files_of_every_kind_have_an_example() -> None:
     assert [kind for kind, _ in FILES] == [
         *["dataset"] * 2,
         "dataset-ids",
-        "dataset",
-        "trace",
+        *["dataset"] * 2,
+        *["trace"] * 2,
         *["conversations"] * 2,
     ]
 

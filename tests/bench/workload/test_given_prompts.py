@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.bench.workload.build import BUILT_IN_PROMPTS, make_workload
-from trtllm_hpc.bench.workload.request import WorkloadSpec
+from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.errors import ConfigError
 
@@ -58,6 +58,7 @@ def test_a_workload_is_refused_if_all_prompts_are_too_long() -> None:
         ({"input": "ask", "output": "one two three"}, "ask", 3),
         ({"question": "ask", "answer": "one"}, "ask", 1),
         ({"prompt": "ask"}, "ask", 16),
+        ({"question": "ask", "body": "an article", "payload": 5}, "ask", 16),
         ({"input": "I", "instruction": "Say on.", "output": "one two three four five"}, "I Say on.", 6),
         ({"prompt": "half \ud800 a letter"}, "half ? a letter", 16),
         (
@@ -90,6 +91,76 @@ def test_layouts_of_data_sets(
 ) -> None:
     built = build(1, kind="dataset", path=write(tmp_path, [entry], lines=lines))
     assert [(request.prompt, request.max_tokens) for request in built.requests] == [(prompt, tokens)]
+
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "ask"}], "max_completion_tokens": 8}
+TWICE = {"data": [{"text_input": ["ask"], "stream": [True], "max_tokens": [8]}] * 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": BODY}), 1),
+        ("\n".join([json.dumps({"custom_id": "1", "body": BODY})] * 3), 3),
+        (json.dumps({"data": [{"payload": [BODY]}, {"payload": [BODY, BODY]}]}), 3),
+        (json.dumps(TWICE), 2),
+        (json.dumps(TWICE, indent=2), 2),
+    ],
+)
+def test_requests_in_files_of_other_tools(tmp_path: Path, text: str, count: int) -> None:
+    file = tmp_path / "requests"
+    file.write_text(text)
+    built = build(count + 1, kind="dataset", path=file)
+    assert {(it.prompt, it.max_tokens) for it in built.requests} == {("ask", 8)} and built.distinct == count
+
+
+@pytest.mark.parametrize("chats", [1, 2])
+def test_bare_lists_of_messages(tmp_path: Path, chats: int) -> None:
+    chat = [{"role": "user", "content": "ask"}, {"role": "assistant", "content": "one"}]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("\n".join([json.dumps(chat)] * chats))
+    built = build(2, kind="dataset", path=file)
+    assert [(it.prompt, it.max_tokens) for it in built.requests] == [("ask", 1)] * 2
+    assert built.distinct == chats
+
+
+SYSTEM, ASK, ANSWER, MORE, LAST = (
+    {"role": role, "content": content}
+    for role, content in [
+        ("system", "be"),
+        ("user", [{"type": "text", "text": "ask"}, {"type": "image_url", "image_url": {"url": "data:,"}}]),
+        ("assistant", "one"),
+        ("user", "more"),
+        ("assistant", "one two three"),
+    ]
+)
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+TOOL = {"role": "tool", "content": "42", "tool_call_id": "1"}
+HUMAN, GPT = {"from": "human", "value": "ask"}, {"from": "gpt", "value": "one two"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "messages", "prompt", "tokens"),
+    [
+        ({"messages": [SYSTEM, ASK, ANSWER, MORE]}, [SYSTEM, ASK, ANSWER, MORE], "be\nask\none\nmore", 16),
+        ({"messages": [ASK, ANSWER, MORE, LAST]}, [ASK, ANSWER, MORE], "ask\none\nmore", 3),
+        ({"messages": [MORE, CALL, TOOL], "max_tokens": 7}, [MORE, CALL, TOOL], "more\n\n42", 7),
+        ({"conversations": [HUMAN, GPT, HUMAN]}, [{"role": "user", "content": "ask"}], "ask", 2),
+        ({"turns": ["ask", "again"]}, [{"role": "user", "content": "ask"}], "ask", 16),
+        ({"prompt": "ask"}, None, "ask", 16),
+    ],
+)
+def test_a_chat_gets_the_messages_of_a_file_as_they_are(
+    tmp_path: Path, entry: dict[str, Any], messages: list[Any] | None, prompt: str, tokens: int
+) -> None:
+    built = build(2, kind="dataset", path=write(tmp_path, [entry]), takes_messages=True)
+    request = built.requests[0]
+    assert (None if request.messages is None else [*request.messages]) == messages
+    assert (request.prompt, request.max_tokens) == (prompt, tokens)
+    assert request.input_tokens == 1 + len(prompt.split())
+    write_workload(tmp_path / "again.jsonl", built.requests)
+    again = build(1, kind="dataset", path=tmp_path / "again.jsonl", takes_messages=True).requests[0]
+    assert [*(again.messages or ())] == (messages or []) and again.prompt == prompt
 
 
 def test_entries_without_a_prompt_are_left_out_and_counted(tmp_path: Path) -> None:

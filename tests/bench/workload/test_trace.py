@@ -31,6 +31,26 @@ def test_times_are_milliseconds_after_the_first_and_lengths_as_recorded(tmp_path
     assert [request.source for request in built.requests] == ["line 1", "line 2", "line 3"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,20,3\n"
+        "2023-11-16 18:17:04.4619600,10,3\n",
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\r\n"
+        "5,ChatGPT,20,3,23,API log\r\n5.482,GPT-4,10,3,13,Conversation log\r\n",
+    ],
+)
+def test_the_traces_of_azure_and_burstgpt(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(text, newline="")
+    built = build(10, kind="trace", path=file)
+    assert [request.due_s for request in built.requests] == pytest.approx([0.0, 0.482], abs=1e-6)
+    assert lengths_of(built.requests) == [(20, 3), (10, 3)]
+    file.write_text(f"{text}soon,20,none\n")
+    with pytest.raises(ConfigError, match=f"{file}:4: must have a time and numbers of tokens"):
+        build(10, kind="trace", path=file)
+
+
 def test_the_same_hash_stands_for_the_same_512_tokens(tmp_path: Path) -> None:
     entries = [mooncake(0, 1300, [1, 2, 3]), mooncake(1, 1300, [1, 2, 9]), mooncake(2, 600, [7, 2])]
     built = build(3, kind="trace", path=write(tmp_path, *entries), token_ids=True)

@@ -23,7 +23,7 @@ TOLERANCE = 0.05
 SIGNIFICANCE = 0.05
 """A difference is significant if its adjusted p-value is below this."""
 _MAX_ROWS_NAMED = 5
-_WORKLOAD = ("workload.*", "max_tokens", "exact_output", "arrival", "burstiness")
+_WORKLOAD = ("workload.*", "max_tokens", "exact_output", "arrival", "burstiness", "extra_body.*", "headers.*")
 """Settings that decide what is requested, and when."""
 _REQUESTS = ("workload.*", "max_tokens")
 """Those of them that do not matter if the files of requests are the same to the byte."""

@@ -55,7 +55,8 @@ MIN_GROWTH = 1.2
 """Growth of latency from the first half of the window to the second; less is harmless drift."""
 
 MAX_TEXT_DIFFERENCE = 0.05
-"""Of texts from the number of tokens that they must have (exact_output); of a stream from its responses."""
+"""Of texts from the number of tokens that they must have (exact_output); of a stream from its responses; of
+the input tokens that the server counts from those of the workload."""
 MAX_DRAINED_TURNS = 0.2
 """Share of the turns that may be due after the window."""
 
@@ -267,6 +268,15 @@ def _doubtful_tokens(sample: Sample, settings: Benchmark) -> Iterator[Caveat]:
     ]
     counted, requested = sum(tokens for tokens, _ in texts), sum(tokens for _, tokens in texts)
     facts = {"counted": counted, "requested": requested}
+    inputs = [
+        (record.input_tokens, record.prompt_tokens)
+        for record in sample.answered
+        if record.input_by == BY_SERVER and record.input_tokens and record.prompt_tokens
+    ]
+    given, asked = sum(tokens for tokens, _ in inputs), sum(tokens for _, tokens in inputs)
+    if abs(given - asked) > MAX_TEXT_DIFFERENCE * asked:
+        each = {"given": given / len(inputs), "asked": asked / len(inputs)}
+        yield Caveat("input-length", given / asked - 1, MAX_TEXT_DIFFERENCE, each)
     if settings.exact_output and abs(counted - requested) > MAX_TEXT_DIFFERENCE * requested:
         yield Caveat("text-length", counted / requested, 1.0, facts)
 
@@ -372,6 +382,11 @@ SENTENCES = {
     "joined-tokens": (
         "Each response of a stream had {value:.2f} tokens on average: the inter-token latency is that "
         "between responses."
+    ),
+    "input-length": (
+        "The workload asked for {asked:,.0f} input tokens a request, and the server counted {given:,.0f} "
+        "({value:+.0%}; the limit is {limit:.0%}). In a chat the template may explain it; else "
+        "the server cuts prompts, or has another tokenizer (--tokenizer)."
     ),
     "text-length": (
         "{counted:,} of {requested:,} requested output tokens were found in the answers' texts, though "

@@ -5,7 +5,7 @@ Requests are serialised before the measurement and replies parsed after it, so t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -36,6 +36,18 @@ COMPLETIONS, CHAT = "openai", "openai-chat"
 
 
 @dataclass(frozen=True)
+class AskedEndpoint(Endpoint):
+    """A server that is asked with further headers."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The headers that every call needs, in lower case for HTTP/2; raises RequestFailed."""
+        return super().authorization | {name.lower(): value for name, value in self.headers.items()}
+
+
+@dataclass(frozen=True)
 class Target:
     """A served model and how requests are sent to it; see :func:`trtllm_hpc.bench.targets.targets_of`."""
 
@@ -54,6 +66,12 @@ class Target:
     """Name of the input that makes a decoupled model stream its tokens."""
     min_length_input: str | None = None
     """Input for the least length of answers (OpenAI's protocol: ``min_tokens``); ``None`` sends none."""
+    max_tokens_key: str = "max_tokens"
+    """Over OpenAI's protocol: the key of the body with the most output tokens."""
+    include_usage: bool = True
+    """Over OpenAI's protocol: whether streams are asked for the server's count of tokens."""
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of a body of OpenAI's protocol; they take the place of those that follow from settings."""
 
     @property
     def takes_token_ids(self) -> bool:
@@ -98,12 +116,14 @@ def _encode_openai(request: WorkloadRequest, prompt: str | list[int], target: Ta
     is_chat = target.protocol == CHAT
     if is_chat and request.prompt is None:
         raise ValueError("a chat takes texts, not token ids")
-    options: dict[str, Any] = {"max_tokens": request.max_tokens}
+    options: dict[str, Any] = {target.max_tokens_key: request.max_tokens}
     if target.min_length_input is not None:  # keys of trtllm-serve and vLLM, not of OpenAI
         options |= {"min_tokens": request.max_tokens, "ignore_eos": True}
-    messages = [*(request.said or ()), {"role": "user", "content": prompt}] if is_chat else []
+    options |= target.extra_body
+    said = request.messages or [*(request.said or ()), {"role": "user", "content": prompt}]
+    messages, stream, usage = said if is_chat else (), target.streaming, target.include_usage
     return openai.encode_request(
-        target.model, prompt, messages=messages, stream=target.streaming, options=options
+        target.model, prompt, messages=messages, stream=stream, include_usage=usage, options=options
     )
 
 

@@ -1,13 +1,16 @@
-"""Prompts from a file: a JSON list, or one JSON object a line, in any of several layouts."""
+"""Prompts from a file: JSON, one JSON value a line, or CSV, in any of several layouts."""
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from trtllm_hpc.bench.workload.prompt_source import TOKENIZER_HINT
 from trtllm_hpc.bench.workload.request import (
@@ -20,16 +23,25 @@ from trtllm_hpc.bench.workload.request import (
 )
 from trtllm_hpc.errors import ConfigError
 
-OUTPUT_LENGTH_KEYS = ("max_tokens", "output_tokens", "output_length")
+OUTPUT_LENGTH_KEYS = ("max_tokens", "max_completion_tokens", "output_tokens", "output_length")
 _PROMPT_KEYS = ("prompt", "text", "text_input", "input", "question")
 _IDS_KEYS = ("token_ids", "input_ids")
 _ANSWER_KEYS = ("output", "completion", "answer")
 _CONVERSATION_KEYS = ("conversations", "messages", "turns")
-_ASSISTANT_ROLES = frozenset({"assistant", "gpt", "chatgpt", "bing", "bard", "model"})
+_ROLES = dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant") | {
+    "human": "user",
+    "": "user",
+}
 _MAX_TOKENS = 10_000_000
 _TOKENS_PER_WORD = 1.3
 """Of a recorded answer; upstream's default of ``--op-tokens-per-word``."""
 _LAYOUTS = "a list of JSON objects, or one JSON object a line"
+_COLUMNS = {
+    "timestamp": "due_s",
+    **dict.fromkeys(("contexttokens", "request tokens"), "input_length"),
+    **dict.fromkeys(("generatedtokens", "response tokens"), "output_length"),
+}
+"""Those of Azure's and BurstGPT's traces, in lower case."""
 
 
 class DatasetEntry(NamedTuple):
@@ -56,8 +68,10 @@ class DatasetEntry(NamedTuple):
 
     def first(self, keys: Sequence[str]) -> tuple[str, Any]:
         """Return the first of the keys that the entry has, and its value; ``None`` if it has none."""
-        found = ((key, value) for key in keys if (value := self.values.get(key)) is not None)
-        return next(found, ("", None))
+        key = next((key for key in keys if self.values.get(key) is not None), "")
+        value: Any = self.values.get(key)
+        is_input = key in ("text_input", "max_tokens") and isinstance(value, list) and len(value) == 1
+        return key, value[0] if is_input else value  # perf_analyzer writes lists of one
 
     def length(self, keys: Sequence[str]) -> int | None:
         """Return the first of the keys that the entry has, as a number of tokens; ``None`` if it has none."""
@@ -100,15 +114,11 @@ def read_entries(path: Path) -> list[DatasetEntry]:
         raise file_error(path, None, f"cannot be read: {reason}", hint="--file FILE") from None
     except UnicodeDecodeError as error:
         raise file_error(path, None, f"is not UTF-8 text: byte {error.start + 1} is invalid") from None
-    found: list[tuple[int | None, Any]]
-    if text.lstrip().startswith("["):
-        found = [(None, value) for value in _parsed(path, text)]
-    else:
-        # Not str.splitlines: it also splits at characters that JSON allows within a string.
-        lines = enumerate(text.split("\n"), 1)
-        found = [(line, _parsed(path, words, line)) for line, words in lines if words.strip()]
+    is_table = any(column in text.partition("\n")[0].lower().split(",") for column in _COLUMNS)
+    found = _rows(path, text) if is_table else _values(path, text)
+    requests = ((line, request) for line, value in found for request in _requests(value))
     entries = []
-    for number, (line, value) in enumerate(found, 1):
+    for number, (line, value) in enumerate(requests, 1):
         entry = DatasetEntry(path, line, number, value)
         if not isinstance(value, dict):
             raise entry.error(f"each entry must be a JSON object in braces; found {type(value).__name__}")
@@ -116,6 +126,42 @@ def read_entries(path: Path) -> list[DatasetEntry]:
     if not entries:
         raise file_error(path, None, f"has no entries; expected {_LAYOUTS}")
     return entries
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[int | None, Any]]:
+    """Yield the requests of a trace in CSV, which have only lengths; one that failed asks for one token."""
+    rows = csv.DictReader(text.splitlines())
+    for row in rows:
+        cells = {_COLUMNS[name.lower()]: cell for name, cell in row.items() if str(name).lower() in _COLUMNS}
+        try:
+            stamp = str(cells.pop("due_s")).partition("+")[0]
+            due_s = float(np.datetime64(stamp, "ns").astype(int)) / 1e9 if ":" in stamp else float(stamp)
+            yield rows.line_num, {"due_s": due_s, **{key: max(1, int(it)) for key, it in cells.items()}}
+        except (KeyError, TypeError, ValueError):
+            message = "must have a time and numbers of tokens, as in Azure's and BurstGPT's traces"
+            raise file_error(path, rows.line_num, message) from None
+
+
+def _values(path: Path, text: str) -> Iterable[tuple[int | None, Any]]:
+    """Return the JSON values of a file with their lines, or those of a document's list without."""
+    # Not str.splitlines: it also splits at characters that JSON allows within a string.
+    lines = [(line, words) for line, words in enumerate(text.split("\n"), 1) if words.strip()]
+    first = lines[0][1].strip() if lines else "{}"
+    if len(lines) != 1 and first[0] + first[-1] in ("{}", "[]"):
+        return ((line, _parsed(path, words, line)) for line, words in lines)
+    value = _parsed(path, text)
+    if isinstance(value, dict) and isinstance(value.get("data"), list):  # genai-perf and perf_analyzer
+        value = value["data"]
+    is_chat = isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]
+    return [(None, it) for it in value] if isinstance(value, list) and not is_chat else [(1, value)]
+
+
+def _requests(value: Any) -> list[Any]:
+    """Return the requests in a value of a list of messages, OpenAI's batches, genai-perf or perf_analyzer."""
+    if isinstance(value, list):
+        return [{"messages": value}]
+    inner = value.get("payload", value.get("body")) if isinstance(value, dict) else None
+    return inner if isinstance(inner, list) else [inner if isinstance(inner, dict) else value]
 
 
 def _parsed(path: Path, text: str, line: int = 1) -> Any:
@@ -134,8 +180,9 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
     Layouts: ``input`` and ``instruction`` as in upstream's data sets, whose prompt is ``input + ' ' +
     instruction`` (``benchmark_core_model.py`` of tensorrtllm_backend v0.16.0); a prompt or token ids alone;
     ``messages`` of chats and ``conversations`` of ShareGPT, whose prompt is everything before the first
-    answer. The answer's limit is the entry's, 1.3 times the words of its answer, or ``max_tokens``. Raises
-    ConfigError if it has none of these, wrong types, or ids that the model does not take; with the line.
+    answer, or all ``messages`` up to the user's last where the model takes them; the first of ``turns``. The
+    answer's limit is the entry's, 1.3 times the words of its answer, or ``max_tokens``. Raises ConfigError if
+    it has none of these, wrong types, or ids that the model does not take; with the line.
     """
     tokens = entry.length(OUTPUT_LENGTH_KEYS)
     limit = tokens or spec.settings.max_tokens
@@ -144,13 +191,17 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
     if ids is not None:
         return replace(request, token_ids=_checked_ids(entry, ids_key, ids, spec))
     if entry.conversation is not None:
-        says, answer = list[str](), None
-        for role, text, _ in _messages(entry):
-            if role in _ASSISTANT_ROLES:
-                answer = text
-                break
-            says.append(text)
-        prompt = "\n".join(says)
+        said = list(_messages(entry))[: 1 if entry.conversation == "turns" else None]
+        is_answer = [role == "assistant" for role, *_ in said] + [True]
+        end = is_answer.index(True)
+        if spec.takes_messages and entry.conversation == "messages":
+            end = max((at + 1 for at, is_one in enumerate(is_answer) if not is_one), default=0)
+        prompt = "\n".join(text for _, text, _ in said[:end])
+        answer = next((text for role, text, _ in said[end : end + 1] if role == "assistant"), None)
+        if spec.takes_messages:
+            plain = [{"role": role, "content": text} for role, text, _ in said]
+            messages = [it if "role" in it else own for own, (*_, it) in zip(plain, said, strict=True)]
+            request = replace(request, messages=messages[:end])
     elif "instruction" in entry.values:
         prompt = " ".join(entry.text([key]) or "" for key in ("input", "instruction"))
         answer = entry.text(_ANSWER_KEYS)
@@ -192,7 +243,7 @@ def turns_of(entry: DatasetEntry) -> list[DatasetEntry]:
     for role, text, turn in _messages(entry):
         if role == "system":
             first["said"] = [{"role": role, "content": text}]
-        elif role not in _ASSISTANT_ROLES and text.strip():
+        elif role != "assistant" and text.strip():
             turns.append({**common, **turn, "prompt": text})
         elif turns:
             turns[-1]["answer"] = text
@@ -202,6 +253,8 @@ def turns_of(entry: DatasetEntry) -> list[DatasetEntry]:
 def _messages(entry: DatasetEntry) -> Iterator[tuple[str, str, dict[str, Any]]]:
     key = entry.conversation or ""
     turns = entry.values[key]
+    if key == "turns" and isinstance(turns, list):
+        turns = [{"text": turn} if isinstance(turn, str) else turn for turn in turns]
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise entry.error(f"{key} must be a list of turns, each a JSON object")
     for turn in turns:
@@ -209,9 +262,12 @@ def _messages(entry: DatasetEntry) -> Iterator[tuple[str, str, dict[str, Any]]]:
         if isinstance(content, list):
             texts = [part.get("text") for part in content if isinstance(part, dict)]
             content = "\n".join(text for text in texts if isinstance(text, str))
+        if content is None and "tool_calls" in turn:
+            content = ""
         if not isinstance(content, str):
             raise entry.error("a turn must have text in value, content or text")
-        yield str(turn.get("from", turn.get("role", ""))).lower(), content, turn
+        role = str(turn.get("from", turn.get("role", ""))).lower()
+        yield _ROLES.get(role, role), content, turn
 
 
 # Count their tokens, and leave out long ones --------------------------------------------------------

@@ -45,6 +45,8 @@ class WorkloadRequest:
     """From 1."""
     think_s: float | None = None
     """From the end of the answer to the turn before; ``None`` for a first turn."""
+    messages: Sequence[Mapping[str, Any]] | None = field(default=None, hash=False)
+    """What a chat is sent in the place of ``prompt``, which is then their text."""
     said: Sequence[Mapping[str, str]] | None = None
     """Messages before it; until it is sent only the system prompt, with the first turn."""
 
@@ -97,6 +99,8 @@ class WorkloadSpec:
     """The engine's limit; longer prompts must not be sent."""
     ids_allowed: bool = False
     """Whether the model takes a file's ids, too, though it takes texts (OpenAI's completions)."""
+    takes_messages: bool = False
+    """Whether the messages of a file are sent as they are (OpenAI's chats)."""
 
     @property
     def limit(self) -> int | None:
