@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trtllm_hpc.config.benchmark import Benchmark, Evaluation, LoraAdapter
 from trtllm_hpc.config.engine import FRONTENDS, Engine, KvCache, Parallelism, Repository
+from trtllm_hpc.config.layers import merged
 from trtllm_hpc.config.sweep import SweepSection
 from trtllm_hpc.config.types import (
     AbsolutePath,
@@ -103,7 +104,8 @@ class Phase(Section):
     max_seq_len: TokenCount | None = None
     """With ``trtllm-serve``, instead of ``engine.max_seq_len``."""
     llm_api: dict[OneLine, Any] = Field(default={})
-    """With ``trtllm-serve``, added to ``engine.llm_api``; where both have a key, this one counts."""
+    """With ``trtllm-serve``, merged into ``engine.llm_api``, section by section; where both have a key, this
+    one counts."""
 
     @property
     def differs(self) -> dict[str, int]:
@@ -279,7 +281,7 @@ class JobFile(Section):
 
     def with_phase(self, phase: Phase) -> JobFile:
         """The job as one phase of a disaggregated server computes it."""
-        llm_api = {**self.engine.llm_api, **phase.llm_api}
+        llm_api = merged(self.engine.llm_api, phase.llm_api)
         return self.model_copy(
             update={"engine": self.engine.model_copy(update={**phase.differs, "llm_api": llm_api})}
         )
