@@ -196,6 +196,12 @@ class Serve(Section):
     """Container image of this job, where the profile has a container runtime; ``None``: the profile's."""
     environment: dict[VariableName, AnyText] = Field(default={})
     """Variables of every rank's server."""
+    prologue: list[OneLine] = Field(default=[])
+    """Lines of bash that each rank runs in the container before its server, in the same shell: variables
+    and limits that they set are the server's. The ranks of a node take turns."""
+    wrapper: list[AnyText] = Field(default=[])
+    """Words before each rank's server, e.g. ``[numactl, --localalloc]``. The program must become the server
+    (exec), as ``numactl``, ``taskset`` and ``prlimit`` do: signals are sent to it."""
     proxy: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: clients reach the servers through HAProxy, which asks for the run's key; the servers
     listen on Unix sockets that other users cannot reach. ``none``: everybody who reaches the node may call
