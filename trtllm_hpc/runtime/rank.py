@@ -154,10 +154,16 @@ class RankSupervisor:
         allow_large_requests()
         if spec.launcher is None:
             return start_bound([*before, *words], environment)
-        # The supervisor would stand still for as long as a prologue takes.
-        is_first = self._options.rank == 0 and self._options.prologue is None
-        chooses = is_first and Path(spec.launcher).name == "trtllm-llmapi-launch"
-        return LaunchedServer(before, words, environment, scratch, self._paths.runtime, chooses_port=chooses)
+        chooses = self._options.rank == 0 and Path(spec.launcher).name == "trtllm-llmapi-launch"
+        return LaunchedServer(
+            before,
+            words,
+            environment,
+            scratch,
+            self._paths.runtime,
+            chooses_port=chooses,
+            later=self._options.prologue is not None,
+        )
 
     def _not_started(self, sentence: str, hint: str | None) -> int:
         """Record the end too: a record without one looks like a rank that was killed."""
