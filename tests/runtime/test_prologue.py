@@ -86,9 +86,11 @@ def test_the_ranks_of_a_node_take_turns(ranks: Ranks, prologue: Prologue) -> Non
     assert not any("serve.prologue" in output for output in outputs), outputs
 
 
+@pytest.mark.alone
 def test_commands_and_wrapper_come_before_the_launcher(
     ranks: Ranks, prologue: Prologue, tmp_path: Path
 ) -> None:
+    """Alone, since the launcher does not wait for others of this machine."""
     given: dict[str, Any] = {
         "prologue": prologue("export GIVEN=here"),
         "wrapper": "env",

@@ -65,9 +65,11 @@ def _start(place: Path, runtime: Runtime, *before: str) -> LaunchedServer:
     )
 
 
+@pytest.mark.alone
 def test_a_port_that_is_chosen_after_other_commands_is_held(
     tmp_path: Path, runtime: Runtime, request: pytest.FixtureRequest
 ) -> None:
+    """Alone, since it does not wait for other launchers of this machine."""
     places = [tmp_path / "later", tmp_path / "next"]
     later = _start(places[0], runtime, "bash", "-c", 'sleep 0.5; exec "$@"', "--")
     request.addfinalizer(partial(_end, later, places[0]))
