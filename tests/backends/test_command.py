@@ -83,9 +83,9 @@ def test_each_node_has_one_process_with_all_its_gpus(
     assert (found.world_size, found.nodes, found.gpus_per_node) == layout
 
 
-def test_processes_on_several_nodes_need_their_numbers() -> None:
+def test_processes_on_several_nodes_need_their_numbers_unless_workers_have_their_own_command() -> None:
     made = job(SERVES, {"tensor_parallel": 16})
     [(field, message)] = refused(made)
     assert field == "serve.command" and "nothing gives them their numbers" in message
-    made["serve"]["worker_command"] = ["vllm", "serve", "--headless", "--node-rank={node_rank}"]
-    assert refused(made) == []
+    for worker in (["vllm", "serve", "--node-rank={node_rank}"], ["ray", "--address={leader_address}"]):
+        assert refused(job(SERVES, {"tensor_parallel": 16}, worker_command=worker)) == []

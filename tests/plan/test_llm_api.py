@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -44,6 +45,18 @@ def test_every_release_takes_the_fronts_command_line(release: Release) -> None:
     front = plan_of(split, CLUSTER, "/runs/demo").front
     assert front is not None
     assert not refused_words(release, [*front.command, "--config_file=front.yaml"])
+
+
+def test_a_phase_adds_to_each_section_of_the_engines_configuration_and_drops_nothing() -> None:
+    split = job(WITH_PHASES[-1], "pytorch", mode="disaggregated")
+    split["engine"]["llm_api"] = {"kv_cache_config": {"dtype": "fp8", "enable_block_reuse": False}}
+    wanted = {"context": {"max_tokens": 9000}, "generation": {"max_tokens": 8000, "dtype": "auto"}}
+    phases = {name: {"llm_api": {"kv_cache_config": cache}} for name, cache in wanted.items()}
+    split["serve"]["disaggregated"] = phases
+    servers = plan_of(split, CLUSTER, "/runs/demo").servers
+    context, generation = (json.loads(it.configuration or "")["kv_cache_config"] for it in servers)
+    assert context == {"enable_block_reuse": False, "dtype": "fp8", "max_tokens": 9000}
+    assert generation == {"enable_block_reuse": False, "dtype": "auto", "max_tokens": 8000}
 
 
 def test_the_preflight_has_no_version_to_compare_with_an_unknown_image() -> None:

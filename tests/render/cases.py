@@ -413,6 +413,9 @@ CASES["tensorrt-llm-commands"] = (
 )
 _job, _cluster = CASES["openai-one-gpu-pyxis"]
 CASES["openai-gb200-pyxis"] = (_job, {**_cluster, "gpus_per_node": 4, "gpu": "gb200"})
+_split, _cluster = CASES["openai-disaggregated-pyxis"]
+_before = {"prologue": ["pip install '/shared/a b.whl'"], "wrapper": ["numactl", "-m", "0,1"]}
+CASES["openai-prologue-pyxis"] = ({**_split, "serve": {**_split["serve"], **_before}}, _cluster)
 
 BASES = {
     "vllm-llama-3.1-8b": "openai-one-gpu-pyxis",
@@ -435,6 +438,7 @@ BASES = {
     "openai-experts-pyxis": "openai-sixteen-ranks-pyxis",
     "openai-disaggregated-pyxis": "openai-sixteen-ranks-pyxis",
     "openai-heterogeneous": "openai-disaggregated-pyxis",
+    "openai-prologue-pyxis": "openai-disaggregated-pyxis",
     "openai-engine-pyxis": "openai-one-gpu-pyxis",
     "openai-one-gpu-apptainer": "openai-one-gpu-pyxis",
     "pyxis-disaggregated": "pyxis-orchestrator",

@@ -49,27 +49,43 @@ def _end(server: LaunchedServer, place: Path) -> None:
     server.kill()
 
 
+def _start(place: Path, runtime: Runtime, *before: str) -> LaunchedServer:
+    place.mkdir()
+    over = str(place / "over")
+    environment = {"FAKE_LAUNCH_OVER": over, "FAKE_IMPORT_SECONDS": "1", "SLURM_PROCID": "0"}
+    task = 'echo "$TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR" > "$0"; exec sleep 60'
+    return LaunchedServer(
+        [*before, str(LAUNCHER)],
+        ["bash", "-c", task, str(place / "address")],
+        {**os.environ, **environment},
+        place,
+        runtime.paths.runtime,
+        chooses_port=True,
+        later=bool(before),
+    )
+
+
+@pytest.mark.alone
+def test_a_port_that_is_chosen_after_other_commands_is_held(
+    tmp_path: Path, runtime: Runtime, request: pytest.FixtureRequest
+) -> None:
+    """Alone, since it does not wait for other launchers of this machine."""
+    places = [tmp_path / "later", tmp_path / "next"]
+    later = _start(places[0], runtime, "bash", "-c", 'sleep 0.5; exec "$@"', "--")
+    request.addfinalizer(partial(_end, later, places[0]))
+    assert eventually(lambda: later.poll() is None and (places[0] / "address").exists())
+    request.addfinalizer(partial(_end, _start(places[1], runtime), places[1]))
+    assert eventually(lambda: later.poll() is None and (places[1] / "address").exists())
+    ports = [_port_of(place / "address") for place in places]
+    assert len(set(ports)) == 2 and eventually(lambda: all(map(_answers, ports)))
+
+
 def test_launchers_that_start_at_once_on_a_node_take_different_ports(
     tmp_path: Path, runtime: Runtime, request: pytest.FixtureRequest
 ) -> None:
     """Each lets the port go that it has found, and binds it a second later."""
     places = [tmp_path / f"{number}" for number in range(3)]
-    task = 'echo "$TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR" > "$0"; exec sleep 60'
-
-    def start(place: Path) -> LaunchedServer:
-        place.mkdir()
-        over = str(place / "over")
-        environment = {"FAKE_LAUNCH_OVER": over, "FAKE_IMPORT_SECONDS": "1", "SLURM_PROCID": "0"}
-        command = ["bash", "-c", task, str(place / "address")]
-        return LaunchedServer(
-            [str(LAUNCHER)],
-            command,
-            {**os.environ, **environment},
-            place,
-            runtime.paths.runtime,
-            chooses_port=True,
-        )
-
+    start = partial(_start, runtime=runtime)
     with ThreadPoolExecutor() as threads:
         servers = list(threads.map(start, places))
     addresses = [place / "address" for place in places]

@@ -102,7 +102,7 @@ def test_the_llm_api_serves_over_two_nodes_through_its_launcher(site: Site) -> N
     assert "build" not in stages(run)
     for text in answers(run):
         asked, _, arguments = text.partition("|")
-        assert asked == "hello" and "tensor_parallel_size: 2\n" in arguments and "Llama, tiny" in arguments
+        assert asked == "hello" and '"tensor_parallel_size": 2,' in arguments and "Llama, tiny" in arguments
     leader = RankRecord.read(run.rank_record("serve", 0))
     assert leader is not None and ended_when_asked(run, 0), run.rank_log("serve", 0).read_text()
     # A server that gives up waiting for its models fails, and the launcher does not end the workers then.

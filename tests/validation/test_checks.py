@@ -322,6 +322,8 @@ def test_the_server_of_the_llm_api_is_not_triton(checked: Checked, fake_programs
     row = checked(engine=engine)["tritonserver"]
     assert row.state == "unknown" and "no trtllm-serve and no trtllm-llmapi-launch" in row.message
     assert "container.image" in str(row.hint)
+    installs = {"prologue": ["pip install /shared/tensorrt_llm.whl"]}
+    assert "tritonserver" not in checked(engine=engine, serve=installs), "the job may install it"
     for name in ("trtllm-serve", "trtllm-llmapi-launch"):
         (fake_programs / name).write_text("#!/bin/sh\n")
         (fake_programs / name).chmod(0o755)

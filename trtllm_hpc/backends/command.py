@@ -62,16 +62,15 @@ def placeholders_have_values(facts: JobFacts) -> Diagnostics:
 
 
 def node_rank_is_passed(facts: JobFacts) -> Diagnostics:
-    """On several nodes, serve.worker_command, or serve.command without it, uses {node_rank}."""
+    """On several nodes one command for all uses {node_rank}; another one for the workers needs no number."""
     job = facts.job
     gpus, instances = facts.cluster.gpus_per_node, job.serve.instances
     is_split = (job.serve.nodes or 1) > instances or (gpus and job.engine.world_size > gpus)
-    words = job.serve.worker_command or job.serve.command
-    if is_split and not any("{node_rank}" in word for word in words):
+    is_shared = job.serve.worker_command is None
+    if is_split and is_shared and not any("{node_rank}" in word for word in job.serve.command):
         message = "an instance has a process on each of its nodes, and nothing gives them their numbers"
-        hint = "use {node_rank}, {leader_address} and {leader_port} in it, or set serve.nodes to 1"
-        field = "serve.command" if job.serve.worker_command is None else "serve.worker_command"
-        yield in_job("conflict", field, message, hint)
+        hint = "use {node_rank}, {leader_address} and {leader_port} in it, or set serve.worker_command"
+        yield in_job("conflict", "serve.command", message, hint)
 
 
 class CommandServer(Backend):

@@ -14,6 +14,7 @@ from trtllm_hpc.backends import tensorrt_llm_rules
 from trtllm_hpc.backends.base import Backend, TritonBackend
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.layers import merged
 from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.layout import Instances, one_node
 from trtllm_hpc.paths import RunPaths
@@ -123,14 +124,3 @@ def yaml_text(values: Mapping[str, Any], further: Mapping[str, Any]) -> str:
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that are set."""
     return {key: value for key, value in values.items() if value is not None and value != {}}
-
-
-def merged(values: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both, section by section; where both have a value it is the second one's."""
-    both = dict(values)
-    for key, value in further.items():
-        before = both.get(key)
-        if isinstance(before, dict) and isinstance(value, dict):
-            value = merged(before, value)
-        both[key] = value
-    return both

@@ -12,12 +12,13 @@ from typing import Any
 
 from trtllm_hpc.backends import tensorrt_llm_rules
 from trtllm_hpc.backends.base import FrontPlan, ServerPlan
-from trtllm_hpc.backends.llm_api import LAUNCHER, PyTorchBackend, given, merged, pytorch_arguments, yaml_text
+from trtllm_hpc.backends.llm_api import LAUNCHER, PyTorchBackend, given, pytorch_arguments, yaml_text
 from trtllm_hpc.backends.tensorrt_llm_rules import block_tokens, longest_prompt
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import Disaggregated as Phases
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.layers import merged
 from trtllm_hpc.config.rules import Excludes, Requires, Rule
 from trtllm_hpc.layout import Instances, Layout, WantedGroup, place_groups
 from trtllm_hpc.paths import RunPaths

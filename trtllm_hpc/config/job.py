@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trtllm_hpc.config.benchmark import Benchmark, Evaluation, LoraAdapter
 from trtllm_hpc.config.engine import FRONTENDS, Engine, KvCache, Parallelism, Repository
+from trtllm_hpc.config.layers import merged
 from trtllm_hpc.config.sweep import SweepSection
 from trtllm_hpc.config.types import (
     AbsolutePath,
@@ -103,7 +104,8 @@ class Phase(Section):
     max_seq_len: TokenCount | None = None
     """With ``trtllm-serve``, instead of ``engine.max_seq_len``."""
     llm_api: dict[OneLine, Any] = Field(default={})
-    """With ``trtllm-serve``, added to ``engine.llm_api``; where both have a key, this one counts."""
+    """With ``trtllm-serve``, merged into ``engine.llm_api``, section by section; where both have a key, this
+    one counts."""
 
     @property
     def differs(self) -> dict[str, int]:
@@ -194,6 +196,12 @@ class Serve(Section):
     """Container image of this job, where the profile has a container runtime; ``None``: the profile's."""
     environment: dict[VariableName, AnyText] = Field(default={})
     """Variables of every rank's server."""
+    prologue: list[OneLine] = Field(default=[])
+    """Lines of bash that each rank runs in the container before its server, in the same shell: variables
+    and limits that they set are the server's. The ranks of a node take turns."""
+    wrapper: list[AnyText] = Field(default=[])
+    """Words before each rank's server, e.g. ``[numactl, --localalloc]``. The program must become the server
+    (exec), as ``numactl``, ``taskset`` and ``prlimit`` do: signals are sent to it."""
     proxy: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: clients reach the servers through HAProxy, which asks for the run's key; the servers
     listen on Unix sockets that other users cannot reach. ``none``: everybody who reaches the node may call
@@ -279,7 +287,7 @@ class JobFile(Section):
 
     def with_phase(self, phase: Phase) -> JobFile:
         """The job as one phase of a disaggregated server computes it."""
-        llm_api = {**self.engine.llm_api, **phase.llm_api}
+        llm_api = merged(self.engine.llm_api, phase.llm_api)
         return self.model_copy(
             update={"engine": self.engine.model_copy(update={**phase.differs, "llm_api": llm_api})}
         )

@@ -6,7 +6,7 @@ Mappings are merged key by key; anything else, lists included, is replaced.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,17 @@ RELATIVE_PATHS = (
 
 _KINDS = {"path", "hub", "synthetic"}
 """The keys of ``model`` of which a job has one; once the model is found, ``hub`` has a ``path`` as well."""
+
+
+def merged(values: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both, section by section; where both have a value it is the second one's."""
+    both = dict(values)
+    for key, value in further.items():
+        before = both.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            value = merged(before, value)
+        both[key] = value
+    return both
 
 
 def merge(lower: Tree, upper: Tree) -> Tree:

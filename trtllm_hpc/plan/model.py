@@ -140,7 +140,12 @@ class Plan(PlanRecord):
 
     @property
     def needed_programs(self) -> tuple[str, ...]:
-        """Programs that the preflight looks for on every node; each rank looks for its own server."""
+        """Programs that the preflight looks for on every node; each rank looks for its own server.
+
+        None where the job file's commands, which run before the server, may install them.
+        """
+        if self.job.serve.prologue:
+            return ()
         spec = self.server.spec
         own = () if spec.driver == "triton" else (spec.leader[0],)
         return (*own, *(() if spec.launcher is None else (spec.launcher,)))

@@ -58,6 +58,8 @@ def render_scripts(plan: Plan) -> dict[str, str]:
         scripts[f"instance.{group.role}.sh"] = _script(plan, "instance.sh.j2", "serve", part=phase)
     if not plan.phases:
         scripts[plan.parts[0].rank_script] = _script(plan, "rank.sh.j2")
+    if plan.job.serve.prologue:
+        scripts["prologue.sh"] = _script(plan, "prologue.sh.j2", "serve")
     if plan.cluster.scheduler == "slurm" and plan.backend.uses_mpi:
         scripts["mpirun.sh"] = _script(plan, "mpirun.sh.j2")
     name = "servers.sh.j2" if plan.phases else "instance.sh.j2"

@@ -101,7 +101,8 @@ COMMANDS: dict[str, tuple[str, list[Option]]] = {
             *_needed("--rank --world-size --ranks-per-node", type=int),
             *(*_needed("--spec", type=Path), *_options("--launcher"), *_options("--step", default="serve")),
             *_needed("--ready-timeout-seconds", type=float),
-            *_options("--hang-seconds", type=float),
+            *(*_options("--hang-seconds", type=float), *_options("--prologue")),
+            *_options("--wrapper", action="append", default=[]),
         ],
     ),
     "instances": (

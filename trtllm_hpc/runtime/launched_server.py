@@ -54,6 +54,7 @@ class LaunchedServer:
         scratch: this rank's own folder, without spaces in its name.
         runtime: the zipapp.
         chooses_port: whether the launcher chooses a port that is used: ``trtllm-llmapi-launch`` of rank 0.
+        later: whether the words before the launcher take their time, which nobody can wait for here.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class LaunchedServer:
         runtime: Path,
         *,
         chooses_port: bool,
+        later: bool = False,
     ) -> None:
         self._scratch = scratch
         write_json(scratch / _COMMAND, list(command))
@@ -72,14 +74,18 @@ class LaunchedServer:
         python.symlink_to(sys.executable)
         zipapp.symlink_to(runtime)
         task = (python, zipapp, "launched", f"--scratch={scratch}")
-        with _launchers_turn() if chooses_port else nullcontext():
+        at_once = chooses_port and not later
+        with _launchers_turn() if at_once else nullcontext():
             self._launcher = start_bound([*launcher, *map(str, task)], environment)
-            self._port = _hold_port(scratch) if chooses_port else None
+            self._port = _hold_port(scratch) if at_once else None
+        self._is_to_hold = chooses_port and later
         self._ended_at: float | None = None
         self.returncode = 0
 
     def poll(self) -> int | None:
         """Return the exit code of the server, or of a worker's launcher without one; ``None`` before."""
+        if self._is_to_hold and (self._scratch / _PORT_FILE).exists():
+            self._port, self._is_to_hold = _hold_port(self._scratch), False
         code: int | None = read_json(self._scratch / _EXIT)
         launcher_code = self._launcher.poll()
         if code is None:

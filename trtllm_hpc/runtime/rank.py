@@ -148,13 +148,21 @@ class RankSupervisor:
             environment.pop(name, None)
             if value is not None:
                 environment[name] = value
-        before = shlex.split(spec.launcher or "")
+        before = [*self._options.before_server(), *shlex.split(spec.launcher or "")]
         print(f"rank {self._options.rank} on {self._record.host}: {' '.join([*before, *words])}", flush=True)
         allow_large_requests()
         if spec.launcher is None:
             return start_bound([*before, *words], environment)
         chooses = self._options.rank == 0 and Path(spec.launcher).name == "trtllm-llmapi-launch"
-        return LaunchedServer(before, words, environment, scratch, self._paths.runtime, chooses_port=chooses)
+        return LaunchedServer(
+            before,
+            words,
+            environment,
+            scratch,
+            self._paths.runtime,
+            chooses_port=chooses,
+            later=self._options.prologue is not None,
+        )
 
     def _not_started(self, sentence: str, hint: str | None) -> int:
         """Record the end too: a record without one looks like a rank that was killed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -69,6 +69,25 @@ class RankOptions:
     """``serve.1`` for instance 1 of several."""
     hang_seconds: float | None = None
     """How long a rank may be silent, or the server compute nothing for a request; ``None``: for ever."""
+    prologue: str | None = None
+    """Script that runs the job file's commands, and becomes the program of its arguments."""
+    wrapper: Sequence[str] = ()
+    """Program and arguments that become the server."""
+
+    def before_server(self) -> list[str]:
+        """Return the words before the server's and its launcher's. Raises StartFailed: no such wrapper."""
+        if self.prologue is not None:
+            return ["bash", self.prologue, *self.wrapper]
+        if self.wrapper:
+            find_program(self.wrapper[0], "install it in the image, or remove serve.wrapper")
+        return list(self.wrapper)
+
+    def server_program(self, name: str, hint: str) -> str:
+        """Return the server's path on this node; its name if a prologue may yet install it.
+
+        Raises StartFailed if there is none.
+        """
+        return find_program(name, hint) if self.prologue is None else name
 
     def words(self, **values: object) -> list[str]:
         """Return this rank's command line with the driver's values, and those that every driver has."""

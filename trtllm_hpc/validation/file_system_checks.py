@@ -180,6 +180,8 @@ def server(context: Context) -> Diagnostic | None:
         programs, hint = (name,), "set triton.server in the profile, or container.runtime"
         if only_wheel_has_server():
             hint = "set triton.server in the profile to pytriton, which this Python has"
+    if not programs:
+        return None  # serve.prologue may install them
     missing = [program for program in programs if shutil.which(program) is None]
     if not missing:
         return ok(f"{' and '.join(programs)} can be started")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from trtllm_hpc.paths import RunPaths, write_text
 from trtllm_hpc.runtime.proxy import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.questions import PROMPT, Asked, Question, QuestionRefused, quickly
-from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
+from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand
 
 VOCABULARY, VOCABULARY_VARIABLE = "o200k_base.tiktoken", "TIKTOKEN_ENCODINGS_BASE"
 """The file without which gpt-oss cannot chat, and the variable that names its folder. If it is not set,
@@ -47,7 +47,7 @@ def start_command(paths: RunPaths, options: RankOptions, scratch: Path) -> Start
         environment |= vocabulary_variables(spec.model, spec.tokenizer, scratch)
         words = with_auth_key(words, paths, scratch)
     hint = "set container.image in the cluster profile to an image that has it"
-    return [find_program(program, hint), *words], environment
+    return [options.server_program(program, hint), *words], environment
 
 
 def _place(options: RankOptions) -> str:
