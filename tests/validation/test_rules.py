@@ -40,6 +40,8 @@ LOCAL = CLUSTER + "scheduler: local\n"
         ("scheduler: local\npartition: gpu\n", "conflict", "cluster:3 partition"),
         ("scheduler: local\ncontainer: {runtime: pyxis, image: i}\n", "conflict",
          "cluster:3 container.runtime"),
+        ("gres: [nvme:1, gpu:a100:4]\n", "managed", "cluster:2 gres[1]"),
+        ("scheduler: local\ngres: [nvme:1]\n", "conflict", "cluster:3 gres"),
         ("environment:\n  SLURM_CONF: /etc\n", "managed", "cluster:3 environment.SLURM_CONF"),
         ("environment:\n  HF_TOKEN: hf_x\n", "secret", "cluster:3 environment.HF_TOKEN"),
     ],

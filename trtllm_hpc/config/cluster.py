@@ -125,6 +125,9 @@ class ClusterProfile(Section):
     """``local`` runs the same scripts on this machine, without Slurm."""
     slurm_conf: AbsolutePath | None = None
     """``SLURM_CONF`` for Slurm's commands, if it is not the machine's own."""
+    slurm_cluster: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
+    """The cluster to submit to where one machine serves several (``sacctmgr show clusters`` lists them);
+    all of Slurm's commands get it as ``--clusters``."""
     partition: OneLine | None = None
     """Slurm's partition; ``sinfo`` lists them."""
     account: OneLine | None = None
@@ -135,14 +138,17 @@ class ClusterProfile(Section):
     """A reservation of nodes."""
     constraint: OneLine | None = None
     """Features that the nodes must have, e.g. ``a100``."""
-    exclusive: bool = False
-    """Whether the server has whole nodes for itself."""
+    exclusive: bool | Literal["user", "mcs", "topo"] = False
+    """Whether the server has whole nodes for itself; ``user``, ``mcs`` and ``topo`` as sbatch's ``--exclusive``
+    has them. The memory of the nodes comes by ``serve.memory_gib_per_node: all``."""
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
     """GPUs of one node; 0 for a cluster without."""
     gpu_request: Literal["gpus-per-node", "gpus", "gres", "none"] = "gpus-per-node"
     """The option by which GPUs are requested from this site's Slurm; ``gpus`` counts those of all nodes."""
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
     """Slurm's name of the GPUs, such as ``a100``, where a partition has several (``sinfo -o "%P %G"``)."""
+    gres: list[Annotated[str, Field(pattern=r"^[^\s,]+$")]] = Field(default=[])
+    """What each node of the serve job gets beside its GPUs, such as ``nvme:1000`` or ``tmpfs:200g``."""
     gpu: OneLine | None = None
     """Kind of the GPUs, e.g. ``h100`` (or ``h100-80gb``); gives the two keys below their defaults."""
     gpu_memory_gib: Annotated[float, Field(gt=0, le=10_000)] | None = None
@@ -203,6 +209,11 @@ class ClusterProfile(Section):
     """Defaults for job files on this cluster: over the built-in defaults, below the job file."""
     limits: SiteLimits = Field(default_factory=SiteLimits)
     """What a job file may ask for. Slurm's own limits bind also whoever does not use this toolkit."""
+
+    @property
+    def controller(self) -> tuple[str | None, str | None]:
+        """Where Slurm's commands ask: ``slurm_conf`` and ``slurm_cluster``."""
+        return self.slurm_conf, self.slurm_cluster
 
     @property
     def is_sandbox(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import core_schema
@@ -119,6 +119,8 @@ class Time:
 
 TokenCount = Annotated[int, Field(ge=1, le=10_000_000)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+MemoryGib = Count | Literal["all"]
+"""Memory of a node; ``all`` of it is Slurm's ``--mem=0``."""
 Minutes = Annotated[int, Field(ge=1, le=525_600), Time(60)]
 Seconds = Annotated[int, Field(ge=1, le=31_536_000), Time(1)]
 

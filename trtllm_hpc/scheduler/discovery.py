@@ -91,10 +91,12 @@ def query_cluster() -> SlurmFacts:
     return SlurmFacts(query_partitions(), query_mpi_plugins(), slurm_conf, supports_pyxis())
 
 
-def query_partitions(slurm_conf: str | None = None) -> tuple[Partition, ...]:
+def query_partitions(slurm_conf: str | None = None, clusters: str | None = None) -> tuple[Partition, ...]:
     """Return the partitions that this user may see; raises as :func:`query_cluster`."""
     found = []
-    for line in _output(["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"], slurm_conf).splitlines():
+    for line in _output(
+        ["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"], slurm_conf, clusters
+    ).splitlines():
         fields = [field.strip() for field in line.split("|")]
         # Warnings may stand between the lines.
         if len(fields) == 6 and fields[1].isdigit():
@@ -105,9 +107,9 @@ def query_partitions(slurm_conf: str | None = None) -> tuple[Partition, ...]:
     return tuple(found)
 
 
-def query_limits(slurm_conf: str | None = None) -> tuple[PartitionLimits, ...]:
+def query_limits(slurm_conf: str | None = None, clusters: str | None = None) -> tuple[PartitionLimits, ...]:
     """Return the limits of the partitions that this user may see; raises as :func:`query_cluster`."""
-    lines = _output(["scontrol", "--oneliner", "show", "partition"], slurm_conf).splitlines()
+    lines = _output(["scontrol", "--oneliner", "show", "partition"], slurm_conf, clusters).splitlines()
     partitions = []
     for fields in (dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines):
         if "PartitionName" in fields:
@@ -170,11 +172,11 @@ def _plugin_lines(file: Path) -> Iterator[str]:
                 yield " ".join(words)
 
 
-def _output(command: Sequence[str], slurm_conf: str | None = None) -> str:
+def _output(command: Sequence[str], slurm_conf: str | None = None, clusters: str | None = None) -> str:
     """Return both outputs of a command: ``srun --mpi=list`` writes to either, by version."""
     from trtllm_hpc.scheduler.slurm import run_command  # not at import, which `render` would wait for
 
-    done = run_command(command, slurm_conf, timeout_s=TIMEOUT_S)
+    done = run_command(command, slurm_conf, clusters, timeout_s=TIMEOUT_S)
     output = done.stdout + done.stderr
     if done.returncode != 0:
         last = (output.strip().splitlines() or ["no message"])[-1]

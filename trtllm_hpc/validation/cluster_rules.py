@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from trtllm_hpc.config.cluster import SECRETS, ClusterProfile, gpus
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
@@ -11,77 +12,112 @@ from trtllm_hpc.config.rules import Excludes, Requires, Rule
 from trtllm_hpc.plan.mounts import misread
 
 
-def _hints(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the hint for each option, in alphabetical order; the keys of ``options`` name one or several."""
-    return dict(sorted((name, hint) for names, hint in options.items() for name in names.split()))
+class Managed(NamedTuple):
+    """Options of one of Slurm's commands that the profile's lists of further options may not have."""
+
+    options: str
+    """Their long names, separated by spaces."""
+    hint: str
+    """What to do instead: the keys that say the same."""
+    unsaid: str = ""
+    """What the option could say and no key can, with the reason."""
+
+
+def _hints(*rows: Managed) -> dict[str, str]:
+    """Return the hint for each option, in alphabetical order."""
+    return dict(sorted((name, row.hint) for row in rows for name in row.options.split()))
 
 
 _NOT_YOURS = "leave it out: the toolkit sets it"
 _GPUS = "set gpus_per_node, gpu_type and gpu_request in the profile"
+_GRES = f"{_GPUS}, and gres for what else a node has"
 _NOT_A_JOB = "leave it out: a run's jobs are submitted one by one, chained by dependencies"
-
-SBATCH: Mapping[str, str] = _hints(
-    {
-        "--distribution --no-requeue --parsable --quiet --uid --wrap": _NOT_YOURS,
-        "--array --clusters --dependency --help --usage --version": _NOT_A_JOB,
-        "--gpus --gpus-per-node --gpus-per-socket --gres --tres-per-task": _GPUS,
-        "--gpus-per-task": f"{_GPUS}; every rank must see all GPUs of its node",
-        "--ntasks --ntasks-per-core --ntasks-per-gpu --ntasks-per-node --ntasks-per-socket": (
-            "set engine.tensor_parallel and serve.nodes in the job file"
-        ),
-        "--nodes": "set serve.nodes in the job file",
-        "--job-name": "set name in the job file",
-        "--cpus-per-task": "set build.cpus, serve.cpus_per_rank or companion.cpus in the job file",
-        "--mem --mem-per-cpu --mem-per-gpu": "set memory_gib of the stage in the job file",
-        "--time": "set time_limit_minutes of the stage in the job file",
-        "--account": "set account in the profile",
-        "--constraint": "set constraint in the profile",
-        "--exclusive": "set exclusive: true in the profile",
-        "--export --export-file": "set environment in the profile",
-        "--partition": "set partition, companion_partition or download_partition in the profile",
-        "--qos": "set qos in the profile",
-        "--reservation": "set reservation in the profile",
-        "--chdir": "leave it out: the scripts use absolute paths",
-        "--error --open-mode --output": (
-            "leave it out: logs go to the run folder, and 'trtllm-hpc logs' reads them"
-        ),
-        "--requeue": "leave it out: a requeued server has no companion waiting any more",
-        "--test-only": "type 'trtllm-hpc render' instead",
-        "--wait": "type 'trtllm-hpc submit --wait' instead",
-    }
+_RANKS = "set engine.tensor_parallel and serve.nodes in the job file"
+_MEMORY = (
+    "set memory_gib of the stage in the job file, serve.memory_gib_per_node for the server; all: --mem=0"
 )
-"""sbatch's options, by their long names."""
+
+SBATCH_OPTIONS: tuple[Managed, ...] = (
+    Managed("--account", "set account in the profile", "an account for one stage: all stages are one run"),
+    Managed("--array", _NOT_A_JOB, "the tasks of an array: a sweep has variants instead (`trtllm-hpc sweep`)"),
+    Managed("--chdir", "leave it out: the scripts use absolute paths"),
+    Managed("--clusters", "set slurm_cluster in the profile",
+            "several clusters: a dependency holds within one, and the stages of a run depend on each other"),
+    Managed("--constraint", "set constraint in the profile", "other features for build or companion"),
+    Managed("--cpus-per-task", "set build.cpus, serve.cpus_per_rank or companion.cpus in the job file"),
+    Managed("--dependency", _NOT_A_JOB,
+            "a job of somebody else to wait for: `trtllm-hpc render` writes scripts to submit by hand"),
+    Managed("--distribution", _NOT_YOURS, "cyclic: the ranks of a node follow each other in an engine's layout"),
+    Managed("--error --open-mode --output",
+            "leave it out: logs go to the run folder, and 'trtllm-hpc logs' reads them",
+            "a file for the errors alone: their order among other lines tells the cause"),
+    Managed("--exclusive", "set exclusive in the profile: true, user, mcs or topo",
+            "whole nodes for build or companion, which need one GPU or none"),
+    Managed("--export --export-file", "set environment in the profile",
+            "a job without the variables of the shell: the job gets the token of its submission from there; "
+            "unset others in setup"),
+    Managed("--gpus --gpus-per-node --gres", _GRES, "another GRES for build or companion"),
+    Managed("--gpus-per-socket --tres-per-task", _GRES,
+            "GPUs of a socket or a task: every rank must see all GPUs of its node"),
+    Managed("--gpus-per-task", f"{_GPUS}; every rank must see all GPUs of its node",
+            "GPUs of a task: NCCL joins the GPUs of a node only if each rank sees all"),
+    Managed("--help --usage --version", _NOT_A_JOB),
+    Managed("--job-name", "set name in the job file"),
+    Managed("--mem", _MEMORY, "less than whole GiB"),
+    Managed("--mem-per-cpu --mem-per-gpu", _MEMORY,
+            "memory that grows with CPUs or GPUs: multiply, since all stages have fixed numbers of both"),
+    Managed("--no-requeue --parsable --quiet --uid --wrap", _NOT_YOURS),
+    Managed("--nodes", "set serve.nodes in the job file", "a range: the number of ranks is fixed"),
+    Managed("--ntasks --ntasks-per-core --ntasks-per-gpu --ntasks-per-node --ntasks-per-socket", _RANKS,
+            "tasks that are not ranks; where on a node ranks run: `--cpu-bind` in srun_options"),
+    Managed("--partition", "set partition, companion_partition or download_partition in the profile",
+            "a partition for the build: TensorRT tunes an engine on the GPUs that will run it"),
+    Managed("--qos", "set qos in the profile", "a QOS for one stage"),
+    Managed("--requeue", "leave it out: a requeued server has no companion waiting any more",
+            "a server that comes back after its node failed: serve.renew, or `trtllm-hpc resume`"),
+    Managed("--reservation", "set reservation in the profile", "a reservation for one stage"),
+    Managed("--test-only", "type 'trtllm-hpc render' instead"),
+    Managed("--time", "set time_limit_minutes of the stage in the job file",
+            "no limit: the companion and serve.renew reckon with the end"),
+    Managed("--wait", "type 'trtllm-hpc submit --wait' instead"),
+)  # fmt: skip
+"""sbatch's options that the toolkit sets itself."""
+
+SRUN_OPTIONS: tuple[Managed, ...] = (
+    Managed("--container-image --container-mounts", "set the container section of the profile"),
+    Managed("--container-mount-home --no-container-mount-home", "set the container section of the profile",
+            "the home folder as a word: name its path in container.mounts"),
+    Managed("--container-name", "set container.scope in the profile",
+            "a container that you have made before: name its `.sqsh` as container.image"),
+    Managed("--input --kill-on-bad-exit --multi-prog --pty --relative --wait", _NOT_YOURS),
+    Managed("--jobid", _NOT_A_JOB),
+    Managed("--mpi", "set mpi in the profile"),
+    Managed("--no-kill", "leave it out: a server that lost a rank cannot go on"),
+    Managed("--overlap", "set companion: overlap in the profile"),
+)  # fmt: skip
+"""srun's options that the toolkit sets itself, beside those of sbatch."""
+
+SBATCH: Mapping[str, str] = _hints(*SBATCH_OPTIONS)
+"""What to do instead of sbatch's options, by their long names."""
 
 SRUN: Mapping[str, str] = {
     **{name: hint for name, hint in SBATCH.items() if name not in ("--wrap", "--parsable", "--wait")},
-    **_hints(
-        {
-            "--input --kill-on-bad-exit --multi-prog --pty --relative --wait": _NOT_YOURS,
-            "--container-image --container-mounts --container-mount-home --no-container-mount-home": (
-                "set the container section of the profile"
-            ),
-            "--container-name": "set container.scope in the profile",
-            "--jobid": _NOT_A_JOB,
-            "--mpi": "set mpi in the profile",
-            "--no-kill": "leave it out: a server that lost a rank cannot go on",
-            "--overlap": "set companion: overlap in the profile",
-        }
-    ),
+    **_hints(*SRUN_OPTIONS),
 }
-"""srun's options, by their long names."""
+"""The same for srun's options."""
 
 TRITON: Mapping[str, str] = _hints(
-    {
-        "--disable-auto-complete-config --help --version": _NOT_YOURS,
-        "--allow-grpc --allow-http --allow-metrics --load-model --model-control-mode": (
-            "leave it out: rank 0 serves, the other ranks must not"
-        ),
+    Managed("--disable-auto-complete-config --help --version", _NOT_YOURS),
+    Managed(
+        "--allow-grpc --allow-http --allow-metrics --load-model --model-control-mode",
+        "leave it out: rank 0 serves, the other ranks must not",
+    ),
+    Managed(
         "--grpc-address --grpc-port --http-address --http-port --metrics-address --metrics-port "
-        "--reuse-grpc-port --reuse-http-port": (
-            "leave it out: free ports are chosen in the job and published in endpoint.json"
-        ),
-        "--model-repository --model-store": "leave it out: the run folder holds the repository",
-    }
+        "--reuse-grpc-port --reuse-http-port",
+        "leave it out: free ports are chosen in the job and published in endpoint.json",
+    ),
+    Managed("--model-repository --model-store", "leave it out: the run folder holds the repository"),
 )
 """tritonserver's options."""
 
@@ -93,7 +129,18 @@ VARIABLES = re.compile(
 _SLURM_ONLY = " ".join(
     f"cluster.{key}"
     for key in (
-        *("slurm_conf", "partition", "account", "qos", "reservation", "constraint", "gpu_type", "exclusive"),
+        *(
+            "slurm_conf",
+            "slurm_cluster",
+            "gres",
+            "partition",
+            "account",
+            "qos",
+            "reservation",
+            "constraint",
+            "gpu_type",
+            "exclusive",
+        ),
         *("sbatch_options", "srun_options", "companion_partition", "download_partition", "phases"),
     )
 )
@@ -147,6 +194,13 @@ def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
         message = f"{cluster.gpu!r} is not in the table of GPUs"
         hint = f"choose one of {', '.join(gpus())}, or set gpu_memory_gib and compute_capability instead"
         yield in_cluster("bad-value", "gpu", message, hint, cluster.gpu)
+
+
+def gres_is_not_of_gpus(cluster: ClusterProfile) -> Diagnostics:
+    """GPUs are counted by keys of their own, which the layout reads."""
+    for index, gres in enumerate(cluster.gres):
+        if gres.partition(":")[0] == "gpu":
+            yield in_cluster("managed", f"gres[{index}]", f"{shown(gres)} asks for GPUs", _GPUS, gres)
 
 
 def slurm_options(cluster: ClusterProfile) -> Diagnostics:
@@ -225,6 +279,6 @@ RULES: tuple[Rule, ...] = (
              "overlap is a step inside a Slurm allocation, but scheduler is local", "set companion to job"),
     Excludes("cluster.container.runtime=pyxis", "cluster.scheduler=local",
              "pyxis is a part of Slurm's srun, but scheduler is local", "set it to none or apptainer"),
-    *(tag_follows_the_release, container_has_no_secret, mounts_are_whole, gpu_is_known, slurm_options),
-    *(triton_options, environment),
+    *(tag_follows_the_release, container_has_no_secret, mounts_are_whole, gpu_is_known, gres_is_not_of_gpus),
+    *(slurm_options, triton_options, environment),
 )  # fmt: skip
