@@ -72,8 +72,9 @@ the job file](job-file.md).
 _REFUSED = """
 ## Options that keys say
 
-`sbatch_options` and `srun_options` take every option but these, which the toolkit sets itself: a key says the same.
-`srun_options` may not have those of sbatch either. The last column has what the option could say and no key can.
+`sbatch_options` and `srun_options` take every option but these, which the toolkit sets itself: a key says
+the same. `srun_options` may not have those of sbatch either. The last column has what the option could say
+and no key can.
 
 | of | option | instead | cannot be said, and why |
 |---|---|---|---|

@@ -114,7 +114,8 @@ def test_the_runtime_starts_with_nothing_but_the_standard_library(tmp_path: Path
          ["--gres=gpu:a100:4,nvme:1000"]),
         ({"gres": ["tmpfs:200g", "nvme:1"]}, {}, ["--gres=tmpfs:200g,nvme:1", "--gpus-per-node=4"]),
         ({"gpus_per_node": 0, "gres": ["nvme:1"]}, {}, ["--gres=nvme:1"]),
-        ({"exclusive": True}, {"memory_gib_per_node": "all"}, ["--mem=0", "--gpus-per-node=4", "--exclusive"]),
+        ({"exclusive": True}, {"memory_gib_per_node": "all"},
+         ["--mem=0", "--gpus-per-node=4", "--exclusive"]),
         ({"exclusive": "user"}, {}, ["--gpus-per-node=4", "--exclusive=user"]),
     ],
 )  # fmt: skip

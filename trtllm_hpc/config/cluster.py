@@ -139,8 +139,8 @@ class ClusterProfile(Section):
     constraint: OneLine | None = None
     """Features that the nodes must have, e.g. ``a100``."""
     exclusive: bool | Literal["user", "mcs", "topo"] = False
-    """Whether the server has whole nodes for itself; ``user``, ``mcs`` and ``topo`` as sbatch's ``--exclusive``
-    has them. The memory of the nodes comes by ``serve.memory_gib_per_node: all``."""
+    """Whether the server has whole nodes for itself; ``user``, ``mcs`` and ``topo`` as sbatch's
+    ``--exclusive`` has them. The memory of the nodes comes by ``serve.memory_gib_per_node: all``."""
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
     """GPUs of one node; 0 for a cluster without."""
     gpu_request: Literal["gpus-per-node", "gpus", "gres", "none"] = "gpus-per-node"

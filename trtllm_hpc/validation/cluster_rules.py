@@ -39,7 +39,7 @@ _MEMORY = (
 
 SBATCH_OPTIONS: tuple[Managed, ...] = (
     Managed("--account", "set account in the profile", "an account for one stage: all stages are one run"),
-    Managed("--array", _NOT_A_JOB, "the tasks of an array: a sweep has variants instead (`trtllm-hpc sweep`)"),
+    Managed("--array", _NOT_A_JOB, "the tasks of an array: `trtllm-hpc sweep` has variants instead"),
     Managed("--chdir", "leave it out: the scripts use absolute paths"),
     Managed("--clusters", "set slurm_cluster in the profile",
             "several clusters: a dependency holds within one, and the stages of a run depend on each other"),
@@ -47,7 +47,8 @@ SBATCH_OPTIONS: tuple[Managed, ...] = (
     Managed("--cpus-per-task", "set build.cpus, serve.cpus_per_rank or companion.cpus in the job file"),
     Managed("--dependency", _NOT_A_JOB,
             "a job of somebody else to wait for: `trtllm-hpc render` writes scripts to submit by hand"),
-    Managed("--distribution", _NOT_YOURS, "cyclic: the ranks of a node follow each other in an engine's layout"),
+    Managed("--distribution", _NOT_YOURS,
+            "cyclic: the ranks of a node follow each other in an engine's layout"),
     Managed("--error --open-mode --output",
             "leave it out: logs go to the run folder, and 'trtllm-hpc logs' reads them",
             "a file for the errors alone: their order among other lines tells the cause"),
