@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 FINAL = ("COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "CANCELLED", "PREEMPTED")
 DIRECTIVES = (
     "job-name", "output", "open-mode", "no-requeue", "propagate", "clusters", "partition", "account", "qos",
-    "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive", "time",
-    "mail-type", "comment",
+    "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive",
+    "time", "mail-type", "comment",
 )  # fmt: skip
 KNOWN_DEPENDENCIES = ("after", "afterok", "afterany")
 ACCOUNTED = (
