@@ -37,7 +37,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def node(number: int, name: str, bound_s: int = BOUND_S) -> subprocess.Popen[str]:
         # Only root can give a process a host name of its own.
-        own = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name]
+        own = ["unshare", "--uts", "sh", "-c", '/bin/hostname "$0" && exec "$@"', name]
         renamed = own if os.geteuid() == 0 and name != HERE else []
         programs = tmp_path / f"node{number}"
         programs.mkdir()
