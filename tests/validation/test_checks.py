@@ -72,6 +72,7 @@ def test_a_controller_that_does_not_answer_fails_by_itself(
         ("echo pmix_v4; echo pmi2", "pmix", "fail", "it offers pmix_v4, pmi2"),
         ("echo pmi2", "pmi2", "warn", "by PMIx, but the profile says pmi2"),
         ("echo pmix", "pmix", "ok", "offers the MPI plugin pmix"),
+        ("echo pspmi; echo pspmix", "pspmix", "ok", "offers the MPI plugin pspmix"),
         ("echo broken; exit 1", "pmix", "unknown", "srun failed: broken"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,9 @@ from trtllm_hpc.errors import SubmissionError
 
 TIMEOUT_S = 15.0
 """Bound on each command; with a controller that is down, Slurm's commands wait for minutes."""
+_SLICE = re.compile(r"\d+g\.\d+gb")
+"""NVIDIA's name of a profile of MIG, in the GRES type of its slices (gres.conf(5), AutoDetect)."""
+_GPU_NAME = re.compile(r"gpu|(?<![a-z])(?:a|b|h|l|v|gb|gh|mi)\d{2,3}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,27 @@ class Partition:
     time_limit: str
     gpu_type: str = ""
     """The GRES type of the GPUs, e.g. ``a100``; empty if this Slurm names none."""
+    slices: int = 0
+    """Parts of GPUs (MIG) on each node, where it has no whole GPU."""
 
     def __str__(self) -> str:
         default = " (default)" if self.is_default else ""
         gpus = "no GPU" if not self.gpus_per_node else f"GPUs: {self.gpus_per_node}"
+        if self.slices:
+            gpus = f"slices of GPUs (MIG): {self.slices} of type {self.gpu_type}"
         nodes, memory = f"{self.nodes} node{'s' * (self.nodes != 1)}", f"{self.memory_mib} MiB"
         size = f"{nodes}, {gpus}, {self.cpus} CPUs, {memory}"
         return f"{self.name}{default}: {size}, time limit {self.time_limit}"
+
+    @property
+    def hides_gpus(self) -> bool:
+        """Whether it is called after GPUs that its GRES does not have: a site may give whole nodes only."""
+        return not self.gpus_per_node and not self.slices and _GPU_NAME.search(self.name) is not None
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool]:
+        """How well it fits a server, the smallest best: whole GPUs, then slices, then a name of GPUs."""
+        return self.gpus_per_node == 0, self.slices == 0, not self.hides_gpus
 
 
 @dataclass(frozen=True)
@@ -52,14 +69,18 @@ class SlurmFacts:
     @property
     def chosen(self) -> Partition | None:
         """The default partition, or the first one with GPUs if the default has none."""
-        order = sorted(self.partitions, key=lambda it: (it.gpus_per_node == 0, not it.is_default))
-        return next(iter(order), None)
+        return min(self.partitions, key=lambda it: (it.rank, not it.is_default), default=None)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The partitions that fit as well as the chosen one, which is among them."""
+        best = self.chosen
+        return tuple(dict.fromkeys(it.name for it in self.partitions if best and it.rank == best.rank))
 
     @property
     def chosen_mpi(self) -> str | None:
         """The PMIx plugin, under its plain name if it has one."""
-        pmix = sorted(name for name in self.mpi_plugins if name.startswith("pmix"))
-        return pmix[0] if pmix else None
+        return next(iter(pmix_of(self.mpi_plugins)), None)
 
 
 @dataclass(frozen=True)
@@ -101,8 +122,12 @@ def query_partitions(slurm_conf: str | None = None, clusters: str | None = None)
         # Warnings may stand between the lines.
         if len(fields) == 6 and fields[1].isdigit():
             name, nodes, gres, cpus, memory, limit = fields
-            kind = re.search(r"\bgpu:([^\d:,(][^:,(]*)", gres)  # of the first GPUs that have a type
-            size = (int(nodes), gpus_in(gres), cpus, memory, limit, kind[1] if kind else "")
+            gpus, types = gpus_in(gres), re.findall(r"\bgpu:([^\d:,(][^:,(]*)", gres)
+            slices = {} if gpus else slices_in(gres)
+            kind = (
+                max(slices, default="") if slices else next((it for it in types if not _SLICE.search(it)), "")
+            )
+            size = (int(nodes), gpus, cpus, memory, limit, kind, slices.get(kind, 0))
             found.append(Partition(name.rstrip("*"), name.endswith("*"), *size))
     return tuple(found)
 
@@ -138,6 +163,11 @@ def query_mpi_plugins(slurm_conf: str | None = None) -> tuple[str, ...]:
         names = versions.split(",") if versions else [text]
         found += [name.strip() for name in names if re.fullmatch(r"[a-z][a-z0-9_]*", name.strip())]
     return tuple(dict.fromkeys(name for name in found if name != "none"))
+
+
+def pmix_of(plugins: Iterable[str]) -> list[str]:
+    """Return the plugins that are PMIx servers, ParaStation's ``pspmix`` too, plain ``pmix`` first."""
+    return sorted((name for name in plugins if "pmix" in name), key=lambda name: (name[:4] != "pmix", name))
 
 
 def supports_pyxis(slurm_conf: str | None = None) -> bool:
@@ -198,11 +228,20 @@ def minutes_of(text: str) -> int | None:
 
 
 def gpus_in(gres: str) -> int:
-    """Count the GPUs in a GRES list such as ``gpu:a100:4(S:0-1),tmp:100``; ``(null)`` has none."""
-    total = 0
+    """Count the whole GPUs in a GRES list such as ``gpu:a100:4(S:0-1),tmp:100``; ``(null)`` has none."""
+    return sum(count for kind, count in _gpu_entries(gres) if not _SLICE.search(kind))
+
+
+def slices_in(gres: str) -> dict[str, int]:
+    """Return how many parts of GPUs (MIG) of each type are in a GRES list, such as 2 of ``a100_3g.20gb``."""
+    return {kind: count for kind, count in _gpu_entries(gres) if _SLICE.search(kind)}
+
+
+def _gpu_entries(gres: str) -> Iterator[tuple[str, int]]:
+    """Yield type, or an empty text, and count of each entry that is of GPUs."""
     for item in re.sub(r"\([^)]*\)", "", gres).split(","):
         name, *rest = item.strip().split(":")
         if name == "gpu":
+            counted = bool(rest) and rest[-1].isdigit()
             # sinfo omits a count of 1.
-            total += int(rest[-1]) if rest and rest[-1].isdigit() else 1
-    return total
+            yield ":".join(rest[: -1 if counted else None]), int(rest[-1]) if counted else 1

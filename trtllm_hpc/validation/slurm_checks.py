@@ -13,6 +13,7 @@ from trtllm_hpc.errors import OK, WARN, Diagnostic, SubmissionError, fail, ok, u
 from trtllm_hpc.runtime.plan_record import Resources
 from trtllm_hpc.scheduler.discovery import (
     PartitionLimits,
+    pmix_of,
     query_mpi_plugins,
     query_pyxis_scope,
     supports_pyxis,
@@ -65,17 +66,17 @@ def mpi_plugin(context: Context) -> Diagnostic | None:
         plugins = query_mpi_plugins(context.cluster.slurm_conf)
     except SubmissionError as error:
         return unknown(f"the MPI plugins cannot be listed: {_reason(error)}", "srun --mpi=list")
-    pmix = [name for name in plugins if name.startswith("pmix")]
+    pmix = pmix_of(plugins)
     hint = f"set mpi to {pmix[0]} in the profile" if pmix else "ask your site for Slurm's PMIx plugin"
     if wanted == "mpirun":
         return ok("Open MPI's mpirun joins the ranks")
     if wanted not in plugins:
         message = f"this Slurm has no MPI plugin {wanted!r}; it offers {', '.join(plugins) or 'none'}"
-        if pmix or not wanted.startswith("pmix"):
+        if pmix or not pmix_of([wanted]):
             return fail(message, hint)
         instead = "Open MPI's mpirun joins the ranks instead: the image, or the node, needs Open MPI 4"
         return warn(f"{message}. {instead}", f"{hint}; or set mpi to mpirun in the profile")
-    if not wanted.startswith("pmix"):
+    if not pmix_of([wanted]):
         return warn(f"NVIDIA's containers join their ranks by PMIx, but the profile says {wanted}", hint)
     return ok(f"this Slurm offers the MPI plugin {wanted}")
 
@@ -120,7 +121,7 @@ def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnost
         message = f"the partition {name!r} has no GPUs of type {kind!r}; it has {kinds}"
         return fail(message, f"set {keys}gpu_type in the profile to one of these, or remove it")
     found = [item for item in found if kind in (None, item.gpu_type)]
-    most, wanted = max(item.gpus_per_node for item in found), cluster.gpus_per_node
+    most, wanted = max(item.gpus_per_node or item.slices for item in found), cluster.gpus_per_node
     gpus = f"{most} GPU{'s' * (most != 1)}"
     if cluster.gpu_request != "none" and most < wanted:
         message = f"a node of the partition {name!r} has {gpus}, but the profile says {wanted}"
