@@ -414,7 +414,23 @@ CASES["tensorrt-llm-commands"] = (
 _job, _cluster = CASES["openai-one-gpu-pyxis"]
 CASES["openai-gb200-pyxis"] = (_job, {**_cluster, "gpus_per_node": 4, "gpu": "gb200"})
 
+_job, _cluster = CASES["openai-one-gpu-apptainer"]
+RUNTIMES: dict[str, dict[str, Any]] = {
+    "singularity": {
+        "image": "/images/trtllm.sif",
+        "gpu_options": ["--rocm"],
+        "cache_folder": "/scratch/cache",
+    },
+    "shifter": {"image": "docker:nvcr.io/nvidia/tensorrt-llm/release:1.2.0", "mounts": ["/scratch:/data"]},
+    "podman-hpc": {"image": "nvcr.io/nvidia/tensorrt-llm/release:1.2.0", "options": ["--openmpi-pmix"]},
+    "container-engine": {"image": "my trtllm", "tensorrt_llm_version": "1.2.0"},
+}
+for _name, _container in RUNTIMES.items():
+    _profile = {"container": {"runtime": _name, "tensorrt_llm_version": "1.2.0", **_container}, "name": _name}
+    CASES[f"openai-one-gpu-{_name}"] = (_job, {**_cluster, **_profile, "environment": {"UCX_TLS": "tcp"}})
+
 BASES = {
+    **{f"openai-one-gpu-{name}": "openai-one-gpu-apptainer" for name in RUNTIMES},
     "vllm-llama-3.1-8b": "openai-one-gpu-pyxis",
     **{name: "vllm-llama-3.1-8b" for name in _COMMANDS[1:]},
     "pytorch-triton-two-nodes": "openai-sixteen-ranks-pyxis",

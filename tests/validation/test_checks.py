@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,31 @@ def test_pyxis(checked: Checked, slurm: Callable[..., None]) -> None:
     assert state(checked(needs=ALL, cluster={"container": PYXIS}), "pyxis") == "ok"
     slurm(help_text="echo --chdir")
     says(checked(needs=ALL, cluster={"container": PYXIS}), "pyxis", "knows no --container-image")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "help_text", "found", "words"),
+    [
+        ("singularity", "", "warn", "no singularity on this machine"),
+        ("podman-hpc", "", "ok", "podman-hpc is on this machine"),
+        ("container-engine", "    --environment=NAME", "ok", "takes --environment"),
+        ("container-engine", "    --environment-file=F", "fail", "knows no --environment"),
+    ],
+)
+def test_the_program_of_the_container_runtime(
+    checked: Checked,
+    slurm: Callable[..., None],
+    tmp_path: Path,
+    runtime: str,
+    help_text: str,
+    found: str,
+    words: str,
+) -> None:
+    slurm(help_text=f"printf '%s\\n' '{help_text}'")
+    shutil.copy("/bin/true", tmp_path / "bin" / "podman-hpc")
+    container = {"runtime": runtime, "image": "mine"}
+    row = checked(needs=ALL, cluster={"container": container})["container-program"]
+    assert row.state == found and words in row.message and (row.hint or found == "ok")
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,19 @@ REAL_GPU = "real"
 """GRES type of a sandbox's GPUs if they are the machine's own; GPUs that are only claimed have none."""
 
 
+def _table(name: str) -> dict[str, Any]:
+    # Imported here: few profiles name a kind of GPU or a runtime.
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    return dict(toml.loads((resources.files("trtllm_hpc.config") / name).read_text("utf-8")))
+
+
 @cache
 def gpus() -> Mapping[str, Mapping[str, Any]]:
     """Every kind of GPU in ``gpus.toml``, by name: the keys of a profile that follow from it.
 
     The memory is what nvidia-smi shows.
     """
-    # Imported here: few profiles name a kind of GPU.
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    text = (resources.files("trtllm_hpc.config") / "gpus.toml").read_text("utf-8")
-    kinds = toml.loads(text)["gpu"].items()
+    kinds = _table("gpus.toml")["gpu"].items()
     return {
         name: {
             "gpu_memory_gib": round(kind["memory_mib"] / 1024, 2),
@@ -45,13 +48,86 @@ SECRETS = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|C
 """Usual names of secrets."""
 
 
+PASSED_VARIABLES = (
+    *("TRTLLM_HPC_*", "SLURM*", "PMI*", "OMPI_*", "PRTE_*", "MASTER_*", "OMP_*", "PYTHON*", "HF_*"),
+    *("CUDA_*", "NVIDIA_*", "ROCR_*", "HIP_*", "NCCL_*", "UCX_*", "GLOO_*", "FI_*"),
+)
+"""Environment variables that ranks need, where a container does not get those of the step by itself."""
+
+
+class ContainerForm(Section):
+    """How a command enters a container; ``runtimes.toml`` has it for each runtime that has a name."""
+
+    place: Literal["command", "srun"] = "command"
+    """``command``: a program and its arguments, before a step's own command. ``srun``: its options."""
+    words: list[OneLine]
+    """Placeholders in braces: ``{image}``; ``{name}``, of a container that the steps of a job share;
+    ``{file}``; ``{mounts}`` within a word, with commas between them. Alone, ``{gpus}``, ``{mounts}``,
+    ``{environment}`` and ``{options}`` become several words."""
+    gpus: list[OneLine] = Field(default=[])
+    """The words for ``{gpus}``, where the nodes have any."""
+    mount: list[OneLine] = Field(default=[])
+    """The words for each mount; ``{mount}`` is ``source:target[:flags]``."""
+    mount_variable: VariableName | None = None
+    """The program's variable for mounts that only the job knows; ``None``: these get words, too."""
+    variable: list[OneLine] = Field(default=[])
+    """The words for each environment variable, ``{name}`` or the beginning of names and ``*``. Empty: the
+    container gets all variables of the step."""
+    file: list[OneLine] = Field(default=[])
+    """Lines of a file, with ``{image}`` and ``{quoted_mounts}``; its path is ``{file}``."""
+    has_site_folders: bool = False
+    """Whether every container has the site's file systems: then only the profile's mounts are bound."""
+    cache_variable: VariableName | None = None
+    """The program's variable for the folder of what it pulls from a registry."""
+    misread: OneLine = ",:"
+    """Characters that a mounted path cannot have."""
+    fetch: OneLine = "bring it there once, before the job"
+    """How the image comes to where the nodes find it."""
+    login: OneLine | None = None
+    """The command that takes a registry's password; ``None``: enroot's file of credentials has it."""
+    source: OneLine | None = None
+    """Where the program's documentation says so."""
+
+    def takes(self, placeholder: str) -> bool:
+        """Whether a word, or a line of the file, has this placeholder."""
+        return any(f"{{{placeholder}}}" in text for text in (*self.words, *self.file))
+
+    @property
+    def joins_mounts(self) -> bool:
+        """Whether all mounts are in one word, or in the file."""
+        return self.takes("quoted_mounts") or (self.takes("mounts") and "{mounts}" not in self.words)
+
+    @property
+    def program(self) -> str:
+        """The program, or the option of ``srun`` by which a plugin is known."""
+        return self.words[0].partition("=")[0]
+
+
+@cache
+def container_forms() -> Mapping[str, ContainerForm]:
+    """Every container runtime in ``runtimes.toml``, by name."""
+    return {name: ContainerForm(**entry) for name, entry in _table("runtimes.toml").items()}
+
+
 class Container(Section):
     """How ranks enter NVIDIA's container, if they do."""
 
-    runtime: Literal["none", "pyxis", "apptainer"] = "none"
-    """``none``: the server is installed on the nodes."""
+    runtime: Literal[
+        "none",
+        "pyxis",
+        "apptainer",
+        "singularity",
+        "shifter",
+        "podman-hpc",
+        "container-engine",
+        "custom",
+    ] = "none"
+    """``none``: the server is installed on the nodes. ``custom``: as ``form`` says."""
+    form: ContainerForm | None = None
+    """Another runtime than those that have a name, for ``runtime: custom``."""
     image: OneLine | None = None
-    """What the runtime takes: a registry name, a ``.sqsh`` or a ``.sif`` file. ``{tag}`` in it becomes the
+    """What the runtime takes: a registry name, a ``.sqsh`` or a ``.sif`` file, or the name of an environment
+    definition file (``container-engine``). ``{tag}`` in it becomes the
     tag of Triton's container with the job's release of TensorRT-LLM, the newest for jobs that state none."""
     scope: Literal["step", "job", "global"] = "job"
     """How long pyxis keeps the imported image on a node: for a ``step``; for all steps of a ``job``; or for
@@ -70,9 +146,16 @@ class Container(Section):
     cache_folder: AbsolutePath | None = None
     """Where the image's programs keep what they compile and download for later jobs, each user's in a folder
     ``.trtllm-hpc-UID``; all nodes must see it. ``None``, or a folder that each node has for itself: the runs'
-    folder. Apptainer also keeps there what it pulls from a registry, instead of in the home folder."""
+    folder. Apptainer and Singularity also keep there what they pull, instead of in the home folder."""
     options: list[OneLine] = Field(default=[])
-    """Further options for ``srun`` (pyxis) or ``apptainer exec``, one word each."""
+    """Further options of the runtime's program, or of ``srun`` where that starts it, one word each."""
+    gpu_options: list[OneLine] | None = None
+    """What hands the GPUs on, e.g. ``--rocm`` for AMD's; ``None``: the runtime's own, such as ``--nv``."""
+
+    @property
+    def entry(self) -> ContainerForm | None:
+        """How a command enters the container; ``None`` without one."""
+        return self.form if self.runtime == "custom" else container_forms().get(self.runtime)
 
 
 class Triton(Section):

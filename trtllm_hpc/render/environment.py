@@ -15,6 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from trtllm_hpc.config.cluster import PASSED_VARIABLES
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.runtime.engine_cache.build_recipe import FolderArgument
 
@@ -38,6 +39,14 @@ def shell_word(value: str | int | float) -> str:
 def shell_words(values: Iterable[str | int | float]) -> str:
     """Several words of a shell command, separated by spaces."""
     return " ".join(shell_word(value) for value in values)
+
+
+def filled_word(text: str, **shell: str) -> str:
+    """One shell word with placeholders such as ``{image}``, for which stand pieces that are shell already."""
+    parts = re.split(r"\{(\w+)\}", text)
+    return "".join(
+        shell[part] if index % 2 else part and shell_word(part) for index, part in enumerate(parts)
+    )
 
 
 def placed_words(values: Iterable[str | FolderArgument], indent: int = 0) -> str:
@@ -104,10 +113,12 @@ def environment() -> Environment:
         # Nothing here is HTML: the filters below quote for their contexts.
         autoescape=False,
     )
+    made.globals["passed_variables"] = list(PASSED_VARIABLES)
     made.filters.update(
         word=shell_word,
         words=shell_words,
         placed=placed_words,
+        filled=filled_word,
         sbatch=sbatch_value,
         comment=comment_text,
         pbtxt=pbtxt_value,

@@ -172,7 +172,12 @@ def pmix_of(plugins: Iterable[str]) -> list[str]:
 
 def supports_pyxis(slurm_conf: str | None = None) -> bool:
     """Return whether ``srun`` takes container images (NVIDIA's pyxis); raises as :func:`query_cluster`."""
-    return "--container-image" in _output(["srun", "--help"], slurm_conf)
+    return srun_knows("--container-image", slurm_conf)
+
+
+def srun_knows(option: str, slurm_conf: str | None = None) -> bool:
+    """Return whether ``srun``, with its plugins, has this long option; raises as :func:`query_cluster`."""
+    return re.search(rf"{option}(?![\w-])", _output(["srun", "--help"], slurm_conf)) is not None
 
 
 def query_pyxis_scope(slurm_conf: str | None = None) -> str | None:

@@ -85,7 +85,7 @@ SBATCH_OPTIONS: tuple[Managed, ...] = (
 """sbatch's options that the toolkit sets itself."""
 
 SRUN_OPTIONS: tuple[Managed, ...] = (
-    Managed("--container-image --container-mounts", "set the container section of the profile"),
+    Managed("--container-image --container-mounts --environment", "set the container section of the profile"),
     Managed("--container-mount-home --no-container-mount-home", "set the container section of the profile",
             "the home folder as a word: name its path in container.mounts"),
     Managed("--container-name", "set container.scope in the profile",
@@ -145,7 +145,12 @@ _SLURM_ONLY = " ".join(
         *("sbatch_options", "srun_options", "companion_partition", "download_partition", "phases"),
     )
 )
-_OF_CONTAINER = "cluster.container.image cluster.container.mounts cluster.container.options"
+_OF_CONTAINER = " ".join(
+    f"cluster.container.{key}"
+    for key in (*("image", "mounts", "options", "cache_folder", "gpu_options", "scope!=job"),)
+)
+_PLACES = {"scope": "name", "mounts": "mounts", "options": "options", "gpu_options": "gpus"}
+"""Keys of the container, and the placeholder by which a runtime takes each."""
 
 
 def tag_follows_the_release(cluster: ClusterProfile) -> Diagnostics:
@@ -164,8 +169,8 @@ def container_has_no_secret(cluster: ClusterProfile) -> Diagnostics:
     message = "has a password in it, and the scripts of a run are readable files"
     if re.match(r"(?:[a-z]+://)?[^/#@]*:[^/#]*@(?!sha256:)", container.image or ""):
         hint = "leave it out: write USER@ alone, and the password into ~/.config/enroot/.credentials"
-        if container.runtime == "apptainer":
-            hint = "leave it out, and type: apptainer registry login --username USER docker://REGISTRY"
+        if container.entry is not None and container.entry.login is not None:
+            hint = f"leave it out, and type: {container.entry.login}"
         yield in_cluster("secret", "container.image", message, hint)
     for index, option in enumerate(container.options):
         if any(
@@ -173,6 +178,28 @@ def container_has_no_secret(cluster: ClusterProfile) -> Diagnostics:
         ):
             hint = "read it in a line of setup from a file that only you can read"
             yield in_cluster("secret", f"container.options[{index}]", message, hint)
+
+
+def container_keys_have_an_effect(cluster: ClusterProfile) -> Diagnostics:
+    """What is set for the container has a place in the words of its runtime."""
+    container, entry = cluster.container, cluster.container.entry
+    if entry is None:
+        return
+    for key, placeholder in _PLACES.items():
+        value = getattr(container, key)
+        taken = entry.takes(placeholder) or (key == "mounts" and entry.joins_mounts)
+        if value not in ([], None, "job") and not taken:
+            message = f"has no effect with container.runtime {container.runtime}"
+            yield in_cluster("conflict", f"container.{key}", message, "remove it", value)
+    if not entry.takes("image"):
+        message, hint = (
+            "has no {image}, so container.image has no effect",
+            "put {image} where the image stands",
+        )
+        yield in_cluster("missing", "container.form.words", message, hint)
+    if entry.place == "srun" and cluster.scheduler == "local":
+        message = f"{container.runtime} is a part of Slurm's srun, but scheduler is local"
+        yield in_cluster("conflict", "container.runtime", message, "set it to none or apptainer")
 
 
 def mounts_are_whole(cluster: ClusterProfile) -> Diagnostics:
@@ -208,7 +235,7 @@ def slurm_options(cluster: ClusterProfile) -> Diagnostics:
     """Extra options of sbatch and srun are whole, and not those that the toolkit sets."""
     yield from _long_options("sbatch_options", cluster.sbatch_options, SBATCH)
     yield from _long_options("srun_options", cluster.srun_options, SRUN)
-    if cluster.container.runtime == "pyxis":
+    if (entry := cluster.container.entry) is not None and entry.place == "srun":
         yield from _long_options("container.options", cluster.container.options, SRUN)
 
 
@@ -268,18 +295,21 @@ RULES: tuple[Rule, ...] = (
              code="missing", at="cluster.container.image"),
     Excludes(_OF_CONTAINER, "cluster.container.runtime=none",
              "is set, but container.runtime is none, so it has no effect",
-             "set container.runtime to pyxis or apptainer, or remove it"),
-    Requires("cluster.container.scope!=job", "cluster.container.runtime=pyxis",
-             "is for pyxis, but container.runtime is {cluster.container.runtime}", "remove it"),
-    Requires("cluster.container.cache_folder",
-             "cluster.container.runtime=pyxis cluster.container.runtime=apptainer",
-             "is for pyxis or apptainer, but container.runtime is none", "remove it"),
+             "set container.runtime, e.g. to pyxis or apptainer, or remove it"),
+    Requires("cluster.container.python!=python3",
+             "cluster.container.runtime!=none cluster.container.examples "
+             "cluster.container.tensorrt_llm_version",
+             "is the Python of an image, or of TensorRT-LLM on the nodes, but the profile names neither",
+             "set python in the profile, or container.runtime"),
+    Requires("cluster.container.form", "cluster.container.runtime=custom",
+             "is for another runtime than those that have a name", "set container.runtime to custom"),
+    Requires("cluster.container.runtime=custom", "cluster.container.form", "custom needs a form",
+             "write container.form; docs/how-to/site-profile.md has an example", code="missing"),
     Excludes(_SLURM_ONLY, "cluster.scheduler=local", "is for Slurm, but scheduler is local",
              "remove it, or set scheduler to slurm"),
     Excludes("cluster.companion=overlap", "cluster.scheduler=local",
              "overlap is a step inside a Slurm allocation, but scheduler is local", "set companion to job"),
-    Excludes("cluster.container.runtime=pyxis", "cluster.scheduler=local",
-             "pyxis is a part of Slurm's srun, but scheduler is local", "set it to none or apptainer"),
-    *(tag_follows_the_release, container_has_no_secret, mounts_are_whole, gpu_is_known, gres_is_not_of_gpus),
+    *(tag_follows_the_release, container_has_no_secret, container_keys_have_an_effect, mounts_are_whole),
+    *(gpu_is_known, gres_is_not_of_gpus),
     *(slurm_options, triton_options, environment),
 )  # fmt: skip

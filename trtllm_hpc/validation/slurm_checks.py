@@ -16,6 +16,7 @@ from trtllm_hpc.scheduler.discovery import (
     pmix_of,
     query_mpi_plugins,
     query_pyxis_scope,
+    srun_knows,
     supports_pyxis,
 )
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
@@ -227,6 +228,27 @@ def pyxis(context: Context) -> Diagnostic | None:
     return ok("this srun takes container images (pyxis)")
 
 
+def container_program(context: Context) -> Diagnostic | None:
+    """The runtime's program is on this machine, or its option in ``srun``; pyxis has a check of its own."""
+    container = context.cluster.container
+    if container.entry is None or container.runtime == "pyxis":
+        return None
+    program = container.entry.program
+    if container.entry.place == "command":
+        if shutil.which(program):
+            return ok(f"{program} is on this machine")
+        message = f"there is no {program} on this machine; the nodes may have it, or a line of setup loads it"
+        return warn(message, f"srun sh -c 'command -v {program}' looks on a node")
+    try:
+        there = srun_knows(program, context.cluster.slurm_conf)
+    except SubmissionError as error:
+        return unknown(f"srun's options cannot be listed: {_reason(error)}", "srun --help")
+    if not there:
+        message = f"this srun knows no {program}: Slurm has no plugin for {container.runtime}"
+        return fail(message, "set container.runtime to another one, or ask your site")
+    return ok(f"this srun takes {program} ({container.runtime})")
+
+
 def pyxis_scope(context: Context) -> Diagnostic | None:
     """Where pyxis keeps all containers, those of a job would stay on the nodes for ever."""
     container = context.cluster.container
@@ -265,4 +287,5 @@ CHECKS = (
     Check("neighbours", neighbours, LIMITS, of_job=True, on_slurm=True),
     Check("pyxis", pyxis, SRUN),
     Check("pyxis-scope", pyxis_scope),
+    Check("container-program", container_program),
 )
