@@ -9,7 +9,7 @@ from typing import Any
 
 from tools.type_schemas import resolved, schema_of, type_text
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.validation.cluster_rules import SBATCH_OPTIONS, SRUN_OPTIONS
+from trtllm_hpc.validation.cluster_rules import managed_options
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "profile.md"
 _ROOT = schema_of(ClusterProfile, "validation", "cluster profile")
@@ -23,10 +23,10 @@ def page() -> str:
 
 def _refused() -> Iterator[str]:
     """Yield a row for each option that the lists of further options may not have."""
-    for command, rows in (("sbatch", SBATCH_OPTIONS), ("srun", SRUN_OPTIONS)):
-        for row in rows:
+    for command in ("sbatch", "srun"):
+        for row in managed_options()[command]:
             names = " ".join(f"`{name}`" for name in row.options.split())
-            yield f"| {command} | {names} | {row.hint} | {row.unsaid} |\n"
+            yield f"| {command} | {names} | {row.instead} | {row.unsaid} |\n"
 
 
 def _sections(path: str, node: Node) -> Iterator[str]:

@@ -22,10 +22,11 @@ REAL_GPU = "real"
 """GRES type of a sandbox's GPUs if they are the machine's own; GPUs that are only claimed have none."""
 
 
-def _table(name: str) -> dict[str, Any]:
-    # Imported here: few profiles name a kind of GPU or a runtime.
+def read_table(package: str, name: str) -> dict[str, Any]:
+    """Return a TOML file of a package."""
+    # Imported here: few profiles name anything that is in a table.
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    return dict(toml.loads((resources.files("trtllm_hpc.config") / name).read_text("utf-8")))
+    return dict(toml.loads((resources.files(package) / name).read_text("utf-8")))
 
 
 @cache
@@ -34,7 +35,7 @@ def gpus() -> Mapping[str, Mapping[str, Any]]:
 
     The memory is what nvidia-smi shows.
     """
-    kinds = _table("gpus.toml")["gpu"].items()
+    kinds = read_table("trtllm_hpc.config", "gpus.toml")["gpu"].items()
     return {
         name: {
             "gpu_memory_gib": round(kind["memory_mib"] / 1024, 2),
@@ -106,7 +107,10 @@ class ContainerForm(Section):
 @cache
 def container_forms() -> Mapping[str, ContainerForm]:
     """Every container runtime in ``runtimes.toml``, by name."""
-    return {name: ContainerForm(**entry) for name, entry in _table("runtimes.toml").items()}
+    return {
+        name: ContainerForm(**entry)
+        for name, entry in read_table("trtllm_hpc.config", "runtimes.toml").items()
+    }
 
 
 class Container(Section):

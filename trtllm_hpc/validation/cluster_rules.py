@@ -4,123 +4,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
-from trtllm_hpc.config.cluster import SECRETS, ClusterProfile, gpus
+from trtllm_hpc.config.cluster import SECRETS, ClusterProfile, gpus, read_table
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
 from trtllm_hpc.config.rules import Excludes, Requires, Rule
 from trtllm_hpc.plan.mounts import misread
 
 
 class Managed(NamedTuple):
-    """Options of one of Slurm's commands that the profile's lists of further options may not have."""
+    """Options of a program that the toolkit sets: an entry of ``managed_options.toml``."""
 
     options: str
     """Their long names, separated by spaces."""
-    hint: str
-    """What to do instead: the keys that say the same."""
+    instead: str
+    """The keys that say the same, or why none is needed."""
     unsaid: str = ""
     """What the option could say and no key can, with the reason."""
 
 
-def _hints(*rows: Managed) -> dict[str, str]:
-    """Return the hint for each option, in alphabetical order."""
-    return dict(sorted((name, row.hint) for row in rows for name in row.options.split()))
-
-
-_NOT_YOURS = "leave it out: the toolkit sets it"
 _GPUS = "set gpus_per_node, gpu_type and gpu_request in the profile"
-_GRES = f"{_GPUS}, and gres for what else a node has"
-_NOT_A_JOB = "leave it out: a run's jobs are submitted one by one, chained by dependencies"
-_RANKS = "set engine.tensor_parallel and serve.nodes in the job file"
-_MEMORY = (
-    "set memory_gib of the stage in the job file, serve.memory_gib_per_node for the server; all: --mem=0"
-)
 
-SBATCH_OPTIONS: tuple[Managed, ...] = (
-    Managed("--account", "set account in the profile", "an account for one stage: all stages are one run"),
-    Managed("--array", _NOT_A_JOB, "the tasks of an array: `trtllm-hpc sweep` has variants instead"),
-    Managed("--chdir", "leave it out: the scripts use absolute paths"),
-    Managed("--clusters", "set slurm_cluster in the profile",
-            "several clusters: a dependency holds within one, and the stages of a run depend on each other"),
-    Managed("--constraint", "set constraint in the profile", "other features for build or companion"),
-    Managed("--cpus-per-task", "set build.cpus, serve.cpus_per_rank or companion.cpus in the job file"),
-    Managed("--dependency", _NOT_A_JOB,
-            "a job of somebody else to wait for: `trtllm-hpc render` writes scripts to submit by hand"),
-    Managed("--distribution", _NOT_YOURS,
-            "cyclic: the ranks of a node follow each other in an engine's layout"),
-    Managed("--error --open-mode --output",
-            "leave it out: logs go to the run folder, and 'trtllm-hpc logs' reads them",
-            "a file for the errors alone: their order among other lines tells the cause"),
-    Managed("--exclusive", "set exclusive in the profile: true, user, mcs or topo",
-            "whole nodes for build or companion, which need one GPU or none"),
-    Managed("--export --export-file", "set environment in the profile",
-            "a job without the variables of the shell: the job gets the token of its submission from there; "
-            "unset others in setup"),
-    Managed("--gpus --gpus-per-node --gres", _GRES, "another GRES for build or companion"),
-    Managed("--gpus-per-socket --tres-per-task", _GRES,
-            "GPUs of a socket or a task: every rank must see all GPUs of its node"),
-    Managed("--gpus-per-task", f"{_GPUS}; every rank must see all GPUs of its node",
-            "GPUs of a task: NCCL joins the GPUs of a node only if each rank sees all"),
-    Managed("--help --usage --version", _NOT_A_JOB),
-    Managed("--job-name", "set name in the job file"),
-    Managed("--mem", _MEMORY, "less than whole GiB"),
-    Managed("--mem-per-cpu --mem-per-gpu", _MEMORY,
-            "memory that grows with CPUs or GPUs: multiply, since all stages have fixed numbers of both"),
-    Managed("--no-requeue --parsable --quiet --uid --wrap", _NOT_YOURS),
-    Managed("--nodes", "set serve.nodes in the job file", "a range: the number of ranks is fixed"),
-    Managed("--ntasks --ntasks-per-core --ntasks-per-gpu --ntasks-per-node --ntasks-per-socket", _RANKS,
-            "tasks that are not ranks; where on a node ranks run: `--cpu-bind` in srun_options"),
-    Managed("--partition", "set partition, companion_partition or download_partition in the profile",
-            "a partition for the build: TensorRT tunes an engine on the GPUs that will run it"),
-    Managed("--qos", "set qos in the profile", "a QOS for one stage"),
-    Managed("--requeue", "leave it out: a requeued server has no companion waiting any more",
-            "a server that comes back after its node failed: serve.renew, or `trtllm-hpc resume`"),
-    Managed("--reservation", "set reservation in the profile", "a reservation for one stage"),
-    Managed("--test-only", "type 'trtllm-hpc render' instead"),
-    Managed("--time", "set time_limit_minutes of the stage in the job file",
-            "no limit: the companion and serve.renew reckon with the end"),
-    Managed("--wait", "type 'trtllm-hpc submit --wait' instead"),
-)  # fmt: skip
-"""sbatch's options that the toolkit sets itself."""
 
-SRUN_OPTIONS: tuple[Managed, ...] = (
-    Managed("--container-image --container-mounts --environment", "set the container section of the profile"),
-    Managed("--container-mount-home --no-container-mount-home", "set the container section of the profile",
-            "the home folder as a word: name its path in container.mounts"),
-    Managed("--container-name", "set container.scope in the profile",
-            "a container that you have made before: name its `.sqsh` as container.image"),
-    Managed("--input --kill-on-bad-exit --multi-prog --pty --relative --wait", _NOT_YOURS),
-    Managed("--jobid", _NOT_A_JOB),
-    Managed("--mpi", "set mpi in the profile"),
-    Managed("--no-kill", "leave it out: a server that lost a rank cannot go on"),
-    Managed("--overlap", "set companion: overlap in the profile"),
-)  # fmt: skip
-"""srun's options that the toolkit sets itself, beside those of sbatch."""
+@cache
+def managed_options() -> Mapping[str, Sequence[Managed]]:
+    """What the toolkit sets of ``sbatch``, ``srun`` and ``tritonserver``, by program."""
+    table = read_table("trtllm_hpc.validation", "managed_options.toml")
+    return {program: [Managed(**row) for row in rows] for program, rows in table.items()}
 
-SBATCH: Mapping[str, str] = _hints(*SBATCH_OPTIONS)
-"""What to do instead of sbatch's options, by their long names."""
 
-SRUN: Mapping[str, str] = {
-    **{name: hint for name, hint in SBATCH.items() if name not in ("--wrap", "--parsable", "--wait")},
-    **_hints(*SRUN_OPTIONS),
-}
-"""The same for srun's options."""
+def _hints(program: str) -> dict[str, str]:
+    """Return what to do instead of each option, in alphabetical order."""
+    rows = managed_options()[program]
+    hints = dict(sorted((name, row.instead) for row in rows for name in row.options.split()))
+    if program == "srun":
+        others = _hints("sbatch").items()
+        hints = {name: it for name, it in others if name not in ("--wrap", "--parsable", "--wait")} | hints
+    return hints
 
-TRITON: Mapping[str, str] = _hints(
-    Managed("--disable-auto-complete-config --help --version", _NOT_YOURS),
-    Managed(
-        "--allow-grpc --allow-http --allow-metrics --load-model --model-control-mode",
-        "leave it out: rank 0 serves, the other ranks must not",
-    ),
-    Managed(
-        "--grpc-address --grpc-port --http-address --http-port --metrics-address --metrics-port "
-        "--reuse-grpc-port --reuse-http-port",
-        "leave it out: free ports are chosen in the job and published in endpoint.json",
-    ),
-    Managed("--model-repository --model-store", "leave it out: the run folder holds the repository"),
-)
-"""tritonserver's options."""
 
 VARIABLES = re.compile(
     r"(SLURM|SBATCH|SRUN|TRTLLM_HPC)_.*|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PMIX_MCA_gds"
@@ -233,17 +155,17 @@ def gres_is_not_of_gpus(cluster: ClusterProfile) -> Diagnostics:
 
 def slurm_options(cluster: ClusterProfile) -> Diagnostics:
     """Extra options of sbatch and srun are whole, and not those that the toolkit sets."""
-    yield from _long_options("sbatch_options", cluster.sbatch_options, SBATCH)
-    yield from _long_options("srun_options", cluster.srun_options, SRUN)
+    yield from _long_options("sbatch_options", cluster.sbatch_options, "sbatch")
+    yield from _long_options("srun_options", cluster.srun_options, "srun")
     if (entry := cluster.container.entry) is not None and entry.place == "srun":
-        yield from _long_options("container.options", cluster.container.options, SRUN)
+        yield from _long_options("container.options", cluster.container.options, "srun")
 
 
-def _long_options(section: str, options: Sequence[str], table: Mapping[str, str]) -> Diagnostics:
+def _long_options(section: str, options: Sequence[str], program: str) -> Diagnostics:
     for index, option in enumerate(options):
         field = f"{section}[{index}]"
         if re.fullmatch(r"--[A-Za-z][A-Za-z0-9-]*(=.*)?", option):
-            yield from _unmanaged(field, option, table)
+            yield from _unmanaged(field, option, _hints(program))
         else:
             message = f"{shown(option)} is not of the form --name or --name=value"
             hint = "write one option in each item, by its long name and with '=' before a value"
@@ -269,7 +191,7 @@ def triton_options(cluster: ClusterProfile) -> Diagnostics:
     for index, option in enumerate(cluster.triton.options):
         field = f"triton.options[{index}]"
         if option.startswith("--"):
-            yield from _unmanaged(field, option, TRITON)
+            yield from _unmanaged(field, option, _hints("tritonserver"))
         if "shm-region-prefix-name" in option:
             message = "sets shm-region-prefix-name, which the toolkit sets itself"
             hint = "leave it out: the prefix carries job id and rank, so that jobs can share a node"
