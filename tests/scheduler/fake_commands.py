@@ -274,6 +274,9 @@ def described(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def scontrol(cluster: Cluster, arguments: list[str]) -> int:
+    if arguments == ["show", "config"]:
+        print("DefMemPerNode           = UNLIMITED")
+        return 0
     if arguments == ["--oneliner", "show", "partition"]:
         for name, limits in cluster.record["partitions"].items():
             # Part of a line as Slurm 22.05 prints it.

@@ -103,12 +103,14 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         help_text: str = "echo --container-image",
         sinfo: str = PARTITIONS,
         limits: str = "",
+        config: str = "DefMemPerNode = UNLIMITED",
     ) -> None:
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
         scripts = {
             **dict.fromkeys(("sbatch", "squeue", "scancel"), "exit 64"),
-            "scontrol": f'[ "$*" = "--oneliner show partition" ] || exit 64\nprintf "%s\\n" "{limits}"',
+            "scontrol": f'case "$*" in\n"--oneliner show partition") echo "{limits}";;\n'
+            f'"show config") echo "{config}";;\n*) exit 64;;\nesac',
             "sinfo": sinfo,
             "srun": f'case "$*" in\n--mpi=list) {plugins};;\n--help) {help_text};;\n*) exit 64;;\nesac',
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.validation.conftest import Checked, says, state
+from trtllm_hpc.paths import write_json
 from trtllm_hpc.validation import file_system_checks
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN
 
@@ -128,6 +130,36 @@ def test_what_the_partition_never_gives_is_refused(
     # A QOS may lift the limits; and Slurm may not answer.
     lifted = {**asked, "cluster": {"account": "mine", "qos": "long"}}
     assert state(checked(needs=(LIMITS,), **lifted), "partition-limits") == "warn"
+
+
+@pytest.mark.parametrize(
+    ("partition", "config", "serve", "found", "words"),
+    [
+        ("DefMemPerCPU=256", "DefMemPerNode = UNLIMITED", {}, "warn",
+         "gives 2.00 GiB on a node (4 ranks x 2 CPUs x DefMemPerCPU=256), but the weights there are 8.00 GiB"),
+        ("DefMemPerNode=4096", "", {}, "warn", "gives 4.00 GiB on a node (DefMemPerNode=4096)"),
+        ("", "DefMemPerCPU            = 512", {}, "warn", "gives 4.00 GiB on a node"),
+        ("DefMemPerCPU=1024", "", {}, "ok", "as much of the nodes' memory"),
+        ("DefMemPerNode=UNLIMITED", "DefMemPerNode = UNLIMITED", {}, "ok", "as much of the nodes' memory"),
+        ("DefMemPerCPU=256", "", {"memory_gib_per_node": "all"}, "ok", "as much of the nodes' memory"),
+    ],
+)  # fmt: skip
+def test_the_memory_of_a_server_that_asks_for_none(
+    checked: Checked,
+    slurm: Callable[..., None],
+    model: Path,
+    partition: str,
+    config: str,
+    serve: dict[str, Any],
+    found: str,
+    words: str,
+) -> None:
+    slurm(limits=f"{GPU_PARTITION} {partition}", config=config)
+    index = json.loads((model / "model.safetensors.index.json").read_text())
+    write_json(model / "model.safetensors.index.json", {**index, "metadata": {"total_size": 16 * 2**30}})
+    engine, gpus = {"tensor_parallel": 8}, {"gpus_per_node": 4}
+    row = checked(needs=(LIMITS,), cluster=gpus, engine=engine, serve=serve)["default-memory"]
+    assert row.state == found and words in row.message
 
 
 def test_other_users_on_the_nodes_of_a_server_without_a_key(

@@ -84,6 +84,26 @@ class SlurmFacts:
 
 
 @dataclass(frozen=True)
+class DefaultMemory:
+    """Memory of a job that asks for none (slurm.conf(5), DefMemPerCPU and DefMemPerNode)."""
+
+    key: str
+    """The key in Slurm's configuration."""
+    mib: int
+    """For each CPU of the job, or on each node."""
+
+    @classmethod
+    def read(cls, text: str) -> DefaultMemory | None:
+        """Read what ``scontrol show partition`` or ``show config`` says; ``None``: no limit."""
+        found = re.search(r"\b(DefMemPer(?:CPU|Node))\s*=\s*(\d+)\b", text)
+        return cls(found[1], int(found[2])) if found else None
+
+    def on_node(self, cpus: int) -> int:
+        """Return the MiB of a job with so many CPUs on a node."""
+        return self.mib * (cpus if self.key == "DefMemPerCPU" else 1)
+
+
+@dataclass(frozen=True)
 class PartitionLimits:
     """What a partition allows one job. Slurm takes a job that asks for more, and lets it wait for ever."""
 
@@ -101,6 +121,8 @@ class PartitionLimits:
     """Unix groups that may use it; ``None``: all."""
     is_shared: bool = True
     """Whether jobs of other users may run on the nodes of a job."""
+    memory: DefaultMemory | None = None
+    """What a job gets that asks for no memory; ``None``: what the whole cluster gives."""
 
 
 def query_cluster() -> SlurmFacts:
@@ -136,7 +158,8 @@ def query_limits(slurm_conf: str | None = None, clusters: str | None = None) -> 
     """Return the limits of the partitions that this user may see; raises as :func:`query_cluster`."""
     lines = _output(["scontrol", "--oneliner", "show", "partition"], slurm_conf, clusters).splitlines()
     partitions = []
-    for fields in (dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines):
+    for line in lines:
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
         if "PartitionName" in fields:
             most = [fields.get(key, "") for key in ("TotalNodes", "MaxNodes")]
             limits = PartitionLimits(
@@ -148,9 +171,15 @@ def query_limits(slurm_conf: str | None = None, clusters: str | None = None) -> 
                 accounts=_names(fields.get("AllowAccounts", "ALL")),
                 groups=_names(fields.get("AllowGroups", "ALL")),
                 is_shared=fields.get("OverSubscribe") != "EXCLUSIVE" and fields.get("ExclusiveUser") != "YES",
+                memory=DefaultMemory.read(line),
             )
             partitions.append(limits)
     return tuple(partitions)
+
+
+def query_default_memory(slurm_conf: str | None = None, clusters: str | None = None) -> DefaultMemory | None:
+    """Return the whole cluster's default; ``None``: no limit. Raises as :func:`query_cluster`."""
+    return DefaultMemory.read(_output(["scontrol", "show", "config"], slurm_conf, clusters))
 
 
 def query_mpi_plugins(slurm_conf: str | None = None) -> tuple[str, ...]:

@@ -17,7 +17,14 @@ from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.mounts import outside
 from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine, read_engine
 from trtllm_hpc.runtime.plan_record import Resources
-from trtllm_hpc.scheduler.discovery import Partition, PartitionLimits, query_limits, query_partitions
+from trtllm_hpc.scheduler.discovery import (
+    DefaultMemory,
+    Partition,
+    PartitionLimits,
+    query_default_memory,
+    query_limits,
+    query_partitions,
+)
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
 
 
@@ -36,6 +43,11 @@ class SlurmAnswers:
     def limits(self) -> Mapping[str, PartitionLimits]:
         """What the partitions allow a job, as ``scontrol`` says, by name. Raises SubmissionError."""
         return {item.name: item for item in query_limits(*self._controller)}
+
+    @cached_property
+    def default_memory(self) -> DefaultMemory | None:
+        """What the cluster gives a job that asks for no memory. Raises SubmissionError."""
+        return query_default_memory(*self._controller)
 
     def limits_of(self, asked: Resources) -> list[PartitionLimits]:
         """Return the limits of the partitions that a job may run on. Raises SubmissionError."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from trtllm_hpc.config.cluster import REAL_GPU, ClusterProfile
-from trtllm_hpc.errors import OK, WARN, Diagnostic, SubmissionError, fail, ok, unknown, warn
+from trtllm_hpc.errors import OK, WARN, ConfigError, Diagnostic, SubmissionError, fail, ok, unknown, warn
 from trtllm_hpc.runtime.plan_record import Resources
 from trtllm_hpc.scheduler.discovery import (
     PartitionLimits,
@@ -159,6 +159,34 @@ def limits(context: Context) -> Diagnostic | None:
     return ok("every stage asks for no more than its partition allows")
 
 
+def default_memory(context: Context) -> Diagnostic | None:
+    """A server that asks for no memory gets enough for its weights, which pass through the node's memory."""
+    serve = context.plan.stage("serve")
+    if context.model_folder is None or serve is None or not context.can_ask_slurm:
+        return None
+    with suppress(ConfigError, SubmissionError):  # other checks say what is wrong
+        # Imported here: `submit` of a job without a model needs neither.
+        from trtllm_hpc.tensorrt_llm.job_facts import Checkpoint
+        from trtllm_hpc.tensorrt_llm.memory import gib
+
+        size = Checkpoint(context.model_folder).stored or 0
+        for asked in serve.components if serve.first.memory_gib is None else ():
+            ranks = asked.tasks_per_node or 1
+            weights = size * ranks // context.job.engine.world_size
+            for partition in context.slurm.limits_of(asked):
+                given = partition.memory or context.slurm.default_memory
+                if given is None or (has := given.on_node(asked.cpus_per_task * ranks) * 2**20) >= weights:
+                    continue
+                each = f"{ranks} ranks x {asked.cpus_per_task} CPUs x " if "CPU" in given.key else ""
+                message = (
+                    f"serve asks for no memory, and the partition {partition.name!r} gives {gib(has)} on a "
+                    f"node ({each}{given.key}={given.mib}), but the weights there are {gib(weights)}"
+                )
+                return warn(message, "set serve.memory_gib_per_node in the job file, e.g. to all")
+        return ok("the server gets as much of the nodes' memory as its weights take")
+    return None
+
+
 def neighbours(context: Context) -> Diagnostic | None:
     """No other user shares a node with a server that listens at 127.0.0.1 and asks for no key."""
     is_reachable = context.job.frontend == "openai" and not context.cluster.exclusive
@@ -284,6 +312,7 @@ CHECKS = (
     Check("mpi-plugin", mpi_plugin, SRUN, on_slurm=True),
     Check("partition", partition, LIMITS, on_slurm=True),
     Check("partition-limits", limits, LIMITS, of_job=True, on_slurm=True),
+    Check("default-memory", default_memory, LIMITS, of_job=True, on_slurm=True),
     Check("neighbours", neighbours, LIMITS, of_job=True, on_slurm=True),
     Check("pyxis", pyxis, SRUN),
     Check("pyxis-scope", pyxis_scope),
