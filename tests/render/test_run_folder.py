@@ -128,3 +128,12 @@ def test_what_only_the_server_asks_for(
     asked = re.findall(r"^#SBATCH (--(?:gres|mem|gpus|exclusive).*)", scripts["serve.sbatch"], re.MULTILINE)
     assert asked == lines
     assert "gres" not in scripts["companion.sbatch"] and "--mem=0" in scripts["build.sbatch"]
+
+
+def test_several_interfaces_reach_the_ranks_whole(tmp_path: Path) -> None:
+    job = {"name": "demo", "engine": {"tensor_parallel": 2}, "serve": {"nodes": 2}}
+    cluster = {"name": "here", "gpus_per_node": 1, "network_interface": "hsn0,hsn1"}
+    scripts = render_scripts(plan_of(job, cluster, str(tmp_path / "run")))
+    assert "\nexport TRTLLM_HPC_INTERFACES=hsn0,hsn1\n" in scripts["serve.sbatch"]
+    assert "--interface=hsn0,hsn1" in scripts["instance.sh"]
+    assert "--mca oob_tcp_if_include hsn0,hsn1" in scripts["mpirun.sh"]

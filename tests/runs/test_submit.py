@@ -141,6 +141,8 @@ def test_a_failing_scancel_hides_neither_the_cause_nor_the_other_jobs(
         ("echo '7 GPU hours are left'; exit 0", "--none=*"),
         ("echo $said; echo the accounting of the site is away >&2; exit 1", "--none=*"),
         ("echo $said; echo '7 GPU hours are left'; exit 0", "--none=*"),
+        ('echo "$said (project 7)"; exit 0', "--none=*"),
+        ("echo $said; echo 7; exit 0", "--none=*"),  # of the GPU hours that are left
         (TIMED_OUT, "--comment=*"),  # as a site that overwrites comments
     ],
 )

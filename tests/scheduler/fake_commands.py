@@ -217,6 +217,9 @@ def sinfo(cluster: Cluster, arguments: list[str]) -> int:
             state = "drain" if node in cluster.record["drained"] else "idle"
             print(f"{node}|{node}|{state}")
         return 0
+    if arguments[-1] == "--format=%N":
+        print("n1")
+        return 0
     if arguments == ["--noheader", "--format=%P|%D|%G|%c|%m|%l"]:
         print("batch*|2|gpu:8|64|256000|infinite")
         return 0
@@ -274,6 +277,9 @@ def described(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def scontrol(cluster: Cluster, arguments: list[str]) -> int:
+    if arguments == ["show", "node", "n1"]:
+        print(f"NodeName=n1 Arch={os.uname().machine} CoresPerSocket=1")
+        return 0
     if arguments == ["show", "config"]:
         print("DefMemPerNode           = UNLIMITED")
         return 0

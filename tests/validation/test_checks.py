@@ -132,11 +132,24 @@ def test_what_the_partition_never_gives_is_refused(
     assert state(checked(needs=(LIMITS,), **lifted), "partition-limits") == "warn"
 
 
+@pytest.mark.parametrize(("machine", "found"), [(os.uname().machine, "ok"), ("riscv64", "fail"), ("", None)])
+def test_nodes_with_other_processors_than_the_login_node(
+    checked: Checked, slurm: Callable[..., None], machine: str, found: str | None
+) -> None:
+    slurm(node=f"NodeName=n1 Arch={machine} CoresPerSocket=32 OS=Linux")
+    row = checked(needs=ALL, cluster={"partition": "gpu"}).get("architecture")
+    assert (row and row.state) == found
+    if found == "fail":
+        assert (
+            row is not None and "processors are riscv64" in row.message and "set python" in (row.hint or "")
+        )
+
+
 @pytest.mark.parametrize(
     ("partition", "config", "serve", "found", "words"),
     [
         ("DefMemPerCPU=256", "DefMemPerNode = UNLIMITED", {}, "warn",
-         "gives 2.00 GiB on a node (4 ranks x 2 CPUs x DefMemPerCPU=256), but the weights there are 8.00 GiB"),
+         "2.00 GiB on a node (4 ranks x 2 CPUs x DefMemPerCPU=256), but the weights there are 8.00 GiB"),
         ("DefMemPerNode=4096", "", {}, "warn", "gives 4.00 GiB on a node (DefMemPerNode=4096)"),
         ("", "DefMemPerCPU            = 512", {}, "warn", "gives 4.00 GiB on a node"),
         ("DefMemPerCPU=1024", "", {}, "ok", "as much of the nodes' memory"),
@@ -234,9 +247,9 @@ PYXIS = {"runtime": "pyxis", "image": "/images/24.12-trtllm.sqsh", "examples": "
 
 def test_pyxis(checked: Checked, slurm: Callable[..., None]) -> None:
     slurm()
-    assert state(checked(needs=ALL, cluster={"container": PYXIS}), "pyxis") == "ok"
+    assert state(checked(needs=ALL, cluster={"container": PYXIS}), "container-program") == "ok"
     slurm(help_text="echo --chdir")
-    says(checked(needs=ALL, cluster={"container": PYXIS}), "pyxis", "knows no --container-image")
+    says(checked(needs=ALL, cluster={"container": PYXIS}), "container-program", "knows no --container-image")
 
 
 @pytest.mark.parametrize(

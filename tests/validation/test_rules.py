@@ -55,6 +55,8 @@ LOCAL = CLUSTER + "scheduler: local\n"
         ("scheduler: local\npartition: gpu\n", "conflict", "cluster:3 partition"),
         ("scheduler: local\ncontainer: {runtime: pyxis, image: i}\n", "conflict",
          "cluster:3 container.runtime"),
+        ("network_interface: ^docker0\n", "bad-value", "cluster:2 network_interface"),
+        ("network_interface: hsn0, hsn1\n", "bad-value", "cluster:2 network_interface"),
         ("gres: [nvme:1, gpu:a100:4]\n", "managed", "cluster:2 gres[1]"),
         ("scheduler: local\ngres: [nvme:1]\n", "conflict", "cluster:3 gres"),
         ("environment:\n  SLURM_CONF: /etc\n", "managed", "cluster:3 environment.SLURM_CONF"),

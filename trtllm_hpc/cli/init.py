@@ -214,7 +214,7 @@ def cluster(file: Path, partition: str | None) -> None:
         click.echo(f"  chosen: partition {chosen}{why}")
         if chosen.hides_gpus:
             click.echo(
-                "  sinfo names no GPUs of it: set gpus_per_node, and gpu_request: none, if it has some"
+                "  sinfo shows no GPUs of it; if it has some: set gpus_per_node, and gpu_request: none"
             )
     if wheel:
         click.echo("  chosen: Triton server of the nvidia-pytriton wheel; there is no tritonserver on PATH")

@@ -117,14 +117,7 @@ class Container(Section):
     """How ranks enter NVIDIA's container, if they do."""
 
     runtime: Literal[
-        "none",
-        "pyxis",
-        "apptainer",
-        "singularity",
-        "shifter",
-        "podman-hpc",
-        "container-engine",
-        "custom",
+        "none", "pyxis", "apptainer", "singularity", "shifter", "podman-hpc", "container-engine", "custom"
     ] = "none"
     """``none``: the server is installed on the nodes. ``custom``: as ``form`` says."""
     form: ContainerForm | None = None
@@ -246,7 +239,8 @@ class ClusterProfile(Section):
     """MPI plugin: one of those in ``srun --mpi=list``. Where a PMIx plugin is not among them, Open MPI's own
     launcher joins the ranks in the job; ``mpirun``: in any case."""
     network_interface: OneLine | None = None
-    """Network interface between the nodes (NCCL, gloo); ``None``: the one that reaches rank 0."""
+    """Network interface between the nodes (NCCL, gloo), or several with commas between them, such as
+    ``hsn0,hsn1``: addresses are of the first that has one. ``None``: the one that reaches rank 0."""
     python: AbsolutePath | None = None
     """A Python (3.10 or later) on the nodes with this package; ``None``: the Python that submits."""
     container: Container = Field(default_factory=Container)

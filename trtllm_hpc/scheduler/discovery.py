@@ -137,19 +137,18 @@ def query_cluster() -> SlurmFacts:
 def query_partitions(slurm_conf: str | None = None, clusters: str | None = None) -> tuple[Partition, ...]:
     """Return the partitions that this user may see; raises as :func:`query_cluster`."""
     found = []
-    for line in _output(
-        ["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"], slurm_conf, clusters
-    ).splitlines():
+    command = ["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"]
+    for line in _output(command, slurm_conf, clusters).splitlines():
         fields = [field.strip() for field in line.split("|")]
         # Warnings may stand between the lines.
         if len(fields) == 6 and fields[1].isdigit():
             name, nodes, gres, cpus, memory, limit = fields
-            gpus, types = gpus_in(gres), re.findall(r"\bgpu:([^\d:,(][^:,(]*)", gres)
-            slices = {} if gpus else slices_in(gres)
-            kind = (
-                max(slices, default="") if slices else next((it for it in types if not _SLICE.search(it)), "")
-            )
-            size = (int(nodes), gpus, cpus, memory, limit, kind, slices.get(kind, 0))
+            entries = dict(_gpu_entries(gres))
+            slices = {kind: count for kind, count in entries.items() if _SLICE.search(kind)}
+            # Of the first whole GPUs that have a type; where there are none, of the largest slices.
+            whole = [kind for kind in entries if kind not in slices]
+            kind = next(filter(None, whole), "") if whole else max(slices, default="")
+            size = (int(nodes), gpus_in(gres), cpus, memory, limit, kind, slices.get(kind, 0))
             found.append(Partition(name.rstrip("*"), name.endswith("*"), *size))
     return tuple(found)
 
@@ -180,6 +179,16 @@ def query_limits(slurm_conf: str | None = None, clusters: str | None = None) -> 
 def query_default_memory(slurm_conf: str | None = None, clusters: str | None = None) -> DefaultMemory | None:
     """Return the whole cluster's default; ``None``: no limit. Raises as :func:`query_cluster`."""
     return DefaultMemory.read(_output(["scontrol", "show", "config"], slurm_conf, clusters))
+
+
+def query_architecture(
+    partition: str | None, slurm_conf: str | None = None, clusters: str | None = None
+) -> str | None:
+    """Return the architecture of a partition's first node, such as ``aarch64``, if it is known."""
+    chosen = [] if partition is None else [f"--partition={partition}"]
+    nodes = _output(["sinfo", "--noheader", "--Node", *chosen, "--format=%N"], slurm_conf, clusters).split()
+    shown = _output(["scontrol", "show", "node", nodes[0]], slurm_conf, clusters) if nodes else ""
+    return found[1] if (found := re.search(r"\bArch=(\w+)", shown)) else None
 
 
 def query_mpi_plugins(slurm_conf: str | None = None) -> tuple[str, ...]:
@@ -264,11 +273,6 @@ def minutes_of(text: str) -> int | None:
 def gpus_in(gres: str) -> int:
     """Count the whole GPUs in a GRES list such as ``gpu:a100:4(S:0-1),tmp:100``; ``(null)`` has none."""
     return sum(count for kind, count in _gpu_entries(gres) if not _SLICE.search(kind))
-
-
-def slices_in(gres: str) -> dict[str, int]:
-    """Return how many parts of GPUs (MIG) of each type are in a GRES list, such as 2 of ``a100_3g.20gb``."""
-    return {kind: count for kind, count in _gpu_entries(gres) if _SLICE.search(kind)}
 
 
 def _gpu_entries(gres: str) -> Iterator[tuple[str, int]]:

@@ -52,24 +52,14 @@ VARIABLES = re.compile(
 _SLURM_ONLY = " ".join(
     f"cluster.{key}"
     for key in (
-        *(
-            "slurm_conf",
-            "slurm_cluster",
-            "gres",
-            "partition",
-            "account",
-            "qos",
-            "reservation",
-            "constraint",
-            "gpu_type",
-            "exclusive",
-        ),
+        *("slurm_conf", "slurm_cluster", "partition", "account", "qos", "reservation", "constraint"),
+        *("gpu_type", "gres", "exclusive"),
         *("sbatch_options", "srun_options", "companion_partition", "download_partition", "phases"),
     )
 )
 _OF_CONTAINER = " ".join(
     f"cluster.container.{key}"
-    for key in (*("image", "mounts", "options", "cache_folder", "gpu_options", "scope!=job"),)
+    for key in ("image", "mounts", "options", "cache_folder", "gpu_options", "scope!=job")
 )
 _PLACES = {"scope": "name", "mounts": "mounts", "options": "options", "gpu_options": "gpus"}
 """Keys of the container, and the placeholder by which a runtime takes each."""
@@ -114,11 +104,8 @@ def container_keys_have_an_effect(cluster: ClusterProfile) -> Diagnostics:
             message = f"has no effect with container.runtime {container.runtime}"
             yield in_cluster("conflict", f"container.{key}", message, "remove it", value)
     if not entry.takes("image"):
-        message, hint = (
-            "has no {image}, so container.image has no effect",
-            "put {image} where the image stands",
-        )
-        yield in_cluster("missing", "container.form.words", message, hint)
+        message = "has no {image}, so container.image has no effect"
+        yield in_cluster("missing", "container.form.words", message, "put {image} where it stands")
     if entry.place == "srun" and cluster.scheduler == "local":
         message = f"{container.runtime} is a part of Slurm's srun, but scheduler is local"
         yield in_cluster("conflict", "container.runtime", message, "set it to none or apptainer")
@@ -151,6 +138,14 @@ def gres_is_not_of_gpus(cluster: ClusterProfile) -> Diagnostics:
     for index, gres in enumerate(cluster.gres):
         if gres.partition(":")[0] == "gpu":
             yield in_cluster("managed", f"gres[{index}]", f"{shown(gres)} asks for GPUs", _GPUS, gres)
+
+
+def interfaces_are_names(cluster: ClusterProfile) -> Diagnostics:
+    """Interfaces are whole names: a prefix, or NCCL's ``=`` and ``^``, says nothing to UCX and sockets."""
+    value = cluster.network_interface
+    if value is not None and not re.fullmatch(r"[\w.:@-]{1,15}(,[\w.:@-]{1,15})*", value):
+        message = f"{shown(value)} is not the name of an interface, or several with commas between them"
+        yield in_cluster("bad-value", "network_interface", message, "write e.g. hsn0,hsn1", value)
 
 
 def slurm_options(cluster: ClusterProfile) -> Diagnostics:
@@ -232,6 +227,6 @@ RULES: tuple[Rule, ...] = (
     Excludes("cluster.companion=overlap", "cluster.scheduler=local",
              "overlap is a step inside a Slurm allocation, but scheduler is local", "set companion to job"),
     *(tag_follows_the_release, container_has_no_secret, container_keys_have_an_effect, mounts_are_whole),
-    *(gpu_is_known, gres_is_not_of_gpus),
+    *(gpu_is_known, gres_is_not_of_gpus, interfaces_are_names),
     *(slurm_options, triton_options, environment),
 )  # fmt: skip

@@ -5,8 +5,10 @@ from __future__ import annotations
 import grp
 import os
 import shutil
+import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from trtllm_hpc.config.cluster import REAL_GPU, ClusterProfile
 from trtllm_hpc.errors import OK, WARN, ConfigError, Diagnostic, SubmissionError, fail, ok, unknown, warn
@@ -14,13 +16,15 @@ from trtllm_hpc.runtime.plan_record import Resources
 from trtllm_hpc.scheduler.discovery import (
     PartitionLimits,
     pmix_of,
+    query_architecture,
     query_mpi_plugins,
     query_pyxis_scope,
     srun_knows,
-    supports_pyxis,
 )
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
 
+_ELF_MACHINES = {0x3E: "x86_64", 0xB7: "aarch64", 0x15: "ppc64le"}
+"""``e_machine`` in the header of a program (elf(5)), as ``uname -m`` and Slurm call it."""
 _COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
 
@@ -159,6 +163,27 @@ def limits(context: Context) -> Diagnostic | None:
     return ok("every stage asks for no more than its partition allows")
 
 
+def architecture(context: Context) -> Diagnostic | None:
+    """The Python of the jobs is a program for the nodes' processors, which may not be this machine's."""
+    cluster = context.cluster
+    if not context.can_ask_slurm:
+        return None
+    with suppress(SubmissionError, OSError):  # other checks say what is wrong
+        python = Path(cluster.python or sys.executable)
+        with python.open("rb") as file:
+            header = file.read(20)
+        built_for = _ELF_MACHINES.get(int.from_bytes(header[18:20], "little"))
+        nodes = query_architecture(cluster.partition, *cluster.controller)
+        if nodes is None or built_for is None or header[:4] != b"\x7fELF":
+            return None
+        if nodes != built_for:
+            message = f"the nodes' processors are {nodes}, but {python} is a program for {built_for}"
+            hint = f"install this package on a {nodes} node, and set python in the profile to its Python"
+            return fail(message, hint)
+        return ok(f"the Python of the jobs is for the nodes' processors ({nodes})")
+    return None
+
+
 def default_memory(context: Context) -> Diagnostic | None:
     """A server that asks for no memory gets enough for its weights, which pass through the node's memory."""
     serve = context.plan.stage("serve")
@@ -242,24 +267,10 @@ def _own_groups() -> set[str]:
     return names
 
 
-def pyxis(context: Context) -> Diagnostic | None:
-    """``srun`` takes container images only with NVIDIA's plugin."""
-    if context.cluster.container.runtime != "pyxis":
-        return None
-    try:
-        there = supports_pyxis(context.cluster.slurm_conf)
-    except SubmissionError as error:
-        return unknown(f"srun's options cannot be listed: {_reason(error)}", "srun --help")
-    if not there:
-        message = "this srun knows no --container-image: Slurm has no pyxis plugin"
-        return fail(message, "set container.runtime to apptainer, or ask your site for pyxis")
-    return ok("this srun takes container images (pyxis)")
-
-
 def container_program(context: Context) -> Diagnostic | None:
-    """The runtime's program is on this machine, or its option in ``srun``; pyxis has a check of its own."""
+    """The runtime's program is on this machine, or its option in ``srun``."""
     container = context.cluster.container
-    if container.entry is None or container.runtime == "pyxis":
+    if container.entry is None:
         return None
     program = container.entry.program
     if container.entry.place == "command":
@@ -312,9 +323,9 @@ CHECKS = (
     Check("mpi-plugin", mpi_plugin, SRUN, on_slurm=True),
     Check("partition", partition, LIMITS, on_slurm=True),
     Check("partition-limits", limits, LIMITS, of_job=True, on_slurm=True),
+    Check("architecture", architecture, CONTROLLER, on_slurm=True),
     Check("default-memory", default_memory, LIMITS, of_job=True, on_slurm=True),
     Check("neighbours", neighbours, LIMITS, of_job=True, on_slurm=True),
-    Check("pyxis", pyxis, SRUN),
+    Check("container-program", container_program, SRUN),
     Check("pyxis-scope", pyxis_scope),
-    Check("container-program", container_program),
 )
