@@ -122,9 +122,9 @@ MIG = "gpu:a100_1g.5gb:7,gpu:a100_3g.20gb:2"
         (["mig|2|" + MIG], [], ("mig", 1, "a100_3g.20gb"), "slices of GPUs (MIG): 2 of type a100_3g.20gb"),
         (["gpu|2|gpu:a100:2,gpu:a100_1g.5gb:14"], [], ("gpu", 2, "a100"), "GPUs: 2"),
         (["cpu*|9|(null)", "boost_a100|4|(null)"], [], ("boost_a100", 0, None),
-         "if it has some: set gpus_per_node, and gpu_request: none"),
+         "if it has some, set gpus_per_node and gpu_request: none"),
         (["one|4|gpu:4", "two*|4|gpu:8", "cpu|9|(null)"], [], ("two", 8, None),
-         "the default one that has what servers need, as one; --partition NAME takes another"),
+         "the default of one, two, which all fit; --partition NAME takes another"),
         (["one|4|gpu:4", "two*|4|gpu:8"], ["--partition", "one"], ("one", 4, None), "partition one"),
     ],
 )  # fmt: skip

@@ -213,9 +213,7 @@ def cluster(file: Path, partition: str | None) -> None:
     if chosen is not None:
         click.echo(f"  chosen: partition {chosen}{why}")
         if chosen.hides_gpus:
-            click.echo(
-                "  sinfo shows no GPUs of it; if it has some: set gpus_per_node, and gpu_request: none"
-            )
+            click.echo("  sinfo shows no GPUs of it: if it has some, set gpus_per_node and gpu_request: none")
     if wheel:
         click.echo("  chosen: Triton server of the nvidia-pytriton wheel; there is no tritonserver on PATH")
     # A shipped job that fits the profile: NVIDIA's image has no reference backend.
@@ -230,9 +228,8 @@ def _chosen(facts: SlurmFacts, name: str | None) -> tuple[Partition | None, str]
         if sys.stdin.isatty():
             name = click.prompt("Partition for servers", facts.chosen.name, type=click.Choice(candidates))
         else:
-            first = "the default one" if facts.chosen.is_default else "the first in sinfo"
-            others = ", ".join(it for it in candidates if it != facts.chosen.name)
-            why = f"\n    {first} that has what servers need, as {others}; --partition NAME takes another"
+            first = "the default" if facts.chosen.is_default else "the first"
+            why = f"\n    {first} of {', '.join(candidates)}, which all fit; --partition NAME takes another"
     if name is None:
         return facts.chosen, why
     if not (found := [it for it in facts.partitions if it.name == name]):

@@ -13,7 +13,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.types import AbsolutePath, AnyText, JobName, Minutes, OneLine, Section, VariableName
+from trtllm_hpc.config.types import (
+    AbsolutePath,
+    AnyText,
+    JobName,
+    Minutes,
+    OneLine,
+    Section,
+    VariableName,
+    one_of,
+)
 
 SANDBOX_ROOT = PurePosixPath("/run/trtllm-hpc")
 """Where sandboxes keep their state, ``slurm.conf`` included."""
@@ -49,13 +58,6 @@ SECRETS = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|C
 """Usual names of secrets."""
 
 
-PASSED_VARIABLES = (
-    *("TRTLLM_HPC_*", "SLURM*", "PMI*", "OMPI_*", "PRTE_*", "MASTER_*", "OMP_*", "PYTHON*", "HF_*"),
-    *("CUDA_*", "NVIDIA_*", "ROCR_*", "HIP_*", "NCCL_*", "UCX_*", "GLOO_*", "FI_*"),
-)
-"""Environment variables that ranks need, where a container does not get those of the step by itself."""
-
-
 class ContainerForm(Section):
     """How a command enters a container; ``runtimes.toml`` has it for each runtime that has a name."""
 
@@ -72,8 +74,9 @@ class ContainerForm(Section):
     mount_variable: VariableName | None = None
     """The program's variable for mounts that only the job knows; ``None``: these get words, too."""
     variable: list[OneLine] = Field(default=[])
-    """The words for each environment variable, ``{name}`` or the beginning of names and ``*``. Empty: the
-    container gets all variables of the step."""
+    """The words for each of ``variables`` and of the profile's ``environment``, ``{name}``."""
+    variables: list[OneLine] = Field(default=[])
+    """What ranks need of the step's environment; ``*`` after a beginning. Empty: the container gets all."""
     file: list[OneLine] = Field(default=[])
     """Lines of a file, with ``{image}`` and ``{quoted_mounts}``; its path is ``{file}``."""
     has_site_folders: bool = False
@@ -218,7 +221,9 @@ class ClusterProfile(Section):
     """A reservation of nodes."""
     constraint: OneLine | None = None
     """Features that the nodes must have, e.g. ``a100``."""
-    exclusive: bool | Literal["user", "mcs", "topo"] = False
+    exclusive: Annotated[bool | Literal["user", "mcs", "topo"], one_of("true, false, user, mcs or topo")] = (
+        False
+    )
     """Whether the server has whole nodes for itself; ``user``, ``mcs`` and ``topo`` as sbatch's
     ``--exclusive`` has them. The memory of the nodes comes by ``serve.memory_gib_per_node: all``."""
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0

@@ -15,7 +15,6 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from trtllm_hpc.config.cluster import PASSED_VARIABLES
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.runtime.engine_cache.build_recipe import FolderArgument
 
@@ -113,7 +112,6 @@ def environment() -> Environment:
         # Nothing here is HTML: the filters below quote for their contexts.
         autoescape=False,
     )
-    made.globals["passed_variables"] = list(PASSED_VARIABLES)
     made.filters.update(
         word=shell_word,
         words=shell_words,

@@ -131,7 +131,7 @@ def query_cluster() -> SlurmFacts:
     Raises SubmissionError if a command is missing, fails, or does not answer in time.
     """
     slurm_conf = os.environ.get("SLURM_CONF")
-    return SlurmFacts(query_partitions(), query_mpi_plugins(), slurm_conf, supports_pyxis())
+    return SlurmFacts(query_partitions(), query_mpi_plugins(), slurm_conf, srun_knows("--container-image"))
 
 
 def query_partitions(slurm_conf: str | None = None, clusters: str | None = None) -> tuple[Partition, ...]:
@@ -206,11 +206,6 @@ def query_mpi_plugins(slurm_conf: str | None = None) -> tuple[str, ...]:
 def pmix_of(plugins: Iterable[str]) -> list[str]:
     """Return the plugins that are PMIx servers, ParaStation's ``pspmix`` too, plain ``pmix`` first."""
     return sorted((name for name in plugins if "pmix" in name), key=lambda name: (name[:4] != "pmix", name))
-
-
-def supports_pyxis(slurm_conf: str | None = None) -> bool:
-    """Return whether ``srun`` takes container images (NVIDIA's pyxis); raises as :func:`query_cluster`."""
-    return srun_knows("--container-image", slurm_conf)
 
 
 def srun_knows(option: str, slurm_conf: str | None = None) -> bool:
