@@ -9,6 +9,7 @@ from typing import Any
 
 from tools.type_schemas import resolved, schema_of, type_text
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.validation.cluster_rules import managed_options
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "profile.md"
 _ROOT = schema_of(ClusterProfile, "validation", "cluster profile")
@@ -17,7 +18,15 @@ Node = Mapping[str, Any]
 
 def page() -> str:
     """Return the whole document."""
-    return _HEAD + "".join(_sections("", _ROOT))
+    return _HEAD + "".join(_sections("", _ROOT)) + _REFUSED + "".join(_refused())
+
+
+def _refused() -> Iterator[str]:
+    """Yield a row for each option that the lists of further options may not have."""
+    for command in ("sbatch", "srun"):
+        for row in managed_options()[command]:
+            names = " ".join(f"`{name}`" for name in row.options.split())
+            yield f"| {command} | {names} | {row.instead} | {row.unsaid} |\n"
 
 
 def _sections(path: str, node: Node) -> Iterator[str]:
@@ -58,4 +67,15 @@ schema cluster` prints.
 
 `--set cluster.KEY=VALUE` overrides one key for one run. `null` means: left out. A *time* is written [as in
 the job file](job-file.md).
+"""
+
+_REFUSED = """
+## Options that keys say
+
+`sbatch_options` and `srun_options` take every option but these, which the toolkit sets itself: a key says
+the same. `srun_options` may not have those of sbatch either. The last column has what the option could say
+and no key can.
+
+| of | option | instead | cannot be said, and why |
+|---|---|---|---|
 """

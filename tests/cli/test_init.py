@@ -104,10 +104,50 @@ def test_the_profile_has_slurms_values() -> None:
     assert "chosen: partition gpu: 4 nodes, GPUs: 8" in result.output
     assert result.output.endswith("next: trtllm-hpc doctor tiny-llama --cluster mysite.yaml\n")
     cluster = load(Path("tiny-llama"), "mysite.yaml").cluster
-    assert cluster == ClusterProfile(name="mysite", partition="gpu", gpus_per_node=8, mpi="pmix")
+    assert cluster == ClusterProfile(
+        name="mysite", partition="gpu", gpus_per_node=8, gpu_type="a100", mpi="pmix"
+    )
     text = Path("mysite.yaml").read_text()
     assert "#   cpu (default): 10 nodes, no GPU, 64 CPUs" in text
     assert "pmix, pmi2, pmix_v4, pmix_v5" in text
+
+
+MIG = "gpu:a100_1g.5gb:7,gpu:a100_3g.20gb:2"
+
+
+@pytest.mark.parametrize(
+    ("partitions", "words", "found", "said"),
+    [
+        (["mig*|2|" + MIG, "gpu|4|gpu:h100:4"], [], ("gpu", 4, "h100"), "partition gpu: 4 nodes, GPUs: 4"),
+        (["mig|2|" + MIG], [], ("mig", 1, "a100_3g.20gb"), "slices of GPUs (MIG): 2 of type a100_3g.20gb"),
+        (["gpu|2|gpu:a100:2,gpu:a100_1g.5gb:14"], [], ("gpu", 2, "a100"), "GPUs: 2"),
+        (["cpu*|9|(null)", "boost_a100|4|(null)"], [], ("boost_a100", 0, None),
+         "if it has some, set gpus_per_node and gpu_request: none"),
+        (["one|4|gpu:4", "two*|4|gpu:8", "cpu|9|(null)"], [], ("two", 8, None),
+         "the default of one, two, which all fit; --partition NAME takes another"),
+        (["one|4|gpu:4", "two*|4|gpu:8"], ["--partition", "one"], ("one", 4, None), "partition one"),
+    ],
+)  # fmt: skip
+def test_the_partition_that_fits_a_server(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    partitions: list[str],
+    words: list[str],
+    found: tuple[str, int, str | None],
+    said: str,
+) -> None:
+    rows = " ".join(f"'{one}|64|256000|infinite'" for one in partitions)
+    fake_slurm(tmp_path, monkeypatch, f"printf '%s\\n' {rows}", NEW_LIST)
+    result = init("cluster", "mysite.yaml", *words)
+    assert said in result.output
+    cluster = load(Path("tiny-llama"), "mysite.yaml").cluster
+    assert (cluster.partition, cluster.gpus_per_node, cluster.gpu_type) == found
+
+
+@pytest.mark.usefixtures("slurm")
+def test_a_partition_that_is_not_there_is_refused_with_those_that_are() -> None:
+    result = CliRunner().invoke(command, ["init", "cluster", "--partition", "gpuu"])
+    assert result.exit_code and "sinfo lists cpu, gpu" in result.output
 
 
 @pytest.mark.usefixtures("slurm")

@@ -7,7 +7,7 @@ from ruamel.yaml import YAML
 
 from tests.config.values import hostile
 from trtllm_hpc.config.benchmark import Benchmark, Evaluation, LoraAdapter
-from trtllm_hpc.config.cluster import ClusterProfile, Phases
+from trtllm_hpc.config.cluster import ClusterProfile, Container, ContainerForm, Phases
 from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
 from trtllm_hpc.config.engine import ModelCopy, Repository
 from trtllm_hpc.config.job import (
@@ -54,6 +54,7 @@ def test_every_default_is_written_out() -> None:
     )
     for key in all_keys(JobFile):
         assert f"{key.rpartition('.')[2]}:" in job
-    cluster = cluster_yaml(ClusterProfile(name="a", phases=Phases()))
+    container = Container(form=ContainerForm(words=["sarus"]))
+    cluster = cluster_yaml(ClusterProfile(name="a", phases=Phases(), container=container))
     for key in all_keys(ClusterProfile):
         assert f"{key.rpartition('.')[2]}:" in cluster

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
+from tests.config.test_shipped import PROFILES
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.validation.load import load
 
@@ -149,7 +150,7 @@ def test_an_unknown_profile_lists_those_there_are(files: Folder) -> None:
         load(files.job_file, "sandbx")
     (diagnostic,) = caught.value.diagnostics
     assert (diagnostic.code, diagnostic.file) == ("not-found", "--cluster")
-    assert diagnostic.choices == ("apptainer", "bare", "local", "pyxis", "sandbox")
+    assert diagnostic.choices == PROFILES
     assert "did you mean 'sandbox'" in diagnostic.message
 
 

@@ -20,7 +20,10 @@ from trtllm_hpc.runtime.server_spec import expand
 from trtllm_hpc.tensorrt_llm.releases.release import find_release, nearest_release
 from trtllm_hpc.validation.load import load
 
-PROFILES = ("apptainer", "bare", "local", "pyxis", "sandbox")
+PROFILES = (
+    *("apptainer", "bare", "container-engine", "local", "podman-hpc", "pyxis"),
+    *("sandbox", "shifter", "singularity"),
+)
 
 
 def test_they_are_found(files: Folder) -> None:

@@ -417,7 +417,23 @@ _split, _cluster = CASES["openai-disaggregated-pyxis"]
 _before = {"prologue": ["pip install '/shared/a b.whl'"], "wrapper": ["numactl", "-m", "0,1"]}
 CASES["openai-prologue-pyxis"] = ({**_split, "serve": {**_split["serve"], **_before}}, _cluster)
 
+_job, _cluster = CASES["openai-one-gpu-apptainer"]
+RUNTIMES: dict[str, dict[str, Any]] = {
+    "singularity": {
+        "image": "/images/trtllm.sif",
+        "gpu_options": ["--rocm"],
+        "cache_folder": "/scratch/cache",
+    },
+    "shifter": {"image": "docker:nvcr.io/nvidia/tensorrt-llm/release:1.2.0", "mounts": ["/scratch:/data"]},
+    "podman-hpc": {"image": "nvcr.io/nvidia/tensorrt-llm/release:1.2.0", "options": ["--openmpi-pmix"]},
+    "container-engine": {"image": "my trtllm", "tensorrt_llm_version": "1.2.0"},
+}
+for _name, _container in RUNTIMES.items():
+    _profile = {"container": {"runtime": _name, "tensorrt_llm_version": "1.2.0", **_container}, "name": _name}
+    CASES[f"openai-one-gpu-{_name}"] = (_job, {**_cluster, **_profile, "environment": {"UCX_TLS": "tcp"}})
+
 BASES = {
+    **{f"openai-one-gpu-{name}": "openai-one-gpu-apptainer" for name in RUNTIMES},
     "vllm-llama-3.1-8b": "openai-one-gpu-pyxis",
     **{name: "vllm-llama-3.1-8b" for name in _COMMANDS[1:]},
     "pytorch-triton-two-nodes": "openai-sixteen-ranks-pyxis",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,3 +105,35 @@ def test_the_runtime_starts_with_nothing_but_the_standard_library(tmp_path: Path
     )
     for command in ("begin", "end", "leader", "preflight", "rank", "sweep", "spawn", "stop", "heartbeat"):
         assert command in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("profile", "serve", "lines"),
+    [
+        ({"gpu_request": "gres", "gpu_type": "a100", "gres": ["nvme:1000"]}, {},
+         ["--gres=gpu:a100:4,nvme:1000"]),
+        ({"gres": ["tmpfs:200g", "nvme:1"]}, {}, ["--gres=tmpfs:200g,nvme:1", "--gpus-per-node=4"]),
+        ({"gpus_per_node": 0, "gres": ["nvme:1"]}, {}, ["--gres=nvme:1"]),
+        ({"exclusive": True}, {"memory_gib_per_node": "all"},
+         ["--mem=0", "--gpus-per-node=4", "--exclusive"]),
+        ({"exclusive": "user"}, {}, ["--gpus-per-node=4", "--exclusive=user"]),
+    ],
+)  # fmt: skip
+def test_what_only_the_server_asks_for(
+    tmp_path: Path, profile: dict[str, Any], serve: dict[str, Any], lines: list[str]
+) -> None:
+    job = {"name": "demo", "engine": {"tensor_parallel": 4}, "serve": serve, "build": {"memory_gib": "all"}}
+    cluster = {"name": "here", "gpus_per_node": 4, **profile}
+    scripts = render_scripts(plan_of(job, cluster, str(tmp_path / "run")))
+    asked = re.findall(r"^#SBATCH (--(?:gres|mem|gpus|exclusive).*)", scripts["serve.sbatch"], re.MULTILINE)
+    assert asked == lines
+    assert "gres" not in scripts["companion.sbatch"] and "--mem=0" in scripts["build.sbatch"]
+
+
+def test_several_interfaces_reach_the_ranks_whole(tmp_path: Path) -> None:
+    job = {"name": "demo", "engine": {"tensor_parallel": 2}, "serve": {"nodes": 2}}
+    cluster = {"name": "here", "gpus_per_node": 1, "network_interface": "hsn0,hsn1"}
+    scripts = render_scripts(plan_of(job, cluster, str(tmp_path / "run")))
+    assert "\nexport TRTLLM_HPC_INTERFACES=hsn0,hsn1\n" in scripts["serve.sbatch"]
+    assert "--interface=hsn0,hsn1" in scripts["instance.sh"]
+    assert "--mca oob_tcp_if_include hsn0,hsn1" in scripts["mpirun.sh"]

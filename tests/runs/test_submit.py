@@ -75,6 +75,25 @@ def test_the_jobs_get_the_token_of_the_submission_and_no_options_from_the_enviro
         assert [name for name in environment if name.startswith("SBATCH_")] == []
 
 
+def test_every_command_asks_the_cluster_that_has_the_jobs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """Where one login node serves several clusters, the same number is a job of each."""
+    fake_slurm.configure(next_id=500)
+    _, paths = written(tmp_path / "run", slurm_cluster="second")
+    record = submit_stages(paths)
+    jobs = [job.job_id for job in record.stages.values()]
+    assert jobs == ["500", "501", "502"]  # sbatch prints 500;second
+    assert "#SBATCH --clusters=second\n" in paths.sbatch("serve").read_text()
+    assert fake_slurm.jobs["502"]["dependency"] == "after:501,afterok:500"
+    for job in jobs[:2]:
+        fake_slurm.set(job, "RUNNING")
+    assert [stage.state for stage in run_status(paths).stages] == ["RUNNING", "RUNNING", "PENDING"]
+    assert [it.state for it in listed_runs(tmp_path)] == [RunState.RUNNING]
+    assert cancel_run(paths).state is RunState.CANCELLED
+    again = resume_run(paths)
+    assert [job.job_id for job in again.stages.values()] == ["503", "504", "505"]
+    assert {call[1] for call in fake_slurm.calls()} == {"--clusters=second"}
+
+
 @pytest.mark.parametrize(
     ("profile", "words", "remedy"),
     [
@@ -122,6 +141,8 @@ def test_a_failing_scancel_hides_neither_the_cause_nor_the_other_jobs(
         ("echo '7 GPU hours are left'; exit 0", "--none=*"),
         ("echo $said; echo the accounting of the site is away >&2; exit 1", "--none=*"),
         ("echo $said; echo '7 GPU hours are left'; exit 0", "--none=*"),
+        ('echo "$said (project 7)"; exit 0', "--none=*"),
+        ("echo $said; echo 7; exit 0", "--none=*"),  # of the GPU hours that are left
         (TIMED_OUT, "--comment=*"),  # as a site that overwrites comments
     ],
 )

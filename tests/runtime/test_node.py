@@ -16,6 +16,7 @@ from trtllm_hpc.runtime.node import (
     SHM,
     free_ports,
     interface_towards,
+    own_address,
     remove_leftovers,
 )
 
@@ -131,3 +132,9 @@ def test_the_next_job_removes_what_ended_jobs_left_and_nothing_else(
     asked.unlink()
     left_after("exit 1")
     assert not asked.exists(), "Slurm is asked only where something is left"
+
+
+def test_the_address_is_that_of_the_first_interface_that_has_one() -> None:
+    assert own_address("not-there0,lo") == own_address("lo,not-there0") == "127.0.0.1"
+    with pytest.raises(SystemExit, match="has no interface 'not-there0,not-there1'"):
+        own_address("not-there0,not-there1")

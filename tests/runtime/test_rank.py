@@ -74,6 +74,14 @@ def test_the_server_gets_its_world_and_its_arguments_as_they_are(ranks: Ranks) -
     assert end(process)[0] == 3
 
 
+def test_the_server_gets_the_interfaces_of_the_profile(ranks: Ranks) -> None:
+    interfaces = {"TRTLLM_HPC_INTERFACES": "hsn0,hsn1"}
+    process = ranks.start(rank=1, world=2, behaviour="exit=3", environment=interfaces)
+    environment = ranks.facts(1)["environment"]
+    assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "hsn0,hsn1"
+    assert end(process)[0] == 3
+
+
 @contextmanager
 def answering(port: int) -> Iterator[None]:
     """Answers in the server's place from the start: it may itself need longer for that than it is given."""

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 FINAL = ("COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "CANCELLED", "PREEMPTED")
 DIRECTIVES = (
-    "job-name", "output", "open-mode", "no-requeue", "propagate", "partition", "account", "qos", "nodes",
-    "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive", "time",
-    "mail-type", "comment",
+    "job-name", "output", "open-mode", "no-requeue", "propagate", "clusters", "partition", "account", "qos",
+    "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive",
+    "time", "mail-type", "comment",
 )  # fmt: skip
 KNOWN_DEPENDENCIES = ("after", "afterok", "afterany")
 ACCOUNTED = (
@@ -57,6 +57,8 @@ class Cluster:
         self.file = file
         self.jobs: dict[str, dict[str, Any]] = record["jobs"]
         self.record = record
+        self.asked: str | None = None
+        """The cluster that a command names by ``--clusters``."""
 
     def violation(self, command: str, what: str) -> NoReturn:
         """Refuse what no Slurm command was seen to take, or nothing here models."""
@@ -79,7 +81,8 @@ class Cluster:
 
     def visible(self, job: str) -> bool:
         """Whether the controller still remembers a job."""
-        return job in self.jobs and not self.jobs[job].get("forgotten")
+        its = self.jobs.get(job, {"forgotten": True})
+        return not its.get("forgotten") and its.get("cluster") == self.asked
 
 
 def options(cluster: Cluster, command: str, arguments: list[str], known: dict[str, bool]) -> dict[str, str]:
@@ -129,12 +132,13 @@ def sbatch(cluster: Cluster, arguments: list[str]) -> int:
         "output": _directive(text, "output"),
         "submit_line": "sbatch " + " ".join(arguments),
         "content": content,
+        "cluster": cluster.asked,
         "dependency": given.get("--dependency"),
         "exclude": given.get("--exclude"),
         "kill_on_invalid": "--kill-on-invalid-dep" in given,
         "environment": dict(os.environ),
     }
-    print(job)
+    print(job if cluster.asked is None else f"{job};{cluster.asked}")
     return 0
 
 
@@ -213,6 +217,9 @@ def sinfo(cluster: Cluster, arguments: list[str]) -> int:
             state = "drain" if node in cluster.record["drained"] else "idle"
             print(f"{node}|{node}|{state}")
         return 0
+    if arguments[-1] == "--format=%N":
+        print("n1")
+        return 0
     if arguments == ["--noheader", "--format=%P|%D|%G|%c|%m|%l"]:
         print("batch*|2|gpu:8|64|256000|infinite")
         return 0
@@ -270,6 +277,12 @@ def described(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def scontrol(cluster: Cluster, arguments: list[str]) -> int:
+    if arguments == ["show", "node", "n1"]:
+        print(f"NodeName=n1 Arch={os.uname().machine} CoresPerSocket=1")
+        return 0
+    if arguments == ["show", "config"]:
+        print("DefMemPerNode           = UNLIMITED")
+        return 0
     if arguments == ["--oneliner", "show", "partition"]:
         for name, limits in cluster.record["partitions"].items():
             # Part of a line as Slurm 22.05 prints it.
@@ -345,6 +358,11 @@ def main() -> int:
         fcntl.flock(lock, fcntl.LOCK_EX)
         cluster = Cluster(file, read(file))
         cluster.record["calls"].append([name, *arguments])
+        asked = [word.partition("=")[2] for word in arguments if word.startswith("--clusters=")]
+        arguments = [word for word in arguments if not word.startswith("--clusters=")]
+        cluster.asked = asked[0] if asked else None
+        if asked and name in ("squeue", "sinfo"):
+            print(f"CLUSTER: {asked[0]}")
         words, after_s = trouble(cluster.record, name)
         code = 1 if words else COMMANDS[name](cluster, arguments)
         cluster.save()

@@ -20,6 +20,7 @@ from trtllm_hpc.scheduler.discovery import gpus_in, minutes_of, query_cluster
         ("gpu:a100:2(S:0),gpu:v100:1(S:1),tmpdisk:100", 3),
         ("shard:8,gpu:h100:4", 4),
         ("gpu:a100", 1),
+        ("gpu:a100:2,gpu:a100_3g.20gb:2(S:0)", 2),
         ("nvme:2", 0),
         ("", 0),
     ],
@@ -71,6 +72,11 @@ def test_the_partition_with_gpus_goes_before_the_default_one_without(
     [
         (NEW_LIST, ("pmix", "pmi2", "pmix_v4", "pmix_v5"), "pmix"),
         (OLD_LIST, ("pmi2", "pmix_v3"), "pmix_v3"),
+        (
+            "printf 'MPI plugin types are...\\n\\tnone\\n\\tpspmi\\n\\tpspmix\\n'",
+            ("pspmi", "pspmix"),
+            "pspmix",
+        ),
         ("echo 'MPI plugin types are...'; echo pmi2", ("pmi2",), None),
     ],
 )

@@ -39,7 +39,9 @@ def test_a_waiting_run_shows_its_expected_start_and_use(person: Person, engine_a
     serve = {"proxy": "none", "cpus_per_rank": 1}
     companion = {"request": {"max_tokens": 4}, "benchmark": None}
     job = person.job("queued", engine=engine, serve=serve, companion=companion)
-    _, run = person.submit(job, "--set", "cluster.gpu_request=gres", wait=False)
+    # What sbatch must read as the keys mean it: all memory of the node, and no other user's job on it.
+    whole = ("--set", "serve.memory_gib_per_node=all", "--set", "cluster.exclusive=user")
+    _, run = person.submit(job, "--set", "cluster.gpu_request=gres", *whole, wait=False)
     reasons = {f"waits in the queue: {REASONS[reason]}" for reason in ("Resources", "Priority")}
     assert eventually(lambda: serve_of(person, run)["sentence"] in reasons, 30)
     assert eventually(lambda: serve_of(person, run)["times"]["expected_at"], 30), "no expected start"
@@ -51,6 +53,7 @@ def test_a_waiting_run_shows_its_expected_start_and_use(person: Person, engine_a
     assert watched.returncode == 0, watched.stdout + watched.stderr
     assert "serve: has completed" in watched.stderr
     told = serve_of(person, run)
+    assert "OverSubscribe=USER" in person.slurm("scontrol", "show", "job", told["job_id"])
     accounted = person.slurm(
         *("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={told['job_id']}"),
         "--format=ElapsedRaw,AllocTRES",

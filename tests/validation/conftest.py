@@ -103,13 +103,16 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         help_text: str = "echo --container-image",
         sinfo: str = PARTITIONS,
         limits: str = "",
+        config: str = "DefMemPerNode = UNLIMITED",
+        node: str = "",
     ) -> None:
         folder = tmp_path / "bin"
         folder.mkdir(exist_ok=True)
         scripts = {
             **dict.fromkeys(("sbatch", "squeue", "scancel"), "exit 64"),
-            "scontrol": f'[ "$*" = "--oneliner show partition" ] || exit 64\nprintf "%s\\n" "{limits}"',
-            "sinfo": sinfo,
+            "scontrol": f'case "$*" in\n"--oneliner show partition") echo "{limits}";;\n'
+            f'"show config") echo "{config}";;\n"show node n1") echo "{node}";;\n*) exit 64;;\nesac',
+            "sinfo": f'case "$*" in *=%N) echo n1; exit;; esac\n{sinfo}',
             "srun": f'case "$*" in\n--mpi=list) {plugins};;\n--help) {help_text};;\n*) exit 64;;\nesac',
         }
         for name, lines in scripts.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.validation.conftest import Checked, says, state
+from trtllm_hpc.paths import write_json
 from trtllm_hpc.validation import file_system_checks
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN
 
@@ -72,6 +75,7 @@ def test_a_controller_that_does_not_answer_fails_by_itself(
         ("echo pmix_v4; echo pmi2", "pmix", "fail", "it offers pmix_v4, pmi2"),
         ("echo pmi2", "pmi2", "warn", "by PMIx, but the profile says pmi2"),
         ("echo pmix", "pmix", "ok", "offers the MPI plugin pmix"),
+        ("echo pspmi; echo pspmix", "pspmix", "ok", "offers the MPI plugin pspmix"),
         ("echo broken; exit 1", "pmix", "unknown", "srun failed: broken"),
     ],
 )
@@ -126,6 +130,49 @@ def test_what_the_partition_never_gives_is_refused(
     # A QOS may lift the limits; and Slurm may not answer.
     lifted = {**asked, "cluster": {"account": "mine", "qos": "long"}}
     assert state(checked(needs=(LIMITS,), **lifted), "partition-limits") == "warn"
+
+
+@pytest.mark.parametrize(("machine", "found"), [(os.uname().machine, "ok"), ("riscv64", "fail"), ("", None)])
+def test_nodes_with_other_processors_than_the_login_node(
+    checked: Checked, slurm: Callable[..., None], machine: str, found: str | None
+) -> None:
+    slurm(node=f"NodeName=n1 Arch={machine} CoresPerSocket=32 OS=Linux")
+    row = checked(needs=ALL, cluster={"partition": "gpu"}).get("architecture")
+    assert (row and row.state) == found
+    if found == "fail":
+        assert (
+            row is not None and "processors are riscv64" in row.message and "set python" in (row.hint or "")
+        )
+
+
+@pytest.mark.parametrize(
+    ("partition", "config", "serve", "found", "words"),
+    [
+        ("DefMemPerCPU=256", "DefMemPerNode = UNLIMITED", {}, "warn",
+         "2.00 GiB on a node (4 ranks x 2 CPUs x DefMemPerCPU=256), but the weights there are 8.00 GiB"),
+        ("DefMemPerNode=4096", "", {}, "warn", "gives 4.00 GiB on a node (DefMemPerNode=4096)"),
+        ("", "DefMemPerCPU            = 512", {}, "warn", "gives 4.00 GiB on a node"),
+        ("DefMemPerCPU=1024", "", {}, "ok", "as much of the nodes' memory"),
+        ("DefMemPerNode=UNLIMITED", "DefMemPerNode = UNLIMITED", {}, "ok", "as much of the nodes' memory"),
+        ("DefMemPerCPU=256", "", {"memory_gib_per_node": "all"}, "ok", "as much of the nodes' memory"),
+    ],
+)  # fmt: skip
+def test_the_memory_of_a_server_that_asks_for_none(
+    checked: Checked,
+    slurm: Callable[..., None],
+    model: Path,
+    partition: str,
+    config: str,
+    serve: dict[str, Any],
+    found: str,
+    words: str,
+) -> None:
+    slurm(limits=f"{GPU_PARTITION} {partition}", config=config)
+    index = json.loads((model / "model.safetensors.index.json").read_text())
+    write_json(model / "model.safetensors.index.json", {**index, "metadata": {"total_size": 16 * 2**30}})
+    engine, gpus = {"tensor_parallel": 8}, {"gpus_per_node": 4}
+    row = checked(needs=(LIMITS,), cluster=gpus, engine=engine, serve=serve)["default-memory"]
+    assert row.state == found and words in row.message
 
 
 def test_other_users_on_the_nodes_of_a_server_without_a_key(
@@ -200,9 +247,34 @@ PYXIS = {"runtime": "pyxis", "image": "/images/24.12-trtllm.sqsh", "examples": "
 
 def test_pyxis(checked: Checked, slurm: Callable[..., None]) -> None:
     slurm()
-    assert state(checked(needs=ALL, cluster={"container": PYXIS}), "pyxis") == "ok"
+    assert state(checked(needs=ALL, cluster={"container": PYXIS}), "container-program") == "ok"
     slurm(help_text="echo --chdir")
-    says(checked(needs=ALL, cluster={"container": PYXIS}), "pyxis", "knows no --container-image")
+    says(checked(needs=ALL, cluster={"container": PYXIS}), "container-program", "knows no --container-image")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "help_text", "found", "words"),
+    [
+        ("singularity", "", "warn", "no singularity on this machine"),
+        ("podman-hpc", "", "ok", "podman-hpc is on this machine"),
+        ("container-engine", "    --environment=NAME", "ok", "takes --environment"),
+        ("container-engine", "    --environment-file=F", "fail", "knows no --environment"),
+    ],
+)
+def test_the_program_of_the_container_runtime(
+    checked: Checked,
+    slurm: Callable[..., None],
+    tmp_path: Path,
+    runtime: str,
+    help_text: str,
+    found: str,
+    words: str,
+) -> None:
+    slurm(help_text=f"printf '%s\\n' '{help_text}'")
+    shutil.copy("/bin/true", tmp_path / "bin" / "podman-hpc")
+    container = {"runtime": runtime, "image": "mine"}
+    row = checked(needs=ALL, cluster={"container": container})["container-program"]
+    assert row.state == found and words in row.message and (row.hint or found == "ok")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -23,6 +24,7 @@ from trtllm_hpc.cli.shared import (
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.job_files import Goal, ShippedJob
+    from trtllm_hpc.scheduler.discovery import Partition, SlurmFacts
 
 NAMES = ("job", "cluster", "lock", "output")
 
@@ -176,16 +178,19 @@ def _rendered(template: str, kind: str, **values: object) -> str:
 
 @command.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path("cluster.yaml"), metavar="[FILE]")
-def cluster(file: Path) -> None:
+@click.option("--partition", metavar="NAME", help="Slurm's partition for servers; sinfo lists them.")
+def cluster(file: Path, partition: str | None) -> None:
     """Write a commented cluster profile.
 
     FILE defaults to cluster.yaml. Partitions, GPUs per node, MPI plugins and
     pyxis come from sinfo and srun; without Slurm the file has placeholders. With
-    pyxis the image is NVIDIA's, of the release that a job file names.
+    pyxis the image is NVIDIA's, of the release that a job file names. Where several
+    partitions have GPUs, the terminal asks which to take.
 
     \b
-    Example:
+    Examples:
       trtllm-hpc init cluster mysite.yaml
+      trtllm-hpc init cluster mysite.yaml --partition gpu
     """
     from trtllm_hpc.config.files import as_argument
     from trtllm_hpc.errors import SubmissionError
@@ -198,7 +203,7 @@ def cluster(file: Path) -> None:
         facts = query_cluster()
     except SubmissionError as error:
         click.echo(f"Slurm was not queried: {error.message} The profile has placeholders; fill them in.")
-    chosen = facts.chosen if facts is not None else None
+    chosen, why = _chosen(facts, partition) if facts is not None else (None, "")
     wheel = facts is not None and not facts.has_pyxis and only_wheel_has_server()
     title = _name_from(file, "my-cluster")
     text = _rendered("cluster.yaml.j2", "cluster", title=title, facts=facts, chosen=chosen, wheel=wheel)
@@ -206,12 +211,31 @@ def cluster(file: Path) -> None:
     written = click.format_filename(file)
     click.echo(f"Wrote {written}.")
     if chosen is not None:
-        click.echo(f"  chosen: partition {chosen}")
+        click.echo(f"  chosen: partition {chosen}{why}")
+        if chosen.hides_gpus:
+            click.echo("  sinfo shows no GPUs of it: if it has some, set gpus_per_node and gpu_request: none")
     if wheel:
         click.echo("  chosen: Triton server of the nvidia-pytriton wheel; there is no tritonserver on PATH")
     # A shipped job that fits the profile: NVIDIA's image has no reference backend.
     job = "qwen3-8b" if facts is not None and facts.has_pyxis else "tiny-llama"
     click.echo(f"  next: trtllm-hpc doctor {job} --cluster {as_argument(written)}")
+
+
+def _chosen(facts: SlurmFacts, name: str | None) -> tuple[Partition | None, str]:
+    """Return the partition to use, and why where others fit too; raises BadParameter if it is not there."""
+    candidates, why = facts.candidates, ""
+    if name is None and len(candidates) > 1 and facts.chosen is not None:
+        if sys.stdin.isatty():
+            name = click.prompt("Partition for servers", facts.chosen.name, type=click.Choice(candidates))
+        else:
+            first = "the default" if facts.chosen.is_default else "the first"
+            why = f"\n    {first} of {', '.join(candidates)}, which all fit; --partition NAME takes another"
+    if name is None:
+        return facts.chosen, why
+    if not (found := [it for it in facts.partitions if it.name == name]):
+        names = ", ".join(dict.fromkeys(it.name for it in facts.partitions)) or "none"
+        raise click.BadParameter(f"there is no {name!r}; sinfo lists {names}.", param_hint="--partition")
+    return min(found, key=lambda it: it.rank), why
 
 
 @click.group("jobs")

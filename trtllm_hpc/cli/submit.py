@@ -90,7 +90,9 @@ def by_hand(paths: RunPaths) -> str:
             continue
         conditions = ",".join(f"{it.kind}:${it.stage}" for it in stage.after)
         option = f" --kill-on-invalid-dep=yes --dependency={conditions}" if conditions else ""
-        lines.append(f"  {stage.name}=$(sbatch --parsable{option} {script})")
+        # Of JOBID;CLUSTER, which sbatch prints with --clusters, a dependency takes the number.
+        cut = " | cut -d\\; -f1" if stage.first.cluster else ""
+        lines.append(f"  {stage.name}=$(sbatch --parsable{option} {script}{cut})")
     return "\n".join(lines)
 
 

@@ -13,7 +13,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.types import AbsolutePath, AnyText, JobName, Minutes, OneLine, Section, VariableName
+from trtllm_hpc.config.types import (
+    AbsolutePath,
+    AnyText,
+    JobName,
+    Minutes,
+    OneLine,
+    Section,
+    VariableName,
+    one_of,
+)
 
 SANDBOX_ROOT = PurePosixPath("/run/trtllm-hpc")
 """Where sandboxes keep their state, ``slurm.conf`` included."""
@@ -22,16 +31,20 @@ REAL_GPU = "real"
 """GRES type of a sandbox's GPUs if they are the machine's own; GPUs that are only claimed have none."""
 
 
+def read_table(package: str, name: str) -> dict[str, Any]:
+    """Return a TOML file of a package."""
+    # Imported here: few profiles name anything that is in a table.
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    return dict(toml.loads((resources.files(package) / name).read_text("utf-8")))
+
+
 @cache
 def gpus() -> Mapping[str, Mapping[str, Any]]:
     """Every kind of GPU in ``gpus.toml``, by name: the keys of a profile that follow from it.
 
     The memory is what nvidia-smi shows.
     """
-    # Imported here: few profiles name a kind of GPU.
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    text = (resources.files("trtllm_hpc.config") / "gpus.toml").read_text("utf-8")
-    kinds = toml.loads(text)["gpu"].items()
+    kinds = read_table("trtllm_hpc.config", "gpus.toml")["gpu"].items()
     return {
         name: {
             "gpu_memory_gib": round(kind["memory_mib"] / 1024, 2),
@@ -45,13 +58,76 @@ SECRETS = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|C
 """Usual names of secrets."""
 
 
+class ContainerForm(Section):
+    """How a command enters a container; ``runtimes.toml`` has it for each runtime that has a name."""
+
+    place: Literal["command", "srun"] = "command"
+    """``command``: a program and its arguments, before a step's own command. ``srun``: its options."""
+    words: list[OneLine]
+    """Placeholders in braces: ``{image}``; ``{name}``, of a container that the steps of a job share;
+    ``{file}``; ``{mounts}`` within a word, with commas between them. Alone, ``{gpus}``, ``{mounts}``,
+    ``{environment}`` and ``{options}`` become several words."""
+    gpus: list[OneLine] = Field(default=[])
+    """The words for ``{gpus}``, where the nodes have any."""
+    mount: list[OneLine] = Field(default=[])
+    """The words for each mount; ``{mount}`` is ``source:target[:flags]``."""
+    mount_variable: VariableName | None = None
+    """The program's variable for mounts that only the job knows; ``None``: these get words, too."""
+    variable: list[OneLine] = Field(default=[])
+    """The words for each of ``variables`` and of the profile's ``environment``, ``{name}``."""
+    variables: list[OneLine] = Field(default=[])
+    """What ranks need of the step's environment; ``*`` after a beginning. Empty: the container gets all."""
+    file: list[OneLine] = Field(default=[])
+    """Lines of a file, with ``{image}`` and ``{quoted_mounts}``; its path is ``{file}``."""
+    has_site_folders: bool = False
+    """Whether every container has the site's file systems: then only the profile's mounts are bound."""
+    cache_variable: VariableName | None = None
+    """The program's variable for the folder of what it pulls from a registry."""
+    misread: OneLine = ",:"
+    """Characters that a mounted path cannot have."""
+    fetch: OneLine = "bring it there once, before the job"
+    """How the image comes to where the nodes find it."""
+    login: OneLine | None = None
+    """The command that takes a registry's password; ``None``: enroot's file of credentials has it."""
+    source: OneLine | None = None
+    """Where the program's documentation says so."""
+
+    def takes(self, placeholder: str) -> bool:
+        """Whether a word, or a line of the file, has this placeholder."""
+        return any(f"{{{placeholder}}}" in text for text in (*self.words, *self.file))
+
+    @property
+    def joins_mounts(self) -> bool:
+        """Whether all mounts are in one word, or in the file."""
+        return self.takes("quoted_mounts") or (self.takes("mounts") and "{mounts}" not in self.words)
+
+    @property
+    def program(self) -> str:
+        """The program, or the option of ``srun`` by which a plugin is known."""
+        return self.words[0].partition("=")[0]
+
+
+@cache
+def container_forms() -> Mapping[str, ContainerForm]:
+    """Every container runtime in ``runtimes.toml``, by name."""
+    return {
+        name: ContainerForm(**entry)
+        for name, entry in read_table("trtllm_hpc.config", "runtimes.toml").items()
+    }
+
+
 class Container(Section):
     """How ranks enter NVIDIA's container, if they do."""
 
-    runtime: Literal["none", "pyxis", "apptainer"] = "none"
-    """``none``: the server is installed on the nodes."""
+    runtime: Literal[
+        "none", "pyxis", "apptainer", "singularity", "shifter", "podman-hpc", "container-engine", "custom"
+    ] = "none"
+    """``none``: the server is installed on the nodes. ``custom``: as ``form`` says."""
+    form: ContainerForm | None = None
+    """Another runtime than those that have a name, for ``runtime: custom``."""
     image: OneLine | None = None
-    """What the runtime takes: a registry name, a ``.sqsh`` or a ``.sif`` file. ``{tag}`` in it becomes the
+    """What the runtime takes: a registry name, a ``.sqsh`` or a ``.sif`` file, or the name of an environment
+    definition file (``container-engine``). ``{tag}`` in it becomes the
     tag of Triton's container with the job's release of TensorRT-LLM, the newest for jobs that state none."""
     scope: Literal["step", "job", "global"] = "job"
     """How long pyxis keeps the imported image on a node: for a ``step``; for all steps of a ``job``; or for
@@ -70,9 +146,16 @@ class Container(Section):
     cache_folder: AbsolutePath | None = None
     """Where the image's programs keep what they compile and download for later jobs, each user's in a folder
     ``.trtllm-hpc-UID``; all nodes must see it. ``None``, or a folder that each node has for itself: the runs'
-    folder. Apptainer also keeps there what it pulls from a registry, instead of in the home folder."""
+    folder. Apptainer and Singularity also keep there what they pull, instead of in the home folder."""
     options: list[OneLine] = Field(default=[])
-    """Further options for ``srun`` (pyxis) or ``apptainer exec``, one word each."""
+    """Further options of the runtime's program, or of ``srun`` where that starts it, one word each."""
+    gpu_options: list[OneLine] | None = None
+    """What hands the GPUs on, e.g. ``--rocm`` for AMD's; ``None``: the runtime's own, such as ``--nv``."""
+
+    @property
+    def entry(self) -> ContainerForm | None:
+        """How a command enters the container; ``None`` without one."""
+        return self.form if self.runtime == "custom" else container_forms().get(self.runtime)
 
 
 class Triton(Section):
@@ -125,6 +208,9 @@ class ClusterProfile(Section):
     """``local`` runs the same scripts on this machine, without Slurm."""
     slurm_conf: AbsolutePath | None = None
     """``SLURM_CONF`` for Slurm's commands, if it is not the machine's own."""
+    slurm_cluster: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
+    """The cluster to submit to where one machine serves several (``sacctmgr show clusters`` lists them);
+    all of Slurm's commands get it as ``--clusters``."""
     partition: OneLine | None = None
     """Slurm's partition; ``sinfo`` lists them."""
     account: OneLine | None = None
@@ -135,14 +221,19 @@ class ClusterProfile(Section):
     """A reservation of nodes."""
     constraint: OneLine | None = None
     """Features that the nodes must have, e.g. ``a100``."""
-    exclusive: bool = False
-    """Whether the server has whole nodes for itself."""
+    exclusive: Annotated[bool | Literal["user", "mcs", "topo"], one_of("true, false, user, mcs or topo")] = (
+        False
+    )
+    """Whether the server has whole nodes for itself; ``user``, ``mcs`` and ``topo`` as sbatch's
+    ``--exclusive`` has them. The memory of the nodes comes by ``serve.memory_gib_per_node: all``."""
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
     """GPUs of one node; 0 for a cluster without."""
     gpu_request: Literal["gpus-per-node", "gpus", "gres", "none"] = "gpus-per-node"
     """The option by which GPUs are requested from this site's Slurm; ``gpus`` counts those of all nodes."""
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
     """Slurm's name of the GPUs, such as ``a100``, where a partition has several (``sinfo -o "%P %G"``)."""
+    gres: list[Annotated[str, Field(pattern=r"^[^\s,]+$")]] = Field(default=[])
+    """What each node of the serve job gets beside its GPUs, such as ``nvme:1000`` or ``tmpfs:200g``."""
     gpu: OneLine | None = None
     """Kind of the GPUs, e.g. ``h100`` (or ``h100-80gb``); gives the two keys below their defaults."""
     gpu_memory_gib: Annotated[float, Field(gt=0, le=10_000)] | None = None
@@ -153,7 +244,8 @@ class ClusterProfile(Section):
     """MPI plugin: one of those in ``srun --mpi=list``. Where a PMIx plugin is not among them, Open MPI's own
     launcher joins the ranks in the job; ``mpirun``: in any case."""
     network_interface: OneLine | None = None
-    """Network interface between the nodes (NCCL, gloo); ``None``: the one that reaches rank 0."""
+    """Network interface between the nodes (NCCL, gloo), or several with commas between them, such as
+    ``hsn0,hsn1``: addresses are of the first that has one. ``None``: the one that reaches rank 0."""
     python: AbsolutePath | None = None
     """A Python (3.10 or later) on the nodes with this package; ``None``: the Python that submits."""
     container: Container = Field(default_factory=Container)
@@ -203,6 +295,11 @@ class ClusterProfile(Section):
     """Defaults for job files on this cluster: over the built-in defaults, below the job file."""
     limits: SiteLimits = Field(default_factory=SiteLimits)
     """What a job file may ask for. Slurm's own limits bind also whoever does not use this toolkit."""
+
+    @property
+    def controller(self) -> tuple[str | None, str | None]:
+        """Where Slurm's commands ask: ``slurm_conf`` and ``slurm_cluster``."""
+        return self.slurm_conf, self.slurm_cluster
 
     @property
     def is_sandbox(self) -> bool:

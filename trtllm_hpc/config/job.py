@@ -16,6 +16,7 @@ from trtllm_hpc.config.types import (
     Count,
     HubName,
     JobName,
+    MemoryGib,
     Minutes,
     OneLine,
     Seconds,
@@ -65,8 +66,8 @@ class BuildStage(Section):
     """Time limit of the job."""
     cpus: Count = 4
     """CPUs of the job."""
-    memory_gib: Count | None = None
-    """Memory of the job; ``None`` leaves it to the partition."""
+    memory_gib: MemoryGib | None = None
+    """Memory of the job; ``all``: all of its node's. ``None`` leaves it to the partition."""
     gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     """GPUs of the job; ``None``: one for TensorRT-LLM where the cluster has any, else none."""
     commands: list[Annotated[list[AnyText], Field(min_length=1)]] = Field(default=[])
@@ -173,8 +174,9 @@ class Serve(Section):
     """Nodes for all instances together; ``None`` takes as few as the GPUs allow."""
     cpus_per_rank: Count = 2
     """CPUs of each rank."""
-    memory_gib_per_node: Count | None = None
-    """Memory on each node; ``None`` leaves it to the partition."""
+    memory_gib_per_node: MemoryGib | None = None
+    """Memory on each node; ``all``: all that the node has, which ``exclusive`` in the profile does not give.
+    ``None`` leaves it to the partition."""
     time_limit_minutes: Minutes = 60
     """Time limit of the job."""
     ready_timeout_seconds: Seconds = 600
@@ -253,8 +255,8 @@ class Companion(Section):
     """Without a companion, the server runs until its time limit or ``cancel``."""
     cpus: Count = 1
     """CPUs of the companion."""
-    memory_gib: Count | None = None
-    """Memory of the companion; ``None`` leaves it to the partition."""
+    memory_gib: MemoryGib | None = None
+    """Memory of the companion; ``all``: all of its node's. ``None`` leaves it to the partition."""
     time_limit_minutes: Minutes = 45
     """Time limit of the companion; it waits for the endpoint until a minute before."""
     start_timeout_seconds: Seconds = 3600

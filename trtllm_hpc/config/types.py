@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WrapValidator, model_validator
 from pydantic_core import core_schema
 
 
@@ -89,6 +90,18 @@ def seconds_in(text: str, unit_s: float) -> float:
     raise ValueError(f"{text!r} is not a time; write it like 90s, 15m, 12h, 30d or 4:00:00")
 
 
+def one_of(words: str) -> WrapValidator:
+    """Have a union refuse a value in one sentence, "must be ..., not ...", instead of one for each part."""
+
+    def judged(value: Any, judge: Callable[[Any], Any]) -> Any:
+        try:
+            return judge(value)
+        except ValueError:
+            raise ValueError(f"must be {words}, not {value!r}") from None
+
+    return WrapValidator(judged)
+
+
 @dataclass(frozen=True)
 class Time:
     """Lets a number in a unit of so many seconds be written as text, too, such as `1m` or `4:00:00`."""
@@ -119,6 +132,8 @@ class Time:
 
 TokenCount = Annotated[int, Field(ge=1, le=10_000_000)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+MemoryGib = Annotated[Count | Literal["all"], one_of("a whole number of GiB, or all")]
+"""Memory of a node; ``all`` of it is Slurm's ``--mem=0``."""
 Minutes = Annotated[int, Field(ge=1, le=525_600), Time(60)]
 Seconds = Annotated[int, Field(ge=1, le=31_536_000), Time(1)]
 

@@ -85,10 +85,10 @@ class RunSnapshot:
         return source is not None and source.scheduler == "local"
 
     @property
-    def slurm_conf(self) -> str | None:
-        """``SLURM_CONF`` of the cluster that the run was, or would be, submitted to."""
+    def controller(self) -> tuple[str | None, str | None]:
+        """Where Slurm's commands ask about the run, submitted or not: ``SLURM_CONF`` and the cluster."""
         source = self.submission or self.plan
-        return None if source is None else source.slurm_conf
+        return (None, None) if source is None else source.controller
 
     @property
     def serve_steps(self) -> list[str]:

@@ -313,6 +313,7 @@ def make_stages(
             _resources(profile, on, serve.cpus_per_rank, serve.memory_gib_per_node, serve.time_limit_minutes),
             tasks_per_node=on.ranks_per_node,
             exclusive=profile.exclusive,
+            gres=tuple(profile.gres),
             warning_seconds=serve.drain_seconds + _STOP_SECONDS if serve.renew else None,
         )
         for profile, on in zip(profiles, instances.components, strict=False)
@@ -333,6 +334,7 @@ def node_check_stage(job: JobFile, cluster: ClusterProfile, layout: Layout, path
     limits = job.serve.cpus_per_rank, job.serve.memory_gib_per_node, _NODE_CHECK_MINUTES
     asked = _resources(cluster, layout, *limits)
     asked = replace(asked, tasks_per_node=layout.ranks_per_node, exclusive=cluster.exclusive)
+    asked = replace(asked, gres=tuple(cluster.gres))
     return _stage("doctor", job, paths, asked)
 
 
@@ -343,7 +345,7 @@ def _stage(
 
 
 def _resources(
-    cluster: ClusterProfile, layout: Layout, cpus_per_task: int, memory_gib: int | None, minutes: int
+    cluster: ClusterProfile, layout: Layout, cpus_per_task: int, memory_gib: int | str | None, minutes: int
 ) -> Resources:
     """What every stage asks for on this cluster."""
     return Resources(
@@ -356,6 +358,7 @@ def _resources(
         gpus_per_node=layout.gpus_per_node,
         gpu_request=cluster.gpu_request,
         gpu_type=cluster.gpu_type,
+        cluster=cluster.slurm_cluster,
         partition=cluster.partition,
         account=cluster.account,
         qos=cluster.qos,

@@ -26,12 +26,9 @@ def all_mounts(job: JobFile, cluster: ClusterProfile, own: Sequence[str]) -> tup
 
 
 def misread(cluster: ClusterProfile) -> str:
-    """The characters that a mount of this profile's container cannot have in a path.
-
-    Runtimes split mounts at commas and colons. pyxis also writes each into a line of bash, in double
-    quotes (0.24, ``enroot_create_start_config``).
-    """
-    return ',:"$`\\' if cluster.container.runtime == "pyxis" else ",:"
+    """The characters that a mount of this profile's container cannot have in a path."""
+    entry = cluster.container.entry
+    return entry.misread if entry is not None else ",:"
 
 
 def named_folders(job: JobFile) -> Iterator[tuple[str, str]]:

@@ -40,6 +40,14 @@ def shell_words(values: Iterable[str | int | float]) -> str:
     return " ".join(shell_word(value) for value in values)
 
 
+def filled_word(text: str, **shell: str) -> str:
+    """One shell word with placeholders such as ``{image}``, for which stand pieces that are shell already."""
+    parts = re.split(r"\{(\w+)\}", text)
+    return "".join(
+        shell[part] if index % 2 else part and shell_word(part) for index, part in enumerate(parts)
+    )
+
+
 def placed_words(values: Iterable[str | FolderArgument], indent: int = 0) -> str:
     """Quote the arguments of a build step's command, a continued line for each option.
 
@@ -108,6 +116,7 @@ def environment() -> Environment:
         word=shell_word,
         words=shell_words,
         placed=placed_words,
+        filled=filled_word,
         sbatch=sbatch_value,
         comment=comment_text,
         pbtxt=pbtxt_value,

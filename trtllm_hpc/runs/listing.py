@@ -29,7 +29,7 @@ from trtllm_hpc.runs.status import (
 from trtllm_hpc.runtime.records import known_fields
 from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 
-_LOCAL = "local"
+_LOCAL = ("local", None)
 """In place of a cluster's ``slurm.conf``: the runs of this machine."""
 
 _FAILED = (RunState.FAILED, RunState.CANCELLED, RunState.LOST)
@@ -83,16 +83,16 @@ def listed_runs(
     paths = list_runs(runs_folder)
     created = {RunSnapshot(it): at for it in paths if (at := created_at_of(it)) is not None}
     rows: dict[RunSnapshot, ListedRun] = {}
-    clusters: dict[str | None, list[RunSnapshot]] = {}
+    clusters: dict[tuple[str | None, str | None], list[RunSnapshot]] = {}
     for run, created_at in created.items():
         ended = _remembered(run, created_at)
         if ended is not None and not (reasons and ended.state in _FAILED and ended.exit_code is None):
             rows[run] = ended
         else:
-            clusters.setdefault(_LOCAL if run.is_local else run.slurm_conf, []).append(run)
-    for conf, asked in clusters.items():
+            clusters.setdefault(_LOCAL if run.is_local else run.controller, []).append(run)
+    for controller, asked in clusters.items():
         try:
-            watcher, queued = (None, {}) if conf == _LOCAL else _query(Slurm(conf), asked)
+            watcher, queued = (None, {}) if controller == _LOCAL else _query(Slurm(*controller), asked)
         except SubmissionError as error:
             warn(f"The states of {len(asked)} runs are not known: {error.message}")
             rows |= {run: _row(run, created[run], None, reasons=reasons) for run in asked}

@@ -94,7 +94,7 @@ def check_on_nodes(
         wanted = wanted_of(plan, checked)
         try:
             _write(paths, plan, checked, wanted)
-            info = _run(JobWatcher(Slurm(plan.cluster.slurm_conf)), paths, show)
+            info = _run(JobWatcher(Slurm(*plan.cluster.controller)), paths, show)
             found = read_found(paths)
             facts = {one.part: one.facts for one in reversed(found)}
             findings = [it for one in found for it in one.diagnostics] + _missing(paths, checked, facts, info)

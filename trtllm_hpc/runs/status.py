@@ -230,7 +230,7 @@ def status_or_files(run: RunPaths) -> tuple[RunStatus, SubmissionError | None]:
     """
     snapshot = RunSnapshot(run)
     try:
-        return run_status(snapshot, JobWatcher(Slurm(snapshot.slurm_conf, timeout_s=_PATIENCE_S))), None
+        return run_status(snapshot, JobWatcher(Slurm(*snapshot.controller, timeout_s=_PATIENCE_S))), None
     except SubmissionError as error:
         if not error.transient or snapshot.submission is None:
             raise
@@ -304,7 +304,7 @@ def _queued(
     scripts = {run.paths.sbatch(stage): stage for stage in stages}
     if queued is None:
         token = run.submission.token if run.submission else None
-        queued = Slurm(run.slurm_conf).find_scripts(dict.fromkeys(scripts, token))
+        queued = Slurm(*run.controller).find_scripts(dict.fromkeys(scripts, token))
     return {scripts[script]: job for script, job in queued.items() if script in scripts}
 
 
@@ -325,7 +325,7 @@ def stages_of(
     """
     if run.is_local:
         return [_timed(run, _local_stage(run, name)) for name in job_ids(run)]
-    watched, watcher = watched_jobs(run, queued), watcher or JobWatcher(Slurm(run.slurm_conf))
+    watched, watcher = watched_jobs(run, queued), watcher or JobWatcher(Slurm(*run.controller))
     return _slurm_stages(run, watched, watcher.job_infos(watched.values(), mode))
 
 

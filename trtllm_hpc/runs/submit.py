@@ -75,7 +75,8 @@ def submit_stages(
     require_scheduler(cluster)
     is_local = cluster.scheduler == "local"
     stages = readable_plan(paths).stages if stages is None else stages
-    record = SubmissionRecord(cluster.scheduler, slurm_conf=cluster.slurm_conf, lane=lane)
+    record = SubmissionRecord(cluster.scheduler, lane=lane)
+    record.slurm_conf, record.slurm_cluster = cluster.controller
     record.stages.update(completed or {})
     jobs: list[Job[Any]] = []
     try:
@@ -92,7 +93,7 @@ def submit_stages(
             else:
                 from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
 
-                executor = RenderedScriptExecutor(paths.folder, cluster.slurm_conf)
+                executor = RenderedScriptExecutor(paths.folder, *cluster.controller)
             for stage in stages:
                 refuse_cancelled(paths)
                 after = tuple((it.kind, it.stage) for it in stage.after)
@@ -254,7 +255,7 @@ def prepare_rest(paths: RunPaths) -> tuple[list[Stage], dict[str, StageJob]]:
     _set_aside(paths, names)
     if serve is not None and bad and plan.scheduler == "slurm":
         # Keep the hosts at fault from the next server, if its partitions have enough others.
-        wanted, slurm = Counter[str | None](), Slurm(plan.slurm_conf)
+        wanted, slurm = Counter[str | None](), Slurm(*plan.controller)
         for component in serve.components:
             wanted[component.partition] += component.nodes
         job_id = next((it.job_id for it in status.stages if it.stage == "serve"), None) or ""
@@ -324,7 +325,7 @@ def _cancel(paths: RunPaths) -> RunStatus:
         while not (status := run_status(paths)).settled and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return status
-    watcher = JobWatcher(Slurm(run.slurm_conf))
+    watcher = JobWatcher(Slurm(*run.controller))
     if run.submission is not None and run.submission.within is not None:
         for stage in busy:  # its sweep's job sees that, and goes on with the next variant
             add_event(paths, stage.stage, "stage_cancelled")
@@ -364,4 +365,4 @@ def end_orphans(paths: RunPaths, record: SubmissionRecord) -> None:
         cancel_local(paths, record)
     else:
         jobs = RunJob.of(paths, None, {stage: job.job_id for stage, job in record.stages.items()})
-        Slurm(record.slurm_conf).cancel(jobs.values())
+        Slurm(*record.controller).cancel(jobs.values())

@@ -61,7 +61,7 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[RunProgr
     files show that a stage began or ended: a watched run must not be a burden on the controller. Raises
     SubmissionError if Slurm does not answer for a long time, or refuses.
     """
-    watcher = JobWatcher(Slurm(RunSnapshot(paths).slurm_conf))
+    watcher = JobWatcher(Slurm(*RunSnapshot(paths).controller))
     answered_at, seen_events, queries = time.monotonic(), -1, -1
     status: RunStatus | None = None
     final_since: float | None = None

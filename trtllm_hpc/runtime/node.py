@@ -48,7 +48,10 @@ def shm_prefix(instance: int | str | None = None, rank: int | None = None) -> st
 
 
 def interface_address(interface: str) -> str | None:
-    """Return the IPv4 address of an interface, or ``None`` if it has none."""
+    """Return the IPv4 address of an interface, of several the first one; ``None`` if none has any."""
+    first, _, others = interface.partition(",")
+    if others:
+        return interface_address(first) or interface_address(others)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("256s", interface.encode()[:15])
         try:

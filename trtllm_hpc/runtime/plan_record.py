@@ -30,16 +30,20 @@ class Resources:
     cpus_per_task: int
     minutes: int
     """The time limit."""
-    memory_gib: int | None = None
-    """On each node."""
+    memory_gib: int | str | None = None
+    """On each node; ``all``: all that the node has."""
     gpus_per_node: int = 0
     gpu_request: str = "none"
     """The option that asks for GPUs: ``gres``, ``gpus-per-node``, ``gpus`` or ``none``."""
     gpu_type: str | None = None
-    exclusive: bool = False
-    """Whether no other job may use the nodes."""
+    gres: tuple[str, ...] = ()
+    """Of a node, beside its GPUs."""
+    exclusive: bool | str = False
+    """Whether no other job may use the nodes; ``user``: none of another user."""
     warning_seconds: int | None = None
     """Slurm warns the script by a signal so long before the time limit."""
+    cluster: str | None = None
+    """The cluster to submit to, of several that one machine serves."""
     partition: str | None = None
     """One, or several with commas between them."""
     account: str | None = None
@@ -76,7 +80,11 @@ class Stage:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Stage:
         """Return the stage that ``asdict`` made plain."""
-        components = [Resources(**{**one, "options": tuple(one["options"])}) for one in raw["components"]]
+        lists = ("options", "gres")
+        components = [
+            Resources(**{**one, **{name: tuple(one.get(name, ())) for name in lists}})
+            for one in raw["components"]
+        ]
         after = tuple(Dependency(**one) for one in raw["after"])
         return cls(**{**raw, "components": tuple(components), "after": after})
 
@@ -112,6 +120,11 @@ class PlanRecord:
     """GPUs that one instance uses on each of its nodes; of a disaggregated run one of the first phase."""
     stages: tuple[Stage, ...]
     """In the order of submission."""
+
+    @property
+    def controller(self) -> tuple[str | None, str | None]:
+        """Where Slurm's commands ask: ``SLURM_CONF`` and the cluster."""
+        return self.slurm_conf, self.stages[0].first.cluster if self.stages else None
 
     def stage(self, name: str) -> Stage | None:
         """The stage of that name, or ``None`` if the run has none."""

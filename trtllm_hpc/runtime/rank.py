@@ -138,8 +138,9 @@ class RankSupervisor:
         spec = self._options.spec
         words, own_variables = start_command(self._paths, self._options, scratch)
         environment = {**os.environ, **own_variables}
-        if (interface := interface_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))) is not None:
-            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # towards rank 0
+        towards = interface_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+        if (interface := os.environ.get("TRTLLM_HPC_INTERFACES", towards)) is not None:
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # several, or that towards rank 0
                 environment.setdefault(name, interface)
         environment |= host_variables(environment, self._record.host)
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)

@@ -60,7 +60,8 @@ def submit_script(
             raise
         answer = CompletedProcess((), -9, "", getattr(error, "message", str(error)))
     ids: list[str] = _JOB_ID.findall(answer.stdout)
-    job_id = ids[-1] if ids and answer.returncode == 0 else None
+    # Of several numbers one may be a wrapper's own: the queue knows which is the job.
+    job_id = ids[0] if len(set(ids)) == 1 and answer.returncode == 0 else None
     if not _UNCLEAR.search(answer.stderr) and 0 <= answer.returncode < 128:
         if job_id is not None:
             return job_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,9 @@ from trtllm_hpc.errors import SubmissionError
 
 TIMEOUT_S = 15.0
 """Bound on each command; with a controller that is down, Slurm's commands wait for minutes."""
+_SLICE = re.compile(r"\d+g\.\d+gb")
+"""NVIDIA's name of a profile of MIG, in the GRES type of its slices (gres.conf(5), AutoDetect)."""
+_GPU_NAME = re.compile(r"gpu|(?<![a-z])(?:a|b|h|l|v|gb|gh|mi)\d{2,3}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,27 @@ class Partition:
     time_limit: str
     gpu_type: str = ""
     """The GRES type of the GPUs, e.g. ``a100``; empty if this Slurm names none."""
+    slices: int = 0
+    """Parts of GPUs (MIG) on each node, where it has no whole GPU."""
 
     def __str__(self) -> str:
         default = " (default)" if self.is_default else ""
         gpus = "no GPU" if not self.gpus_per_node else f"GPUs: {self.gpus_per_node}"
+        if self.slices:
+            gpus = f"slices of GPUs (MIG): {self.slices} of type {self.gpu_type}"
         nodes, memory = f"{self.nodes} node{'s' * (self.nodes != 1)}", f"{self.memory_mib} MiB"
         size = f"{nodes}, {gpus}, {self.cpus} CPUs, {memory}"
         return f"{self.name}{default}: {size}, time limit {self.time_limit}"
+
+    @property
+    def hides_gpus(self) -> bool:
+        """Whether it is called after GPUs that its GRES does not have: a site may give whole nodes only."""
+        return not self.gpus_per_node and not self.slices and _GPU_NAME.search(self.name) is not None
+
+    @property
+    def rank(self) -> tuple[bool, bool, bool]:
+        """How well it fits a server, the smallest best: whole GPUs, then slices, then a name of GPUs."""
+        return self.gpus_per_node == 0, self.slices == 0, not self.hides_gpus
 
 
 @dataclass(frozen=True)
@@ -52,14 +69,38 @@ class SlurmFacts:
     @property
     def chosen(self) -> Partition | None:
         """The default partition, or the first one with GPUs if the default has none."""
-        order = sorted(self.partitions, key=lambda it: (it.gpus_per_node == 0, not it.is_default))
-        return next(iter(order), None)
+        return min(self.partitions, key=lambda it: (it.rank, not it.is_default), default=None)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The partitions that fit as well as the chosen one, which is among them."""
+        best = self.chosen
+        return tuple(dict.fromkeys(it.name for it in self.partitions if best and it.rank == best.rank))
 
     @property
     def chosen_mpi(self) -> str | None:
         """The PMIx plugin, under its plain name if it has one."""
-        pmix = sorted(name for name in self.mpi_plugins if name.startswith("pmix"))
-        return pmix[0] if pmix else None
+        return next(iter(pmix_of(self.mpi_plugins)), None)
+
+
+@dataclass(frozen=True)
+class DefaultMemory:
+    """Memory of a job that asks for none (slurm.conf(5), DefMemPerCPU and DefMemPerNode)."""
+
+    key: str
+    """The key in Slurm's configuration."""
+    mib: int
+    """For each CPU of the job, or on each node."""
+
+    @classmethod
+    def read(cls, text: str) -> DefaultMemory | None:
+        """Read what ``scontrol show partition`` or ``show config`` says; ``None``: no limit."""
+        found = re.search(r"\b(DefMemPer(?:CPU|Node))\s*=\s*(\d+)\b", text)
+        return cls(found[1], int(found[2])) if found else None
+
+    def on_node(self, cpus: int) -> int:
+        """Return the MiB of a job with so many CPUs on a node."""
+        return self.mib * (cpus if self.key == "DefMemPerCPU" else 1)
 
 
 @dataclass(frozen=True)
@@ -80,6 +121,8 @@ class PartitionLimits:
     """Unix groups that may use it; ``None``: all."""
     is_shared: bool = True
     """Whether jobs of other users may run on the nodes of a job."""
+    memory: DefaultMemory | None = None
+    """What a job gets that asks for no memory; ``None``: what the whole cluster gives."""
 
 
 def query_cluster() -> SlurmFacts:
@@ -88,28 +131,34 @@ def query_cluster() -> SlurmFacts:
     Raises SubmissionError if a command is missing, fails, or does not answer in time.
     """
     slurm_conf = os.environ.get("SLURM_CONF")
-    return SlurmFacts(query_partitions(), query_mpi_plugins(), slurm_conf, supports_pyxis())
+    return SlurmFacts(query_partitions(), query_mpi_plugins(), slurm_conf, srun_knows("--container-image"))
 
 
-def query_partitions(slurm_conf: str | None = None) -> tuple[Partition, ...]:
+def query_partitions(slurm_conf: str | None = None, clusters: str | None = None) -> tuple[Partition, ...]:
     """Return the partitions that this user may see; raises as :func:`query_cluster`."""
     found = []
-    for line in _output(["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"], slurm_conf).splitlines():
+    command = ["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"]
+    for line in _output(command, slurm_conf, clusters).splitlines():
         fields = [field.strip() for field in line.split("|")]
         # Warnings may stand between the lines.
         if len(fields) == 6 and fields[1].isdigit():
             name, nodes, gres, cpus, memory, limit = fields
-            kind = re.search(r"\bgpu:([^\d:,(][^:,(]*)", gres)  # of the first GPUs that have a type
-            size = (int(nodes), gpus_in(gres), cpus, memory, limit, kind[1] if kind else "")
+            entries = dict(_gpu_entries(gres))
+            slices = {kind: count for kind, count in entries.items() if _SLICE.search(kind)}
+            # Of the first whole GPUs that have a type; where there are none, of the largest slices.
+            whole = [kind for kind in entries if kind not in slices]
+            kind = next(filter(None, whole), "") if whole else max(slices, default="")
+            size = (int(nodes), gpus_in(gres), cpus, memory, limit, kind, slices.get(kind, 0))
             found.append(Partition(name.rstrip("*"), name.endswith("*"), *size))
     return tuple(found)
 
 
-def query_limits(slurm_conf: str | None = None) -> tuple[PartitionLimits, ...]:
+def query_limits(slurm_conf: str | None = None, clusters: str | None = None) -> tuple[PartitionLimits, ...]:
     """Return the limits of the partitions that this user may see; raises as :func:`query_cluster`."""
-    lines = _output(["scontrol", "--oneliner", "show", "partition"], slurm_conf).splitlines()
+    lines = _output(["scontrol", "--oneliner", "show", "partition"], slurm_conf, clusters).splitlines()
     partitions = []
-    for fields in (dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines):
+    for line in lines:
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
         if "PartitionName" in fields:
             most = [fields.get(key, "") for key in ("TotalNodes", "MaxNodes")]
             limits = PartitionLimits(
@@ -121,9 +170,25 @@ def query_limits(slurm_conf: str | None = None) -> tuple[PartitionLimits, ...]:
                 accounts=_names(fields.get("AllowAccounts", "ALL")),
                 groups=_names(fields.get("AllowGroups", "ALL")),
                 is_shared=fields.get("OverSubscribe") != "EXCLUSIVE" and fields.get("ExclusiveUser") != "YES",
+                memory=DefaultMemory.read(line),
             )
             partitions.append(limits)
     return tuple(partitions)
+
+
+def query_default_memory(slurm_conf: str | None = None, clusters: str | None = None) -> DefaultMemory | None:
+    """Return the whole cluster's default; ``None``: no limit. Raises as :func:`query_cluster`."""
+    return DefaultMemory.read(_output(["scontrol", "show", "config"], slurm_conf, clusters))
+
+
+def query_architecture(
+    partition: str | None, slurm_conf: str | None = None, clusters: str | None = None
+) -> str | None:
+    """Return the architecture of a partition's first node, such as ``aarch64``, if it is known."""
+    chosen = [] if partition is None else [f"--partition={partition}"]
+    nodes = _output(["sinfo", "--noheader", "--Node", *chosen, "--format=%N"], slurm_conf, clusters).split()
+    shown = _output(["scontrol", "show", "node", nodes[0]], slurm_conf, clusters) if nodes else ""
+    return found[1] if (found := re.search(r"\bArch=(\w+)", shown)) else None
 
 
 def query_mpi_plugins(slurm_conf: str | None = None) -> tuple[str, ...]:
@@ -138,9 +203,14 @@ def query_mpi_plugins(slurm_conf: str | None = None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in found if name != "none"))
 
 
-def supports_pyxis(slurm_conf: str | None = None) -> bool:
-    """Return whether ``srun`` takes container images (NVIDIA's pyxis); raises as :func:`query_cluster`."""
-    return "--container-image" in _output(["srun", "--help"], slurm_conf)
+def pmix_of(plugins: Iterable[str]) -> list[str]:
+    """Return the plugins that are PMIx servers, ParaStation's ``pspmix`` too, plain ``pmix`` first."""
+    return sorted((name for name in plugins if "pmix" in name), key=lambda name: (name[:4] != "pmix", name))
+
+
+def srun_knows(option: str, slurm_conf: str | None = None) -> bool:
+    """Return whether ``srun``, with its plugins, has this long option; raises as :func:`query_cluster`."""
+    return re.search(rf"{option}(?![\w-])", _output(["srun", "--help"], slurm_conf)) is not None
 
 
 def query_pyxis_scope(slurm_conf: str | None = None) -> str | None:
@@ -170,11 +240,11 @@ def _plugin_lines(file: Path) -> Iterator[str]:
                 yield " ".join(words)
 
 
-def _output(command: Sequence[str], slurm_conf: str | None = None) -> str:
+def _output(command: Sequence[str], slurm_conf: str | None = None, clusters: str | None = None) -> str:
     """Return both outputs of a command: ``srun --mpi=list`` writes to either, by version."""
     from trtllm_hpc.scheduler.slurm import run_command  # not at import, which `render` would wait for
 
-    done = run_command(command, slurm_conf, timeout_s=TIMEOUT_S)
+    done = run_command(command, slurm_conf, clusters, timeout_s=TIMEOUT_S)
     output = done.stdout + done.stderr
     if done.returncode != 0:
         last = (output.strip().splitlines() or ["no message"])[-1]
@@ -196,11 +266,15 @@ def minutes_of(text: str) -> int | None:
 
 
 def gpus_in(gres: str) -> int:
-    """Count the GPUs in a GRES list such as ``gpu:a100:4(S:0-1),tmp:100``; ``(null)`` has none."""
-    total = 0
+    """Count the whole GPUs in a GRES list such as ``gpu:a100:4(S:0-1),tmp:100``; ``(null)`` has none."""
+    return sum(count for kind, count in _gpu_entries(gres) if not _SLICE.search(kind))
+
+
+def _gpu_entries(gres: str) -> Iterator[tuple[str, int]]:
+    """Yield type, or an empty text, and count of each entry that is of GPUs."""
     for item in re.sub(r"\([^)]*\)", "", gres).split(","):
         name, *rest = item.strip().split(":")
         if name == "gpu":
+            counted = bool(rest) and rest[-1].isdigit()
             # sinfo omits a count of 1.
-            total += int(rest[-1]) if rest and rest[-1].isdigit() else 1
-    return total
+            yield ":".join(rest[: -1 if counted else None]), int(rest[-1]) if counted else 1

@@ -22,15 +22,15 @@ from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 
 
 @lru_cache(maxsize=8)
-def _shared_watcher(conf: str | None) -> JobWatcher:
-    return JobWatcher(Slurm(conf))
+def _shared_watcher(conf: str | None, clusters: str | None = None) -> JobWatcher:
+    return JobWatcher(Slurm(conf, clusters))
 
 
 class RenderedJob(core.Job[int]):  # type: ignore[misc]
     """A submitted script; its result is the script's exit code."""
 
-    def __init__(self, script: StageScript, job_id: str, conf: str | None) -> None:
-        self._conf = conf
+    def __init__(self, script: StageScript, job_id: str, controller: tuple[str | None, str | None]) -> None:
+        self._controller = controller
         run = RunPaths(script.run_folder)
         self.run_job = RunJob.of(run, PlanRecord.read(run), {script.stage: job_id})[script.stage]
         """What Slurm must have recorded about this job."""
@@ -39,14 +39,14 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
     @property
     def watcher(self) -> JobWatcher:
         """The watcher that all jobs of this cluster share in this process."""
-        watcher = _shared_watcher(self._conf)
+        watcher = _shared_watcher(*self._controller)
         watcher.add([self.run_job])
         return watcher
 
     def cancel(self, check: bool = True) -> None:
         """Cancel the job in Slurm unless it has ended."""
         try:
-            Slurm(self._conf).cancel([self.run_job])
+            Slurm(*self._controller).cancel([self.run_job])
         except SubmissionError:
             if check:  # otherwise another error is already on its way
                 raise
@@ -64,9 +64,11 @@ class RenderedScriptExecutor(core.Executor):  # type: ignore[misc]
 
     job_class = RenderedJob
 
-    def __init__(self, folder: str | Path, slurm_conf: str | None = None) -> None:
+    def __init__(
+        self, folder: str | Path, slurm_conf: str | None = None, clusters: str | None = None
+    ) -> None:
         super().__init__(folder)
-        self._slurm = Slurm(slurm_conf)
+        self._slurm = Slurm(slurm_conf, clusters)
         self._job_ids: dict[str, str] = {}
 
     @classmethod
@@ -93,5 +95,5 @@ class RenderedScriptExecutor(core.Executor):  # type: ignore[misc]
                 environment=dict(script.environment),
                 further=script.options,
             )
-            jobs.append(RenderedJob(script, ids[script.stage], self._slurm.conf))
+            jobs.append(RenderedJob(script, ids[script.stage], (self._slurm.conf, self._slurm.clusters)))
         return jobs

@@ -68,6 +68,8 @@ class Slurm:
 
     conf: str | None = None
     """Value for ``SLURM_CONF``; ``None`` leaves it as it is."""
+    clusters: str | None = None
+    """The cluster to ask, of several that this machine serves; ``None``: its own."""
     timeout_s: float | None = None
     """Bound on one command; by default ``TIMEOUT_S``."""
     _no_accounting: bool = field(default=False, init=False)
@@ -93,7 +95,8 @@ class Slurm:
         def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
             # A session of its own: Ctrl-C in the terminal must not cut a submission
             # in two, between Slurm taking the job and its id being written down.
-            return run_command(command, self.conf, timeout_s=timeout_s, extra=environment, new_session=True)
+            where = self.conf, self.clusters
+            return run_command(command, *where, timeout_s=timeout_s, extra=environment, new_session=True)
 
         token = (environment or {}).get(TOKEN_VARIABLE) or os.urandom(8).hex()
         return submit_script(run, [*options, *further], script, token, _refused)
@@ -255,7 +258,7 @@ class Slurm:
     def _run(
         self, command: list[str], extra: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        return run_command(command, self.conf, timeout_s=self.timeout_s, extra=extra)
+        return run_command(command, self.conf, self.clusters, timeout_s=self.timeout_s, extra=extra)
 
 
 class JobWatcher:
@@ -353,6 +356,7 @@ class JobWatcher:
 def run_command(
     command: Sequence[str],
     conf: str | None = None,
+    clusters: str | None = None,
     *,
     timeout_s: float | None = None,
     extra: dict[str, str] | None = None,
@@ -362,6 +366,7 @@ def run_command(
 
     Args:
         conf: value for ``SLURM_CONF``; ``None`` leaves it as it is.
+        clusters: the cluster to ask, of several that this machine serves.
         timeout_s: by default ``TIMEOUT_S``.
         extra: environment variables, beside this process's own without those that are options.
         new_session: out of the reach of Ctrl-C.
@@ -375,8 +380,13 @@ def run_command(
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
     environment = {name: it for name, it in os.environ.items() if not name.startswith(_OPTION_VARIABLES)}
     environment |= ({"SLURM_CONF": conf} if conf else {}) | (extra or {})
+    if clusters is not None and command[0] != "srun":  # srun is only asked about itself
+        command = [command[0], f"--clusters={clusters}", *command[1:]]
     try:
-        return captured(command, timeout_s, environment, session=new_session)
+        answer = captured(command, timeout_s, environment, session=new_session)
+        # squeue and sinfo name each cluster in a line of its own, also with --noheader.
+        answer.stdout = re.sub(r"^CLUSTER: \S+\n", "", answer.stdout, flags=re.MULTILINE)
+        return answer
     except FileNotFoundError:
         raise SubmissionError(
             f"There is no {command[0]} on this machine.",

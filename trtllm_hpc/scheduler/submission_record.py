@@ -30,6 +30,8 @@ class SubmissionRecord:
     token: str = field(default_factory=lambda: os.urandom(8).hex())
     """Shared by all jobs of this submission; see ``runtime.stage``."""
     slurm_conf: str | None = None
+    slurm_cluster: str | None = None
+    """The cluster that has the jobs, of several that the machine serves."""
     complete: bool = False
     """Whether every stage was submitted. Jobs wait for this before they do anything."""
     stages: dict[str, StageJob] = field(default_factory=dict)
@@ -37,6 +39,11 @@ class SubmissionRecord:
     """Of a sweep's variant: those of one lane run one after another (``sweep.max_running``)."""
     within: str | None = None
     """Folder of the sweep whose single job runs the stages, one variant after another."""
+
+    @property
+    def controller(self) -> tuple[str | None, str | None]:
+        """Where Slurm's commands ask: ``SLURM_CONF`` and the cluster."""
+        return self.slurm_conf, self.slurm_cluster
 
     def add(self, paths: RunPaths, stage: str, job_id: str, process_started: int | None = None) -> None:
         """Add a submitted stage and write the record."""

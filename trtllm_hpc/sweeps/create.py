@@ -94,7 +94,7 @@ def plan_sweep(
             plan = plan_facts(variant.facts, paths.run(variant_name), runs)
             if slurm is None:
                 require_scheduler(plan.cluster)
-                slurm = SlurmAnswers(plan.cluster.slurm_conf)
+                slurm = SlurmAnswers(*plan.cluster.controller)
             if broken := list(_sweep_rules(plan, in_one=loaded.sweep.allocation == "one")):
                 raise ConfigError(broken)
             warnings |= dict.fromkeys(check_submission(plan, ignored_checks, slurm))

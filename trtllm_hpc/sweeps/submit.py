@@ -6,7 +6,7 @@ import json
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -176,7 +176,7 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
             needed += spec.serve.time_limit_minutes
             needed += spec.build.time_limit_minutes if planned.stage("build") is not None else 0
         bounds = [needed, cluster.limits.time_minutes]
-        for it in query_limits(cluster.slurm_conf) if cluster.scheduler == "slurm" else ():
+        for it in query_limits(*cluster.controller) if cluster.scheduler == "slurm" else ():
             if it.is_default if cluster.partition is None else it.name == cluster.partition:
                 bounds.append(it.minutes)
         minutes = min(bound for bound in bounds if bound is not None)
@@ -188,7 +188,7 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
         tasks=None,
         tasks_per_node=1,
         cpus_per_task=max(it.cpus_per_task * (it.tasks_per_node or 1) for it in asked),
-        memory_gib=max((it.memory_gib for it in asked if it.memory_gib is not None), default=None),
+        memory_gib=_most_memory(it.memory_gib for it in asked),
         gpus_per_node=max(it.gpus_per_node for it in asked),
         minutes=minutes,
         warning_seconds=None,
@@ -213,14 +213,14 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
     if cluster.scheduler == "slurm":
         from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
 
-        job_id = RenderedScriptExecutor(here.folder, cluster.slurm_conf).submit(stage_script).job_id
+        job_id = RenderedScriptExecutor(here.folder, *cluster.controller).submit(stage_script).job_id
     else:
         process = stage_script.start()
         job_id, started = str(process.pid), start_ticks(process.pid)
     job = StageJob(job_id, time.time(), started)
     try:
         for run, planned in plans.items():
-            of_run = SubmissionRecord(cluster.scheduler, token, cluster.slurm_conf, complete=True)
+            of_run = SubmissionRecord(cluster.scheduler, token, *cluster.controller, complete=True)
             of_run.within = str(paths.folder)
             of_run.stages = {stage.name: job for stage in planned.stages}
             of_run.write(run)
@@ -228,8 +228,13 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
         if cluster.scheduler == "local":
             signal_group(int(job_id), signal.SIGTERM)
         else:
-            Slurm(cluster.slurm_conf).cancel([sweep_job(str(paths.folder), job_id)])
+            Slurm(*cluster.controller).cancel([sweep_job(str(paths.folder), job_id)])
         raise
+
+
+def _most_memory(asked: Iterable[int | str | None]) -> int | str | None:
+    given = [it for it in asked if it is not None]
+    return "all" if "all" in given else max((it for it in given if isinstance(it, int)), default=None)
 
 
 # Cancelling -----------------------------------------------------------------------------------------
@@ -257,7 +262,7 @@ def cancel_sweep(paths: SweepPaths, *, only: Collection[str] = ()) -> SweepStatu
         runs, script = [paths.run(name) for name in run_folders(paths)], RunPaths(paths.folder).sbatch(_STAGE)
         cluster = read_cluster(runs[0].cluster) if not only and runs and script.exists() else None
         if cluster is not None and cluster.scheduler == "slurm":
-            slurm = Slurm(cluster.slurm_conf)
+            slurm = Slurm(*cluster.controller)
             records = filter(None, (RunSnapshot(run).submission for run in runs))
             recorded = (job.job_id for submission in records for job in submission.stages.values())
             jobs = {*recorded, *slurm.find_scripts({script: None}).values()}

@@ -371,7 +371,8 @@ class _Planner:
         if self.cluster.gpus_per_node:
             memory, share = self.cluster.gpu_memory_gib, self.job.repository.instances
         else:
-            memory = serve.memory_gib_per_node
+            asked = serve.memory_gib_per_node
+            memory = None if asked == "all" else asked
             share = max(serve.instances * self.job.engine.world_size // (serve.nodes or 1), 1)
         return None if memory is None else round(memory * GIB / share)
 
@@ -381,7 +382,7 @@ class _Planner:
             if self.cluster.gpus_per_node:
                 where, remedy = "gpu or gpu_memory_gib", "set gpu in the profile, e.g. to h100-80gb"
             else:
-                where, remedy = "serve.memory_gib_per_node", "set serve.memory_gib_per_node"
+                where, remedy = "serve.memory_gib_per_node", "set serve.memory_gib_per_node to a number"
             return "unknown", f"how many tokens fit depends on {where}, which is not set", remedy
         taken = f"weights {gib(plan.weights)} and buffers of about {gib(plan.buffers)}"
         if plan.cache is None or plan.cache < 0:

@@ -4,86 +4,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
 
-from trtllm_hpc.config.cluster import SECRETS, ClusterProfile, gpus
+from trtllm_hpc.config.cluster import SECRETS, ClusterProfile, gpus, read_table
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
 from trtllm_hpc.config.rules import Excludes, Requires, Rule
 from trtllm_hpc.plan.mounts import misread
 
 
-def _hints(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the hint for each option, in alphabetical order; the keys of ``options`` name one or several."""
-    return dict(sorted((name, hint) for names, hint in options.items() for name in names.split()))
+class Managed(NamedTuple):
+    """Options of a program that the toolkit sets: an entry of ``managed_options.toml``."""
+
+    options: str
+    """Their long names, separated by spaces."""
+    instead: str
+    """The keys that say the same, or why none is needed."""
+    unsaid: str = ""
+    """What the option could say and no key can, with the reason."""
 
 
-_NOT_YOURS = "leave it out: the toolkit sets it"
 _GPUS = "set gpus_per_node, gpu_type and gpu_request in the profile"
-_NOT_A_JOB = "leave it out: a run's jobs are submitted one by one, chained by dependencies"
 
-SBATCH: Mapping[str, str] = _hints(
-    {
-        "--distribution --no-requeue --parsable --quiet --uid --wrap": _NOT_YOURS,
-        "--array --clusters --dependency --help --usage --version": _NOT_A_JOB,
-        "--gpus --gpus-per-node --gpus-per-socket --gres --tres-per-task": _GPUS,
-        "--gpus-per-task": f"{_GPUS}; every rank must see all GPUs of its node",
-        "--ntasks --ntasks-per-core --ntasks-per-gpu --ntasks-per-node --ntasks-per-socket": (
-            "set engine.tensor_parallel and serve.nodes in the job file"
-        ),
-        "--nodes": "set serve.nodes in the job file",
-        "--job-name": "set name in the job file",
-        "--cpus-per-task": "set build.cpus, serve.cpus_per_rank or companion.cpus in the job file",
-        "--mem --mem-per-cpu --mem-per-gpu": "set memory_gib of the stage in the job file",
-        "--time": "set time_limit_minutes of the stage in the job file",
-        "--account": "set account in the profile",
-        "--constraint": "set constraint in the profile",
-        "--exclusive": "set exclusive: true in the profile",
-        "--export --export-file": "set environment in the profile",
-        "--partition": "set partition, companion_partition or download_partition in the profile",
-        "--qos": "set qos in the profile",
-        "--reservation": "set reservation in the profile",
-        "--chdir": "leave it out: the scripts use absolute paths",
-        "--error --open-mode --output": (
-            "leave it out: logs go to the run folder, and 'trtllm-hpc logs' reads them"
-        ),
-        "--requeue": "leave it out: a requeued server has no companion waiting any more",
-        "--test-only": "type 'trtllm-hpc render' instead",
-        "--wait": "type 'trtllm-hpc submit --wait' instead",
-    }
-)
-"""sbatch's options, by their long names."""
 
-SRUN: Mapping[str, str] = {
-    **{name: hint for name, hint in SBATCH.items() if name not in ("--wrap", "--parsable", "--wait")},
-    **_hints(
-        {
-            "--input --kill-on-bad-exit --multi-prog --pty --relative --wait": _NOT_YOURS,
-            "--container-image --container-mounts --container-mount-home --no-container-mount-home": (
-                "set the container section of the profile"
-            ),
-            "--container-name": "set container.scope in the profile",
-            "--jobid": _NOT_A_JOB,
-            "--mpi": "set mpi in the profile",
-            "--no-kill": "leave it out: a server that lost a rank cannot go on",
-            "--overlap": "set companion: overlap in the profile",
-        }
-    ),
-}
-"""srun's options, by their long names."""
+@cache
+def managed_options() -> Mapping[str, Sequence[Managed]]:
+    """What the toolkit sets of ``sbatch``, ``srun`` and ``tritonserver``, by program."""
+    table = read_table("trtllm_hpc.validation", "managed_options.toml")
+    return {program: [Managed(**row) for row in rows] for program, rows in table.items()}
 
-TRITON: Mapping[str, str] = _hints(
-    {
-        "--disable-auto-complete-config --help --version": _NOT_YOURS,
-        "--allow-grpc --allow-http --allow-metrics --load-model --model-control-mode": (
-            "leave it out: rank 0 serves, the other ranks must not"
-        ),
-        "--grpc-address --grpc-port --http-address --http-port --metrics-address --metrics-port "
-        "--reuse-grpc-port --reuse-http-port": (
-            "leave it out: free ports are chosen in the job and published in endpoint.json"
-        ),
-        "--model-repository --model-store": "leave it out: the run folder holds the repository",
-    }
-)
-"""tritonserver's options."""
+
+def _hints(program: str) -> dict[str, str]:
+    """Return what to do instead of each option, in alphabetical order."""
+    rows = managed_options()[program]
+    hints = dict(sorted((name, row.instead) for row in rows for name in row.options.split()))
+    if program == "srun":
+        others = _hints("sbatch").items()
+        hints = {name: it for name, it in others if name not in ("--wrap", "--parsable", "--wait")} | hints
+    return hints
+
 
 VARIABLES = re.compile(
     r"(SLURM|SBATCH|SRUN|TRTLLM_HPC)_.*|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PMIX_MCA_gds"
@@ -93,11 +52,17 @@ VARIABLES = re.compile(
 _SLURM_ONLY = " ".join(
     f"cluster.{key}"
     for key in (
-        *("slurm_conf", "partition", "account", "qos", "reservation", "constraint", "gpu_type", "exclusive"),
+        *("slurm_conf", "slurm_cluster", "partition", "account", "qos", "reservation", "constraint"),
+        *("gpu_type", "gres", "exclusive"),
         *("sbatch_options", "srun_options", "companion_partition", "download_partition", "phases"),
     )
 )
-_OF_CONTAINER = "cluster.container.image cluster.container.mounts cluster.container.options"
+_OF_CONTAINER = " ".join(
+    f"cluster.container.{key}"
+    for key in ("image", "mounts", "options", "cache_folder", "gpu_options", "scope!=job")
+)
+_PLACES = {"scope": "name", "mounts": "mounts", "options": "options", "gpu_options": "gpus"}
+"""Keys of the container, and the placeholder by which a runtime takes each."""
 
 
 def tag_follows_the_release(cluster: ClusterProfile) -> Diagnostics:
@@ -116,8 +81,8 @@ def container_has_no_secret(cluster: ClusterProfile) -> Diagnostics:
     message = "has a password in it, and the scripts of a run are readable files"
     if re.match(r"(?:[a-z]+://)?[^/#@]*:[^/#]*@(?!sha256:)", container.image or ""):
         hint = "leave it out: write USER@ alone, and the password into ~/.config/enroot/.credentials"
-        if container.runtime == "apptainer":
-            hint = "leave it out, and type: apptainer registry login --username USER docker://REGISTRY"
+        if container.entry is not None and container.entry.login is not None:
+            hint = f"leave it out, and type: {container.entry.login}"
         yield in_cluster("secret", "container.image", message, hint)
     for index, option in enumerate(container.options):
         if any(
@@ -125,6 +90,25 @@ def container_has_no_secret(cluster: ClusterProfile) -> Diagnostics:
         ):
             hint = "read it in a line of setup from a file that only you can read"
             yield in_cluster("secret", f"container.options[{index}]", message, hint)
+
+
+def container_keys_have_an_effect(cluster: ClusterProfile) -> Diagnostics:
+    """What is set for the container has a place in the words of its runtime."""
+    container, entry = cluster.container, cluster.container.entry
+    if entry is None:
+        return
+    for key, placeholder in _PLACES.items():
+        value = getattr(container, key)
+        taken = entry.takes(placeholder) or (key == "mounts" and entry.joins_mounts)
+        if value not in ([], None, "job") and not taken:
+            message = f"has no effect with container.runtime {container.runtime}"
+            yield in_cluster("conflict", f"container.{key}", message, "remove it", value)
+    if not entry.takes("image"):
+        message = "has no {image}, so container.image has no effect"
+        yield in_cluster("missing", "container.form.words", message, "put {image} where it stands")
+    if entry.place == "srun" and cluster.scheduler == "local":
+        message = f"{container.runtime} is a part of Slurm's srun, but scheduler is local"
+        yield in_cluster("conflict", "container.runtime", message, "set it to none or apptainer")
 
 
 def mounts_are_whole(cluster: ClusterProfile) -> Diagnostics:
@@ -149,19 +133,34 @@ def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
         yield in_cluster("bad-value", "gpu", message, hint, cluster.gpu)
 
 
+def gres_is_not_of_gpus(cluster: ClusterProfile) -> Diagnostics:
+    """GPUs are counted by keys of their own, which the layout reads."""
+    for index, gres in enumerate(cluster.gres):
+        if gres.partition(":")[0] == "gpu":
+            yield in_cluster("managed", f"gres[{index}]", f"{shown(gres)} asks for GPUs", _GPUS, gres)
+
+
+def interfaces_are_names(cluster: ClusterProfile) -> Diagnostics:
+    """Interfaces are whole names: a prefix, or NCCL's ``=`` and ``^``, says nothing to UCX and sockets."""
+    value = cluster.network_interface
+    if value is not None and not re.fullmatch(r"[\w.:@-]{1,15}(,[\w.:@-]{1,15})*", value):
+        message = f"{shown(value)} is not the name of an interface, or several with commas between them"
+        yield in_cluster("bad-value", "network_interface", message, "write e.g. hsn0,hsn1", value)
+
+
 def slurm_options(cluster: ClusterProfile) -> Diagnostics:
     """Extra options of sbatch and srun are whole, and not those that the toolkit sets."""
-    yield from _long_options("sbatch_options", cluster.sbatch_options, SBATCH)
-    yield from _long_options("srun_options", cluster.srun_options, SRUN)
-    if cluster.container.runtime == "pyxis":
-        yield from _long_options("container.options", cluster.container.options, SRUN)
+    yield from _long_options("sbatch_options", cluster.sbatch_options, "sbatch")
+    yield from _long_options("srun_options", cluster.srun_options, "srun")
+    if (entry := cluster.container.entry) is not None and entry.place == "srun":
+        yield from _long_options("container.options", cluster.container.options, "srun")
 
 
-def _long_options(section: str, options: Sequence[str], table: Mapping[str, str]) -> Diagnostics:
+def _long_options(section: str, options: Sequence[str], program: str) -> Diagnostics:
     for index, option in enumerate(options):
         field = f"{section}[{index}]"
         if re.fullmatch(r"--[A-Za-z][A-Za-z0-9-]*(=.*)?", option):
-            yield from _unmanaged(field, option, table)
+            yield from _unmanaged(field, option, _hints(program))
         else:
             message = f"{shown(option)} is not of the form --name or --name=value"
             hint = "write one option in each item, by its long name and with '=' before a value"
@@ -187,7 +186,7 @@ def triton_options(cluster: ClusterProfile) -> Diagnostics:
     for index, option in enumerate(cluster.triton.options):
         field = f"triton.options[{index}]"
         if option.startswith("--"):
-            yield from _unmanaged(field, option, TRITON)
+            yield from _unmanaged(field, option, _hints("tritonserver"))
         if "shm-region-prefix-name" in option:
             message = "sets shm-region-prefix-name, which the toolkit sets itself"
             hint = "leave it out: the prefix carries job id and rank, so that jobs can share a node"
@@ -213,18 +212,21 @@ RULES: tuple[Rule, ...] = (
              code="missing", at="cluster.container.image"),
     Excludes(_OF_CONTAINER, "cluster.container.runtime=none",
              "is set, but container.runtime is none, so it has no effect",
-             "set container.runtime to pyxis or apptainer, or remove it"),
-    Requires("cluster.container.scope!=job", "cluster.container.runtime=pyxis",
-             "is for pyxis, but container.runtime is {cluster.container.runtime}", "remove it"),
-    Requires("cluster.container.cache_folder",
-             "cluster.container.runtime=pyxis cluster.container.runtime=apptainer",
-             "is for pyxis or apptainer, but container.runtime is none", "remove it"),
+             "set container.runtime, e.g. to pyxis or apptainer, or remove it"),
+    Requires("cluster.container.python!=python3",
+             "cluster.container.runtime!=none cluster.container.examples "
+             "cluster.container.tensorrt_llm_version",
+             "is the Python of an image, or of TensorRT-LLM on the nodes, but the profile names neither",
+             "set python in the profile, or container.runtime"),
+    Requires("cluster.container.form", "cluster.container.runtime=custom",
+             "is for another runtime than those that have a name", "set container.runtime to custom"),
+    Requires("cluster.container.runtime=custom", "cluster.container.form", "custom needs a form",
+             "write container.form; docs/how-to/site-profile.md has an example", code="missing"),
     Excludes(_SLURM_ONLY, "cluster.scheduler=local", "is for Slurm, but scheduler is local",
              "remove it, or set scheduler to slurm"),
     Excludes("cluster.companion=overlap", "cluster.scheduler=local",
              "overlap is a step inside a Slurm allocation, but scheduler is local", "set companion to job"),
-    Excludes("cluster.container.runtime=pyxis", "cluster.scheduler=local",
-             "pyxis is a part of Slurm's srun, but scheduler is local", "set it to none or apptainer"),
-    *(tag_follows_the_release, container_has_no_secret, mounts_are_whole, gpu_is_known, slurm_options),
-    *(triton_options, environment),
+    *(tag_follows_the_release, container_has_no_secret, container_keys_have_an_effect, mounts_are_whole),
+    *(gpu_is_known, gres_is_not_of_gpus, interfaces_are_names),
+    *(slurm_options, triton_options, environment),
 )  # fmt: skip

@@ -17,25 +17,37 @@ from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.mounts import outside
 from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine, read_engine
 from trtllm_hpc.runtime.plan_record import Resources
-from trtllm_hpc.scheduler.discovery import Partition, PartitionLimits, query_limits, query_partitions
+from trtllm_hpc.scheduler.discovery import (
+    DefaultMemory,
+    Partition,
+    PartitionLimits,
+    query_default_memory,
+    query_limits,
+    query_partitions,
+)
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
 
 
 class SlurmAnswers:
     """What Slurm says of its partitions; asked once, however many jobs are checked."""
 
-    def __init__(self, conf: str | None) -> None:
-        self._conf = conf
+    def __init__(self, conf: str | None, clusters: str | None) -> None:
+        self._controller = conf, clusters
 
     @cached_property
     def partitions(self) -> tuple[Partition, ...]:
         """The partitions that ``sinfo`` lists. Raises SubmissionError."""
-        return query_partitions(self._conf)
+        return query_partitions(*self._controller)
 
     @cached_property
     def limits(self) -> Mapping[str, PartitionLimits]:
         """What the partitions allow a job, as ``scontrol`` says, by name. Raises SubmissionError."""
-        return {item.name: item for item in query_limits(self._conf)}
+        return {item.name: item for item in query_limits(*self._controller)}
+
+    @cached_property
+    def default_memory(self) -> DefaultMemory | None:
+        """What the cluster gives a job that asks for no memory. Raises SubmissionError."""
+        return query_default_memory(*self._controller)
 
     def limits_of(self, asked: Resources) -> list[PartitionLimits]:
         """Return the limits of the partitions that a job may run on. Raises SubmissionError."""
@@ -65,7 +77,7 @@ class Context:
     @cached_property
     def slurm(self) -> SlurmAnswers:
         """What Slurm says of its partitions."""
-        return self.shared_answers or SlurmAnswers(self.cluster.slurm_conf)
+        return self.shared_answers or SlurmAnswers(*self.cluster.controller)
 
     @property
     def has_job(self) -> bool:

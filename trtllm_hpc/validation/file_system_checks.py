@@ -146,9 +146,11 @@ def container_image(context: Context) -> Diagnostic | None:
     if not path.is_absolute():
         if image.endswith((".sqsh", ".sif")):
             return fail(f"the image {image} has no absolute path, and jobs start elsewhere", "write its path")
+        entry = context.cluster.container.entry
         message = f"{image} is pulled from a registry by every node when the job starts"
-        hint = "import it once into a file on shared storage (enroot import, apptainer pull), and name that"
-        return warn(message, hint)
+        if entry is not None and not entry.takes("name") and not entry.cache_variable:
+            message = f"whether {image} is there is not known on this machine"
+        return warn(message, entry.fetch if entry is not None else "")
     if path.exists():
         return ok(f"the image {path} is there")
     hint = "fix container.image in the profile; if only the compute nodes see it: --ignore container-image"

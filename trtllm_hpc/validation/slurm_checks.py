@@ -5,20 +5,26 @@ from __future__ import annotations
 import grp
 import os
 import shutil
+import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from trtllm_hpc.config.cluster import REAL_GPU, ClusterProfile
-from trtllm_hpc.errors import OK, WARN, Diagnostic, SubmissionError, fail, ok, unknown, warn
+from trtllm_hpc.errors import OK, WARN, ConfigError, Diagnostic, SubmissionError, fail, ok, unknown, warn
 from trtllm_hpc.runtime.plan_record import Resources
 from trtllm_hpc.scheduler.discovery import (
     PartitionLimits,
+    pmix_of,
+    query_architecture,
     query_mpi_plugins,
     query_pyxis_scope,
-    supports_pyxis,
+    srun_knows,
 )
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
 
+_ELF_MACHINES = {0x3E: "x86_64", 0xB7: "aarch64", 0x15: "ppc64le"}
+"""``e_machine`` in the header of a program (elf(5)), as ``uname -m`` and Slurm call it."""
 _COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
 
@@ -65,17 +71,17 @@ def mpi_plugin(context: Context) -> Diagnostic | None:
         plugins = query_mpi_plugins(context.cluster.slurm_conf)
     except SubmissionError as error:
         return unknown(f"the MPI plugins cannot be listed: {_reason(error)}", "srun --mpi=list")
-    pmix = [name for name in plugins if name.startswith("pmix")]
+    pmix = pmix_of(plugins)
     hint = f"set mpi to {pmix[0]} in the profile" if pmix else "ask your site for Slurm's PMIx plugin"
     if wanted == "mpirun":
         return ok("Open MPI's mpirun joins the ranks")
     if wanted not in plugins:
         message = f"this Slurm has no MPI plugin {wanted!r}; it offers {', '.join(plugins) or 'none'}"
-        if pmix or not wanted.startswith("pmix"):
+        if pmix or not pmix_of([wanted]):
             return fail(message, hint)
         instead = "Open MPI's mpirun joins the ranks instead: the image, or the node, needs Open MPI 4"
         return warn(f"{message}. {instead}", f"{hint}; or set mpi to mpirun in the profile")
-    if not wanted.startswith("pmix"):
+    if not pmix_of([wanted]):
         return warn(f"NVIDIA's containers join their ranks by PMIx, but the profile says {wanted}", hint)
     return ok(f"this Slurm offers the MPI plugin {wanted}")
 
@@ -120,7 +126,7 @@ def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnost
         message = f"the partition {name!r} has no GPUs of type {kind!r}; it has {kinds}"
         return fail(message, f"set {keys}gpu_type in the profile to one of these, or remove it")
     found = [item for item in found if kind in (None, item.gpu_type)]
-    most, wanted = max(item.gpus_per_node for item in found), cluster.gpus_per_node
+    most, wanted = max(item.gpus_per_node or item.slices for item in found), cluster.gpus_per_node
     gpus = f"{most} GPU{'s' * (most != 1)}"
     if cluster.gpu_request != "none" and most < wanted:
         message = f"a node of the partition {name!r} has {gpus}, but the profile says {wanted}"
@@ -155,6 +161,55 @@ def limits(context: Context) -> Diagnostic | None:
             # A QOS may lift its partition's limits (sacctmgr(1), PartitionMaxNodes, PartitionTimeLimit).
             return found[0] if component.qos is None else replace(found[0], state=WARN)
     return ok("every stage asks for no more than its partition allows")
+
+
+def architecture(context: Context) -> Diagnostic | None:
+    """The Python of the jobs is a program for the nodes' processors, which may not be this machine's."""
+    cluster = context.cluster
+    if not context.can_ask_slurm:
+        return None
+    with suppress(SubmissionError, OSError):  # other checks say what is wrong
+        python = Path(cluster.python or sys.executable)
+        with python.open("rb") as file:
+            header = file.read(20)
+        built_for = _ELF_MACHINES.get(int.from_bytes(header[18:20], "little"))
+        nodes = query_architecture(cluster.partition, *cluster.controller)
+        if nodes is None or built_for is None or header[:4] != b"\x7fELF":
+            return None
+        if nodes != built_for:
+            message = f"the nodes' processors are {nodes}, but {python} is a program for {built_for}"
+            hint = f"install this package on a {nodes} node, and set python in the profile to its Python"
+            return fail(message, hint)
+        return ok(f"the Python of the jobs is for the nodes' processors ({nodes})")
+    return None
+
+
+def default_memory(context: Context) -> Diagnostic | None:
+    """A server that asks for no memory gets enough for its weights, which pass through the node's memory."""
+    serve = context.plan.stage("serve")
+    if context.model_folder is None or serve is None or not context.can_ask_slurm:
+        return None
+    with suppress(ConfigError, SubmissionError):  # other checks say what is wrong
+        # Imported here: `submit` of a job without a model needs neither.
+        from trtllm_hpc.tensorrt_llm.job_facts import Checkpoint
+        from trtllm_hpc.tensorrt_llm.memory import gib
+
+        size = Checkpoint(context.model_folder).stored or 0
+        for asked in serve.components if serve.first.memory_gib is None else ():
+            ranks = asked.tasks_per_node or 1
+            weights = size * ranks // context.job.engine.world_size
+            for partition in context.slurm.limits_of(asked):
+                given = partition.memory or context.slurm.default_memory
+                if given is None or (has := given.on_node(asked.cpus_per_task * ranks) * 2**20) >= weights:
+                    continue
+                each = f"{ranks} ranks x {asked.cpus_per_task} CPUs x " if "CPU" in given.key else ""
+                message = (
+                    f"serve asks for no memory, and the partition {partition.name!r} gives {gib(has)} on a "
+                    f"node ({each}{given.key}={given.mib}), but the weights there are {gib(weights)}"
+                )
+                return warn(message, "set serve.memory_gib_per_node in the job file, e.g. to all")
+        return ok("the server gets as much of the nodes' memory as its weights take")
+    return None
 
 
 def neighbours(context: Context) -> Diagnostic | None:
@@ -212,18 +267,25 @@ def _own_groups() -> set[str]:
     return names
 
 
-def pyxis(context: Context) -> Diagnostic | None:
-    """``srun`` takes container images only with NVIDIA's plugin."""
-    if context.cluster.container.runtime != "pyxis":
+def container_program(context: Context) -> Diagnostic | None:
+    """The runtime's program is on this machine, or its option in ``srun``."""
+    container = context.cluster.container
+    if container.entry is None:
         return None
+    program = container.entry.program
+    if container.entry.place == "command":
+        if shutil.which(program):
+            return ok(f"{program} is on this machine")
+        message = f"there is no {program} on this machine; the nodes may have it, or a line of setup loads it"
+        return warn(message, f"srun sh -c 'command -v {program}' looks on a node")
     try:
-        there = supports_pyxis(context.cluster.slurm_conf)
+        there = srun_knows(program, context.cluster.slurm_conf)
     except SubmissionError as error:
         return unknown(f"srun's options cannot be listed: {_reason(error)}", "srun --help")
     if not there:
-        message = "this srun knows no --container-image: Slurm has no pyxis plugin"
-        return fail(message, "set container.runtime to apptainer, or ask your site for pyxis")
-    return ok("this srun takes container images (pyxis)")
+        message = f"this srun knows no {program}: Slurm has no plugin for {container.runtime}"
+        return fail(message, "set container.runtime to another one, or ask your site")
+    return ok(f"this srun takes {program} ({container.runtime})")
 
 
 def pyxis_scope(context: Context) -> Diagnostic | None:
@@ -261,7 +323,9 @@ CHECKS = (
     Check("mpi-plugin", mpi_plugin, SRUN, on_slurm=True),
     Check("partition", partition, LIMITS, on_slurm=True),
     Check("partition-limits", limits, LIMITS, of_job=True, on_slurm=True),
+    Check("architecture", architecture, CONTROLLER, on_slurm=True),
+    Check("default-memory", default_memory, LIMITS, of_job=True, on_slurm=True),
     Check("neighbours", neighbours, LIMITS, of_job=True, on_slurm=True),
-    Check("pyxis", pyxis, SRUN),
+    Check("container-program", container_program, SRUN),
     Check("pyxis-scope", pyxis_scope),
 )

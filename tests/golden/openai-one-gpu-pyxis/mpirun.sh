@@ -4,12 +4,33 @@
 # The first runs mpirun. What mpirun would start on the others by ssh, these have waited for.
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
-run='/scratch/ana/runs of june/17'
+export run='/scratch/ana/runs of june/17'
 if [ "$1" = --rank ]; then
   # One of the ranks, under the names that Slurm's own tasks have.
   export SLURM_PROCID="$OMPI_COMM_WORLD_RANK" SLURM_LOCALID="$OMPI_COMM_WORLD_LOCAL_RANK"
   export SLURM_NTASKS="$OMPI_COMM_WORLD_SIZE"
   exec "${@:3}" >>"$run/logs/$2_$SLURM_PROCID.out" 2>&1
+fi
+if [ "$1" = --agent ]; then
+  # What mpirun starts in place of ssh: --agent HOST COMMAND... The node that has this name waits for the command.
+  # Open MPI cuts a name at its first dot, unless orte_keep_fqdn_hostnames (prte_... in Open MPI 5) says otherwise.
+  host=$2
+  shift 2
+  cd "$TRTLLM_HPC_MEETING"
+  for cut in no yes; do
+    for file in [1-9]*.host; do
+      name=$(cat "$file")
+      node=${file%.host}
+      if [ "$cut" = yes ]; then name=${name%%.*}; fi
+      if [ "$name" = "$host" ] && [ ! -e "$node.command" ]; then
+        echo "$*" >"$node.new"
+        mv "$node.new" "$node.command"
+        exit
+      fi
+    done
+  done
+  echo "error: mpirun looks for the node $host, but the nodes are called $(cat [0-9]*.host | paste -sd' ')" >&2
+  exit 7
 fi
 step=$1
 ranks=$2
@@ -24,10 +45,15 @@ export TRTLLM_HPC_MEETING="$run/mpirun.$SLURM_JOB_ID.$SLURM_STEP_ID"
 host=$(hostname)
 mkdir -p "$TRTLLM_HPC_MEETING"
 echo "$host" >"$TRTLLM_HPC_MEETING/$SLURM_NODEID.new"
-mv "$TRTLLM_HPC_MEETING/$SLURM_NODEID.new" "$TRTLLM_HPC_MEETING/$SLURM_NODEID"
-# wait_for FILE: listing the folder makes an NFS client look again.
+mv "$TRTLLM_HPC_MEETING/$SLURM_NODEID.new" "$TRTLLM_HPC_MEETING/$SLURM_NODEID.host"
+# wait_for FILE WHAT: listing the folder makes an NFS client look again. The bound leaves time to import an image.
+bound=${TRTLLM_HPC_MEETING_SECONDS:-600}
 wait_for() {
   until [ -e "$TRTLLM_HPC_MEETING/$1" ]; do
+    if [ "$SECONDS" -ge "$bound" ]; then
+      echo "error: $host (node $SLURM_NODEID of $SLURM_STEP_NUM_NODES) has waited $bound s for $2; type trtllm-hpc logs for what the other nodes say, or trtllm-hpc doctor --on-nodes" >&2
+      exit 7
+    fi
     ls "$TRTLLM_HPC_MEETING" >/dev/null
     sleep 0.2
   done
@@ -39,8 +65,8 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 os.execvp(sys.argv[1], sys.argv[1:])' "$@"
 }
 if [ "$SLURM_NODEID" -ne 0 ]; then
-  wait_for "$host.command"
-  without_sigterm bash -c "$(cat "$TRTLLM_HPC_MEETING/$host.command")"
+  wait_for "$SLURM_NODEID.command" "mpirun's command from the first node"
+  without_sigterm bash -c "$(cat "$TRTLLM_HPC_MEETING/$SLURM_NODEID.command")"
 fi
 
 leave() { rm -rf "$TRTLLM_HPC_MEETING"; }
@@ -49,16 +75,18 @@ trap leave EXIT
 trap : TERM INT HUP
 hosts=
 for ((node = 0; node < SLURM_STEP_NUM_NODES; node++)); do
-  wait_for "$node"
-  hosts+="${hosts:+,}$(cat "$TRTLLM_HPC_MEETING/$node"):$ranks"
+  wait_for "$node.host" "node $node of the step to start"
+  hosts+="${hosts:+,}$(cat "$TRTLLM_HPC_MEETING/$node.host"):$ranks"
 done
-# In place of ssh HOST COMMAND. mpirun splits this at spaces.
-export TRTLLM_HPC_AGENT='echo "$*" >"$TRTLLM_HPC_MEETING/$0.new" && mv "$TRTLLM_HPC_MEETING/$0.new" "$TRTLLM_HPC_MEETING/$0.command"'
-# Open MPI 5 calls the part that starts daemons ssh, and those before it rsh.
+# In place of ssh HOST COMMAND. mpirun splits the agent at spaces.
+export TRTLLM_HPC_AGENT='exec bash "$run/scripts/mpirun.sh" --agent "$0" "$@"'
+# Open MPI 5 calls the part that starts daemons ssh, and those before it rsh. Whole names tell two nodes apart that have
+# one short name in two domains.
 shell=ssh
-case $(mpirun --version) in *"(Open MPI) "[1-4].*) shell=rsh ;; esac
+whole=(--prtemca prte_keep_fqdn_hostnames 1)
+case $(mpirun --version) in *"(Open MPI) "[1-4].*) shell=rsh whole=(--mca orte_keep_fqdn_hostnames 1) ;; esac
 # When a rank has failed, the others get SIGTERM and, a second later, SIGKILL.
 (without_sigterm mpirun --mca ras ^slurm --mca plm "$shell" --mca "plm_${shell}_agent" 'bash -c eval${IFS}"$TRTLLM_HPC_AGENT"' \
-  --mca "plm_${shell}_no_tree_spawn" 1 --leave-session-attached --allow-run-as-root \
+  --mca "plm_${shell}_no_tree_spawn" 1 --leave-session-attached --allow-run-as-root "${whole[@]}" \
   --host "$hosts" -n "$((SLURM_STEP_NUM_NODES * ranks))" --map-by slot --bind-to none \
   bash "$run/scripts/mpirun.sh" --rank "$step" "$@")

@@ -80,10 +80,10 @@ def _interface(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
     facts["interfaces"] = present
     if wanted.network_interface is None:
         return None
-    address = interface_address(wanted.network_interface)
-    if address is not None:
+    without = [name for name in wanted.network_interface.split(",") if interface_address(name) is None]
+    if not without:
         return ok(f"{wanted.network_interface} on {facts['host']} has an IPv4 address")
-    message = f"{facts['host']} has no interface {wanted.network_interface} with an IPv4 address"
+    message = f"{facts['host']} has no interface {', '.join(without)} with an IPv4 address"
     return fail(f"{message} (it has: {', '.join(present)})", "set network_interface in the cluster profile")
 
 
