@@ -97,6 +97,8 @@ class Certainty(enum.IntEnum):
     """A line is an error, and nothing more is known of it."""
     CONSEQUENCE = 9
     """A line shows that something else had failed before."""
+    END = 10
+    """A server has ended, and its rank knows no more than that."""
 
 
 def certainty_of_line(finding: Finding) -> Certainty:
