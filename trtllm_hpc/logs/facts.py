@@ -6,7 +6,7 @@ import heapq
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice, takewhile
@@ -61,7 +61,7 @@ from trtllm_hpc.logs.reading import (
     stat_of,
     uncoloured,
 )
-from trtllm_hpc.logs.search import MASK, Hit, hits, hits_in
+from trtllm_hpc.logs.search import MASK, Hit, hits, hits_in, literals
 
 LATE_LINES = 500
 """So near to a log's end a line may show why its writer ended; its writer survived what stands before."""
@@ -75,9 +75,12 @@ _RARE, _LONGEST_REASON = 3, 300
 _SHOWN, _SHOWN_ERROR = 300, 600
 _BEFORE_BYTES, _WINDOW_BYTES, _AFTER_BYTES = 32 << 10, 256 << 10, 96 << 10
 """What is read around a hit, for the exact look."""
-_FIRST, _LAST = 300, 200
+_FIRST, _LAST = 100, 100
 """So many lines that are errors are kept of a log: from its beginning, and before its end."""
 _MOST_SHAPES, _LONGEST_SHAPE = 50_000, 4096
+_MOST_WORDS, _HEAD = 100_000, 3
+_WORD = re.compile(rb"\w{3,}")
+_READY = -1
 _STACK = re.compile(rb"\s|frame #|#\d+ |=|-{3}|\[?0x")
 """Lines of a stack, a table or a box, which follow an error."""
 _SURVIVED_LINES, _SURVIVED_LINES_OTHERWISE, _SURVIVED_LINES_EXCEPTION = 12, 30, 150
@@ -189,18 +192,61 @@ def _weight(clue: Match) -> int:
 
 
 @cache
-def _entries() -> tuple[list[tuple[Cause, str]], dict[bytes, list[tuple[int, bytes]]]]:
-    """Return the patterns of all causes, and by words of the first pass the texts that their matches have."""
-    patterns = [(cause, pattern) for cause in causes().values() for pattern in cause.patterns]
-    some, index = first_pass()[1], dict[bytes, list[tuple[int, bytes]]]()
-    for number, (_, pattern) in enumerate(patterns):
-        for text in texts_of(pattern):
-            word = next(word for word in some if word in text)
-            index.setdefault(word.encode(), []).append((number, text.encode()))
-    return patterns, index
+def _patterns() -> list[tuple[Cause, str]]:
+    """Return the patterns of all causes, each after its cause."""
+    return [(cause, pattern) for cause in causes().values() for pattern in cause.patterns]
 
 
-forgotten_with_causes(_entries.cache_clear)
+@cache
+def _texts_by_head() -> dict[bytes, list[tuple[bytes, bytes, int]]]:
+    """Return the longest word of each text that a pattern needs, the text, and the pattern's place.
+
+    They stand by the first letters of the word. The texts of a server that is ready have the place ``_READY``.
+    """
+    by_head: dict[bytes, list[tuple[bytes, bytes, int]]] = {}
+    texts = [(text, place) for place, (_, pattern) in enumerate(_patterns()) for text in texts_of(pattern)]
+    for text, place in [*texts, *((text, _READY) for text in literals(words()["ready"].pattern))]:
+        word = max(_WORD.findall(text.encode()), key=len)
+        by_head.setdefault(word[:_HEAD], []).append((word, text.encode(), place))
+    return by_head
+
+
+_by_word: dict[bytes, list[tuple[bytes, int]]] = {}
+_plain_words: set[bytes] = set()
+"""Words of logs: with the texts that a line with the word may have, and without such a text."""
+
+
+def _places_in(line: bytes) -> set[int]:
+    """Return the places of the patterns that a line may match: it has a text of each.
+
+    Most lines consist of words that other lines have, too, so a word is compared with the texts only once.
+    """
+    places = set()
+    for word in set(_WORD.findall(line)) - _plain_words:
+        texts = _by_word.get(word)
+        if texts is None:
+            if len(_plain_words) + len(_by_word) > _MOST_WORDS:
+                _forget_words()
+            heads = {word[at : at + _HEAD] for at in range(len(word) - _HEAD + 1)} & _texts_by_head().keys()
+            found = [it for head in heads for it in _texts_by_head()[head] if it[0] in word]
+            texts = [(text, place) for _, text, place in found]
+            if not texts:
+                _plain_words.add(word)
+                continue
+            _by_word[word] = texts
+        for text, place in texts:
+            if text in line:
+                places.add(place)
+    return places
+
+
+def _forget_words() -> None:
+    _by_word.clear()
+    _plain_words.clear()
+
+
+for _forget in (_patterns.cache_clear, _texts_by_head.cache_clear, _forget_words):
+    forgotten_with_causes(_forget)
 
 
 def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict[str, str]) -> list[Match]:
@@ -209,9 +255,9 @@ def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict
     Lines that differ in their numbers only are looked at once, and once more from ``late_at`` on.
     ``versions`` is filled in.
     """
-    patterns, index = _entries()
+    patterns = _patterns()
     found, last = dict[int, Match](), dict[int, Match]()
-    done, seen = set[bytes](), set[str]()
+    done, seen = set[int](), set[str]()
     later: deque[Hit] | None = deque(maxlen=_LAST)
     block, begin, whole = b"", 0, False
     calm_until = traceback_end = 0
@@ -235,19 +281,19 @@ def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict
             is_start = at == begin or block[at - begin - 1 : at - begin] == b"\n"
             pieces, split_at = _pieces(log, hit) if is_start else pieces, at
             raw = raw[:LONGEST_LINE_BYTES]
-        shape = (b"\n" if at >= late_at else b"") + raw[:_LONGEST_SHAPE].translate(MASK)
+        shape = hash((at >= late_at, raw[:_LONGEST_SHAPE].translate(MASK)))
         if shape in done or at < calm_until:
             continue
         plain = uncoloured(raw)
-        if words()["ready"].search(decode(plain)):
+        known = _places_in(plain)
+        if _READY in known:
             found, last, done, seen = {}, {}, set(), set()
             later = deque(maxlen=_LAST) if later is not None else None
             continue
-        known = {it for word, texts in index.items() if word in plain for it, text in texts if text in plain}
         if (
             later is not None
             and len(found) >= _FIRST
-            and not _may_be_new(map(patterns.__getitem__, known), raw, seen)
+            and not _may_be_new([patterns[it] for it in known if patterns[it][0].id not in seen], raw)
         ):
             later.append(hit)
             continue
@@ -288,11 +334,15 @@ def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict
                 del last[next(iter(last))]
 
 
-def _may_be_new(entries: Iterable[tuple[Cause, str]], raw: bytes, seen: Collection[str]) -> bool:
-    """Return whether a line may have an entry that was not seen before: a log may consist of errors."""
-    new = [(cause, pattern) for cause, pattern in entries if cause.id not in seen]
-    text = stripped(raw)[0] if new else ""
-    return any(cause.lines > 1 or compiled(pattern).search(text) for cause, pattern in new)
+def _may_be_new(entries: Sequence[tuple[Cause, str]], raw: bytes) -> bool:
+    """Return whether a line may have one of these entries: a log may consist of errors."""
+    if not entries:
+        return False
+    text = decode(uncoloured(raw))
+    return any(
+        cause.lines > 1 or compiled(pattern).search(stripped(raw)[0] if "^" in pattern else text)
+        for cause, pattern in entries
+    )
 
 
 def _pieces(log: BinaryIO, hit: Hit) -> Iterator[Hit]:

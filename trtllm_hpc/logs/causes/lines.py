@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice, takewhile
 
 from trtllm_hpc.logs.causes.table import Cause, causes, words
@@ -255,6 +255,7 @@ def likeliest(errors: Iterable[Match]) -> Match | None:
     return replace(chain[0], text=text, groups=chain[0].groups | {"text": text.strip().rstrip(".")})
 
 
+@lru_cache(maxsize=512)
 def stripped(raw: bytes) -> tuple[str, str, int | None]:
     """Return a line without colours, stamps and labels; its level if it names one, and the rank that a
     prefix names.
