@@ -90,7 +90,7 @@ def test_that_a_server_ended_by_itself_is_no_cause(run: RunPaths) -> None:
         "(APIServer pid=411) ERROR 11-28 20:11:40 [async_llm.py:701]     raise self._format_exception(e)\n"
         "(APIServer pid=411) ERROR 11-28 20:11:40 [async_llm.py:701] vllm.v1.engine.exceptions."
         "EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
-        '(APIServer pid=411) INFO:     127.0.0.1:5 - "POST /v1/completions HTTP/1.1" 503 Service Unavailable\n'
+        '(APIServer pid=411) INFO:     127.0.0.1:5 - "POST /v1/chat HTTP/1.1" 503 Service Unavailable\n'
         "(APIServer pid=411) INFO:     Shutting down\n"
     )
     add_rank(run, 0, world_size=1, log=log, ended_at=20.0, exit_code=0, reason=UNREQUESTED)
@@ -100,7 +100,21 @@ def test_that_a_server_ended_by_itself_is_no_cause(run: RunPaths) -> None:
     add_rank(run, 0, world_size=1, log="fine\n", ended_at=20.0, exit_code=0, reason=UNREQUESTED)
     assert "first error: The server ended by itself, without a request to stop." in shown(run)
     add_rank(run, 0, world_size=1, log="error: it is odd\n", ended_at=20.0, exit_code=0, reason=UNREQUESTED)
-    assert [it.sentence for it in run_status(run).causes][0] == "It is odd."
+    assert run_status(run).causes[0].sentence == "It is odd."
+
+
+@pytest.mark.parametrize(
+    ("line", "degree"),
+    [
+        (OOM, "cause"),
+        ("PermissionError: [Errno 13] Permission denied: '/.cache'\n", "likely cause"),
+        ("slurmstepd: error: the moon is in the wrong house\n", "first error"),
+    ],
+)
+def test_status_says_how_much_is_known(run: RunPaths, line: str, degree: str) -> None:
+    add_rank(run, 0, world_size=1, log=line, ended_at=20.0, exit_code=1)
+    assert any(it.startswith(f"{degree}: ") for it in shown(run).splitlines())
+    assert run_status(run).causes[0].degree.value == ("known cause" if degree == "cause" else degree)
 
 
 def test_a_recorded_reason_has_the_advice_that_the_log_gives_with_it(run: RunPaths) -> None:

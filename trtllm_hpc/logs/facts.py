@@ -6,7 +6,7 @@ import heapq
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice, takewhile
@@ -17,6 +17,7 @@ from trtllm_hpc.logs.causes.explain import (
     BEFORE,
     REPORTED,
     Finding,
+    SuspiciousLine,
     capitalised,
     findings,
     likeliest_first,
@@ -57,6 +58,7 @@ from trtllm_hpc.logs.reading import (
     is_packed,
     lines_of,
     opened,
+    quoted,
     seek_last_lines,
     stat_of,
     uncoloured,
@@ -166,15 +168,30 @@ def nearest_to_an_error(log: BinaryIO, *, only: bool) -> list[str]:
     return suspicious(list(lines_of(log, _LATE_BYTES)), only=only)
 
 
-def suspicious_lines(facts: Sequence[LogFacts], names: Sequence[str]) -> list[tuple[str, Match]]:
-    """Return the lines of several logs that speak most of a failure, with their logs' names; each kind
-    once."""
-    clues = [(name, clue) for name, it in zip(names, facts, strict=True) for clue in it.clues]
-    seen: dict[str, tuple[str, Match]] = {}
-    for name, clue in sorted(clues, key=lambda it: _suspicion(it[1])):
-        seen.setdefault(re.sub(r"[\da-f]+", "0", clue.text), (name, clue))
-    chosen = list(seen.values())[:MOST_SHOWN]
-    return sorted(chosen, key=lambda it: (names.index(it[0]), it[1].at))
+def suspicious_lines(
+    facts: Sequence[LogFacts], names: Sequence[str], hosts: Mapping[str, str]
+) -> list[SuspiciousLine]:
+    """Return the lines of several logs that speak most of a failure, each kind once, without keys.
+
+    ``names`` are the logs', and ``hosts`` the nodes of logs by their names, where a run's records know them.
+    """
+    clues = [(place, clue) for place, it in enumerate(facts) for clue in it.clues]
+    seen: dict[str, tuple[int, Match]] = {}
+    for place, clue in sorted(clues, key=lambda it: _suspicion(it[1])):
+        seen.setdefault(re.sub(r"[\da-f]+", "0", clue.text), (place, clue))
+    chosen = sorted(list(seen.values())[:MOST_SHOWN], key=lambda it: (it[0], it[1].at))
+    return [
+        SuspiciousLine(
+            name := names[place],
+            clue.line,
+            clue.at,
+            rank_of(name) if clue.rank is None else clue.rank,
+            clue.host or hosts.get(name, ""),
+            clue.time,
+            quoted(clue.text[:_SHOWN]),
+        )
+        for place, clue in chosen
+    ]
 
 
 def _suspicion(clue: Match) -> tuple[int, int]:
@@ -201,7 +218,7 @@ def _patterns() -> list[tuple[Cause, str]]:
 def _texts_by_head() -> dict[bytes, list[tuple[bytes, bytes, int]]]:
     """Return the longest word of each text that a pattern needs, the text, and the pattern's place.
 
-    They stand by the first letters of the word. The texts of a server that is ready have the place ``_READY``.
+    They stand by the first letters of the word. Texts of a server that is ready have the place ``_READY``.
     """
     by_head: dict[bytes, list[tuple[bytes, bytes, int]]] = {}
     texts = [(text, place) for place, (_, pattern) in enumerate(_patterns()) for text in texts_of(pattern)]

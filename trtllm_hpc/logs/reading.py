@@ -116,7 +116,7 @@ def uncoloured(raw: bytes) -> bytes:
 
 
 def blocks_of(log: BinaryIO, start: int = 0) -> Iterator[bytes]:
-    """Yield the lines from ``start`` on in blocks of about 64 KiB; the file's position may be moved meanwhile.
+    """Yield the lines from ``start`` on in blocks of about 64 KiB; the position may be moved meanwhile.
 
     A line is cut only where it alone is longer than a block.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.logs.causes.lines import PROPOSAL, Match
@@ -19,7 +19,6 @@ BEFORE = "before"
 
 _MOST_SHOWN = 4
 """Causes shown on a terminal; JSON has all."""
-_LONGEST_CLUE = 300
 _OF_RANK = re.compile(rf"(?:^|/)(?:{'|'.join(STEPS)})(?:\.\d+)?_(\d+)\.(?:out|log|err)$")
 """The log of a rank of ours; a number in the name of another file may be anything."""
 
@@ -72,6 +71,44 @@ class Finding:
         """Whether it is a root cause, and not of a single request."""
         cause = causes().get(self.id)
         return self.kind is Kind.ROOT and (cause is None or cause.fatal)
+
+
+@dataclass(frozen=True)
+class SuspiciousLine:
+    """One of the lines that speak most of a failure, as evidence beside the causes."""
+
+    file: str
+    """The log; ``-`` for the standard input."""
+    line: int | None
+    """Where it stands in the log, from 1; ``None`` where the log is too long to count its lines."""
+    at: int
+    """Where it begins in the log, in bytes."""
+    rank: int | None
+    """Whose log it is, or whose the line says it is."""
+    node: str
+    """The node on which it was written; empty if neither the line nor a rank's record names it."""
+    time: str
+    """When it was written, as the line says it; empty if it does not."""
+    text: str
+    """The line without stamps, with those in which it goes on, at most 300 characters."""
+
+    @property
+    def quotation(self) -> str:
+        """Place, rank, node, time and text."""
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        rank = "" if self.rank is None else f"rank {self.rank}"
+        who = filter(None, (place, rank, self.node and f"on {self.node}", self.time))
+        return f"  {', '.join(who)}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why something has failed, and what it is concluded from."""
+
+    causes: Sequence[Finding]
+    """The likeliest first."""
+    suspicious: Sequence[SuspiciousLine]
+    """At most five lines that speak most of a failure, in the order of the logs; none without a cause."""
 
 
 class Certainty(enum.IntEnum):
@@ -216,18 +253,3 @@ def cause_lines(found: Sequence[Finding], *, places: bool = False) -> list[str]:
     if len(found) > _MOST_SHOWN:
         lines.append(f"and {len(found) - _MOST_SHOWN} more (--json shows all)")
     return [escaped(line) for line in lines]
-
-
-def clue_lines(clues: Sequence[tuple[str, Match]], hosts: Mapping[str, str]) -> list[str]:
-    """Return lines of logs, given with their logs' names, as evidence: rank, node, time, place and text of each.
-
-    ``hosts`` are the nodes of logs by their names, where a run's records know them.
-    """
-    lines = []
-    for name, clue in clues:
-        rank = clue.rank if clue.rank is not None else rank_of(name)
-        host = clue.host or hosts.get(name, "")
-        who = ["" if rank is None else f"rank {rank}", host and f"on {host}", clue.time]
-        place = f"{name}:{clue.line}" if clue.line else name
-        lines.append(escaped(f"  {', '.join(filter(None, (place, *who)))}: {clue.text[:_LONGEST_CLUE]}"))
-    return lines
