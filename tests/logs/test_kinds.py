@@ -179,7 +179,7 @@ def test_what_the_program_proposes_is_the_next_step() -> None:
         (f"error: the moon is dark\n{OOM}", Degree.LIKELY),
         (f"RuntimeError: the moon is dark\n{TIME_LIMIT}", Degree.LIKELY),
         (f"libibverbs: Warning: couldn't load driver 'x': no such file\n{OOM}", Degree.KNOWN),
-        (TIME_LIMIT, Degree.KNOWN),
+        (TIME_LIMIT, Degree.LIKELY),
     ],
 )
 def test_a_cause_is_known_only_if_no_other_error_stands_before_it(log: str, degree: Degree) -> None:
