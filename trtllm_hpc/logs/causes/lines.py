@@ -76,11 +76,24 @@ class Match:
 class SuspectLine:
     """A line of a block in which the first pass has found a text."""
 
-    def __init__(self, block: bytes, start: int, raw: bytes, at: int, number: int | None) -> None:
+    def __init__(self, block: bytes, start: int, raw: bytes, at: int, number: int) -> None:
         self.start, self.raw, self.at, self.number = start, raw, at, number
         self._block = block
-        self.text, self.level, self.rank = stripped(raw)
-        self.is_calm = self.level == "info" or " NCCL INFO " in self.text
+
+    @cached_property
+    def stripped(self) -> tuple[str, str, int | None]:
+        """The line without colours, stamps and labels, its level, and the rank that a prefix names."""
+        return stripped(self.raw)
+
+    @property
+    def text(self) -> str:
+        """The first of these."""
+        return self.stripped[0]
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether the line calls itself information."""
+        return self.stripped[1] == "info" or " NCCL INFO " in self.text
 
     @property
     def is_source(self) -> bool:
@@ -122,8 +135,7 @@ class SuspectLine:
         for count, raw in enumerate(islice(self._following(), _TRACEBACK_LINES), 1):
             rest = raw[len(prefix) :] if raw[: len(prefix)].translate(_ANY_DIGIT) == prefix else b""
             if rest.strip() and not rest[:1].isspace():
-                number = self.number and self.number + count
-                return SuspectLine(self._block, start, raw, self.at + start - self.start, number)
+                return SuspectLine(self._block, start, raw, self.at + start - self.start, self.number + count)
             start += len(raw) + 1
         return None
 
@@ -174,7 +186,7 @@ class SuspectLine:
         traceback."""
         text = self.texts[-1]
         found = words()["exception"].match(text) or (_RAISED.match(text) if is_raised else None)
-        says_error = self.level == "error" or is_error(decode(uncoloured(self.raw)))
+        says_error = self.stripped[1] == "error" or is_error(decode(uncoloured(self.raw)))
         is_sure = is_raised or found is not None or is_error(text) or (says_error and not text[:1].isspace())
         if is_harmless(text) or _frame(text) or not (is_sure or words()["suspect"].search(text)):
             return None
@@ -198,7 +210,7 @@ class SuspectLine:
         text = " / ".join(parts)
         groups["text"] = text.strip().rstrip(".")
         cause = causes()[_entry(weight, groups, is_exception(text))]
-        return Match(cause, groups, self.number, text, self.rank, self.at, weight, is_direct)
+        return Match(cause, groups, self.number, text, self.stripped[2], self.at, weight, is_direct)
 
     def _raised_at(self, groups: dict[str, str], said: str | None) -> list[str]:
         """Fill in where an exception was raised; return the source text if it says more than the
