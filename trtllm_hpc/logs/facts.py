@@ -336,8 +336,7 @@ def _looked_at(
             if is_first_look and len(found) >= _FIRST and not _may_be_new(entries, seen, line):
                 later.append((line.number, at))
                 continue
-            calm = line.is_calm or line.stripped[1] == "warning"
-            matched = _known_cause([it for it in entries if it[0].calm or not calm], line)
+            matched = _known_cause([it for it in entries if it[0].calm or not line.is_calm], line)
             if matched is not None and matched.cause.generic and is_exception(line.texts[-1]):
                 # More is known of a package's own code that reads a model's configuration.
                 own = line.unknown(is_raised=True)
@@ -348,7 +347,7 @@ def _looked_at(
                 matched = None
             elif matched is None and not line.is_source and at >= traceback_end:
                 raised = line.raised() if TRACEBACK in raw else None
-                if calm:
+                if line.is_calm:
                     calm_until = raised.at + 1 if raised else at
                 elif raised is not None or TRACEBACK not in raw:
                     matched = (raised or line).unknown(is_raised=raised is not None)

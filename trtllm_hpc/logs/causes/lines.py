@@ -92,8 +92,8 @@ class SuspectLine:
 
     @property
     def is_calm(self) -> bool:
-        """Whether the line calls itself information."""
-        return self.stripped[1] == "info" or " NCCL INFO " in self.text
+        """Whether the line calls itself information or a warning."""
+        return self.stripped[1] in ("info", "warning") or " NCCL INFO " in self.text
 
     @property
     def is_source(self) -> bool:

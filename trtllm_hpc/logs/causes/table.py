@@ -35,17 +35,8 @@ AREAS = (
 SPECIFIC = ("option", "code", "path", "message")
 """What can make an entry certain."""
 _KEYS = {
-    "kind",
-    "patterns",
-    "sentence",
-    "next",
-    "sources",
-    "lines",
-    "generic",
-    "fatal",
-    "off",
-    "specific",
-    "calm",
+    *("kind", "patterns", "sentence", "next", "sources"),
+    *("lines", "generic", "fatal", "off", "specific", "calm"),
 }
 _site: Path | None = None
 _WITH_CAUSES: list[Callable[[], None]] = []
