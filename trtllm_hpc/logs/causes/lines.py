@@ -104,7 +104,10 @@ class SuspectLine:
     @cached_property
     def texts(self) -> list[str]:
         """The line without the prefixes that are known; and without those that its neighbours have, too."""
-        text = self._joined_row()
+        text, row = self.text, _ROW.match(self.text)
+        if row is not None:  # of Triton's table of models, whose last cell is wrapped at any character
+            more = takewhile(bool, map(_ROW_GOES_ON.match, self.after(20)))
+            text = f"{row[1]}: {row[2]}{''.join(it[1] for it in more if it)}"
         shorter = _without_shared(text, [*self.before(1), *self.after(1)])
         return [text] if shorter == text else [text, shorter]
 
@@ -165,22 +168,6 @@ class SuspectLine:
             yield self._block[end + 1 : len(self._block) if after < 0 else after]
             end = after
 
-    def _joined_row(self) -> str:
-        """Return the last cell of a row of Triton's table of models, which is wrapped at any character."""
-        row = _ROW.match(self.text)
-        if row is None:
-            return self.text
-        more = takewhile(bool, map(_ROW_GOES_ON.match, self.after(20)))
-        return f"{row[1]}: {row[2]}{''.join(it[1] for it in more if it)}"
-
-    @property
-    def _loose(self) -> int:
-        """How many lines after this one have no prefix, while this one has."""
-        if len(self.text) == len(self.raw.rstrip()):
-            return 0
-        after = islice(self._following(), CHAIN_LINES)
-        return sum(1 for _ in takewhile(lambda raw: len(stripped(raw)[0]) == len(raw.rstrip()), after))
-
     def unknown(self, *, is_raised: bool) -> Match | None:
         """Return what the line says of a failure, as no other entry knows it; ``is_raised``: it ends a
         traceback."""
@@ -200,7 +187,13 @@ class SuspectLine:
             weight = HANDLED
         after = self.after(_LINES_AFTER)
         boxed = any(it.startswith("-----") for it in self.before(1))
-        parts = [text.rstrip(), *_continued(text, after, self._loose, boxed=boxed)]
+        loose = 0  # so many lines after this one have no prefix, while this one has
+        if len(self.text) != len(self.raw.rstrip()):
+            bare = (
+                len(stripped(raw)[0]) == len(raw.rstrip()) for raw in islice(self._following(), CHAIN_LINES)
+            )
+            loose = sum(1 for _ in takewhile(bool, bare))
+        parts = [text.rstrip(), *_continued(text, after, loose, boxed=boxed)]
         groups, is_direct = {"place": "", "caller": "", "package": "", PROPOSAL: self.proposal()}, False
         if found is not None:
             link = _chained(after)
@@ -221,10 +214,8 @@ class SuspectLine:
             return []
         installed = [words()["package"].search(it["file"]) for it in frames]
         own = next((it for it in frames if not words()["library"].search(it["file"])), None)
-        inside = (
-            it for it, frame in zip(installed, frames, strict=True) if it or not _is_standard(frame["file"])
-        )
-        nearest = next(inside, None)
+        places = zip(installed, frames, strict=True)
+        nearest = next((it for it, at in places if it or not words()["library"].search(at["file"])), None)
         groups["place"] = _place(frames[0])
         groups["caller"] = _place(own) if own is not None and own is not frames[0] else ""
         groups["package"] = nearest["package"] if nearest else ""
@@ -362,10 +353,6 @@ def _place(frame: re.Match[str]) -> str:
     inside = words()["package"].search(frame["file"])
     where = f"{inside['path'] if inside else frame['file']}:{frame['line']}"
     return f"{where} in {frame['function']}" if frame["function"] else where
-
-
-def _is_standard(file: str) -> bool:
-    return words()["library"].search(file) is not None and not words()["package"].search(file)
 
 
 def is_exception(text: str) -> bool:
