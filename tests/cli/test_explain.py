@@ -185,6 +185,18 @@ off = true
 """
 
 
+def test_the_text_of_a_site_s_cause_need_not_be_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    table = tmp_path / "trtllm-hpc" / "causes" / "site.toml"
+    table.parent.mkdir(parents=True)
+    table.write_text(TABLE.partition("[cuda")[0].replace("LustreError: (?P<what>.+)", "#(?P<what>!)#"))
+    use_tables_anew()
+    (tmp_path / "a.out").write_text("now 12 #!# of 13\n")
+    assert explain(str(tmp_path / "a.out")).output.startswith("cause: Our scratch is ill: !.")
+
+
 def test_a_site_teaches_causes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     table = tmp_path / "trtllm-hpc" / "causes" / "site.toml"

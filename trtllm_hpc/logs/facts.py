@@ -79,7 +79,7 @@ _BEFORE_BYTES, _WINDOW_BYTES, _AFTER_BYTES = 32 << 10, 256 << 10, 96 << 10
 _FIRST, _LAST = 50, 50
 """So many lines that are errors are kept of a log: from its beginning, and before its end."""
 _MOST_SHAPES, _LONGEST_SHAPE = 50_000, 4096
-_HEAD, _WORD, _MOST_WORDS, _READY = 3, re.compile(rb"\w{3,}"), 100_000, -1
+_HEAD, _MOST_WORDS, _READY = 3, 100_000, -1
 _STACK = re.compile(rb"\s|frame #|#\d+ |=|-{3}|\[?0x")
 """Lines of a stack, a table or a box, which follow an error."""
 _SURVIVED_LINES, _SURVIVED_LINES_OTHERWISE, _SURVIVED_LINES_EXCEPTION = 12, 30, 150
@@ -239,16 +239,18 @@ def _patterns() -> list[tuple[Cause, str]]:
 
 
 @cache
-def _texts_by_head() -> dict[bytes, list[tuple[bytes, bytes, int]]]:
-    """Return the longest word of each text that a pattern needs, the text, and the pattern's place.
+def _texts_by_head() -> dict[bytes, dict[bytes, tuple[bytes, list[int]]]]:
+    """Return the texts that patterns need, each with its longest word and the places of the patterns.
 
-    They stand by the first letters of the word. Texts of a server that is ready have the place ``_READY``.
+    They stand by the first letters of the word, without a word by none. Texts of a server that is ready have
+    the place ``_READY``.
     """
-    by_head: dict[bytes, list[tuple[bytes, bytes, int]]] = {}
+    by_head: dict[bytes, dict[bytes, tuple[bytes, list[int]]]] = {}
     texts = [(text, place) for place, (_, pattern) in enumerate(_patterns()) for text in texts_of(pattern)]
     for text, place in [*texts, *((text, _READY) for text in literals(words()["ready"].pattern))]:
-        word = max(_WORD.findall(text.encode()), key=len)
-        by_head.setdefault(word[:_HEAD], []).append((word, text.encode(), place))
+        word = max(re.findall(r"\w{3,}", text), key=len, default="").encode()
+        of_head = by_head.setdefault(word[:_HEAD], {})
+        of_head.setdefault(text.encode(), (word, []))[1].append(place)
     return by_head
 
 
@@ -261,22 +263,23 @@ def _places_in(line: bytes) -> set[int]:
     if len(_plain_words) > _MOST_WORDS:
         _plain_words.clear()
     places = set[int]()
-    for word in set(_WORD.findall(line)) - _plain_words:
+    for word in set(line.split()) - _plain_words:
         texts = _texts_with(word)
-        for text, place in texts:
+        for text, of_text in texts:
             if text in line:
-                places.add(place)
+                places.update(of_text)
         if not texts:
             _plain_words.add(word)
     return places
 
 
 @lru_cache(maxsize=4096)
-def _texts_with(word: bytes) -> tuple[tuple[bytes, int], ...]:
+def _texts_with(word: bytes) -> tuple[tuple[bytes, list[int]], ...]:
     """Return the texts that a line with this word may have, and the places of their patterns."""
     by_head = _texts_by_head()
-    heads = {word[at : at + _HEAD] for at in range(len(word) - _HEAD + 1)} & by_head.keys()
-    return tuple((text, place) for head in heads for part, text, place in by_head[head] if part in word)
+    heads = {word[at : at + _HEAD] for at in range(len(word) - _HEAD + 1)}
+    some = (by_head[head] for head in (heads | {b""}) & by_head.keys())
+    return tuple((text, places) for texts in some for text, (part, places) in texts.items() if part in word)
 
 
 for _cache in (_patterns, _texts_by_head, _texts_with):

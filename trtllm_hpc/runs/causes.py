@@ -17,7 +17,7 @@ from trtllm_hpc.logs.causes.explain import (
     likeliest_first,
     of_lines,
 )
-from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, cause_of_state, causes
+from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, causes
 from trtllm_hpc.logs.diagnose import RankFailure, stage_logs
 from trtllm_hpc.logs.facts import logs_facts, scan
 from trtllm_hpc.logs.files import LogFile, signal_or_code
@@ -99,7 +99,8 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
         script = _without_log(causes()["batch-script-killed"], {"signal": f"signal {exit_signal}"})
         candidates.append(Candidate(script, Certainty.JOB_STATE))
     no_output = exit_signal == NO_OUTPUT_FILE
-    if of_state := causes()["slurm-output-file"] if no_output else cause_of_state(failure.state):
+    of_states = (it for it in causes().values() if failure.state in it.states)
+    if of_state := causes()["slurm-output-file"] if no_output else next(of_states, None):
         candidates.append(Candidate(_without_log(of_state, {}), Certainty.JOB_STATE))
     if not candidates and failure.state == INTERRUPTED.name:
         following = f"trtllm-hpc resume {call_name(run.paths)} --wait submits its scripts"

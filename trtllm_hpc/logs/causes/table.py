@@ -274,12 +274,6 @@ def _data(name: str) -> dict[str, Any]:
     return _parsed((resources.files("trtllm_hpc.logs.causes") / "data" / f"{name}.toml").read_text("utf-8"))
 
 
-@cache
-def cause_of_state(state: str) -> Cause | None:
-    """Return the cause that a job's state in Slurm stands for."""
-    return next((cause for cause in causes().values() if state in cause.states), None)
-
-
 def _cause(name: str, area: str, entry: dict[str, Any]) -> Cause:
     lists = {key: tuple(entry.get(key, ())) for key in ("patterns", "sources", "states", "after")}
     return Cause(name, area, **{**entry, **lists, "kind": Kind(entry["kind"])})
