@@ -82,8 +82,9 @@ _MOST_SHAPES, _LONGEST_SHAPE = 50_000, 4096
 _HEAD, _MOST_WORDS, _READY = 3, 100_000, -1
 _STACK = re.compile(rb"\s|frame #|#\d+ |=|-{3}|\[?0x")
 """Lines of a stack, a table or a box, which follow an error."""
-_SURVIVED_LINES, _SURVIVED_LINES_OTHERWISE, _SURVIVED_LINES_EXCEPTION = 12, 30, 150
-"""After an error that shells survive, after another one, and after an exception; without indented lines."""
+_SURVIVED_LINES, _SURVIVED_LINES_OTHERWISE, _SURVIVED_LINES_PRECISE = 12, 30, 150
+"""After an error that shells survive, after another one, and after an exception or what an entry names
+precisely; without indented lines."""
 _CLUSTER_BYTES = 16 << 10
 """Errors so near to the last one are the last cluster before the end."""
 _MAYBE_WELL = 3
@@ -454,8 +455,8 @@ def _survived(log: BinaryIO, found: Sequence[Match], last_at: int) -> bool:
     needed = max(
         _SURVIVED_LINES
         if it.cause.survivable
-        else _SURVIVED_LINES_EXCEPTION
-        if is_exception(it.text)
+        else _SURVIVED_LINES_PRECISE
+        if is_exception(it.text) or not (it.cause.generic or it.cause.first)
         else _SURVIVED_LINES_OTHERWISE
         for it in found
     )
