@@ -19,7 +19,7 @@ from trtllm_hpc.cli.submit import RenderedRun, SubmittedRun
 from trtllm_hpc.cli.sweep import CheckedSweep, SweepRow
 from trtllm_hpc.engine_cache import EngineRow
 from trtllm_hpc.evaluation.scores import EvaluationSummary
-from trtllm_hpc.logs.causes.explain import Finding
+from trtllm_hpc.logs.causes.explain import Explanation
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.runs.guests import ProxyClient
 from trtllm_hpc.runs.hub import ModelRow
@@ -47,7 +47,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "submit": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},
     "watch": {"": RunStatus},
     "logs": {"": list[LogRow]},
-    "explain": {"": list[Finding]},
+    "explain": {"": Explanation},
     "client": {"": PromptRecord},
     "evaluate": {"": EvaluationSummary},
     "bench list": {"": list[MeasurementRow]},

@@ -73,7 +73,7 @@ def test_that_a_job_has_ended_is_a_consequence_of_its_end(tmp_path: Path, has_en
     if has_end:  # without it, in a shell of one's own, it is the cause
         ended = "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11 DUE TO TIME LIMIT ***\n"
         (tmp_path / "serve_0.out").write_text(ended)
-    found = documented("explain", explain("--json", str(tmp_path)).output)
+    found = documented("explain", explain("--json", str(tmp_path)).output)["causes"]
     assert found[0]["id"] == ("slurm-time-limit" if has_end else "slurm-job-expired")
     kinds = {it["id"]: it["kind"] for it in found}
     assert kinds["slurm-job-expired"] == ("consequence" if has_end else "root")
@@ -104,13 +104,13 @@ def test_a_run_that_has_not_failed_has_no_cause(tmp_path: Path, last: str, words
     run = str(ended_run(tmp_path / "run", last).folder)
     result = CliRunner().invoke(command, ["explain", run], standalone_mode=False)
     assert (result.output, code(result)) == (words, 0)
-    assert documented("explain", explain("--json", run).output) == []
+    assert documented("explain", explain("--json", run).output) == {"causes": [], "suspicious": []}
 
 
 def test_the_causes_of_a_run_are_those_of_its_status(tmp_path: Path) -> None:
     run = ended_run(tmp_path / "run", "stage_end", 7)
     add_event(run, "serve", "failed", reason="no server could listen at port 8000")
-    found = documented("explain", explain("--json", str(run.folder)).output)
+    found = documented("explain", explain("--json", str(run.folder)).output)["causes"]
     assert (
         found
         == documented("status", CliRunner().invoke(command, ["status", str(run.folder), "--json"]).output)[
@@ -132,13 +132,17 @@ def test_the_causes_of_a_run_are_those_of_its_status(tmp_path: Path) -> None:
 def test_the_answer_says_how_much_is_known(tmp_path: Path, line: str, label: str, exit_code: int) -> None:
     (tmp_path / "a.out").write_text(f"fine\n{line}\n")
     result = CliRunner().invoke(command, ["explain", str(tmp_path / "a.out")], standalone_mode=False)
-    records = documented("explain", explain("--json", str(tmp_path / "a.out")).output)
+    record = documented("explain", explain("--json", str(tmp_path / "a.out")).output)
     assert code(result) == exit_code
     if not label:
-        assert result.output.startswith("No cause was found.\n") and records == []
+        assert result.output.startswith("No cause was found.\n") and record == {
+            "causes": [],
+            "suspicious": [],
+        }
         return
     assert result.output.startswith(f"{label}: ") and f"a.out:2: {line}" in result.output
-    assert [it["degree"] for it in records] == ["known cause" if label == "cause" else label]
+    assert [it["degree"] for it in record["causes"]] == ["known cause" if label == "cause" else label]
+    assert [(it["line"], it["text"]) for it in record["suspicious"]] == [(2, line)]
 
 
 @pytest.mark.parametrize("pack", ["gzip", "zstd", "utf-16", "damaged gzip"])
@@ -181,6 +185,18 @@ off = true
 """
 
 
+def test_the_text_of_a_site_s_cause_need_not_be_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    table = tmp_path / "trtllm-hpc" / "causes" / "site.toml"
+    table.parent.mkdir(parents=True)
+    table.write_text(TABLE.partition("[cuda")[0].replace("LustreError: (?P<what>.+)", "#(?P<what>!)#"))
+    use_tables_anew()
+    (tmp_path / "a.out").write_text("now 12 #!# of 13\n")
+    assert explain(str(tmp_path / "a.out")).output.startswith("cause: Our scratch is ill: !.")
+
+
 def test_a_site_teaches_causes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     table = tmp_path / "trtllm-hpc" / "causes" / "site.toml"
@@ -212,7 +228,8 @@ def test_the_profile_names_a_folder_of_causes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [(), ("-",)])
 def test_the_standard_input_is_read(words: tuple[str, ...]) -> None:
     program = [sys.executable, "-m", "trtllm_hpc", "explain", *words, "--json"]
-    found = documented("explain", subprocess.run(program, input=OOM, capture_output=True, text=True).stdout)
+    output = subprocess.run(program, input=OOM, capture_output=True, text=True).stdout
+    found = documented("explain", output)["causes"]
     assert [(it["id"], it["file"], it["rank"]) for it in found] == [("cuda-out-of-memory", "-", None)]
 
 
@@ -255,6 +272,9 @@ def test_a_run_is_explained_by_what_status_knows_then_by_its_lines(tmp_path: Pat
         f"{run.rank_log('serve', 0)}:1, rank 0, on n0, 2026-11-28 10:00:00: RuntimeError: the loop is closed"
     )
     assert f"  {shown}" in lines
+    record = documented("explain", explain("--json", str(run.folder)).output)["suspicious"][-1]
+    said = (record["line"], record["rank"], record["node"], record["time"], record["text"])
+    assert said == (1, 0, "n0", "2026-11-28 10:00:00", "RuntimeError: the loop is closed")
 
 
 def test_a_bundle_has_what_helps_and_nothing_private(tmp_path: Path) -> None:

@@ -64,6 +64,11 @@ def unlike(name: str) -> Iterator[str]:
         yield f"shows {first[name].match}"
 
 
+def test_releases_of_vllm_say_in_other_words_that_their_engine_vanished() -> None:
+    said = "Engine core {} EngineCore_DP3 died unexpectedly, shutting down client."
+    assert {likeliest(said.format(word)) for word in ("proc", "process")} == {"engine-core-killed"}
+
+
 def test_the_excerpt_of_each_public_log_is_explained() -> None:
     assert {name: wrong for name in EXCERPTS if (wrong := list(unlike(name)))} == {}
 

@@ -179,7 +179,7 @@ def test_what_the_program_proposes_is_the_next_step() -> None:
         (f"error: the moon is dark\n{OOM}", Degree.LIKELY),
         (f"RuntimeError: the moon is dark\n{TIME_LIMIT}", Degree.LIKELY),
         (f"libibverbs: Warning: couldn't load driver 'x': no such file\n{OOM}", Degree.KNOWN),
-        (TIME_LIMIT, Degree.KNOWN),
+        (TIME_LIMIT, Degree.LIKELY),
     ],
 )
 def test_a_cause_is_known_only_if_no_other_error_stands_before_it(log: str, degree: Degree) -> None:
@@ -229,3 +229,13 @@ def test_a_file_s_name_is_a_rank_only_if_it_is_ours() -> None:
         ("x_3.log", None),
     ):
         assert [it.rank for it in facts_of_stream(io.BytesIO(OOM.encode()), name).causes] == [rank]
+
+
+@pytest.mark.parametrize(("lines", "survived"), [(40, False), (200, True)])
+def test_what_an_entry_names_precisely_is_not_survived_by_what_other_ranks_still_say(
+    lines: int, survived: bool
+) -> None:
+    log = "NCCL WARN Cuda failure 'out of memory'\n" + "".join(f"rank {it} goes on\n" for it in range(lines))
+    facts = facts_of_stream(io.BytesIO(log.encode()), "a.out")
+    assert [it.id for it in facts.causes] == ["nccl-out-of-memory"]
+    assert facts.survived is survived

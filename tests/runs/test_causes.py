@@ -15,6 +15,7 @@ from trtllm_hpc.logs.causes.explain import Finding, capitalised
 from trtllm_hpc.logs.causes.table import causes
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.status import RunStatus, run_status
+from trtllm_hpc.runtime.ending import UNREQUESTED
 from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.scheduler.submission_record import read_submission
 
@@ -76,6 +77,44 @@ def test_what_the_first_rank_recorded_goes_before_a_traceback_that_followed(run:
     add_rank(run, 0, world_size=1, log=log, ended_at=20.0, exit_code=-9, reason=reason)
     status = run_status(run)
     assert status.causes[0].sentence == "The model's process of rank 0 was killed or crashed."
+
+
+def test_that_a_server_ended_by_itself_is_no_cause(run: RunPaths) -> None:
+    log = (
+        "(APIServer pid=411) WARNING 11-28 20:11:40 [core_client.py:702] [shutdown] MPClient: engine core"
+        " exited unexpectedly; starting cleanup\n"
+        "(APIServer pid=411) ERROR 11-28 20:11:40 [async_llm.py:701] AsyncLLM output_handler failed.\n"
+        "(APIServer pid=411) ERROR 11-28 20:11:40 [async_llm.py:701] Traceback (most recent call last):\n"
+        '(APIServer pid=411) ERROR 11-28 20:11:40 [async_llm.py:701]   File "/a/vllm/v1/engine/async_llm.py",'
+        " line 657, in output_handler\n"
+        "(APIServer pid=411) ERROR 11-28 20:11:40 [async_llm.py:701]     raise self._format_exception(e)\n"
+        "(APIServer pid=411) ERROR 11-28 20:11:40 [async_llm.py:701] vllm.v1.engine.exceptions."
+        "EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.\n"
+        '(APIServer pid=411) INFO:     127.0.0.1:5 - "POST /v1/chat HTTP/1.1" 503 Service Unavailable\n'
+        "(APIServer pid=411) INFO:     Shutting down\n"
+    )
+    add_rank(run, 0, world_size=1, log=log, ended_at=20.0, exit_code=0, reason=UNREQUESTED)
+    cause, *others = run_status(run).causes
+    assert cause.id == "engine-core-killed" and "vanished without an error of its own" in cause.sentence
+    assert others[-1].sentence == "The server ended by itself, without a request to stop."
+    add_rank(run, 0, world_size=1, log="fine\n", ended_at=20.0, exit_code=0, reason=UNREQUESTED)
+    assert "first error: The server ended by itself, without a request to stop." in shown(run)
+    add_rank(run, 0, world_size=1, log="error: it is odd\n", ended_at=20.0, exit_code=0, reason=UNREQUESTED)
+    assert run_status(run).causes[0].sentence == "It is odd."
+
+
+@pytest.mark.parametrize(
+    ("line", "degree"),
+    [
+        (OOM, "cause"),
+        ("PermissionError: [Errno 13] Permission denied: '/.cache'\n", "likely cause"),
+        ("slurmstepd: error: the moon is in the wrong house\n", "first error"),
+    ],
+)
+def test_status_says_how_much_is_known(run: RunPaths, line: str, degree: str) -> None:
+    add_rank(run, 0, world_size=1, log=line, ended_at=20.0, exit_code=1)
+    assert any(it.startswith(f"{degree}: ") for it in shown(run).splitlines())
+    assert run_status(run).causes[0].degree.value == ("known cause" if degree == "cause" else degree)
 
 
 def test_a_recorded_reason_has_the_advice_that_the_log_gives_with_it(run: RunPaths) -> None:

@@ -13,6 +13,7 @@ from trtllm_hpc.runtime.ending import (
     FAULT_GRACE_S,
     SIGNAL_GRACE_S,
     STOP_GRACE_S,
+    UNREQUESTED,
     End,
     Observed,
     conclude,
@@ -207,7 +208,6 @@ def test_a_worker_outlives_the_leader_for_a_limited_time() -> None:
 # The end --------------------------------------------------------------------------------
 
 SIGNALLED = decided(seen(signal="SIGTERM"))
-UNREQUESTED = "the server ended by itself, without a request to stop"
 SUSPECT = {2: "its process x is stopped"}
 
 

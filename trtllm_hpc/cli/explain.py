@@ -17,7 +17,7 @@ import click
 
 from trtllm_hpc.cli.shared import json_option, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import ExitCode, RunNotFound, SubmissionError
-from trtllm_hpc.logs.causes.explain import Finding, cause_lines, clue_lines, likeliest_first, of_lines
+from trtllm_hpc.logs.causes.explain import Explanation, Finding, cause_lines, likeliest_first, of_lines
 from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables
 from trtllm_hpc.logs.facts import (
     LogFacts,
@@ -99,14 +99,14 @@ def command(
         facts_of_runs = logs_facts([Path(it) for it in of_runs])
         answer = [f"{status.state.value}: {status.sentence}" for _, status in told]
         answer += cause_lines(found, places=True)
-        if found:
-            clues = suspicious_lines([*facts_of_runs, *facts], [*of_runs, *logs])
-            lines = clue_lines(clues, _hosts([run for run, _ in told]))
-            answer += ["most suspicious lines:", *map(quoted, lines)] if lines else []
-        elif logs or not told:
+        of_all = [*facts_of_runs, *facts], [*of_runs, *logs], _hosts([run for run, _ in told])
+        clues = suspicious_lines(*of_all) if found else []
+        if clues:
+            answer += ["most suspicious lines:", *(it.quotation for it in clues)]
+        elif not found and (logs or not told):
             answer.append("No cause was found.")
         if as_json:
-            print_json(found)
+            print_json(Explanation(found, clues))
         else:
             click.echo("\n".join(map(escaped, answer)))
             for name, fact in () if found else zip(logs, facts, strict=True):

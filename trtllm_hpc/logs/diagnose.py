@@ -55,24 +55,18 @@ class RankFailure:
 
 def first_failure(run: RunSnapshot) -> RankFailure | None:
     """Return the rank of a server that has ended which died first; ``None`` if no record shows a failure."""
-    failures = filter(None, (_first_failure_of(run, step) for step in run.serve_steps))
-    return min(failures, key=lambda failure: failure.record.ended_at or 0.0, default=None)
-
-
-def _first_failure_of(run: RunSnapshot, step: str) -> RankFailure | None:
-    """The same of one instance."""
-    records = run.ranks(step)
-    first = first_to_fail(records)
-    if first is None:
+    of_instances = ((records, first_to_fail(records)) for records in map(run.ranks, run.serve_steps))
+    failed = [(records, first) for records, first in of_instances if first is not None]
+    if not failed:
         return None
+    records, first = min(failed, key=lambda it: it[1].ended_at or 0.0)
+    ended = {record.ended_at is not None for record in records if record is not first}
+    others = "running"
+    if ended <= {True}:
+        others = "ended" if ended else "none"
+    elif ended == {False} and first.ended_at is None:
+        others = "silent"
     judge = verdict(records)
-    ended = [record.ended_at is not None for record in records if record is not first]
-    if not ended:
-        others = "none"
-    elif all(ended):
-        others = "ended"
-    else:
-        others = "silent" if first.ended_at is None and not any(ended) else "running"
     [log] = logs_facts([run.paths.rank_log(first.step, first.rank)])
     return RankFailure(first, log, others, None if judge is None else judge.reason)
 
@@ -111,13 +105,12 @@ def stage_error(run: RunSnapshot, stage: str) -> str | None:
     facts = logs_facts([log.path for log in logs])
     names = {str(log.path): log.name for log in logs}
     causes = likeliest_first(of_lines([log.causes for log in facts]))
-    roots = [cause for cause in causes if cause.kind is Kind.ROOT]
     # That Slurm saw a task killed explains the end of its step.
-    killed = [it for it in causes if it.id == "slurm-task-failed" and "Exited with" not in it.match]
-    for cause in (*roots, *killed):
-        if cause.file is not None:
-            return f"{names[cause.file]} says {cause.match!r}"
-    for log, it in zip(logs, facts, strict=True):
-        if it.first_error is not None:
-            return f"{log.name} says {it.first_error!r}"
-    return None
+    killed = (it for it in causes if it.id == "slurm-task-failed" and "Exited with" not in it.match)
+    cause = next((it for it in causes if it.kind is Kind.ROOT), None) or next(killed, None)
+    if cause is not None and cause.file is not None:
+        return f"{names[cause.file]} says {cause.match!r}"
+    said = (
+        f"{log.name} says {it.first_error!r}" for log, it in zip(logs, facts, strict=True) if it.first_error
+    )
+    return next(said, None)

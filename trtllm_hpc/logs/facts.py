@@ -6,10 +6,11 @@ import heapq
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import islice, takewhile
+from functools import cache, lru_cache
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +18,7 @@ from trtllm_hpc.logs.causes.explain import (
     BEFORE,
     REPORTED,
     Finding,
+    SuspiciousLine,
     capitalised,
     findings,
     likeliest_first,
@@ -25,7 +27,6 @@ from trtllm_hpc.logs.causes.explain import (
 )
 from trtllm_hpc.logs.causes.lines import (
     ELSEWHERE,
-    ERROR,
     FIRST_ERROR,
     MODEL_CONFIG,
     PROPOSAL,
@@ -57,37 +58,38 @@ from trtllm_hpc.logs.reading import (
     is_packed,
     lines_of,
     opened,
+    quoted,
     seek_last_lines,
     stat_of,
     uncoloured,
 )
-from trtllm_hpc.logs.search import MASK, Hit, hits, hits_in
+from trtllm_hpc.logs.search import MASK, Hit, hits, hits_in, literals
 
 LATE_LINES = 500
 """So near to a log's end a line may show why its writer ended; its writer survived what stands before."""
 _LATE_BYTES = 64 << 10
-_ERROR, _NEXT = "error: ", "next: "
+_ERROR, _NEXT, _ERROR_BYTES = "error: ", "next: ", 1 << 20
 """How programs of this package begin an error, and the advice in the line after it."""
-_ERROR_BYTES = 1 << 20
 _MOST_KNOWN = 8192
 _RARE, _LONGEST_REASON = 3, 300
 """A word is rare that so few lines have; so much of a line is shown as the reason of an error."""
 _SHOWN, _SHOWN_ERROR = 300, 600
 _BEFORE_BYTES, _WINDOW_BYTES, _AFTER_BYTES = 32 << 10, 256 << 10, 96 << 10
 """What is read around a hit, for the exact look."""
-_FIRST, _LAST = 300, 200
+_FIRST, _LAST = 50, 50
 """So many lines that are errors are kept of a log: from its beginning, and before its end."""
 _MOST_SHAPES, _LONGEST_SHAPE = 50_000, 4096
+_HEAD, _MOST_WORDS, _READY = 3, 100_000, -1
 _STACK = re.compile(rb"\s|frame #|#\d+ |=|-{3}|\[?0x")
 """Lines of a stack, a table or a box, which follow an error."""
-_SURVIVED_LINES, _SURVIVED_LINES_OTHERWISE, _SURVIVED_LINES_EXCEPTION = 12, 30, 150
-"""After an error that shells survive, after another one, and after an exception; without indented lines."""
+_SURVIVED_LINES, _SURVIVED_LINES_OTHERWISE, _SURVIVED_LINES_PRECISE = 12, 30, 150
+"""After an error that shells survive, after another one, and after an exception or what an entry names
+precisely; without indented lines."""
 _CLUSTER_BYTES = 16 << 10
 """Errors so near to the last one are the last cluster before the end."""
 _MAYBE_WELL = 3
 """How suspicious a line is of the kind that runs have which are well."""
-MOST_SHOWN = 5
-"""Suspicious lines below an answer."""
+_MOST_SUSPICIOUS = 5
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,6 @@ class LogFacts:
 
 _known: dict[Path, tuple[tuple[int, int], LogFacts]] = {}
 """Facts by path, with the log's size and time before it was read: `submit --wait` looks every few seconds."""
-forgotten_with_causes(_known.clear)
 
 
 def logs_facts(paths: Sequence[Path]) -> list[LogFacts]:
@@ -124,37 +125,69 @@ def logs_facts(paths: Sequence[Path]) -> list[LogFacts]:
     if len(_known) > _MOST_KNOWN:
         _known.clear()
     stamps = {path: (stat.st_size, stat.st_mtime_ns) for path in paths if (stat := stat_of(path)) is not None}
-    new = [path for path, stamp in stamps.items() if path not in _known or _known[path][0] != stamp]
-    plain = [path for path in new if not is_packed(path) and path.is_file() and os.access(path, os.R_OK)]
-    read = dict.fromkeys(new, LogFacts())
-    for path, lines in hits(plain, *first_pass()) if plain else ():
-        try:
-            with path.open("rb") as log:
-                read[path] = _facts(str(path), log, lines)
-        except OSError:
-            continue
-    for path in filter(is_packed, new):
-        try:
-            with opened(path) as log:
-                read[path] = facts_of_stream(log, str(path))
-        except OSError:
-            continue
+    read = {
+        path: LogFacts() for path, stamp in stamps.items() if path not in _known or _known[path][0] != stamp
+    }
+    packed = [path for path in read if is_packed(path)]
+    plain = [path for path in read if path not in packed and path.is_file() and os.access(path, os.R_OK)]
+    for path, lines in chain(hits(plain, *first_pass()), ((path, None) for path in packed)):
+        with suppress(OSError), opened(path) as log:
+            read[path] = facts_of_stream(log, str(path), lines)
     _known.update({path: (stamps[path], facts) for path, facts in read.items()})
     return [_known[path][1] if path in stamps else LogFacts() for path in paths]
 
 
-def facts_of_stream(log: BinaryIO, name: str) -> LogFacts:
-    """Return what a log shows that is open, and can be read from any place."""
-    return _facts(name, log, hits_in(log, first_pass()[1]))
+def facts_of_stream(log: BinaryIO, name: str, lines: Iterable[Hit] | None = None) -> LogFacts:
+    """Return what a log shows that is open, and can be read from any place.
+
+    ``lines`` are those that may count; without them all of the log is searched.
+    """
+    seek_last_lines(log, LATE_LINES, _LATE_BYTES)
+    late_at, versions = log.tell(), dict[str, str]()
+    looked_at = _looked_at(log, lines, late_at, versions)
+    chosen = _chosen(looked_at)
+    if not chosen:
+        return LogFacts(versions=versions)
+    reasons = [_reason(log, it) for it in chosen]
+    matches = [
+        replace(it, groups=versions | it.groups | ({BEFORE: why.text} if why else {}))
+        for it, why in zip(chosen, reasons, strict=True)
+    ]
+    if all(it.cause.kind is Kind.CONSEQUENCE for it in matches):
+        why = next(filter(None, reasons), None) or _suspects(log, matches[0])
+        matches = matches if why is None else [why, *matches]
+    rivals = [it for it in looked_at if it.is_error or (it.weight is None and it.cause.kind is Kind.ROOT)]
+    found = tuple(
+        replace(it, degree=Degree.LIKELY)
+        if it.degree is Degree.KNOWN
+        and any(rival.at < match.at and rival.cause.id != it.id for rival in rivals)
+        else it
+        for it, match in zip(findings(matches, name), matches, strict=True)
+    )
+    late = [it for match, it in zip(matches, found, strict=True) if it.ends_a_process and match.at >= late_at]
+    late_cause = next(iter(likeliest_first(of_lines([late]))), None)
+    first = _first_error(chosen)
+    late_error = _first_error(_chosen([it for it in looked_at if it.at >= late_at]))
+    last = max((it.at for it in looked_at if _weight(it) < _MAYBE_WELL), default=0)
+    clues = [replace(it, is_late=it.at >= last - _CLUSTER_BYTES) for it in looked_at]
+    return LogFacts(
+        None if first is None else first.text,
+        found,
+        _own_error(name, log, first) if first is not None and first.text.startswith(_ERROR) else None,
+        late_cause,
+        late_cause.match if late_cause else late_error.text if late_error else None,
+        _survived(log, matches, max(it.at for it in looked_at)),
+        tuple(heapq.nsmallest(2 * _MOST_SUSPICIOUS, clues, key=_suspicion)),
+        versions,
+    )
 
 
 def scan(log: BinaryIO) -> list[Match]:
-    """Return what counts in a log that can be read from any place: the first line of each cause, in their
-    order.
+    """Return what counts in a log that can be read from any place, in the order of its lines.
 
-    To these belongs the likeliest root among the errors that no entry of the table knows.
+    This is the first line of each cause, and the likeliest root among the errors that no entry knows.
     """
-    return _chosen(_looked_at(log, hits_in(log, first_pass()[1]), 0, {}))
+    return _chosen(_looked_at(log, None, 0, {}))
 
 
 def nearest_to_an_error(log: BinaryIO, *, only: bool) -> list[str]:
@@ -163,144 +196,194 @@ def nearest_to_an_error(log: BinaryIO, *, only: bool) -> list[str]:
     return suspicious(list(lines_of(log, _LATE_BYTES)), only=only)
 
 
-def suspicious_lines(facts: Sequence[LogFacts], names: Sequence[str]) -> list[tuple[str, Match]]:
-    """Return the lines of several logs that speak most of a failure, with their logs' names; each kind
-    once."""
-    clues = [(name, clue) for name, it in zip(names, facts, strict=True) for clue in it.clues]
-    seen: dict[str, tuple[str, Match]] = {}
-    for name, clue in sorted(clues, key=lambda it: _suspicion(it[1])):
-        seen.setdefault(re.sub(r"[\da-f]+", "0", clue.text), (name, clue))
-    chosen = list(seen.values())[:MOST_SHOWN]
-    return sorted(chosen, key=lambda it: (names.index(it[0]), it[1].at))
+def suspicious_lines(
+    facts: Sequence[LogFacts], names: Sequence[str], hosts: Mapping[str, str]
+) -> list[SuspiciousLine]:
+    """Return the lines of several logs that speak most of a failure, each kind once, without keys.
+
+    ``names`` are the logs', and ``hosts`` the nodes of logs by their names, where a run's records know them.
+    """
+    clues = [(place, clue) for place, it in enumerate(facts) for clue in it.clues]
+    seen: dict[str, tuple[int, Match]] = {}
+    for place, clue in sorted(clues, key=lambda it: _suspicion(it[1])):
+        seen.setdefault(re.sub(r"[\da-f]+", "0", clue.text), (place, clue))
+    chosen = sorted(list(seen.values())[:_MOST_SUSPICIOUS], key=lambda it: (it[0], it[1].at))
+    return [
+        SuspiciousLine(
+            name := names[place],
+            clue.line,
+            clue.at,
+            rank_of(name) if clue.rank is None else clue.rank,
+            clue.host or hosts.get(name, ""),
+            clue.time,
+            quoted(clue.text[:_SHOWN]),
+        )
+        for place, clue in chosen
+    ]
 
 
 def _suspicion(clue: Match) -> tuple[int, int]:
-    """The sort key of lines as evidence: roots and errors before what follows; the last cluster counts
-    more."""
+    """The sort key of lines as evidence: roots and errors before what follows; the last cluster first."""
     return _weight(clue) + (0 if clue.is_late else 2), clue.at
 
 
 def _weight(clue: Match) -> int:
     if clue.weight is None:
         return 0 if clue.cause.kind is Kind.ROOT else 2
-    return {SUSPICIOUS: _MAYBE_WELL, ELSEWHERE: 2}.get(
-        clue.weight, 1 if clue.weight <= ERROR else _MAYBE_WELL
-    )
+    return {SUSPICIOUS: _MAYBE_WELL, ELSEWHERE: 2}.get(clue.weight, 1 if clue.is_error else _MAYBE_WELL)
 
 
 @cache
-def _entries() -> tuple[list[tuple[Cause, str]], dict[bytes, list[tuple[int, bytes]]]]:
-    """Return the patterns of all causes, and by words of the first pass the texts that their matches have."""
-    patterns = [(cause, pattern) for cause in causes().values() for pattern in cause.patterns]
-    some, index = first_pass()[1], dict[bytes, list[tuple[int, bytes]]]()
-    for number, (_, pattern) in enumerate(patterns):
-        for text in texts_of(pattern):
-            word = next(word for word in some if word in text)
-            index.setdefault(word.encode(), []).append((number, text.encode()))
-    return patterns, index
+def _patterns() -> list[tuple[Cause, str]]:
+    """Return the patterns of all causes, each after its cause."""
+    return [(cause, pattern) for cause in causes().values() for pattern in cause.patterns]
 
 
-forgotten_with_causes(_entries.cache_clear)
+@cache
+def _texts_by_head() -> dict[bytes, dict[bytes, tuple[bytes, list[int]]]]:
+    """Return the texts that patterns need, each with its longest word and the places of the patterns.
 
-
-def _looked_at(log: BinaryIO, lines: Iterable[Hit], late_at: int, versions: dict[str, str]) -> list[Match]:
-    """Return the lines among these that an entry knows or that are errors, since the server was ready last.
-
-    Lines that differ in their numbers only are looked at once, and once more from ``late_at`` on.
-    ``versions`` is filled in.
+    They stand by the first letters of the word, without a word by none. Texts of a server that is ready have
+    the place ``_READY``.
     """
-    patterns, index = _entries()
-    found, last = dict[int, Match](), dict[int, Match]()
-    done, seen = set[bytes](), set[str]()
-    later: deque[Hit] | None = deque(maxlen=_LAST)
+    by_head: dict[bytes, dict[bytes, tuple[bytes, list[int]]]] = {}
+    texts = [(text, place) for place, (_, pattern) in enumerate(_patterns()) for text in texts_of(pattern)]
+    for text, place in [*texts, *((text, _READY) for text in literals(words()["ready"].pattern))]:
+        word = max(re.findall(r"\w{3,}", text), key=len, default="").encode()
+        of_head = by_head.setdefault(word[:_HEAD], {})
+        of_head.setdefault(text.encode(), (word, []))[1].append(place)
+    return by_head
+
+
+_plain_words: set[bytes] = set()
+"""Words of logs that no text has: most lines consist of words that other lines have, too."""
+
+
+def _places_in(line: bytes) -> set[int]:
+    """Return the places of the patterns that a line may match: it has a text of each."""
+    if len(_plain_words) > _MOST_WORDS:
+        _plain_words.clear()
+    places = set[int]()
+    for word in set(line.split()) - _plain_words:
+        texts = _texts_with(word)
+        for text, of_text in texts:
+            if text in line:
+                places.update(of_text)
+        if not texts:
+            _plain_words.add(word)
+    return places
+
+
+@lru_cache(maxsize=4096)
+def _texts_with(word: bytes) -> tuple[tuple[bytes, list[int]], ...]:
+    """Return the texts that a line with this word may have, and the places of their patterns."""
+    by_head = _texts_by_head()
+    heads = {word[at : at + _HEAD] for at in range(len(word) - _HEAD + 1)}
+    some = (by_head[head] for head in (heads | {b""}) & by_head.keys())
+    return tuple((text, places) for texts in some for text, (part, places) in texts.items() if part in word)
+
+
+for _cache in (_patterns, _texts_by_head, _texts_with):
+    forgotten_with_causes(_cache.cache_clear)
+for _memory in (_known, _plain_words):
+    forgotten_with_causes(_memory.clear)
+
+
+def _lines_at(log: BinaryIO, lines: Iterable[Hit]) -> Iterator[SuspectLine]:
+    """Yield lines of a log with what stands around them.
+
+    After a very long line come the pieces of it that may show something, as of a progress bar that ends no
+    line.
+    """
     block, begin, whole = b"", 0, False
-    calm_until = traceback_end = 0
-    hits_, pieces, split_at = iter(lines), iter(tuple[Hit]()), -1
-    while True:
-        hit = next(pieces, None) or next(hits_, None)
-        if hit is None and later is not None:
-            hits_, later, calm_until, traceback_end = iter(later), None, 0, 0
-            continue
-        if hit is None:
-            return [*found.values(), *last.values()]
-        number, at = hit
+    for number, at in lines:
         if not (begin <= max(0, at - _BEFORE_BYTES) and (whole or at + _AFTER_BYTES <= begin + len(block))):
             begin, size = max(0, at - _BEFORE_BYTES), _BEFORE_BYTES + _WINDOW_BYTES + _AFTER_BYTES
             log.seek(begin)
             block = log.read(size)
             whole = len(block) < size
-        end = block.find(b"\n", at - begin)
-        raw = block[at - begin : end if end >= 0 else len(block)]
-        if len(raw) > LONGEST_LINE_BYTES and at != split_at:
-            is_start = at == begin or block[at - begin - 1 : at - begin] == b"\n"
-            pieces, split_at = _pieces(log, hit) if is_start else pieces, at
-            raw = raw[:LONGEST_LINE_BYTES]
-        shape = (b"\n" if at >= late_at else b"") + raw[:_LONGEST_SHAPE].translate(MASK)
-        if shape in done or at < calm_until:
-            continue
-        plain = uncoloured(raw)
-        if words()["ready"].search(decode(plain)):
-            found, last, done, seen = {}, {}, set(), set()
-            later = deque(maxlen=_LAST) if later is not None else None
-            continue
-        known = {it for word, texts in index.items() if word in plain for it, text in texts if text in plain}
-        if (
-            later is not None
-            and len(found) >= _FIRST
-            and not _may_be_new(map(patterns.__getitem__, known), raw, seen)
-        ):
-            later.append(hit)
-            continue
-        line = SuspectLine(block, at - begin, raw, at, number)
-        calm = line.is_calm or line.level == "warning"
-        matched = _known_cause(
-            [patterns[it] for it in sorted(known) if patterns[it][0].calm or not calm], line
-        )
-        if matched is not None and matched.cause.generic and is_exception(line.texts[-1]):
-            # Of a package's own code that reads a model's configuration, more is known than of its exception.
-            own = line.unknown(is_raised=True)
-            matched = own if own is not None and own.cause.id == MODEL_CONFIG else matched
-        is_done = matched is None or matched.cause.lines == 1
-        if matched is not None and matched.cause.kind is Kind.NOISE:
-            versions.update({name: value for name, value in matched.groups.items() if value})
-            matched = None
-        elif matched is None and not line.is_source and at >= traceback_end:
-            raised = line.raised() if TRACEBACK in raw else None
-            if calm:
-                calm_until = raised.at + 1 if raised else at
-            elif raised is not None or TRACEBACK not in raw:
-                matched = (raised or line).unknown(is_raised=raised is not None)
-                traceback_end = raised.at if raised else at
-                is_done = raised is None and not (matched and matched.is_direct)
-        if is_done:
-            done.add(shape)
-        if len(done) > _MOST_SHAPES:
-            done.clear()
-        if matched is not None and (
-            matched.weight is None or not (matched.at in found or matched.at in last)
-        ):
+        start = at - begin
+        end = block.find(b"\n", start)
+        raw = block[start : end if end >= 0 else len(block)]
+        yield SuspectLine(block, start, raw[:LONGEST_LINE_BYTES], at, number)
+        if len(raw) > LONGEST_LINE_BYTES and block[start - 1 : start] in (b"", b"\n"):
+            pieces = takewhile(lambda it: it[0] == 1, hits_in(log, first_pass()[1], at))
+            yield from _lines_at(log, ((number, piece) for _, piece in pieces if piece != at))
+
+
+def _looked_at(
+    log: BinaryIO, lines: Iterable[Hit] | None, late_at: int, versions: dict[str, str]
+) -> list[Match]:
+    """Return the lines among these that an entry knows or that are errors, since the server was ready last.
+
+    Lines that differ in their numbers only are looked at once, and once more from ``late_at`` on. Of many
+    different errors the last ones are looked at in the end. ``versions`` is filled in.
+    """
+    patterns = _patterns()
+    found, last = dict[int, Match](), dict[int, Match]()
+    done, seen, later = set[int](), set[str](), deque[Hit](maxlen=_LAST)
+    for is_first_look in (True, False):
+        calm_until = traceback_end = 0
+        some = later if not is_first_look else hits_in(log, first_pass()[1]) if lines is None else lines
+        for line in _lines_at(log, some):
+            at, raw = line.at, line.raw
+            shape = hash((at >= late_at, raw[:_LONGEST_SHAPE].translate(MASK)))
+            if shape in done or at < calm_until:
+                continue
+            plain = uncoloured(raw)
+            known = _places_in(plain)
+            if _READY in known:
+                found, last, done, seen = {}, {}, set(), set()
+                later.clear()
+                continue
+            entries = [patterns[it] for it in sorted(known)]
+            if is_first_look and len(found) >= _FIRST and not _may_be_new(entries, seen, line):
+                later.append((line.number, at))
+                continue
+            matched = _known_cause([it for it in entries if it[0].calm or not line.is_calm], line)
+            if matched is not None and matched.cause.generic and is_exception(line.texts[-1]):
+                # More is known of a package's own code that reads a model's configuration.
+                own = line.unknown(is_raised=True)
+                matched = own if own is not None and own.cause.id == MODEL_CONFIG else matched
+            is_done = matched is None or matched.cause.lines == 1
+            if matched is not None and matched.cause.kind is Kind.NOISE:
+                versions.update({name: value for name, value in matched.groups.items() if value})
+                matched = None
+            elif matched is None and not line.is_source and at >= traceback_end:
+                raised = line.raised() if TRACEBACK in raw else None
+                if line.is_calm:
+                    calm_until = raised.at + 1 if raised else at
+                elif raised is not None or TRACEBACK not in raw:
+                    matched = (raised or line).unknown(is_raised=raised is not None)
+                    traceback_end = raised.at if raised else at
+                    is_done = raised is None and not (matched and matched.is_direct)
+            if is_done:
+                done.add(shape)
+            if len(done) > _MOST_SHAPES:
+                done.clear()
+            if matched is None or (
+                matched.weight is not None and (matched.at in found or matched.at in last)
+            ):
+                continue
+            is_new = matched.weight is None and matched.cause.id not in seen
+            seen.add(matched.cause.id)
             text = decode(plain)
             matched = replace(matched, time=_said(text, "time"), host=_said(text, "host"))
-            is_first = matched.weight is None and matched.cause.id not in seen
-            seen.add(matched.cause.id)
-            (found if is_first or matched.at in found or len(found) < _FIRST else last)[matched.at] = matched
+            (found if is_new or matched.at in found or len(found) < _FIRST else last)[matched.at] = matched
             if len(last) > _LAST:
                 del last[next(iter(last))]
+    return [*found.values(), *last.values()]
 
 
-def _may_be_new(entries: Iterable[tuple[Cause, str]], raw: bytes, seen: Collection[str]) -> bool:
-    """Return whether a line may have an entry that was not seen before: a log may consist of errors."""
-    new = [(cause, pattern) for cause, pattern in entries if cause.id not in seen]
-    text = stripped(raw)[0] if new else ""
-    return any(cause.lines > 1 or compiled(pattern).search(text) for cause, pattern in new)
-
-
-def _pieces(log: BinaryIO, hit: Hit) -> Iterator[Hit]:
-    """Yield the pieces of a very long line that may show something, as of a progress bar that ends no
-    line."""
-    number, at = hit
-    pieces = takewhile(lambda it: it[0] == 1, hits_in(log, first_pass()[1], at))
-    yield from ((number, start) for _, start in pieces if start != at)
+def _may_be_new(entries: Iterable[tuple[Cause, str]], seen: set[str], line: SuspectLine) -> bool:
+    """Return whether a line may have one of these entries that was not seen: a log may be all errors."""
+    text = ""
+    for cause, pattern in entries:
+        if cause.id not in seen:
+            text = text or decode(uncoloured(line.raw))
+            if cause.lines > 1 or compiled(pattern).search(line.text if "^" in pattern else text):
+                return True
+    return False
 
 
 def _said(text: str, what: str) -> str:
@@ -318,11 +401,11 @@ def _known_cause(candidates: Sequence[tuple[Cause, str]], line: SuspectLine) -> 
             match = compiled(pattern).search(window)
             if match is None or match.start() > len(text):
                 continue
-            if cause.kind is Kind.NOISE:
+            is_noise = cause.kind is Kind.NOISE
+            if is_noise or best is None or best[0].generic > cause.generic:
                 best = cause, match, window
+            if is_noise:
                 break
-            if best is None or best[0].generic > cause.generic:
-                best = cause, match, window
         if best is not None:
             break
     if best is None:
@@ -334,7 +417,7 @@ def _known_cause(candidates: Sequence[tuple[Cause, str]], line: SuspectLine) -> 
     if cause.own and line.is_of_process(groups.get("pid", "")):
         cause = causes()[cause.own]
     groups |= {} if cause.kind is Kind.NOISE else {PROPOSAL: line.proposal()}
-    return Match(cause, groups, line.number, _around(window, match), line.rank, line.at)
+    return Match(cause, groups, line.number, _around(window, match), line.stripped[2], line.at)
 
 
 def _around(window: str, match: re.Match[str]) -> str:
@@ -365,57 +448,6 @@ def _chosen(looked_at: Sequence[Match]) -> list[Match]:
     return sorted(first.values(), key=lambda it: it.at)
 
 
-def _facts(name: str, log: BinaryIO, lines: Iterable[Hit]) -> LogFacts:
-    seek_last_lines(log, LATE_LINES, _LATE_BYTES)
-    late_at, versions = log.tell(), dict[str, str]()
-    looked_at = _looked_at(log, lines, late_at, versions)
-    chosen = _chosen(looked_at)
-    if not chosen:
-        return LogFacts(versions=versions)
-    reasons = [_reason(log, it) for it in chosen]
-    matches = [
-        replace(it, groups=versions | it.groups | ({BEFORE: why.text} if why else {}))
-        for it, why in zip(chosen, reasons, strict=True)
-    ]
-    if all(it.cause.kind is Kind.CONSEQUENCE for it in matches):
-        why = next(filter(None, reasons), None) or _suspects(log, matches[0])
-        matches = matches if why is None else [why, *matches]
-    rivals = [it for it in looked_at if it.is_error or (it.weight is None and it.cause.kind is Kind.ROOT)]
-    found = tuple(
-        replace(it, degree=Degree.LIKELY)
-        if it.degree is Degree.KNOWN
-        and any(rival.at < match.at and rival.cause.id != it.id for rival in rivals)
-        else it
-        for it, match in zip(findings(matches, name), matches, strict=True)
-    )
-    first = _first_error(chosen)
-    own = _own_error(name, log, first) if first is not None and first.text.startswith(_ERROR) else None
-    late = [
-        cause
-        for match, cause in zip(matches, found, strict=True)
-        if cause.ends_a_process and match.at >= late_at
-    ]
-    late_cause = next(iter(likeliest_first(of_lines([late]))), None)
-    end = None if late_cause else _first_error(_chosen([it for it in looked_at if it.at >= late_at]))
-    return LogFacts(
-        None if first is None else first.text,
-        found,
-        own,
-        late_cause,
-        late_cause.match if late_cause else None if end is None else end.text,
-        _survived(log, matches, max(it.at for it in looked_at)),
-        _clues(looked_at),
-        versions,
-    )
-
-
-def _clues(looked_at: Sequence[Match]) -> tuple[Match, ...]:
-    """Return the lines that speak most of a failure: those of the last cluster, then others."""
-    last = max((it.at for it in looked_at if _weight(it) < _MAYBE_WELL), default=0)
-    clues = [replace(it, is_late=it.at >= last - _CLUSTER_BYTES) for it in looked_at]
-    return tuple(heapq.nsmallest(2 * MOST_SHOWN, clues, key=_suspicion))
-
-
 def _survived(log: BinaryIO, found: Sequence[Match], last_at: int) -> bool:
     """Return whether a log goes on after its last error as if nothing had happened."""
     if any(it.cause.degree is Degree.KNOWN and not it.cause.survivable for it in found):
@@ -423,8 +455,8 @@ def _survived(log: BinaryIO, found: Sequence[Match], last_at: int) -> bool:
     needed = max(
         _SURVIVED_LINES
         if it.cause.survivable
-        else _SURVIVED_LINES_EXCEPTION
-        if is_exception(it.text)
+        else _SURVIVED_LINES_PRECISE
+        if is_exception(it.text) or not (it.cause.generic or it.cause.first)
         else _SURVIVED_LINES_OTHERWISE
         for it in found
     )
@@ -440,9 +472,7 @@ def _reason(log: BinaryIO, error: Match) -> Match | None:
     """
     if not (error.cause.first or error.cause.generic):
         return None
-    start = max(0, error.at - _LATE_BYTES)
-    log.seek(start)
-    block = log.read(error.at - start)
+    start, block = _before(log, error.at)
     shared: Counter[int] = Counter()
     for word in set(words()["distinctive"].findall(error.text)):
         places = [it.start() for it in islice(re.finditer(re.escape(word.encode()), block), _RARE + 1)]
@@ -459,11 +489,16 @@ def _reason(log: BinaryIO, error: Match) -> Match | None:
 
 def _suspects(log: BinaryIO, consequence: Match) -> Match | None:
     """Return the lines that may speak of a failure before a line that only reports one."""
-    start = max(0, consequence.at - _LATE_BYTES)
-    log.seek(start)
-    before = log.read(consequence.at - start).splitlines()[-LATE_LINES:]
-    text = " / ".join(suspicious(before, 3, only=True))
+    start, block = _before(log, consequence.at)
+    text = " / ".join(suspicious(block.splitlines()[-LATE_LINES:], 3, only=True))
     return Match(causes()[FIRST_ERROR], {"text": text}, None, text, None, start) if text else None
+
+
+def _before(log: BinaryIO, at: int) -> tuple[int, bytes]:
+    """Return where what stands before a line begins, and what it is."""
+    start = max(0, at - _LATE_BYTES)
+    log.seek(start)
+    return start, log.read(at - start)
 
 
 def _first_error(chosen: Iterable[Match]) -> Match | None:

@@ -20,89 +20,8 @@ CANCELLED = "cancelled"
 
 _OTHER_ENDS = {"stage_cancelled": CANCELLED, "submission_interrupted": "refused (half submitted)"}
 """Events other than ``stage_end`` after which a stage is over."""
-
-
-def last_mark(run: RunSnapshot, stage: str) -> Event | None:
-    """Return the last event that shows whether a stage has begun, has ended or never begins."""
-    marks = [event for event in run.events(stage) if event.name.startswith(("stage_", "submission_"))]
-    return marks[-1] if marks else None
-
-
-def stage_end(run: RunSnapshot, stage: str) -> Event | None:
-    """Return the event that ended a stage, unless a later job has begun the stage again."""
-    mark = last_mark(run, stage)
-    return mark if mark is not None and mark.name != "stage_begin" else None
-
-
-def stage_over(run: RunSnapshot, stage: str) -> bool:
-    """Return whether a stage has ended, or can no longer start because an earlier stage failed."""
-    if stage_end(run, stage) is not None:
-        return True
-    earlier = [stage_end(run, name) for name in STAGES[: STAGES.index(stage)]]
-    failed = any(end is not None and end.data.get("exit_code") != 0 for end in earlier)
-    return failed and not run.events(stage)
-
-
-def stage_state(run: RunSnapshot, stage: str) -> str:
-    """Return the state of a stage's batch script."""
-    end = stage_end(run, stage)
-    if end is None:
-        if run.events(stage):
-            return RUNNING
-        return NEVER_STARTED if stage_over(run, stage) else NO_RECORD
-    begun = [event.time for event in run.events(stage) if event.name == "stage_begin"]
-    if end.name == "stage_cancelled" and not begun:
-        return NEVER_STARTED
-    if _was_cancelled(run, stage, end, max(begun, default=0.0)):
-        return CANCELLED
-    return _OTHER_ENDS.get(end.name) or exit_text(end.data.get("exit_code"))
-
-
-def _was_cancelled(run: RunSnapshot, stage: str, end: Event, begun_at: float) -> bool:
-    """Return whether ``cancel`` ended a stage; its script may have recorded an end of its own after that."""
-    if any(event.name == "stage_cancelled" and event.time >= begun_at for event in run.events(stage)):
-        return True
-    request = run.stop_request
-    requested = (
-        request is not None and request.by == "cancel" and begun_at <= request.requested_at <= end.time
-    )
-    return requested and end.data.get("exit_code") != 0
-
-
-def rank_state(record: RankRecord | None, stage_over: bool) -> str:
-    """Return the state of a rank; ``stage_over``: its batch script has ended."""
-    if record is None:
-        return NO_RECORD
-    if record.ended_at is None:
-        return SILENT if stage_over else RUNNING
-    if record.stopped_by is not None:
-        return f"stopped by {record.stopped_by}"
-    if record.exit_code == 0 and failed_by_itself(record):
-        return "failed (ended without a request)"
-    return exit_text(record.exit_code)
-
-
-def exit_text(code: int | None) -> str:
-    """Return the table's text for an exit code."""
-    if code == 0:
-        return "ended 0"
-    if code is None:
-        return "ended"
-    return f"failed ({signal_or_code(code)})"
-
-
-def signal_or_code(code: int) -> str:
-    """Return ``signal 9 (SIGKILL)`` for -9 and for 137 (the shell's code), else ``exit code N``."""
-    number = -code if code < 0 else code - 128
-    try:
-        return f"signal {number} ({signal.Signals(number).name})"
-    except ValueError:
-        return f"exit code {code}"
-
-
 _RECORDED = ("preflight", "serve")
 """Steps whose ranks write a record; other steps have one rank, whose state is the stage's."""
-
 _STAGE_OF = dict.fromkeys(("staging", "repository", "preflight", "front", *PROGRAMS), "serve")
 """Stage of the steps that are no stage themselves."""
 
@@ -139,29 +58,87 @@ class LogFile:
 
 
 def stage_of(step: str) -> str:
-    """Return the stage whose job a step runs in."""
-    kind = _kind(step)
+    """Return the stage whose job a step runs in; ``serve.1`` is the step of instance 1."""
+    kind = step.partition(".")[0]
     return _STAGE_OF.get(kind, kind)
 
 
-def _kind(step: str) -> str:
-    """``serve`` for ``serve.1``, the step of instance 1."""
-    return step.partition(".")[0]
+def last_mark(run: RunSnapshot, stage: str) -> Event | None:
+    """Return the last event that shows whether a stage has begun, has ended or never begins."""
+    marks = (it for it in reversed(run.events(stage)) if it.name.startswith(("stage_", "submission_")))
+    return next(marks, None)
+
+
+def stage_end(run: RunSnapshot, stage: str) -> Event | None:
+    """Return the event that ended a stage, unless a later job has begun the stage again."""
+    mark = last_mark(run, stage)
+    return mark if mark is not None and mark.name != "stage_begin" else None
+
+
+def _stage_state(run: RunSnapshot, stage: str) -> tuple[str, bool]:
+    """Return the state of a stage's batch script, and whether the stage has ended or can no longer start."""
+    end, events = stage_end(run, stage), run.events(stage)
+    if end is None:
+        earlier = [stage_end(run, name) for name in STAGES[: STAGES.index(stage)]]
+        failed = any(it is not None and it.data.get("exit_code") != 0 for it in earlier)
+        if events:
+            return RUNNING, False
+        return (NEVER_STARTED, True) if failed else (NO_RECORD, False)
+    begun = [event.time for event in events if event.name == "stage_begin"]
+    code, begun_at, request = end.data.get("exit_code"), max(begun, default=0.0), run.stop_request
+    if end.name == "stage_cancelled" and not begun:
+        return NEVER_STARTED, True
+    # The script may have recorded an end of its own after `cancel`.
+    if any(event.name == "stage_cancelled" and event.time >= begun_at for event in events):
+        return CANCELLED, True
+    if (
+        request is not None
+        and request.by == "cancel"
+        and begun_at <= request.requested_at <= end.time
+        and code != 0
+    ):
+        return CANCELLED, True
+    return _OTHER_ENDS.get(end.name) or _exit_text(code), True
+
+
+def _rank_state(record: RankRecord | None, stage_over: bool) -> str:
+    if record is None:
+        return NO_RECORD
+    if record.ended_at is None:
+        return SILENT if stage_over else RUNNING
+    if record.stopped_by is not None:
+        return f"stopped by {record.stopped_by}"
+    if record.exit_code == 0 and failed_by_itself(record):
+        return "failed (ended without a request)"
+    return _exit_text(record.exit_code)
+
+
+def _exit_text(code: int | None) -> str:
+    if not code:
+        return "ended" if code is None else "ended 0"
+    return f"failed ({signal_or_code(code)})"
+
+
+def signal_or_code(code: int) -> str:
+    """Return ``signal 9 (SIGKILL)`` for -9 and for 137 (the shell's code), else ``exit code N``."""
+    number = -code if code < 0 else code - 128
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"exit code {code}"
 
 
 def planned_ranks(run: RunSnapshot, step: str) -> int | None:
     """Return the number of ranks of a step; ``None`` if neither the plan nor a rank record shows it.
 
-    Of the step ``serve``: of the largest instance; of ``preflight``: of the largest component of the job.
+    For ``serve`` it is that of the largest instance, for ``preflight`` of the job's largest component.
     """
     if step not in _RECORDED:
         return 1
     serve = None if run.plan is None else run.plan.stage("serve")
     if run.plan is None or serve is None:
         return next((record.world_size for record in run.ranks(step)), None)
-    if step != "preflight":
-        return max(run.plan.world_sizes)
-    return max(component.tasks or 1 for component in serve.components)
+    return max(run.plan.world_sizes if step == "serve" else (it.tasks or 1 for it in serve.components))
 
 
 def reason_without_build(run: RunSnapshot) -> str | None:
@@ -185,23 +162,18 @@ def list_logs(
     for name in STEPS if step is None else (step,):
         if rank is None and instance is None:
             files = (run.paths.sbatch(name), run.paths.batch_log(name), run.paths.stage_events(name))
-            if name in STAGES and any(stat_of(file) is not None for file in files):
-                logs.append(_log_of_script(run, name))
-            for program in PROGRAMS if name == "serve" else {name}.intersection(PROGRAMS):
-                if stat_of(run.paths.batch_log(program)) is not None:
-                    logs.append(_log_of_script(run, program))
+            is_there = name in STAGES and any(stat_of(file) is not None for file in files)
+            # The programs of the server's job run beside it, without a rank.
+            programs = PROGRAMS if name == "serve" else {name}.intersection(PROGRAMS)
+            written = (it for it in programs if stat_of(run.paths.batch_log(it)) is not None)
+            for one in (*([name] if is_there else ()), *written):
+                logs.append(
+                    LogFile(one, None, run.paths.batch_log(one), None, *_stage_state(run, stage_of(one)))
+                )
         steps = {"serve": run.serve_steps, "preflight": run.preflight_steps}.get(name, [name])
         for step_of_instance in steps if instance is None else steps[instance : instance + 1]:
             logs += _rank_logs(run, step_of_instance, rank)
     return logs
-
-
-def _log_of_script(run: RunSnapshot, name: str) -> LogFile:
-    """Return the log of a batch script, or of a program that its job runs beside the server."""
-    stage = stage_of(name)
-    return LogFile(
-        name, None, run.paths.batch_log(name), None, stage_state(run, stage), stage_over(run, stage)
-    )
 
 
 def _rank_logs(run: RunSnapshot, step: str, rank: int | None) -> list[LogFile]:
@@ -216,13 +188,12 @@ def _rank_logs(run: RunSnapshot, step: str, rank: int | None) -> list[LogFile]:
         ranks = {rank}
     if not ranks:
         return []
-    stage = stage_of(step)
-    over = stage_over(run, stage)
-    of_stage = None if _kind(step) in _RECORDED else stage_state(run, stage)
+    of_stage, over = _stage_state(run, stage_of(step))
+    is_recorded = step.partition(".")[0] in _RECORDED
     logs = []
     for number in sorted(ranks):
         record = records.get(number)
+        state = _rank_state(record, over) if is_recorded else of_stage
         host = None if record is None else record.host
-        state = rank_state(record, over) if of_stage is None else of_stage
         logs.append(LogFile(step, number, run.paths.rank_log(step, number), host, state, over))
     return logs

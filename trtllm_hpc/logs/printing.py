@@ -7,7 +7,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -33,23 +33,18 @@ _MOMENT_S = 1.0
 _COMPARED_BYTES = 256
 
 
-@dataclass
 class GrowingLog:
     """A log that is still being written, or does not exist yet.
 
     It is open only while it is read: a job may have more ranks than a process may have open files.
     """
 
-    path: Path
-    last: int | None = None
-    """Start with the last N lines; ``None``: with all."""
-    _seen: os.stat_result | None = field(default=None, init=False)
-    _position: int = field(default=0, init=False)
-    _before: bytes = field(default=b"", init=False)
-    """What stands before the position: if that changes, the log has been written anew."""
-    _pending: bytes = field(default=b"", init=False)
-    _grown_at: float = field(default=0.0, init=False)
-    _continued: bool = field(default=False, init=False)
+    def __init__(self, path: Path, last: int | None = None) -> None:
+        """Start with the last lines of a log, or with all."""
+        self.path, self.last = path, last
+        self._seen: os.stat_result | None = None
+        self._position, self._before = 0, b""  # if what stands before it changes, the log was written anew
+        self._pending, self._grown_at, self._continued = b"", 0.0, False
 
     def new_lines(self) -> Iterator[bytes]:
         """Yield the complete lines since the last call, and an incomplete one that no longer grows.
@@ -58,7 +53,7 @@ class GrowingLog:
         """
         stat = stat_of(self.path)
         if self._seen is not None and (stat is None or not os.path.samestat(stat, self._seen)):
-            yield from self._lines_of_moved()
+            yield from self._lines_of_moved(self._seen)
             if stat is not None:
                 yield from self._begin_again()
         if stat is not None and not _same(stat, self._seen):
@@ -72,17 +67,16 @@ class GrowingLog:
         if self._pending:
             yield self._piece(self._pending)
 
-    def _lines_of_moved(self) -> Iterator[bytes]:
+    def _lines_of_moved(self, seen: os.stat_result) -> Iterator[bytes]:
         """Yield what was written before the log was renamed; what was removed cannot be read."""
-        assert self._seen is not None
         try:
-            entries = [entry for entry in os.scandir(self.path.parent) if entry.inode() == self._seen.st_ino]
+            paths = [Path(it.path) for it in os.scandir(self.path.parent) if it.inode() == seen.st_ino]
         except OSError:
             return
-        for entry in entries:
-            stat = stat_of(Path(entry.path))
-            if stat is not None and os.path.samestat(stat, self._seen) and not _same(stat, self._seen):
-                yield from self._read(Path(entry.path), stat)
+        for path in paths:
+            stat = stat_of(path)
+            if stat is not None and os.path.samestat(stat, seen) and not _same(stat, seen):
+                yield from self._read(path, stat)
 
     def _begin_again(self) -> Iterator[bytes]:
         """Yield an incomplete line, and go on with a new log from its start."""
@@ -99,8 +93,10 @@ class GrowingLog:
             if self._seen is None and self.last is not None:
                 seek_last_lines(log, self.last)
                 self._remember(log)
-            elif not self._goes_on(log):  # a requeued job truncates its log
-                yield from self._begin_again()
+            else:
+                log.seek(self._position - len(self._before))
+                if log.read(len(self._before)) != self._before:  # a requeued job truncates its log
+                    yield from self._begin_again()
             self._seen = stat
             log.seek(self._position)
             for line in lines_of(log):
@@ -121,24 +117,16 @@ class GrowingLog:
         self._pending, self._continued = b"", goes_on
         return begins + line + (CUT if cut else b"")
 
-    def _goes_on(self, log: BinaryIO) -> bool:
-        """Return whether what has been read is still there."""
-        log.seek(self._position - len(self._before))
-        return log.read(len(self._before)) == self._before
-
     def _remember(self, log: BinaryIO) -> None:
         self._position = log.tell()
         log.seek(max(0, self._position - _COMPARED_BYTES))
         self._before = log.read(self._position - log.tell())
 
 
-def _same(stat: os.stat_result, seen: os.stat_result | None) -> bool:
+def _same(one: os.stat_result, other: os.stat_result | None) -> bool:
     """Return whether a file has not changed; many writes in one tick of its clock change its size."""
-    return seen is not None and (stat.st_ino, stat.st_size, stat.st_mtime_ns) == (
-        seen.st_ino,
-        seen.st_size,
-        seen.st_mtime_ns,
-    )
+    facts = ("st_ino", "st_size", "st_mtime_ns")
+    return other is not None and all(getattr(one, it) == getattr(other, it) for it in facts)
 
 
 _OTHER_FLAGS = re.IGNORECASE | re.VERBOSE
@@ -167,11 +155,8 @@ class Filter:
 
     def candidates(self, block: bytes) -> Iterator[bytes]:
         """Yield parts of a block, whole lines, which contain all those that match."""
-        texts = (
-            ()
-            if self.pattern is None or self.pattern.flags & _OTHER_FLAGS
-            else literals(self.pattern.pattern)
-        )
+        pattern = self.pattern
+        texts = literals(pattern.pattern) if pattern and not pattern.flags & _OTHER_FLAGS else ()
         # What is not UTF-8 in a log is replaced when it is decoded.
         if not texts or b"\x1b" in block or any("\ufffd" in text for text in texts):
             yield block
@@ -187,7 +172,6 @@ class Filter:
 
 def written_lines(logs: Sequence[LogFile], selected: Filter) -> Iterator[tuple[LogFile, list[str]]]:
     """Yield the selected lines that the logs have now, in the order of the logs, many at once."""
-
     for log in logs:
         lines = _written(log.path, selected)
         while some := list(islice(lines, _AT_ONCE)):

@@ -36,14 +36,8 @@ _SECRETS = re.compile(
 )
 """Keys and tokens, by what stands before them or by how they begin."""
 _MASK = "***"
-
-
-_PACKED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bz2",
-    b"\xfd7zX": "lzma",
-    b"\x28\xb5\x2f\xfd": "zstd",
-} | dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), "utf-16")
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zX": "lzma", b"\x28\xb5\x2f\xfd": "zstd"}
+_PACKED |= {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 """How a file begins that is compressed, or in UTF-16."""
 _MOST_UNPACKED_BYTES = 1 << 30
 """So much of a compressed log is read: a small file may hold terabytes of zeros."""
@@ -116,7 +110,7 @@ def uncoloured(raw: bytes) -> bytes:
 
 
 def blocks_of(log: BinaryIO, start: int = 0) -> Iterator[bytes]:
-    """Yield the lines from ``start`` on in blocks of about 64 KiB; the file's position may be moved meanwhile.
+    """Yield the lines from ``start`` on in blocks of about 64 KiB; the position may be moved meanwhile.
 
     A line is cut only where it alone is longer than a block.
     """
@@ -160,7 +154,10 @@ def seek_last_lines(log: BinaryIO, count: int, most_bytes: int | None = None) ->
             needed += 1  # no line begins after the end of the last one
         ends = block.count(b"\n")
         if ends >= needed:
-            log.seek(start + _nth_last(block, needed) + 1)
+            at = len(block)
+            for _ in range(needed):
+                at = block.rindex(b"\n", 0, at)
+            log.seek(start + at + 1)
             return
         needed -= ends
         position = start
@@ -179,13 +176,6 @@ def last_lines(path: Path, count: int) -> list[str]:
         return []
 
 
-def _nth_last(block: bytes, nth: int) -> int:
-    index = len(block)
-    for _ in range(nth):
-        index = block.rindex(b"\n", 0, index)
-    return index
-
-
 def decode(raw: bytes) -> str:
     """Decode a line without its end; bytes that are not UTF-8 become U+FFFD."""
     return raw.decode("utf-8", errors="replace").rstrip("\r\n")
@@ -199,8 +189,13 @@ def escaped(text: str) -> str:
     """
     if text.isprintable():
         return text
-    text = _SEQUENCES.sub("", text)
-    return "".join(it if _harmless(it) else it.encode("unicode_escape").decode("ascii") for it in text)
+    # Cc: control characters; Cf: invisible format characters, direction marks among them.
+    return "".join(
+        it.encode("unicode_escape").decode("ascii")
+        if it not in "\t\n" and unicodedata.category(it) in ("Cc", "Cf")
+        else it
+        for it in _SEQUENCES.sub("", text)
+    )
 
 
 def quoted(text: str, *secrets: str) -> str:
@@ -216,8 +211,3 @@ def quoted(text: str, *secrets: str) -> str:
 def for_output(text: str) -> str:
     """Return ``text`` escaped for a terminal, and unchanged for a pipe or a file."""
     return escaped(text) if sys.stdout.isatty() else text
-
-
-def _harmless(character: str) -> bool:
-    # Cc: control characters; Cf: invisible format characters, direction marks among them.
-    return character in "\t\n" or unicodedata.category(character) not in ("Cc", "Cf")

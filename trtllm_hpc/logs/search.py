@@ -24,16 +24,8 @@ _BYTES_FOR_RIPGREP = 4 << 20
 """Less is searched sooner than the program has started."""
 _FILES_AT_ONCE = 2000  # of one command line
 _OPTIONS = (
-    *(
-        "--no-config",
-        "--no-ignore",
-        "--no-messages",
-        "--no-mmap",
-        "--text",
-        "--encoding=none",
-        "--color=never",
-    ),
-    *("--heading", "--with-filename", "--null", "--line-number", "--byte-offset"),
+    *("--no-config", "--no-ignore", "--no-messages", "--no-mmap", "--text", "--encoding=none"),
+    *("--color=never", "--heading", "--with-filename", "--null", "--line-number", "--byte-offset"),
     "--max-columns=1",  # prints where a line is, and not the line
 )
 _TOKEN = re.compile(

@@ -39,8 +39,6 @@ class RunSnapshot:
         self.unread: dict[str, str] = {}
         """By name in the run folder: why a file that is there could not be read; empty: it is damaged."""
 
-    # The plan and the submission ----------------------------------------------------------------
-
     @cached_property
     def plan(self) -> PlanRecord | None:
         """The plan; ``None`` if it cannot be read."""
@@ -113,8 +111,6 @@ class RunSnapshot:
             with suppress(OSError):
                 keys.append(file.read_text(errors="replace").strip())
         return keys
-
-    # What the jobs wrote ------------------------------------------------------------------------
 
     def events(self, stage: str) -> list[Event]:
         """Return the events of a stage in the order of their times."""

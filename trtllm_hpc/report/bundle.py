@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from trtllm_hpc import __version__
-from trtllm_hpc.logs.causes.explain import clue_lines
 from trtllm_hpc.logs.facts import LogFacts, suspicious_lines
 from trtllm_hpc.logs.reading import decode, last_lines, opened, quoted, uncoloured
 from trtllm_hpc.logs.snapshot import RunSnapshot
@@ -39,10 +38,9 @@ def bundle(
     It has the answer, the most suspicious lines with their surroundings, versions, plan, timeline and the
     last lines of each log (``names``, of which ``facts`` are known); no keys, no prompts, no names of users.
     """
-    clues = suspicious_lines(facts, names)
     around = [
-        "\n".join([*clue_lines([(name, clue)], {}), *(f"    | {it}" for it in _surroundings(name, clue.at))])
-        for name, clue in clues
+        "\n".join([clue.quotation, *(f"    | {it}" for it in _surroundings(clue.file, clue.at))])
+        for clue in suspicious_lines(facts, names, {})
     ]
     of_logs = {f"{program} {version}" for it in facts for program, version in it.versions.items()}
     versions = [f"trtllm-hpc {__version__}", *sorted(of_logs)]

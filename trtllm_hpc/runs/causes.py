@@ -17,7 +17,7 @@ from trtllm_hpc.logs.causes.explain import (
     likeliest_first,
     of_lines,
 )
-from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, cause_of_state, causes
+from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, causes
 from trtllm_hpc.logs.diagnose import RankFailure, stage_logs
 from trtllm_hpc.logs.facts import logs_facts, scan
 from trtllm_hpc.logs.files import LogFile, signal_or_code
@@ -25,6 +25,7 @@ from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runtime.checks import disk_space
+from trtllm_hpc.runtime.ending import UNREQUESTED
 from trtllm_hpc.scheduler.states import INTERRUPTED, NO_OUTPUT_FILE
 
 UNKNOWN = "unknown"
@@ -77,11 +78,14 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
             if by_slurm and it.finding.kind is Kind.ROOT:
                 candidates[place] = replace(it, certainty=Certainty.SLURM_LINE)
         candidates.append(Candidate(killed, Certainty.RANK_KILLED))
+    is_cause = reported is not None and not reported.rstrip(".").endswith(UNREQUESTED)
     if reported is not None:
         said = _said(run.paths, failure.stage, reported, [it.own_error for it in facts])
         said = replace(said, next=failure.next or said.next)
-        candidates.append(Candidate(said, Certainty.REPORTED))
-    elif not _has_root(candidates):
+        if not is_cause:
+            said = replace(said, kind=Kind.CONSEQUENCE, degree=Degree.FIRST_ERROR)
+        candidates.append(Candidate(said, Certainty.REPORTED if is_cause else Certainty.END))
+    if not is_cause and not _has_root(candidates):
         own = next(((log, it.own_error) for log, it in zip(logs, facts, strict=True) if it.own_error), None)
         if own is not None:
             log, error = own
@@ -95,7 +99,8 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
         script = _without_log(causes()["batch-script-killed"], {"signal": f"signal {exit_signal}"})
         candidates.append(Candidate(script, Certainty.JOB_STATE))
     no_output = exit_signal == NO_OUTPUT_FILE
-    if of_state := causes()["slurm-output-file"] if no_output else cause_of_state(failure.state):
+    of_states = (it for it in causes().values() if failure.state in it.states)
+    if of_state := causes()["slurm-output-file"] if no_output else next(of_states, None):
         candidates.append(Candidate(_without_log(of_state, {}), Certainty.JOB_STATE))
     if not candidates and failure.state == INTERRUPTED.name:
         following = f"trtllm-hpc resume {call_name(run.paths)} --wait submits its scripts"

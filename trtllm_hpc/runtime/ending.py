@@ -24,6 +24,8 @@ FAULT_GRACE_S = 5.0
 AFTER_LEADER_S = 20.0
 """How long a worker may outlive the leader."""
 NO_SUPERVISOR = "no supervisor"
+UNREQUESTED = "the server ended by itself, without a request to stop"
+"""This tells an end and no cause: its server's log may."""
 
 
 @dataclass(frozen=True)
@@ -215,4 +217,4 @@ def conclude(seen: Observed, decided: End | None, returncode: int, *, is_over: b
             return End("leader", "the leader is ending")
         if not is_over:
             return None
-    return End(None, "the server ended by itself, without a request to stop", exit_code=ExitCode.START)
+    return End(None, UNREQUESTED, exit_code=ExitCode.START)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.logs.causes.lines import PROPOSAL, Match
-from trtllm_hpc.logs.causes.table import Degree, Kind, advice, causes
+from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, advice, causes
 from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.paths import STEPS
 
@@ -19,7 +19,6 @@ BEFORE = "before"
 
 _MOST_SHOWN = 4
 """Causes shown on a terminal; JSON has all."""
-_LONGEST_CLUE = 300
 _OF_RANK = re.compile(rf"(?:^|/)(?:{'|'.join(STEPS)})(?:\.\d+)?_(\d+)\.(?:out|log|err)$")
 """The log of a rank of ours; a number in the name of another file may be anything."""
 
@@ -62,52 +61,73 @@ class Finding:
         return replace(self, next=re.sub(r"\b(RUN|JOB)\b", lambda it: names[it[0]], self.next))
 
     @property
+    def entry(self) -> Cause | None:
+        """Its entry in the table of causes; ``None`` for a reason that the job itself has given."""
+        return causes().get(self.id)
+
+    @property
     def is_generic(self) -> bool:
         """Whether it only names the kind of failure."""
-        cause = causes().get(self.id)
-        return cause is not None and (cause.generic or cause.first)
+        return self.entry is not None and (self.entry.generic or self.entry.first)
 
     @property
     def ends_a_process(self) -> bool:
         """Whether it is a root cause, and not of a single request."""
-        cause = causes().get(self.id)
-        return self.kind is Kind.ROOT and (cause is None or cause.fatal)
+        return self.kind is Kind.ROOT and (self.entry is None or self.entry.fatal)
+
+
+@dataclass(frozen=True)
+class SuspiciousLine:
+    """One of the lines that speak most of a failure, as evidence beside the causes."""
+
+    file: str
+    """The log; ``-`` for the standard input."""
+    line: int | None
+    """Where it stands in the log, from 1; ``None`` where the log is too long to count its lines."""
+    at: int
+    """Where it begins in the log, in bytes."""
+    rank: int | None
+    """Whose log it is, or whose the line says it is."""
+    node: str
+    """The node on which it was written; empty if neither the line nor a rank's record names it."""
+    time: str
+    """When it was written, as the line says it; empty if it does not."""
+    text: str
+    """The line without stamps, with those in which it goes on, at most 300 characters."""
+
+    @property
+    def quotation(self) -> str:
+        """Place, rank, node, time and text."""
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        rank = "" if self.rank is None else f"rank {self.rank}"
+        who = filter(None, (place, rank, self.node and f"on {self.node}", self.time))
+        return f"  {', '.join(who)}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why something has failed, and what it is concluded from."""
+
+    causes: Sequence[Finding]
+    """The likeliest first."""
+    suspicious: Sequence[SuspiciousLine]
+    """At most five lines that speak most of a failure, in the order of the logs; none without a cause."""
 
 
 class Certainty(enum.IntEnum):
     """How sure a cause is to be the cause of a failure, by where it was found. The surest is first."""
 
-    JOB_STATE = 0
-    """The state of the job in Slurm stands for it."""
-    FULL_DISK = 1
-    """The disk of the run folder is full: then the jobs could write neither logs nor events."""
-    SLURM_LINE = 2
-    """Slurm explains, in a log, why it killed a rank that could not record a reason itself."""
-    RANK_KILLED = 3
-    """A rank was killed from outside, which its own log does not explain."""
-    LINE = 4
-    """A line of a log names precisely what ends a process."""
-    REPORTED = 5
-    """The job gave its reason itself, or one of our programs ended with its error."""
-    GENERIC_LINE = 6
-    """A line names only the kind of failure, e.g. an exit code or an exception of Python."""
-    REQUEST = 7
-    """A line names what fails single requests."""
-    FIRST_ERROR = 8
-    """A line is an error, and nothing more is known of it."""
-    CONSEQUENCE = 9
-    """A line shows that something else had failed before."""
-
-
-def certainty_of_line(finding: Finding) -> Certainty:
-    """Return the certainty of a cause that a line of a log shows."""
-    if finding.kind is not Kind.ROOT:
-        return Certainty.CONSEQUENCE
-    if finding.degree is Degree.FIRST_ERROR:
-        return Certainty.FIRST_ERROR
-    if not finding.ends_a_process:
-        return Certainty.REQUEST
-    return Certainty.GENERIC_LINE if finding.is_generic else Certainty.LINE
+    JOB_STATE = 0  # the state of the job in Slurm stands for it
+    FULL_DISK = 1  # the disk of the run folder is full: then the jobs could write neither logs nor events
+    SLURM_LINE = 2  # Slurm explains, in a log, why it killed a rank that could not record a reason itself
+    RANK_KILLED = 3  # a rank was killed from outside, which its own log does not explain
+    LINE = 4  # a line of a log names precisely what ends a process
+    REPORTED = 5  # the job gave its reason itself, or one of our programs ended with its error
+    GENERIC_LINE = 6  # a line names only the kind of failure, e.g. an exit code or an exception of Python
+    REQUEST = 7  # a line names what fails single requests
+    FIRST_ERROR = 8  # a line is an error, and nothing more is known of it
+    CONSEQUENCE = 9  # a line shows that something else had failed before
+    END = 10  # a server has ended, and its rank knows no more than that
 
 
 @dataclass(frozen=True)
@@ -119,21 +139,18 @@ class Candidate:
     log: int = 0
     """Place of its log among the job's: the log of the rank that failed by itself is the first."""
 
-    @property
-    def order(self) -> tuple[int, bool, int, int]:
-        """The sort key of causes, the likeliest first.
-
-        Certainty decides, then precision, then the order of the logs, then that of the lines. Time decides
-        nothing: a rank that lost another rank may log that before the other one logs why it failed.
-        """
-        return (self.certainty, self.finding.is_generic, self.log, self.finding.line or 0)
-
 
 def likeliest_first(candidates: Iterable[Candidate]) -> tuple[Finding, ...]:
-    """Return each cause once, the likeliest first."""
+    """Return each cause once, the likeliest first.
+
+    Certainty decides, then precision, then the order of the logs, then that of the lines. Time decides
+    nothing: a rank that lost another rank may log that before the other one logs why it failed.
+    """
     by_id: dict[str, Finding] = {}
-    for candidate in sorted(candidates, key=lambda candidate: candidate.order):
-        by_id.setdefault(candidate.finding.id, candidate.finding)
+    for it in sorted(
+        candidates, key=lambda it: (it.certainty, it.finding.is_generic, it.log, it.finding.line or 0)
+    ):
+        by_id.setdefault(it.finding.id, it.finding)
     return tuple(by_id.values())
 
 
@@ -142,27 +159,30 @@ def of_lines(logs: Sequence[Sequence[Finding]]) -> list[Candidate]:
 
     An entry that follows others is a consequence where another stands before it, or in another log.
     """
-    shown = {finding.id for log in logs for finding in log}
+    placed = [(place, finding, finding.entry) for place, log in enumerate(logs) for finding in log]
+    shown = {finding.id for _, finding, _ in placed}
     reasons = [
-        (place, finding.line or 0)
-        for place, log in enumerate(logs)
-        for finding in log
-        if finding.kind is Kind.ROOT
-        and (cause := causes().get(finding.id)) is not None
-        and not (cause.follows or cause.first)
+        (place, it.line or 0)
+        for place, it, entry in placed
+        if it.kind is Kind.ROOT and entry is not None and not (entry.follows or entry.first)
     ]
-    found = []
-    for place, log in enumerate(logs):
-        for finding in log:
-            cause = causes().get(finding.id)
-            follows = cause is not None and (
-                not shown.isdisjoint(cause.after)
-                or (cause.follows and any(it[0] != place or it[1] < (finding.line or 0) for it in reasons))
-            )
-            if follows:
-                finding = replace(finding, kind=Kind.CONSEQUENCE, degree=Degree.FIRST_ERROR)
-            found.append(Candidate(finding, certainty_of_line(finding), place))
-    return found
+    candidates = []
+    for place, it, entry in placed:
+        if entry and (
+            not shown.isdisjoint(entry.after)
+            or (entry.follows and any(log != place or line < (it.line or 0) for log, line in reasons))
+        ):
+            it = replace(it, kind=Kind.CONSEQUENCE, degree=Degree.FIRST_ERROR)
+        if it.kind is not Kind.ROOT:
+            certainty = Certainty.CONSEQUENCE
+        elif it.degree is Degree.FIRST_ERROR:
+            certainty = Certainty.FIRST_ERROR
+        elif not it.ends_a_process:
+            certainty = Certainty.REQUEST
+        else:
+            certainty = Certainty.GENERIC_LINE if it.is_generic else Certainty.LINE
+        candidates.append(Candidate(it, certainty, place))
+    return candidates
 
 
 def findings(matches: Iterable[Match], name: str) -> list[Finding]:
@@ -214,18 +234,3 @@ def cause_lines(found: Sequence[Finding], *, places: bool = False) -> list[str]:
     if len(found) > _MOST_SHOWN:
         lines.append(f"and {len(found) - _MOST_SHOWN} more (--json shows all)")
     return [escaped(line) for line in lines]
-
-
-def clue_lines(clues: Sequence[tuple[str, Match]], hosts: Mapping[str, str]) -> list[str]:
-    """Return lines of logs, given with their logs' names, as evidence: rank, node, time, place and text of each.
-
-    ``hosts`` are the nodes of logs by their names, where a run's records know them.
-    """
-    lines = []
-    for name, clue in clues:
-        rank = clue.rank if clue.rank is not None else rank_of(name)
-        host = clue.host or hosts.get(name, "")
-        who = ["" if rank is None else f"rank {rank}", host and f"on {host}", clue.time]
-        place = f"{name}:{clue.line}" if clue.line else name
-        lines.append(escaped(f"  {', '.join(filter(None, (place, *who)))}: {clue.text[:_LONGEST_CLUE]}"))
-    return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice, takewhile
 
 from trtllm_hpc.logs.causes.table import Cause, causes, words
@@ -76,11 +76,24 @@ class Match:
 class SuspectLine:
     """A line of a block in which the first pass has found a text."""
 
-    def __init__(self, block: bytes, start: int, raw: bytes, at: int, number: int | None) -> None:
+    def __init__(self, block: bytes, start: int, raw: bytes, at: int, number: int) -> None:
         self.start, self.raw, self.at, self.number = start, raw, at, number
         self._block = block
-        self.text, self.level, self.rank = stripped(raw)
-        self.is_calm = self.level == "info" or " NCCL INFO " in self.text
+
+    @cached_property
+    def stripped(self) -> tuple[str, str, int | None]:
+        """The line without colours, stamps and labels, its level, and the rank that a prefix names."""
+        return stripped(self.raw)
+
+    @property
+    def text(self) -> str:
+        """The first of these."""
+        return self.stripped[0]
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether the line calls itself information or a warning."""
+        return self.stripped[1] in ("info", "warning") or " NCCL INFO " in self.text
 
     @property
     def is_source(self) -> bool:
@@ -91,7 +104,10 @@ class SuspectLine:
     @cached_property
     def texts(self) -> list[str]:
         """The line without the prefixes that are known; and without those that its neighbours have, too."""
-        text = self._joined_row()
+        text, row = self.text, _ROW.match(self.text)
+        if row is not None:  # of Triton's table of models, whose last cell is wrapped at any character
+            more = takewhile(bool, map(_ROW_GOES_ON.match, self.after(20)))
+            text = f"{row[1]}: {row[2]}{''.join(it[1] for it in more if it)}"
         shorter = _without_shared(text, [*self.before(1), *self.after(1)])
         return [text] if shorter == text else [text, shorter]
 
@@ -122,8 +138,7 @@ class SuspectLine:
         for count, raw in enumerate(islice(self._following(), _TRACEBACK_LINES), 1):
             rest = raw[len(prefix) :] if raw[: len(prefix)].translate(_ANY_DIGIT) == prefix else b""
             if rest.strip() and not rest[:1].isspace():
-                number = self.number and self.number + count
-                return SuspectLine(self._block, start, raw, self.at + start - self.start, number)
+                return SuspectLine(self._block, start, raw, self.at + start - self.start, self.number + count)
             start += len(raw) + 1
         return None
 
@@ -153,28 +168,12 @@ class SuspectLine:
             yield self._block[end + 1 : len(self._block) if after < 0 else after]
             end = after
 
-    def _joined_row(self) -> str:
-        """Return the last cell of a row of Triton's table of models, which is wrapped at any character."""
-        row = _ROW.match(self.text)
-        if row is None:
-            return self.text
-        more = takewhile(bool, map(_ROW_GOES_ON.match, self.after(20)))
-        return f"{row[1]}: {row[2]}{''.join(it[1] for it in more if it)}"
-
-    @property
-    def _loose(self) -> int:
-        """How many lines after this one have no prefix, while this one has."""
-        if len(self.text) == len(self.raw.rstrip()):
-            return 0
-        after = islice(self._following(), CHAIN_LINES)
-        return sum(1 for _ in takewhile(lambda raw: len(stripped(raw)[0]) == len(raw.rstrip()), after))
-
     def unknown(self, *, is_raised: bool) -> Match | None:
         """Return what the line says of a failure, as no other entry knows it; ``is_raised``: it ends a
         traceback."""
         text = self.texts[-1]
         found = words()["exception"].match(text) or (_RAISED.match(text) if is_raised else None)
-        says_error = self.level == "error" or is_error(decode(uncoloured(self.raw)))
+        says_error = self.stripped[1] == "error" or is_error(decode(uncoloured(self.raw)))
         is_sure = is_raised or found is not None or is_error(text) or (says_error and not text[:1].isspace())
         if is_harmless(text) or _frame(text) or not (is_sure or words()["suspect"].search(text)):
             return None
@@ -188,7 +187,13 @@ class SuspectLine:
             weight = HANDLED
         after = self.after(_LINES_AFTER)
         boxed = any(it.startswith("-----") for it in self.before(1))
-        parts = [text.rstrip(), *_continued(text, after, self._loose, boxed=boxed)]
+        loose = 0  # so many lines after this one have no prefix, while this one has
+        if len(self.text) != len(self.raw.rstrip()):
+            bare = (
+                len(stripped(raw)[0]) == len(raw.rstrip()) for raw in islice(self._following(), CHAIN_LINES)
+            )
+            loose = sum(1 for _ in takewhile(bool, bare))
+        parts = [text.rstrip(), *_continued(text, after, loose, boxed=boxed)]
         groups, is_direct = {"place": "", "caller": "", "package": "", PROPOSAL: self.proposal()}, False
         if found is not None:
             link = _chained(after)
@@ -198,7 +203,7 @@ class SuspectLine:
         text = " / ".join(parts)
         groups["text"] = text.strip().rstrip(".")
         cause = causes()[_entry(weight, groups, is_exception(text))]
-        return Match(cause, groups, self.number, text, self.rank, self.at, weight, is_direct)
+        return Match(cause, groups, self.number, text, self.stripped[2], self.at, weight, is_direct)
 
     def _raised_at(self, groups: dict[str, str], said: str | None) -> list[str]:
         """Fill in where an exception was raised; return the source text if it says more than the
@@ -209,10 +214,8 @@ class SuspectLine:
             return []
         installed = [words()["package"].search(it["file"]) for it in frames]
         own = next((it for it in frames if not words()["library"].search(it["file"])), None)
-        inside = (
-            it for it, frame in zip(installed, frames, strict=True) if it or not _is_standard(frame["file"])
-        )
-        nearest = next(inside, None)
+        places = zip(installed, frames, strict=True)
+        nearest = next((it for it, at in places if it or not words()["library"].search(at["file"])), None)
         groups["place"] = _place(frames[0])
         groups["caller"] = _place(own) if own is not None and own is not frames[0] else ""
         groups["package"] = nearest["package"] if nearest else ""
@@ -255,6 +258,7 @@ def likeliest(errors: Iterable[Match]) -> Match | None:
     return replace(chain[0], text=text, groups=chain[0].groups | {"text": text.strip().rstrip(".")})
 
 
+@lru_cache(maxsize=512)
 def stripped(raw: bytes) -> tuple[str, str, int | None]:
     """Return a line without colours, stamps and labels; its level if it names one, and the rank that a
     prefix names.
@@ -349,10 +353,6 @@ def _place(frame: re.Match[str]) -> str:
     inside = words()["package"].search(frame["file"])
     where = f"{inside['path'] if inside else frame['file']}:{frame['line']}"
     return f"{where} in {frame['function']}" if frame["function"] else where
-
-
-def _is_standard(file: str) -> bool:
-    return words()["library"].search(file) is not None and not words()["package"].search(file)
 
 
 def is_exception(text: str) -> bool:

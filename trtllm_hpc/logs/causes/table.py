@@ -35,17 +35,8 @@ AREAS = (
 SPECIFIC = ("option", "code", "path", "message")
 """What can make an entry certain."""
 _KEYS = {
-    "kind",
-    "patterns",
-    "sentence",
-    "next",
-    "sources",
-    "lines",
-    "generic",
-    "fatal",
-    "off",
-    "specific",
-    "calm",
+    *("kind", "patterns", "sentence", "next", "sources"),
+    *("lines", "generic", "fatal", "off", "specific", "calm"),
 }
 _site: Path | None = None
 _WITH_CAUSES: list[Callable[[], None]] = []
@@ -99,8 +90,8 @@ class Cause:
     first: bool = False
     """It stands for an error that no other entry knows."""
     specific: str = ""
-    """What makes it certain: only this cause writes this ``option``, ``code``, ``path`` or ``message``. Without it
-    an entry is a likely cause."""
+    """What makes it certain: only this cause writes this ``option``, ``code``, ``path`` or ``message``.
+    Without it an entry is a likely cause."""
     follows: bool = False
     """It is a consequence where an entry that does not follow stands before it: time limits, exit lines."""
     calm: bool = False
@@ -146,7 +137,7 @@ def filled_in(template: str, groups: dict[str, str], longest: int | None = None)
 
 @cache
 def compiled(pattern: str) -> re.Pattern[str]:
-    """Return a pattern of an entry, compiled; few are ever needed, and all take longer than many a command."""
+    """Return a pattern of an entry, compiled; few are ever needed, and all take long."""
     return re.compile(pattern, re.MULTILINE)
 
 
@@ -158,9 +149,10 @@ def texts_of(pattern: str) -> tuple[str, ...]:
 
 @cache
 def first_pass() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the texts of which each line has one that is an error, or that an entry knows; and fewer, shorter ones.
+    """Return the texts of which each line that counts has one, and fewer, shorter ones.
 
-    A text that begins with a line end stands at the beginning of its line.
+    A line counts that is an error, or that an entry knows. A text that begins with a line end stands at the
+    beginning of its line.
     """
     data = _data("first_pass")
     patterns = (pattern for cause in causes().values() for pattern in cause.patterns)
@@ -243,7 +235,7 @@ def read_table(file: Path) -> dict[str, Cause | None]:
 
 
 def _own(name: str, entry: dict[str, Any]) -> Cause:
-    """Return an entry of a site, which knows what its own programs write: it is certain unless it is generic."""
+    """Return an entry of a site, which knows its own programs: it is certain unless it is generic."""
     return _cause(name, "own", {"specific": "" if entry.get("generic") else "message"} | entry)
 
 
@@ -280,12 +272,6 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _data(name: str) -> dict[str, Any]:
     return _parsed((resources.files("trtllm_hpc.logs.causes") / "data" / f"{name}.toml").read_text("utf-8"))
-
-
-@cache
-def cause_of_state(state: str) -> Cause | None:
-    """Return the cause that a job's state in Slurm stands for."""
-    return next((cause for cause in causes().values() if state in cause.states), None)
 
 
 def _cause(name: str, area: str, entry: dict[str, Any]) -> Cause:
