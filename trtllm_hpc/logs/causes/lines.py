@@ -36,7 +36,7 @@ _LEVELS = dict.fromkeys(("I", "INFO", "V", "VERBOSE", "D", "DEBUG", "TRACE"), "i
     **dict.fromkeys(("W", "WARN", "WARNING"), "warning"),
     **dict.fromkeys(("E", "F", "ERROR", "FATAL", "CRITICAL"), "error"),
 }
-_LEVEL_GROUPS = {"glog", "level", "word", "colon", "bare", "dashed"}
+_LEVEL_GROUPS = {"glog", "level", "word", "ucx", "colon", "bare", "dashed"}
 _DIRECT, _HANDLED = "The above exception was the direct cause", "During handling of the above exception"
 _ROW = re.compile(r"^\|\s*(\S+)\s*\|\s*\d+\s*\|\s?(.*?)\s*\|?\s*$")
 _ROW_GOES_ON = re.compile(r"^\|\s+\|(?:\s+\|)?\s?(.*?)\s*\|?\s*$")
