@@ -246,6 +246,7 @@ def test_a_warning_of_ucx_and_a_refused_request_are_no_causes() -> None:
     calm = (
         "[n1:331  :0] ucp_context.c:9 UCX  WARN  UCP API version is incompatible: required >= 1, actual 0\n"
         "ERROR 05-12 02:47:14 [a.py:1] Error with model error='x' type='NotFoundError' param=None code=404\n"
+        "(EngineCore_DP0 pid=8)   warnings.warn(\n"
     )
     assert explained(calm) == ()
     assert (
