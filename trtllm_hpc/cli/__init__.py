@@ -147,7 +147,14 @@ def main(args: Sequence[str] | None = None) -> Any:
     # Imports make thousands of objects and no garbage: looking for it after each 700 takes a twentieth of
     # a short command's time.
     gc.set_threshold(20_000)
-    _prepare_streams()
+    # Closed streams are replaced, and what an encoding lacks is printed in other letters instead of failing.
+    codecs.register_error("trtllm-hpc", _in_ascii)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller: the next file to be opened would get its number
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: PTH123, SIM115
+        elif number and isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="trtllm-hpc")
     if "_TRTLLM_HPC_COMPLETE" in os.environ:
         command.main(prog_name="trtllm-hpc")
     code = _run(sys.argv[1:] if args is None else list(args))
@@ -189,17 +196,6 @@ def _run(args: list[str]) -> int:
         _print_error(f"error: {_system_error(error)}")
         return ExitCode.INTERNAL
     return code if isinstance(code, int) else ExitCode.OK
-
-
-def _prepare_streams() -> None:
-    """Replace closed streams, and print what an encoding lacks in other letters instead of failing."""
-    codecs.register_error("trtllm-hpc", _in_ascii)
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        stream = getattr(sys, name)
-        if stream is None:  # closed by the caller: the next file to be opened would get its number
-            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: PTH123, SIM115
-        elif number and isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="trtllm-hpc")
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:

@@ -212,24 +212,19 @@ def run_command(
         measurement, interrupted = Measurement(paths, early.measurement.name), True
     except NameRefused as error:
         raise click.BadParameter(error.diagnostics[0].message, param_hint="'--save-as'") from None
-    _write_report(measurement)
+    files = measurement.files
+    click.echo(f"written: {files.summary} and, beside it, {files.requests.name}", err=True)
+    click.echo(f"written: {files.table}", err=True)
+    try:
+        click.echo(f"written: {measurement.report()}", err=True)
+    except Exception as error:  # noqa: BLE001 - the figures are there, whatever a library refuses
+        click.echo(f"no report: {error}\n  then: trtllm-hpc report {measurement.call_name}", err=True)
+    if not is_run(measurement.paths.folder):
+        click.echo(f"again: trtllm-hpc bench show {measurement.call_name}", err=True)
     show_measurement(measurement, as_json=as_json)
     if interrupted:
         raise click.Abort
     measurement.check()
-
-
-def _write_report(found: Measurement) -> None:
-    """Write the report, and print which files the measurement has."""
-    files = found.files
-    click.echo(f"written: {files.summary} and, beside it, {files.requests.name}", err=True)
-    click.echo(f"written: {files.table}", err=True)
-    try:
-        click.echo(f"written: {found.report()}", err=True)
-    except Exception as error:  # noqa: BLE001 - the figures are there, whatever a library refuses
-        click.echo(f"no report: {error}\n  then: trtllm-hpc report {found.call_name}", err=True)
-    if not is_run(found.paths.folder):
-        click.echo(f"again: trtllm-hpc bench show {found.call_name}", err=True)
 
 
 def _folder(ctx: click.Context, param: click.Parameter, value: str) -> RunPaths:

@@ -191,7 +191,11 @@ def command(
     from trtllm_hpc.cli.client_run import Asking
     from trtllm_hpc.runs.endpoint import endpoint_of
 
-    prompts: list[Any] = [*more, *_lines(file), *token_ids]
+    try:
+        lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
+    except ValueError:
+        raise click.UsageError(f"{file} is not valid UTF-8.") from None
+    prompts: list[Any] = [*more, *filter(None, lines), *token_ids]
     run: RunPaths | None = None
     if address is not None:
         prompts = [*words, *prompts]
@@ -233,12 +237,3 @@ def _run_and_prompts(words: Sequence[str], more: list[Any], ctx: click.Context) 
         quoted = shlex.quote(" ".join(words))
         error.hint = f"trtllm-hpc client {quoted}, if all of it is the prompt: quote it"
         raise
-
-
-def _lines(file: Path | None) -> list[str]:
-    if file is None:
-        return []
-    try:
-        return [line for line in file.read_text(encoding="utf-8").splitlines() if line]
-    except ValueError:
-        raise click.UsageError(f"{file} is not valid UTF-8.") from None

@@ -222,21 +222,17 @@ class Asking:
             for text in answer.texts or ids or (answer.text,):
                 click.echo(f"{answer.protocol} ({answer.latency_s * 1000:.0f} ms): {for_output(text)}")
         if is_shown or answer.is_stopped:
-            click.echo(", ".join(_notes(answer)), err=True)
+            notes = []
+            if answer.output_tokens is not None:
+                about = "" if answer.counted_by == "server" else "about "
+                notes.append(f"{about}{answer.output_tokens} token{'s' if answer.output_tokens != 1 else ''}")
+            if answer.first_text_s is not None:
+                notes.append(f"first text after {answer.first_text_s * 1000:.0f} ms")
+                notes.append(f"all after {answer.latency_s * 1000:.0f} ms")
+            if answer.is_stopped:
+                notes.append("stopped early")
+            click.echo(", ".join(notes), err=True)
         if answer.log_probs is not None:
             click.echo("log-probs: " + " ".join(f"{value:.3f}" for value in answer.log_probs))
         for name, array in answer.logits.items():
             click.echo(f"{name}: {' x '.join(map(str, array.shape))}")
-
-
-def _notes(answer: Answer) -> list[str]:
-    notes = []
-    if answer.output_tokens is not None:
-        about = "" if answer.counted_by == "server" else "about "
-        notes.append(f"{about}{answer.output_tokens} token{'s' if answer.output_tokens != 1 else ''}")
-    if answer.first_text_s is not None:
-        notes.append(f"first text after {answer.first_text_s * 1000:.0f} ms")
-        notes.append(f"all after {answer.latency_s * 1000:.0f} ms")
-    if answer.is_stopped:
-        notes.append("stopped early")
-    return notes

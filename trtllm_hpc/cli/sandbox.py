@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from trtllm_hpc.cli.shared import json_option, print_json, print_step, terminating_as_interrupt
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.sandbox import Sandbox, Status
-from trtllm_hpc.sandbox.requirements import install_missing
+
+if TYPE_CHECKING:
+    from trtllm_hpc.sandbox import Status
 
 name_option = click.option(
     "--name", default="default", show_default=True, help="Name of the sandbox; several may be up at once."
@@ -60,6 +62,9 @@ def up(name: str, nodes: int, gpus_per_node: int | None, kind: str, install: boo
       trtllm-hpc sandbox up --nodes 2 --gpus real
       trtllm-hpc sandbox up --name second
     """
+    from trtllm_hpc.sandbox import Sandbox
+    from trtllm_hpc.sandbox.requirements import install_missing
+
     sandbox = Sandbox(name)
     started = time.monotonic()
     with terminating_as_interrupt():
@@ -83,6 +88,8 @@ def down(name: str) -> None:
       trtllm-hpc sandbox down
       trtllm-hpc sandbox down --name second
     """
+    from trtllm_hpc.sandbox import Sandbox
+
     was_there = Sandbox(name).down(tell=print_step)
     outcome = "down, nothing is left" if was_there else "does not exist: nothing to do"
     click.echo(f"sandbox {name}: {outcome}", err=True)
@@ -96,6 +103,8 @@ def status(name: str, as_json: bool) -> int:
 
     Exits with 0 if it is up, and with 13 if it is down or degraded.
     """
+    from trtllm_hpc.sandbox import Sandbox
+
     found = Sandbox(name).status()
     print_json(found) if as_json else _show(found)
     return ExitCode.OK if found.state == "up" else ExitCode.SANDBOX

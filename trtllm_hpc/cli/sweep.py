@@ -118,16 +118,11 @@ _LINE_PAUSE_S = 30.0
 """Shortest pause between two lines of 'watch' that say the same."""
 
 
-def _found(ctx: click.Context, param: click.Parameter, value: str) -> Sweep:
-    """Callback of ``SWEEP``: its folder, its id, the job's name, or ``latest``; raises RunNotFound."""
-    return Sweep(find_sweep(value, shared.runs_folder(ctx)))
-
-
 sweep_argument = click.argument(
     "sweep",
     default="latest",
     metavar="[SWEEP]",
-    callback=_found,
+    callback=lambda ctx, _, value: Sweep(find_sweep(value, shared.runs_folder(ctx))),
     shell_complete=shared.complete_with(
         lambda ctx: ["latest", *(it.sweep_id for it in list_sweeps(shared.runs_folder(ctx)))]
     ),

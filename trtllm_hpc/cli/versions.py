@@ -9,7 +9,6 @@ from trtllm_hpc.report.formatting import NONE
 from trtllm_hpc.report.versions import print_program, print_release
 from trtllm_hpc.tensorrt_llm.releases.programs import PROGRAM_FILES, Program, releases_with
 from trtllm_hpc.tensorrt_llm.releases.release import (
-    Release,
     UnknownRelease,
     find_release,
     image_of_tag,
@@ -76,34 +75,23 @@ def show(release: str, program: str | None, family: str, as_json: bool) -> None:
       trtllm-hpc versions show 24.04 trtllm-build
       trtllm-hpc versions show 0.16 convert_checkpoint.py --family gpt
     """
-    chosen = _release(release)
-    found = chosen if program is None else _program(chosen, program, family)
+    image = image_of_tag(release) or (release if tag_of_image(release) else None)
+    try:
+        chosen = release_of_version(release) or find_release(image, None if image else release)
+    except UnknownRelease as error:
+        error.hint = "trtllm-hpc versions"
+        raise
+    if program is not None and program not in PROGRAM_FILES:
+        known = ", ".join(PROGRAM_FILES)
+        raise click.UsageError(f"no program of upstream's is called {program!r}, only {known}.")
+    found = chosen if program is None else chosen.program(program, family)
+    if found is None and program is not None:
+        having = releases_with(program, family)
+        there = f": it is there in {having[0]} to {having[-1]}" if having else ""
+        raise click.UsageError(f"TensorRT-LLM {chosen.version} has no {program} for {family}{there}.")
     if as_json:
         print_json(found)
     elif isinstance(found, Program):
         print_program(found)
     else:
-        print_release(found)
-
-
-def _program(release: Release, name: str, family: str) -> Program:
-    """Return one of upstream's programs. Raises click.UsageError if the release does not have it."""
-    if name not in PROGRAM_FILES:
-        known = ", ".join(PROGRAM_FILES)
-        raise click.UsageError(f"no program of upstream's is called {name!r}, only {known}.")
-    program = release.program(name, family)
-    if program is None:
-        having = releases_with(name, family)
-        there = f": it is there in {having[0]} to {having[-1]}" if having else ""
-        raise click.UsageError(f"TensorRT-LLM {release.version} has no {name} for {family}{there}.")
-    return program
-
-
-def _release(word: str) -> Release:
-    """Return the release with this version, Triton tag or image name; raises UnknownRelease."""
-    image = image_of_tag(word) or (word if tag_of_image(word) else None)
-    try:
-        return release_of_version(word) or find_release(image, None if image else word)
-    except UnknownRelease as error:
-        error.hint = "trtllm-hpc versions"
-        raise
+        print_release(chosen)

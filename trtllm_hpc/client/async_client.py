@@ -342,20 +342,15 @@ class AsyncClient:
                 if not left or has_begun or ended.is_set():
                     raise
             left -= 1
-            await self._go_where_it_is()
+            if self._follow is not None:
+                async with self._moving:
+                    target = await asyncio.to_thread(self._follow)
+                    if target != self._target:  # other requests may use the old connection
+                        opened = await connect(target, self._name, self._protocol, self._timeout_s)
+                        self._connections.append(opened)
+                        self._target = target
             await asyncio.sleep(pause_s)
             pause_s *= 2
-
-    async def _go_where_it_is(self) -> None:
-        """Open a connection to the server's new place, if it has one; other requests may use the old."""
-        if self._follow is None:
-            return
-        async with self._moving:
-            target = await asyncio.to_thread(self._follow)
-            if target == self._target:
-                return
-            self._connections.append(await connect(target, self._name, self._protocol, self._timeout_s))
-            self._target = target
 
 
 def chat_request(messages: Sequence[Message], request: Request) -> Request:

@@ -137,7 +137,16 @@ class GrpcConnection:
 
         closed, is_over, is_stopping, count = asyncio.Event(), False, False, 0
         wanted = ANSWER_OUTPUTS | {name for name in LOGITS_OUTPUTS if request.options.get(name)}
-        call = self._start(model, sent, request, closed)
+        asked = infer_request(model.name, sent, request.request_id)
+        # The last response may be empty; Triton only sends it if asked, and it alone marks the end.
+        asked.parameters["triton_enable_empty_final_response"].bool_param = True
+
+        async def messages() -> AsyncIterator[Any]:
+            yield asked
+            await closed.wait()
+
+        metadata = (*self._metadata, *request.headers.items())
+        call = self._stub.ModelStreamInfer(messages(), timeout=request.timeout_s, metadata=metadata)
 
         async def end_early() -> None:
             nonlocal is_stopping
@@ -189,19 +198,6 @@ class GrpcConnection:
                 await _finish(call, closed)
             else:
                 call.cancel()
-
-    def _start(self, model: ServedModel, sent: Tensors, request: Request, closed: asyncio.Event) -> Any:
-        """Send a request, and return gRPC's iterator over the responses; ``closed`` ends the call."""
-        message = infer_request(model.name, sent, request.request_id)
-        # The last response may be empty; Triton only sends it if asked, and it alone marks the end.
-        message.parameters["triton_enable_empty_final_response"].bool_param = True
-
-        async def messages() -> AsyncIterator[Any]:
-            yield message
-            await closed.wait()
-
-        metadata = (*self._metadata, *request.headers.items())
-        return self._stub.ModelStreamInfer(messages(), timeout=request.timeout_s, metadata=metadata)
 
     async def _stop(self, request_id: str) -> bool:
         """Have the server end a request; returns whether it took the message.

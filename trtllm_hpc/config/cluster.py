@@ -304,7 +304,7 @@ class ClusterProfile(Section):
     @property
     def is_sandbox(self) -> bool:
         """Whether the nodes are those of a sandbox, which run on this machine and see its folders."""
-        return self.slurm_conf is not None and _is_in_sandbox(self.slurm_conf)
+        return self.slurm_conf is not None and PurePosixPath(self.slurm_conf).is_relative_to(SANDBOX_ROOT)
 
     def for_phase(self, role: str) -> ClusterProfile:
         """Return the profile as the nodes of a phase have it, ``context`` or ``generation``."""
@@ -317,12 +317,8 @@ class ClusterProfile(Section):
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
         """Fill in what the kind of GPU answers (a rule refuses an unknown kind), and a sandbox's folders."""
         slurm_conf = plain.get("slurm_conf")
-        if isinstance(slurm_conf, str) and _is_in_sandbox(slurm_conf):
+        if isinstance(slurm_conf, str) and PurePosixPath(slurm_conf).is_relative_to(SANDBOX_ROOT):
             plain = {"node_local_folders": ["/dev/shm"], **plain}
         name = plain.get("gpu")
         known = gpus().get(name, {}) if isinstance(name, str) else {}
         return {**known, **{key: it for key, it in plain.items() if it is not None or key not in known}}
-
-
-def _is_in_sandbox(path: str) -> bool:
-    return PurePosixPath(path).is_relative_to(SANDBOX_ROOT)

@@ -40,7 +40,7 @@ def _profile_folders() -> dict[str, Path]:
 def profiles() -> dict[str, Path]:
     """Every profile that can be called by name: the user's own, else the site's, else a shipped one."""
     own, site = map(_named, _profile_folders().values())
-    return {**_shipped("trtllm_hpc.slurm"), **site, **own}
+    return {**_named(Path(str(resources.files("trtllm_hpc.slurm")))), **site, **own}
 
 
 def default_profile(cluster: Path | str | None = None) -> str:
@@ -59,11 +59,7 @@ def profile_origins(cluster: str) -> Iterator[str]:
 
 def jobs() -> dict[str, Path]:
     """Every shipped job file by name."""
-    return _shipped("trtllm_hpc.jobs")
-
-
-def _shipped(package: str) -> dict[str, Path]:
-    return _named(Path(str(resources.files(package))))
+    return _named(Path(str(resources.files("trtllm_hpc.jobs"))))
 
 
 def _named(folder: Path) -> dict[str, Path]:

@@ -44,8 +44,9 @@ class Excludes:
                 continue
             name = key.partition("=")[0].removesuffix("!")
             value, field = _value(subject, name), self.at or name
-            facts = {"job": _job(subject), "cluster": _cluster(subject), "value": value}
-            message, fix = (it.format(key=name.rpartition(".")[2], **facts) for it in (self.why, self.fix))
+            facts = {it: getattr(subject, it, subject) for it in ("job", "cluster")}
+            facts |= {"key": name.rpartition(".")[2], "value": value}
+            message, fix = (it.format(**facts) for it in (self.why, self.fix))
             in_file = in_cluster if field.startswith(_PROFILE) else in_job
             shown = None if self.at or isinstance(value, Section) else value
             yield in_file(self.code, field.removeprefix(_PROFILE), message, fix, shown)
@@ -62,17 +63,9 @@ class Requires(Excludes):
         return not super()._refuses(subject)
 
 
-def _job(subject: Any) -> Any:
-    return getattr(subject, "job", subject)
-
-
-def _cluster(subject: Any) -> Any:
-    return getattr(subject, "cluster", subject)
-
-
 def _value(subject: Any, key: str) -> Any:
     """Return a key's value; ``None`` where a section above it is not set."""
-    value = _cluster(subject) if key.startswith(_PROFILE) else _job(subject)
+    value = getattr(subject, "cluster" if key.startswith(_PROFILE) else "job", subject)
     for name in key.removeprefix(_PROFILE).split("."):
         value = None if value is None else getattr(value, name)
     return value

@@ -92,7 +92,14 @@ def expand(sweep: SweepSection, tree: Tree, job: Tree) -> tuple[list[Override], 
         tree: the section that the sweep was made of, in which every value has its place.
         job: the job file, whose values ``exclude`` sees where a variant sets none.
     """
-    wrong = list(_problems(sweep, tree))
+    wrong = [
+        tree.diagnostic("bad-value", ("grid", key), "is not a dotted key of the job file")
+        for key in sweep.grid
+        if not all(key.split("."))
+    ]
+    if not (sweep.grid or sweep.variants):
+        hint = "name keys and their values: grid: {engine.max_batch_size: [64, 256]}"
+        wrong.append(tree.diagnostic("no-variants", (), "has no grid or variants", hint=hint))
     if wrong:
         return [], wrong
     overrides = [
@@ -118,15 +125,6 @@ def expand(sweep: SweepSection, tree: Tree, job: Tree) -> tuple[list[Override], 
     return kept, []
 
 
-def _problems(sweep: SweepSection, tree: Tree) -> Iterator[Diagnostic]:
-    if not (sweep.grid or sweep.variants):
-        hint = "name keys and their values: grid: {engine.max_batch_size: [64, 256]}"
-        yield tree.diagnostic("no-variants", (), "has no grid or variants", hint=hint)
-    for key in sweep.grid:
-        if not all(key.split(".")):
-            yield tree.diagnostic("bad-value", ("grid", key), "is not a dotted key of the job file")
-
-
 def _axes(sweep: SweepSection, tree: Tree) -> Iterator[list[Override]]:
     """Yield the choices along each axis: the variants with names, then the values of each key."""
     if sweep.variants:
@@ -136,7 +134,15 @@ def _axes(sweep: SweepSection, tree: Tree) -> Iterator[list[Override]]:
             for variant in [tree.section("variants", name)]
             for whole in [_undotted({key: variant.section(key) for key in variant.data})]
         ]
-    words = _words([*sweep.grid])
+    words = {}
+    for key in sweep.grid:
+        parts = key.split(".")
+        short = _SHORT.get(".".join(parts[-2:])) or _SHORT.get(parts[-1])
+        words[key] = short or parts[-1].replace("_", "-")
+    used = Counter(words.values())
+    for key, word in words.items():
+        if used[word] > 1:  # the same key of two sections
+            words[key] = f"{key.split('.')[-2:][0].replace('_', '-')}-{word}"
     for key, values in sweep.grid.items():
         yield [
             Override(_label(words[key], value, place), {key: value}, _undotted({key: part}))
@@ -156,20 +162,6 @@ def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _words(keys: Sequence[str]) -> dict[str, str]:
-    """Return the word that stands for each key in the names of variants."""
-    words = {}
-    for key in keys:
-        parts = key.split(".")
-        short = _SHORT.get(".".join(parts[-2:])) or _SHORT.get(parts[-1])
-        words[key] = short or parts[-1].replace("_", "-")
-    used = Counter(words.values())
-    return {
-        key: word if used[word] == 1 else f"{key.split('.')[-2:][0].replace('_', '-')}-{word}"
-        for key, word in words.items()  # the same key of two sections
-    }
 
 
 def _label(word: str, value: Any, place: int) -> str:

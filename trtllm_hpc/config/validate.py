@@ -75,7 +75,17 @@ def _diagnose(model: type[Section], tree: Tree, detail: dict[str, Any]) -> Diagn
     code, choices = "bad-value", tuple[str, ...]()
     hint: str | None = None
     if kind == "extra_forbidden":
-        code, message, hint, choices = _unknown_key(model, path)
+        code, message = "unknown-key", "is not a known key"
+        section, key = section_at(model, path[:-1]), str(path[-1])
+        choices = tuple(section.model_fields) if section is not None else ()
+        wanted = _SYNONYMS.get(key, key)
+        guess = wanted if wanted in choices else nearest(key, choices)
+        if guess is None:  # the full path of a key in another section; of several, of the least deep one
+            paths = sorted(all_keys(model), key=lambda path: path.count("."), reverse=True)
+            elsewhere = {path.rpartition(".")[2]: path for path in paths}
+            near = wanted if wanted in elsewhere else nearest(key, elsewhere, cutoff=0.85)
+            guess = elsewhere.get(near or "")
+        hint = f"did you mean '{guess}'?" if guess else "remove it, or take one of the keys of this section"
     elif kind in _EXPECTED:
         code, hint = "wrong-type", _retyped(kind, value)
         message = f"must be {_EXPECTED[kind]}, not {_described(value)}"
@@ -100,20 +110,6 @@ def _diagnose(model: type[Section], tree: Tree, detail: dict[str, Any]) -> Diagn
     else:
         message = detail["msg"].removeprefix("Value error, ")
     return tree.diagnostic(code, path, message, value=value, hint=hint, choices=choices)
-
-
-def _unknown_key(model: type[Section], path: Path) -> tuple[str, str, str, tuple[str, ...]]:
-    """Return code, message, hint and choices for a key that the section does not have."""
-    section, key = section_at(model, path[:-1]), str(path[-1])
-    known = tuple(section.model_fields) if section is not None else ()
-    wanted = _SYNONYMS.get(key, key)
-    guess = wanted if wanted in known else nearest(key, known)
-    if guess is None:  # the full path of a key in another section; of several, of the least deep one
-        paths = sorted(all_keys(model), key=lambda path: path.count("."), reverse=True)
-        elsewhere = {path.rpartition(".")[2]: path for path in paths}
-        guess = elsewhere.get(wanted if wanted in elsewhere else nearest(key, elsewhere, cutoff=0.85) or "")
-    hint = f"did you mean '{guess}'?" if guess else "remove it, or take one of the keys of this section"
-    return "unknown-key", "is not a known key", hint, known
 
 
 def section_at(model: type[Section], path: Path) -> type[Section] | None:

@@ -36,7 +36,14 @@ def make_steps(facts: EngineFacts, layout: Layout) -> tuple[BuildStep, ...]:
     Raises NoToolchain if the release cannot build it: the rules refuse such files when they are loaded.
     """
     if facts.job.build.commands:
-        return (_own_step(facts),)
+        numbers = {key: getattr(facts.job.engine, key) for key in OWN_NUMBERS}
+        values = {**numbers, "examples": facts.examples_folder}
+        own = [tuple(_own_word(word, values) for word in command) for command in facts.job.build.commands]
+        if any("{work}" in word for command in facts.job.build.commands for word in command):
+            work = FolderArgument("output", _WORK)
+            own = [("mkdir", "-p", work), *own, ("rm", "-r", work)]
+        identity = _layout_identity(facts)
+        return (BuildStep("build", tuple(own), inputs=("model",), identity=identity, on_gpu=True),)
     if facts.no_toolchain is not None:
         raise facts.no_toolchain
     if facts.toolchain is None:
@@ -127,19 +134,6 @@ def _layout_identity(facts: EngineFacts) -> dict[str, Any]:
     keys = ("world_size", "tensor_parallel", "pipeline_parallel", "context_parallel")
     layout = {key: getattr(facts.job.engine, key) for key in keys}
     return {"tensorrt_llm": facts.release.version, "tensorrt": facts.release.tensorrt, "layout": layout}
-
-
-def _own_step(facts: EngineFacts) -> BuildStep:
-    """The job file's own commands, and the removal of ``{work}``."""
-    numbers = {key: getattr(facts.job.engine, key) for key in OWN_NUMBERS}
-    values = {**numbers, "examples": facts.examples_folder}
-    commands = [tuple(_own_word(word, values) for word in command) for command in facts.job.build.commands]
-    if any("{work}" in word for command in facts.job.build.commands for word in command):
-        work = FolderArgument("output", _WORK)
-        commands = [("mkdir", "-p", work), *commands, ("rm", "-r", work)]
-    return BuildStep(
-        "build", tuple(commands), inputs=("model",), identity=_layout_identity(facts), on_gpu=True
-    )
 
 
 def _own_word(word: str, values: Mapping[str, Any]) -> Argument:

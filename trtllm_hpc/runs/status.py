@@ -367,7 +367,7 @@ def _slurm_stage(
     of_this_job = last.data.get("job_id") == job_id
     if state.final and last.name == "stage_end" and of_this_job:
         code = int(last.data["exit_code"])  # sacct shows 137 as 9
-    note = _pending_note(info)
+    note = f": {explain_reason(info.reason, info.job_id)}" if info.reason else ""
     if state.name == "NODE_FAIL":
         log = "\n".join(last_lines(run.paths.batch_log(name), 50))
         note += "".join(f": {node}" for node in re.findall(r"error: Node failure on ([\w.-]+)", log)[-1:])
@@ -414,8 +414,9 @@ def _stage_in_sweep(
     if info.state.final:
         note = f": the sweep's job {info.state.sentence} before its turn"
         return _in_state(name, STATES["CANCELLED"], job_id, note)
-    turn = f": it waits for its turn in the sweep's job {job_id}"
-    note = _pending_note(info) if info.state.name == "PENDING" else turn
+    note = f": it waits for its turn in the sweep's job {job_id}"
+    if info.state.name == "PENDING":
+        note = f": {explain_reason(info.reason, info.job_id)}" if info.reason else ""
     return _in_state(name, STATES["PENDING"], job_id, note)
 
 
@@ -511,10 +512,6 @@ def _between(first: float | None, last: float | None) -> float | None:
     return None if first is None or last is None else max(0.0, last - first)
 
 
-def _pending_note(info: JobInfo) -> str:
-    return f": {explain_reason(info.reason, info.job_id)}" if info.reason else ""
-
-
 def _killer(run: RunSnapshot, stage: str) -> str | None:
     """Return the signal that killed the script of a stage without a recorded end, as srun has logged it.
 
@@ -577,6 +574,12 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     served = [] if endpoint is None else of_last_job(run.events("serve"))
     restarts = [run.quoted(str(it.data.get("why"))) for it in served if it.name == "front_restarted"]
     failed_gateways = [it.data.get("why", "it has ended") for it in served if it.name == "gateway_failed"]
+    instances = [InstanceStatus(**known_fields(InstanceStatus, it)) for it in run.instances or ()]
+    is_over = any(stage.stage == "serve" and stage.final for stage in stages)
+    for place, it in enumerate(instances):  # after the end of the stage none can still serve
+        its_state = "ended" if is_over and it.state != "failed" else it.state
+        reason = None if it.reason is None else run.quoted(it.reason)
+        instances[place] = replace(it, state=its_state, reason=reason)
     return RunStatus(
         run_id=run.paths.run_id,
         folder=str(run.paths.folder),
@@ -586,7 +589,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         ranks=tuple(
             RankStatus(log.rank, log.host, log.state, log.instance) for log in servers if log.rank is not None
         ),
-        instances=_instances(run, stages),
+        instances=tuple(instances),
         endpoint=endpoint,
         exit_code=_exit_code(state, failed, failure),
         causes=tuple(causes),
@@ -730,16 +733,6 @@ def _failed_jobs(run: RunSnapshot) -> Iterator[FailedJob]:
         known = cause is not None and cause.degree is not Degree.FIRST_ERROR
         why = f"{job.why}: {cause.sentence.rstrip('.')}" if cause is not None and known else job.why
         yield replace(job, why=run.quoted(why))
-
-
-def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
-    """Return the instances as last recorded; after the end of the stage none can still serve."""
-    is_over, found = any(stage.stage == "serve" and stage.final for stage in stages), []
-    for one in (InstanceStatus(**known_fields(InstanceStatus, it)) for it in run.instances or ()):
-        state = "ended" if is_over and one.state != "failed" else one.state
-        reason = None if one.reason is None else run.quoted(one.reason)
-        found.append(replace(one, state=state, reason=reason))
-    return tuple(found)
 
 
 def _failures(stages: Iterable[StageStatus]) -> list[StageStatus]:

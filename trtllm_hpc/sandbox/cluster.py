@@ -292,12 +292,8 @@ def start_daemons(cluster: Cluster, tell: Progress) -> None:
         slurmd = ["slurmd", "-D", "-N", node.name, "-f", str(folder.slurm_conf), "-d", str(folder.stepd)]
         node.start_daemon(slurmd, folder.output(f"slurmd-{node.name}"), environment)
     for node in cluster.nodes:
-        idle = partial(_is_idle, cluster, node)
+        idle = partial(lambda it: cluster.node_states().get(it.name) == "idle", node)
         _await(node, "slurmd", idle, folder.log(f"slurmd-{node.name}"))
-
-
-def _is_idle(cluster: Cluster, node: Node) -> bool:
-    return cluster.node_states().get(node.name) == "idle"
 
 
 def _await(node: Node, program: str, answers: Callable[[], bool], log: Path) -> None:

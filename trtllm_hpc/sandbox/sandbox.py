@@ -161,7 +161,14 @@ class Sandbox:
         return True
 
     def _start(self, shape: Shape, tell: Progress) -> None:
-        cluster = self._choose_subnet(shape)
+        with lock("state folders"):
+            self.folder.path.mkdir(mode=0o755, parents=True)
+            # A subnet that neither the machine nor another sandbox uses. The state file claims it, since a
+            # sandbox that is being started has no route yet.
+            others = (read_json(state) for state in ROOT.glob(f"*/{self.folder.state.name}"))
+            subnet = free_subnet([other["subnet"] for other in others if other])
+            cluster = Cluster(self.name, shape, subnet, requirements.gpu_devices() if shape.real_gpus else ())
+            self._write_state(cluster, complete=False)
         write_files(cluster)
         tell(f"namespaces and network {cluster.subnet}.0/24")
         with ExitStack() as stack:
@@ -175,19 +182,6 @@ class Sandbox:
             for process in starting:
                 nodes.keep(process)
         self._write_state(cluster, complete=True)
-
-    def _choose_subnet(self, shape: Shape) -> Cluster:
-        """Choose a subnet that neither the machine nor another sandbox uses.
-
-        The state file claims it, since a sandbox that is being started has no route yet.
-        """
-        with lock("state folders"):
-            self.folder.path.mkdir(mode=0o755, parents=True)
-            others = (read_json(state) for state in ROOT.glob(f"*/{self.folder.state.name}"))
-            subnet = free_subnet([other["subnet"] for other in others if other])
-            layout = Cluster(self.name, shape, subnet, requirements.gpu_devices() if shape.real_gpus else ())
-            self._write_state(layout, complete=False)
-        return layout
 
     def _write_state(self, layout: Cluster, *, complete: bool) -> None:
         addresses = {"subnet": layout.subnet, "machine_gpus": layout.machine_gpus}

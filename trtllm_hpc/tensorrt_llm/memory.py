@@ -300,7 +300,13 @@ class _Planner:
         element = 1 if engine.quantization.kv_cache in ("int8", "fp8") else plain
         per_token = -(-shape.layers // parallel.pipeline) * 2 * kv_heads * shape.head_size * element
         fraction = job.kv_cache.free_gpu_memory_fraction or 0.9  # upstream's own default
-        capacity = self._capacity()
+        if on_gpu:
+            memory, share = self.cluster.gpu_memory_gib, job.repository.instances
+        else:  # a rank has its share of the node
+            asked = job.serve.memory_gib_per_node
+            memory = None if asked == "all" else asked
+            share = max(job.serve.instances * engine.world_size // (job.serve.nodes or 1), 1)
+        capacity = None if memory is None else round(memory * GIB / share)
         left = None if capacity is None else capacity - weights - activations - logits - context
         counts = [] if job.kv_cache.max_tokens is None else [job.kv_cache.max_tokens]
         is_paged = self.model.fills_memory and engine.kv_cache_type != "continuous"
@@ -364,17 +370,6 @@ class _Planner:
         if parallel.pipeline > 1:
             return round(layers + max(embedding, head))
         return round(layers + embedding + (0 if shape.tied and tensor == 1 else head))
-
-    def _capacity(self) -> int | None:
-        """Return the bytes of one rank: of its GPU, or of its share of a node without GPUs."""
-        serve = self.job.serve
-        if self.cluster.gpus_per_node:
-            memory, share = self.cluster.gpu_memory_gib, self.job.repository.instances
-        else:
-            asked = serve.memory_gib_per_node
-            memory = None if asked == "all" else asked
-            share = max(serve.instances * self.job.engine.world_size // (serve.nodes or 1), 1)
-        return None if memory is None else round(memory * GIB / share)
 
     def judge(self, plan: MemoryPlan) -> tuple[Verdict, str, str | None]:
         """Return whether the layout holds what the job file promises, a sentence and a remedy."""

@@ -10,13 +10,12 @@ from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.rules import Requires, Rule
 from trtllm_hpc.errors import Diagnostic
 
-_FILES = ("dataset", "trace")
 _TALKS = ("conversations",)
 _DRAWN = ("normal", "shared-prefix", *_TALKS)
 _LENGTHS = ("input_tokens", "input_tokens_stdev", "output_tokens", "output_tokens_stdev")
 _KINDS_OF = {
     "prompts": ("prompts",),
-    "path": (*_FILES, *_TALKS),
+    "path": ("dataset", "trace", *_TALKS),
     "speed": ("trace", *_TALKS),
     **dict.fromkeys(_LENGTHS, _DRAWN),
     **dict.fromkeys(("prefix_tokens", "prefixes"), _DRAWN[1:]),

@@ -94,20 +94,15 @@ def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
             del kept[field]
             if field == "arrival":
                 kept["arrival"] = "poisson"  # the default of a trace is "trace"
-    before = {field.partition(".")[2]: kept.pop(field) for field in list(kept) if "." in field}
-    workload = _workload(before, given)
-    if workload["kind"] not in ("trace", "conversations") and kept.get("arrival") == "trace":
-        del kept["arrival"]
-    return {**kept, **{field: it for field, it in typed.items() if "." not in field}, "workload": workload}
-
-
-def _workload(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the workload; if its kind changes, only what does not depend on it is kept."""
+    base = {field.partition(".")[2]: kept.pop(field) for field in list(kept) if "." in field}
     chosen = {field.removeprefix("workload."): value for field, value in given.items() if "." in field}
     kind = chosen.get("kind", "prompts" if "prompts" in chosen else base["kind"])
-    if kind != base["kind"]:
+    if kind != base["kind"]:  # only what does not depend on it is kept
         base = {key: base[key] for key in ("tokenizer",) if key in base}
-    return {**base, **chosen, "kind": kind}
+    workload = {**base, **chosen, "kind": kind}
+    if kind not in ("trace", "conversations") and kept.get("arrival") == "trace":
+        del kept["arrival"]
+    return {**kept, **{field: it for field, it in typed.items() if "." not in field}, "workload": workload}
 
 
 def _without_effect(settings: Benchmark, given: Mapping[str, Any], named: Named) -> Iterator[Diagnostic]:

@@ -8,7 +8,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from trtllm_hpc.config.cluster import ClusterProfile
@@ -88,21 +88,16 @@ def shared_folders(context: Context) -> Diagnostic | None:
     if context.cluster.python is None:
         folders["python in the profile"] = Path(sys.executable)
     for key, folder in folders.items():
-        local = _node_local(folder, context.cluster.node_local_folders)
-        if local is not None:
+        real = os.path.realpath(folder)
+        local = next((it for it in context.cluster.node_local_folders if is_below(real, [it])), None)
+        # A shared file system may be mounted there.
+        if local is not None and not _NETWORK_FILE_SYSTEMS.match(_file_system(real)):
             return fail(
                 f"the compute nodes cannot see {folder}: every machine has a {local} of its own",
                 f"set {key} to a path on a shared file system; if the nodes do see {local} of this machine, "
                 "take it out of node_local_folders in the profile",
             )
     return ok("runs and engines are in no folder that every machine has for itself")
-
-
-def _node_local(path: Path, folders: Collection[str]) -> str | None:
-    """Return the one of ``folders`` that contains the path, unless a shared file system is mounted there."""
-    real = os.path.realpath(path)
-    local = next((folder for folder in folders if is_below(real, [folder])), None)
-    return None if local is None or _NETWORK_FILE_SYSTEMS.match(_file_system(real)) else local
 
 
 def _file_system(path: str) -> str:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.hub import HUB_NAME, record_of
 from trtllm_hpc.errors import ConfigError, Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
@@ -53,12 +52,12 @@ def divides(context: Context) -> Diagnostic | None:
     except UnknownModel as error:
         return unknown(str(error))
     tensor, pipeline = engine.tensor_parallel * engine.context_parallel, engine.pipeline_parallel
-    heads = shape.heads
+    heads, hint = shape.heads, "set engine.tensor_parallel to a divisor of"
     if heads % tensor:
-        return fail(f"{heads} attention heads cannot be split over {tensor} ranks", _tensor_hint(heads))
+        return fail(f"{heads} attention heads cannot be split over {tensor} ranks", f"{hint} {heads}")
     if shape.kv_heads % tensor and tensor % shape.kv_heads:
         message = f"{shape.kv_heads} KV heads cannot be split over {tensor} ranks"
-        return fail(message, _tensor_hint(shape.kv_heads))
+        return fail(message, f"{hint} {shape.kv_heads}")
     if shape.layers % pipeline:
         message = f"{shape.layers} layers do not divide by engine.pipeline_parallel {pipeline}"
         return warn(f"{message}: older releases refuse that", f"set it to a divisor of {shape.layers}")
@@ -68,17 +67,9 @@ def divides(context: Context) -> Diagnostic | None:
     return ok(f"{heads} heads and {shape.layers} layers divide by the ranks")
 
 
-def _tensor_hint(count: int) -> str:
-    return f"set engine.tensor_parallel to a divisor of {count}"
-
-
-def _benchmark(context: Context) -> Benchmark | None:
-    return context.job.companion.benchmark if context.job.companion.enabled else None
-
-
 def slo(context: Context) -> Diagnostic | None:
     """Limits on times of tokens need streamed answers; else the benchmark fails once the server is up."""
-    benchmark = _benchmark(context)
+    benchmark = context.job.companion.benchmark if context.job.companion.enabled else None
     if benchmark is None or benchmark.slo is None:
         return None
     from trtllm_hpc.bench.analysis.slo import parse_slo
@@ -100,7 +91,7 @@ def slo(context: Context) -> Diagnostic | None:
 
 def workload_file(context: Context) -> Diagnostic | None:
     """The companion reads the file on its node, which may see other folders than this machine."""
-    benchmark = _benchmark(context)
+    benchmark = context.job.companion.benchmark if context.job.companion.enabled else None
     file = None if benchmark is None else benchmark.workload.path
     if benchmark is None or file is None:
         return None
@@ -112,7 +103,11 @@ def workload_file(context: Context) -> Diagnostic | None:
     try:
         check_file(benchmark.workload)
     except ConfigError as error:
-        return _misread(error)
+        first, *others = error.diagnostics
+        where = first.file if first.line is None else f"{first.file}:{first.line}"
+        more = f" (and {len(others)} more)" if others else ""
+        message = f"{where}: {' '.join(first.message.split()).rstrip('.')}{more}"
+        return fail(message, first.hint or "correct the file")
     return ok(f"the benchmark's workload is {file}")
 
 
@@ -137,15 +132,6 @@ def evaluation(context: Context) -> Diagnostic | None:
         )
         return fail(message, "name the id or the folder of a run that companion.evaluate has scored")
     return ok(f"the tasks {', '.join(settings.tasks)} can be asked, with data in {data_folder(settings)}")
-
-
-def _misread(error: ConfigError) -> Diagnostic:
-    """Return the first thing that is wrong with the file, in one line."""
-    first, *others = error.diagnostics
-    where = first.file if first.line is None else f"{first.file}:{first.line}"
-    more = f" (and {len(others)} more)" if others else ""
-    message = f"{where}: {' '.join(first.message.split()).rstrip('.')}{more}"
-    return fail(message, first.hint or "correct the file")
 
 
 def model_files(context: Context) -> Diagnostic | None:
