@@ -153,8 +153,8 @@ def test_options_become_the_protocols_keys(tmp_path: Path) -> None:
         (503, b'{"error": {"message": "no server"}}', ServerUnreachable, "answered 503"),
         (200, b'{"choices": []}', RequestFailed, "without a text"),
         (200, b"{", RequestFailed, "cannot be read"),
-        (200, b'{"choices": [{"index": 0, "text": 7}]}', RequestFailed, "wrong output"),
-        (200, b"[1, 2]", RequestFailed, "cannot be read"),
+        (200, b'{"choices": [{"index": 0, "text": 7}]}', RequestFailed, r"choices\[0\].text"),
+        (200, b"[1, 2]", RequestFailed, "does not follow OpenAI's protocol"),
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])

@@ -108,7 +108,7 @@ def _decode_leniently(data: bytes) -> _Body:
     try:
         return convert(json.loads(data), _Body)
     except ValidationError as error:
-        raise WrongResponse(f"what is no response of OpenAI's protocol ({error}): {data[:200]!r}") from None
+        raise WrongResponse(f"what does not follow OpenAI's protocol ({error}): {data[:200]!r}") from None
     except ValueError:
         raise WrongResponse(f"what cannot be read as JSON: {data[:200]!r}") from None
 
