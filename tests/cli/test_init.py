@@ -64,7 +64,7 @@ def test_commented_values_in_the_job_file_are_the_defaults() -> None:
     init("job")
     text = uncommented(Path("job.yaml"))
     # What has no default to show: it is one's own, or follows from other keys.
-    own = "path|directory|certificate|nodes|memory_gib|memory_gib_per_node|prologue|wrapper"
+    own = "path|directory|certificate|nodes|memory_gib|memory_gib_per_node"
     following = (
         "gpus|bls_instances|max_num_tokens|max_tokens|free_gpu_memory_fraction|restarts|frontend|image"
     )
