@@ -94,18 +94,13 @@ SCHEDULED_RATE = Single(
 )
 
 
-def _sent_rate(sample: Sample) -> float:
-    window = sample.window
-    return sample.rate(sum(window.start_s <= record.sent_s < window.end_s for record in sample.records))
-
-
 SENT_RATE = Single(
     key="sent_rate_per_s",
     label="sent rate",
     unit="requests/s",
     meaning="The rate at which the client sent requests, whenever they were due.",
     formula="requests sent in the window / its length",
-    of=_sent_rate,
+    of=lambda it: it.rate(sum(it.window.start_s <= record.sent_s < it.window.end_s for record in it.records)),
 )
 
 

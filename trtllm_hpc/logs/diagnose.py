@@ -35,12 +35,6 @@ class RankFailure:
             return self.verdict.rstrip(".")
         if record.ended_at is None and self.others == "silent":
             return f"all {record.world_size} ranks were killed before they could record their end"
-        first = "died" if self.others == "none" else "died first"
-        sentence = f"{rank_name([record], record.step, record.rank)} {first}: {self._how()}"
-        return f"{sentence}; the others ended because of it" if self.others == "ended" else sentence
-
-    def _how(self) -> str:
-        record = self.record
         if record.ended_at is None:
             how = "it was killed before it could record its end"
         elif record.exit_code is None:
@@ -49,8 +43,12 @@ class RankFailure:
             end = signal_or_code(record.exit_code)
             how = f"killed by {end}" if end.startswith("signal") else end
         if record.reason:
-            return f"{how}: {record.reason.rstrip('.')}"
-        return how if self.log.end is None else f"{how}; its log says {self.log.end!r}"
+            how = f"{how}: {record.reason.rstrip('.')}"
+        elif self.log.end is not None:
+            how = f"{how}; its log says {self.log.end!r}"
+        first = "died" if self.others == "none" else "died first"
+        sentence = f"{rank_name([record], record.step, record.rank)} {first}: {how}"
+        return f"{sentence}; the others ended because of it" if self.others == "ended" else sentence
 
 
 def first_failure(run: RunSnapshot) -> RankFailure | None:

@@ -154,7 +154,11 @@ def facts_of_stream(log: BinaryIO, name: str, lines: Iterable[Hit] | None = None
         for it, why in zip(chosen, reasons, strict=True)
     ]
     if all(it.cause.kind is Kind.CONSEQUENCE for it in matches):
-        why = next(filter(None, reasons), None) or _suspects(log, matches[0])
+        why = next(filter(None, reasons), None)
+        if why is None:  # the lines that may speak of a failure before a line that only reports one
+            start, block = _before(log, matches[0].at)
+            if text := " / ".join(suspicious(block.splitlines()[-LATE_LINES:], 3, only=True)):
+                why = Match(causes()[FIRST_ERROR], {"text": text}, None, text, None, start)
         matches = matches if why is None else [why, *matches]
     rivals = [it for it in looked_at if it.is_error or (it.weight is None and it.cause.kind is Kind.ROOT)]
     found = tuple(
@@ -167,13 +171,24 @@ def facts_of_stream(log: BinaryIO, name: str, lines: Iterable[Hit] | None = None
     late = [it for match, it in zip(matches, found, strict=True) if it.ends_a_process and match.at >= late_at]
     late_cause = next(iter(likeliest_first(of_lines([late]))), None)
     first = _first_error(chosen)
+    own = None
+    if first is not None and first.text.startswith(_ERROR):
+        # A program of this package wrote it, with its advice in the line after it.
+        log.seek(first.at)
+        log.readline(_ERROR_BYTES)
+        advice = decode(log.readline(_ERROR_BYTES)).strip()
+        following = advice.removeprefix(_NEXT) if advice.startswith(_NEXT) else ""
+        text = first.text.removeprefix(_ERROR)
+        own = Finding(
+            REPORTED, Kind.ROOT, capitalised(text), following, name, first.line, rank_of(name), text
+        )
     late_error = _first_error(_chosen([it for it in looked_at if it.at >= late_at]))
     last = max((it.at for it in looked_at if _weight(it) < _MAYBE_WELL), default=0)
     clues = [replace(it, is_late=it.at >= last - _CLUSTER_BYTES) for it in looked_at]
     return LogFacts(
         None if first is None else first.text,
         found,
-        _own_error(name, log, first) if first is not None and first.text.startswith(_ERROR) else None,
+        own,
         late_cause,
         late_cause.match if late_cause else late_error.text if late_error else None,
         _survived(log, matches, max(it.at for it in looked_at)),
@@ -487,13 +502,6 @@ def _reason(log: BinaryIO, error: Match) -> Match | None:
     return None
 
 
-def _suspects(log: BinaryIO, consequence: Match) -> Match | None:
-    """Return the lines that may speak of a failure before a line that only reports one."""
-    start, block = _before(log, consequence.at)
-    text = " / ".join(suspicious(block.splitlines()[-LATE_LINES:], 3, only=True))
-    return Match(causes()[FIRST_ERROR], {"text": text}, None, text, None, start) if text else None
-
-
 def _before(log: BinaryIO, at: int) -> tuple[int, bytes]:
     """Return where what stands before a line begins, and what it is."""
     start = max(0, at - _LATE_BYTES)
@@ -505,13 +513,3 @@ def _first_error(chosen: Iterable[Match]) -> Match | None:
     """Return the first error, before what only follows from another one or only may speak of a failure."""
     errors = [it for it in chosen if it.cause.id != SUSPECT]
     return min(errors, key=lambda it: it.cause.kind is not Kind.ROOT, default=None)
-
-
-def _own_error(name: str, log: BinaryIO, first: Match) -> Finding:
-    """Return the error of a program of this package with its advice, which stands in the line after it."""
-    log.seek(first.at)
-    log.readline(_ERROR_BYTES)
-    advice = decode(log.readline(_ERROR_BYTES)).strip()
-    text = first.text.removeprefix(_ERROR)
-    following = advice.removeprefix(_NEXT) if advice.startswith(_NEXT) else ""
-    return Finding(REPORTED, Kind.ROOT, capitalised(text), following, name, first.line, rank_of(name), text)

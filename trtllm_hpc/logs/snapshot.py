@@ -189,9 +189,7 @@ class RunSnapshot:
 def plan_of(paths: RunPaths) -> PlanRecord | None:
     """Return a run's plan, ``None`` if it cannot be read; a plan that has not changed is read once."""
     stat = stat_of(paths.plan)
-    if stat is None:
-        return None
-    return _plan(str(paths.folder), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return None if stat is None else _plan(str(paths.folder), stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 def readable_plan(paths: RunPaths) -> PlanRecord:

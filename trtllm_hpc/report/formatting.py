@@ -39,9 +39,7 @@ def plus_minus(interval: Interval) -> str:
 
     It is taken from the upper end, because the lower one is cut at 0.
     """
-    if interval.high is None:
-        return ""
-    return f"± {quantity(interval.high - interval.mean, 2)}"
+    return "" if interval.high is None else f"± {quantity(interval.high - interval.mean, 2)}"
 
 
 def format_time(seconds: float | None) -> str:

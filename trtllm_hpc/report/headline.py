@@ -80,9 +80,7 @@ def headline_level(measurement: MeasurementSummary) -> int | None:
 def figure_of(result: LevelResult, key: str, statistic: str | None = None) -> Interval | None:
     """Return a figure of a level, of a distribution one of its statistics; ``None`` if there is none."""
     found = result.metrics.get(key)
-    if isinstance(found, dict):
-        return found.get(statistic or "")
-    return found
+    return found.get(statistic or "") if isinstance(found, dict) else found
 
 
 def level_figures(result: LevelResult) -> dict[str, float]:

@@ -40,7 +40,17 @@ def live_printer() -> Iterator[Callable[[RunProgress], None]]:
         yield _line_printer(console)
         return
     with Live(console=console, transient=True) as live:
-        yield lambda progress: live.update(_view(progress), refresh=True)
+
+        def redraw(progress: RunProgress) -> None:
+            table = Table.grid(padding=(0, 2))
+            for name, _, words, times in _stages(progress):
+                table.add_row(Text(name, style="bold"), Text(words), Text(times, style="dim"))
+            if progress.benchmark is not None and progress.benchmark.share is not None:
+                table.add_row("", ProgressBar(total=1.0, completed=progress.benchmark.share, width=40))
+            lines = (Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in progress.log)
+            live.update(Group(table, *lines), refresh=True)
+
+        yield redraw
 
 
 def _line_printer(console: Console) -> Callable[[RunProgress], None]:
@@ -71,14 +81,3 @@ def _stages(progress: RunProgress) -> Iterator[tuple[str, str, str, str]]:
     for stage in progress.status.stages:
         state, detail = sentences[stage.stage]
         yield stage.stage, state, escaped(joined(state, detail)), stage_times(stage, progress.at)
-
-
-def _view(progress: RunProgress) -> Group:
-    """Return the table of the stages, and below it the log's last lines, each cut at the terminal's edge."""
-    table = Table.grid(padding=(0, 2))
-    for name, _, words, times in _stages(progress):
-        table.add_row(Text(name, style="bold"), Text(words), Text(times, style="dim"))
-    if progress.benchmark is not None and progress.benchmark.share is not None:
-        table.add_row("", ProgressBar(total=1.0, completed=progress.benchmark.share, width=40))
-    lines = (Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in progress.log)
-    return Group(table, *lines)

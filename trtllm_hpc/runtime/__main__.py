@@ -161,20 +161,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        print(f"error: {_out_of_space(error, paths.folder)}", file=sys.stderr, flush=True)
+        from trtllm_hpc.runtime.node import mount_of
+
+        # The error of a write names no file, and is then the run folder's.
+        file = Path(os.fsdecode(error.filename)) if error.filename else paths.folder
+        why = "your quota is used up" if error.errno == errno.EDQUOT else "No space left on device"
+        print(
+            f"error: {file} cannot be written: {why}, the file system {mount_of(file)}.\n"
+            f"  next: free space there (df -h {mount_of(file)}; df -i for the number of files)",
+            file=sys.stderr,
+            flush=True,
+        )
         return ExitCode.START
-
-
-def _out_of_space(error: OSError, folder: Path) -> str:
-    """Return which file system is full; the error of a write names no file, and is then the run folder's."""
-    from trtllm_hpc.runtime.node import mount_of
-
-    file = Path(os.fsdecode(error.filename)) if error.filename else folder
-    why = "your quota is used up" if error.errno == errno.EDQUOT else "No space left on device"
-    return (
-        f"{file} cannot be written: {why}, the file system {mount_of(file)}.\n"
-        f"  next: free space there (df -h {mount_of(file)}; df -i for the number of files)"
-    )
 
 
 def run_command(name: str, paths: RunPaths, given: Mapping[str, Any]) -> int:

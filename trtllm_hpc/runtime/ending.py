@@ -124,10 +124,24 @@ def while_serving(seen: Observed) -> Iterator[End]:
         what = f"the Python process of model {seen.dead_model} was killed or crashed"
         yield _fault(seen, seen.rank, "model process", what)
     yield from _lost_rank(seen)
+    suspects = seen.ranks.suspects
     if seen.hang is not None:
-        yield _hang(seen, seen.hang)
+        what = f"{seen.hang}, though the server says that it is ready"
+        rank = min(suspects, default=seen.rank)
+        if rank in suspects:
+            what = f"{suspects[rank]} ({what})"
+        elif len(hosts := sorted({it.host for it in seen.records})) > 1 and "answered nothing" in what:
+            what += f"; every rank lives, so the network between {' and '.join(hosts[:4])} may be cut"
+        yield _fault(seen, rank, "probe", what)
     if seen.not_ready is not None:
-        yield _ready_timeout(seen, seen.not_ready)
+        sentence = f"the server was not ready within {seen.not_ready}"
+        begun = {record.rank for record in seen.records}
+        missing = {rank: "it was never started" for rank in range(seen.world_size) if rank not in begun}
+        suspects = suspects or missing
+        rank = min(suspects, default=seen.rank)
+        if suspects:
+            sentence += f"; {rank_name(seen.records, seen.step, rank)}: {suspects[rank]}"
+        yield End("ready timeout", sentence, rank, ExitCode.READINESS, FAULT_GRACE_S)
 
 
 def while_stopping(seen: Observed) -> Iterator[End]:
@@ -157,28 +171,6 @@ def _lost_rank(seen: Observed) -> Iterator[End]:
 def _lost(seen: Observed, ranks: Mapping[int, str]) -> Iterator[End]:
     if lost := seen.running(ranks):
         yield _fault(seen, min(lost), "heartbeat", lost[min(lost)])
-
-
-def _hang(seen: Observed, why: str) -> End:
-    what = f"{why}, though the server says that it is ready"
-    suspects = seen.ranks.suspects
-    rank = min(suspects, default=seen.rank)
-    if rank in suspects:
-        what = f"{suspects[rank]} ({what})"
-    elif len(hosts := sorted({record.host for record in seen.records})) > 1 and "answered nothing" in what:
-        what += f"; every rank lives, so the network between {' and '.join(hosts[:4])} may be cut"
-    return _fault(seen, rank, "probe", what)
-
-
-def _ready_timeout(seen: Observed, limit: str) -> End:
-    sentence = f"the server was not ready within {limit}"
-    begun = {record.rank for record in seen.records}
-    missing = {rank: "it was never started" for rank in range(seen.world_size) if rank not in begun}
-    suspects = seen.ranks.suspects or missing
-    rank = min(suspects, default=seen.rank)
-    if suspects:
-        sentence += f"; {rank_name(seen.records, seen.step, rank)}: {suspects[rank]}"
-    return End("ready timeout", sentence, rank, ExitCode.READINESS, FAULT_GRACE_S)
 
 
 def _fault(seen: Observed, rank: int, by: str, what: str) -> End:

@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -54,14 +53,10 @@ def check_network(paths: RunPaths, first: int, nodes: int, interface: str | None
             Thread(target=_lead, args=(paths, nodes, meeting, key), daemon=True).start()
         faults = _follow(address, int(port), hello)
     except OSError as error:  # the first node cannot report this
-        return _refuse(paths, [f"{host} and the first node, {address}, cannot talk: {error}"])
-    if hello["number"]:  # the first node reports what was found
-        return ExitCode.START if faults else ExitCode.OK
-    return _refuse(paths, faults)
-
-
-def _refuse(paths: RunPaths, faults: Iterable[str]) -> int:
-    """Report faults of the network; returns the exit code, 0 without any."""
+        faults = [f"{host} and the first node, {address}, cannot talk: {error}"]
+    else:
+        if hello["number"]:  # the first node reports what was found
+            return ExitCode.START if faults else ExitCode.OK
     return report(paths, [Diagnostic("", f"network: {fault}") for fault in faults])
 
 

@@ -44,10 +44,6 @@ def allow_large_requests() -> None:
         resource.setrlimit(resource.RLIMIT_STACK, (room, hard))
 
 
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def start_bound(
     command: Sequence[str],
     environment: Mapping[str, str],
@@ -70,7 +66,7 @@ def start_bound(
     return subprocess.Popen(
         command,
         env=dict(environment),
-        preexec_fn=_die_with_parent,
+        preexec_fn=lambda: _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
         stdout=output,
         stderr=output,
         pass_fds=inherited,
@@ -104,9 +100,7 @@ def output_of(command: Sequence[str], timeout_s: float, *, with_errors: bool = F
         answer = captured(command, timeout_s)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if answer.returncode != 0:
-        return None
-    return answer.stdout + answer.stderr * with_errors
+    return None if answer.returncode else answer.stdout + answer.stderr * with_errors
 
 
 def run_group(

@@ -90,7 +90,13 @@ def parse_response(data: bytes) -> Response:
     try:
         body = _decode(data)
     except (DecodeError, ValueError):  # the latter for what is not UTF-8
-        body = _decode_leniently(data)
+        try:  # what Python's JSON has beyond the standard, such as NaN
+            body = convert(json.loads(data), _Body)
+        except ValidationError as error:
+            message = f"what does not follow OpenAI's protocol ({error}): {data[:200]!r}"
+            raise WrongResponse(message) from None
+        except ValueError:
+            raise WrongResponse(f"what cannot be read as JSON: {data[:200]!r}") from None
     choices, usage = body.choices, body.usage
     if choices is UNSET and usage is UNSET:
         raise WrongResponse(f"what cannot be read as a response of OpenAI's protocol: {data[:200]!r}")
@@ -103,16 +109,6 @@ def parse_response(data: bytes) -> Response:
     return Response([_part(choice) for choice in choices], _usage(usage) if usage else None, is_last)
 
 
-def _decode_leniently(data: bytes) -> _Body:
-    """Read what Python's JSON has beyond the standard, such as ``NaN``. Raises WrongResponse."""
-    try:
-        return convert(json.loads(data), _Body)
-    except ValidationError as error:
-        raise WrongResponse(f"what does not follow OpenAI's protocol ({error}): {data[:200]!r}") from None
-    except ValueError:
-        raise WrongResponse(f"what cannot be read as JSON: {data[:200]!r}") from None
-
-
 def _part(choice: _Choice) -> Part:
     """Return the text of a choice, of completions or of a chat, as a whole or in a stream."""
     text, thought = choice.text, None
@@ -120,22 +116,20 @@ def _part(choice: _Choice) -> Part:
         message = choice.delta or choice.message
         text = None if message is None else message.content
         thought = message and (message.reasoning_content or message.reasoning)
+    log_probs: tuple[float, ...] = ()
+    if isinstance(choice.logprobs, dict):
+        of_chat = (token.get("logprob") for token in choice.logprobs.get("content") or ())
+        values = choice.logprobs.get("token_logprobs") or of_chat
+        log_probs = tuple(it for it in values if isinstance(it, (int, float)))
     return Part(
         text or "",
         thought=thought if isinstance(thought, str) else "",
-        log_probs=_log_probs(choice.logprobs) if choice.logprobs else (),
+        log_probs=log_probs,
         place=(choice.index, 0) if choice.index else _FIRST,
     )
 
 
 _FIRST = (0, 0)
-
-
-def _log_probs(plain: Any) -> tuple[float, ...]:
-    if not isinstance(plain, dict):
-        return ()
-    of_chat = (token.get("logprob") for token in plain.get("content") or ())
-    return tuple(it for it in plain.get("token_logprobs") or of_chat if isinstance(it, (int, float)))
 
 
 def answer_text(events: Iterable[bytes]) -> str:
@@ -174,6 +168,4 @@ def stream_error(stream: bytes) -> str | None:
         for event in [*reader.add(stream), *reader.end()]:
             if (error := event_error(event)) is not None:
                 return error
-    if _END.search(stream[-64:]) or _FINISHED.search(stream):
-        return None
-    return INCOMPLETE
+    return None if _END.search(stream[-64:]) or _FINISHED.search(stream) else INCOMPLETE

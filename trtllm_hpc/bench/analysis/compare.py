@@ -250,9 +250,8 @@ def _rows(a: LevelResult, b: LevelResult, tolerance: float) -> Iterator[Compared
     """Yield every figure of a level that all passes of both measurements have."""
     passes = [*a.passes, *b.passes]
     for metric in METRICS:
-        if metric.better is None or metric.key in _FROM_SEND:
-            continue
-        if not all(metric.key in one.metrics for one in passes):
+        is_of_all = all(metric.key in one.metrics for one in passes)
+        if metric.better is None or metric.key in _FROM_SEND or not is_of_all:
             continue
         for statistic in STATISTICS if isinstance(metric, PerRequest) else (None,):
             of_a, of_b = (

@@ -20,9 +20,7 @@ CONFIDENCE = 0.95
 
 def value_of(figure: Figure, statistic: str | None) -> float:
     """Return one number: the given statistic of a distribution (default: the mean), or the number itself."""
-    if isinstance(figure, Distribution):
-        return float(getattr(figure, statistic or "mean"))
-    return figure
+    return float(getattr(figure, statistic or "mean")) if isinstance(figure, Distribution) else figure
 
 
 class MeanDifference(NamedTuple):

@@ -66,10 +66,18 @@ def check_pass(
 ) -> Verdict:
     """Judge the figures of one pass; ``interrupted``: it was ended early, for example by Ctrl-C."""
     warnings = [Caveat("interrupted")] if interrupted else []
-    lost = list(_lost_server(sample))
+    lost = []
+    # The last requests of a pass, mostly none, that found the server gone or were in flight then.
+    in_order = sorted(sample.records, key=lambda record: record.sent_s)
+    last = list(takewhile(lambda record: record.status == "UNAVAILABLE", reversed(in_order)))
+    if last and (last[0].error or "").startswith(NO_CONNECTION):
+        lost.append(Caveat("server-gone", len(last)))
+    unanswered, answered = unanswered_at_the_end(sample.records), sum(record.ok for record in sample.records)
+    if unanswered and answered:
+        lost.append(Caveat("server-hangs", len(unanswered), facts={"answered": answered}))
     if not sample.answered:
         if sample.measured:
-            hangs = len(unanswered_at_the_end(sample.records)) == len(sample.records)
+            hangs = len(unanswered) == len(sample.records)
             lost.append(Caveat("no-answer-in-time" if hangs else "no-answer", len(sample.measured)))
         # If the server was gone in the warm-up already, a longer window would not help.
         return Verdict(lost or [Caveat("nothing-due")], warnings)
@@ -82,7 +90,14 @@ def check_pass(
     if client.busiest_share >= MAX_BUSY_SHARE:
         findings.append(Caveat("client-busy", client.busiest_share, MAX_BUSY_SHARE))
     if settings.max_late_share < 1:
-        findings += [*_slow_turnaround(sample, client), *_late_stamps(sample, client)]
+        # The slots of a closed loop may have waited long for the client's next request.
+        closed = [(it, it.freed_s) for it in sample.answered if it.freed_s is not None]
+        waited_s = sum(record.sent_s - freed_s for record, freed_s in closed)
+        share = waited_s / max(sum(record.ended_s - freed_s for record, freed_s in closed), 1e-9)
+        if share > MAX_TURNAROUND_SHARE:
+            facts = {"mean_ms": waited_s / len(closed) * 1e3, "cause": _cause(client)}
+            findings.append(Caveat("slow-turnaround", share, MAX_TURNAROUND_SHARE, facts))
+        findings += _late_stamps(sample, client)
     findings += _wrong_answers(sample, settings)
     if measured < settings.min_requests:
         findings.append(Caveat("few-requests", measured, settings.min_requests))
@@ -113,17 +128,6 @@ def unanswered_at_the_end(records: Iterable[RequestRecord]) -> list[RequestRecor
     in_order = sorted(records, key=lambda record: record.ended_s)
     last = list(takewhile(lambda it: it.status == TIMED_OUT and not it.chunks_s, reversed(in_order)))
     return last if len(last) >= _LEAST_HANGING else []
-
-
-def _lost_server(sample: Sample) -> Iterator[Caveat]:
-    # The last requests of a pass, mostly none, that found the server gone or were in flight then.
-    in_order = sorted(sample.records, key=lambda record: record.sent_s)
-    last = list(takewhile(lambda record: record.status == "UNAVAILABLE", reversed(in_order)))
-    if last and (last[0].error or "").startswith(NO_CONNECTION):
-        yield Caveat("server-gone", len(last))
-    last, answered = unanswered_at_the_end(sample.records), sum(record.ok for record in sample.records)
-    if last and answered:
-        yield Caveat("server-hangs", len(last), facts={"answered": answered})
 
 
 def _latency_growth(sample: Sample) -> Iterator[Caveat]:
@@ -188,16 +192,6 @@ def _median_ms(sample: Sample) -> float:
         with suppress(NoValue):
             return metric.of(sample).p50
     return 0.0
-
-
-def _slow_turnaround(sample: Sample, client: ClientUse) -> Iterator[Caveat]:
-    """Yield a finding if the slots of a closed loop waited long for the client's next request."""
-    closed = [(record, record.freed_s) for record in sample.answered if record.freed_s is not None]
-    waited_s = sum(record.sent_s - freed_s for record, freed_s in closed)
-    share = waited_s / max(sum(record.ended_s - freed_s for record, freed_s in closed), 1e-9)
-    if share > MAX_TURNAROUND_SHARE:
-        facts = {"mean_ms": waited_s / len(closed) * 1e3, "cause": _cause(client)}
-        yield Caveat("slow-turnaround", share, MAX_TURNAROUND_SHARE, facts)
 
 
 def _late_stamps(sample: Sample, client: ClientUse) -> Iterator[Caveat]:

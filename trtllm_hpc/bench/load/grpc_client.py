@@ -55,6 +55,9 @@ def call_headers(target: Target) -> list[tuple[str, str]]:
     method = "ModelStreamInfer" if target.uses_stream_call else "ModelInfer"
     # With "triton_grpc_error" a stream's error would have a status beside its message. But Triton 2.51 then
     # handles a cancellation that nobody asked for, and now and then ends with a segmentation fault.
+    milliseconds = math.ceil(target.timeout_s * 1000) + _SERVER_EXTRA_MS
+    # A number of at most eight digits, and its unit.
+    timeout = f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(target.timeout_s) + 1}S"
     return [
         (":method", "POST"),
         (":scheme", target.endpoint.scheme),
@@ -63,15 +66,9 @@ def call_headers(target: Target) -> list[tuple[str, str]]:
         ("te", "trailers"),
         ("content-type", "application/grpc"),
         ("user-agent", "trtllm-hpc"),
-        ("grpc-timeout", _timeout_header(target.timeout_s)),
+        ("grpc-timeout", timeout),
         *target.endpoint.authorization.items(),
     ]
-
-
-def _timeout_header(timeout_s: float) -> str:
-    """The timeout for the server: a number of at most eight digits, and its unit."""
-    milliseconds = math.ceil(timeout_s * 1000) + _SERVER_EXTRA_MS
-    return f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(timeout_s) + 1}S"
 
 
 def _status_of(trailers: Mapping[str, str], http_status: str) -> tuple[str, str | None]:
@@ -155,8 +152,11 @@ class _Call:
         reply.ended_s = now - self.client.zero
         reply.status, reply.error = status, error
         if self.client.streams and reply.chunks and reply.chunks[-1][1][:1] == _ERROR_TAG:
-            message = _stream_error(reply.chunks.pop()[1])
-            reply.status, reply.error = "UNKNOWN" if status == OK else status, message
+            from tritonclient.grpc import service_pb2
+
+            response = service_pb2.ModelStreamInferResponse.FromString(reply.chunks.pop()[1])
+            reply.error = str(response.error_message)
+            reply.status = "UNKNOWN" if status == OK else status
         self.client.on_end(reply)
 
 
@@ -313,9 +313,3 @@ class GrpcClient:
             return connection
 
         self._connections.append(await asyncio.wait_for(connect(), _CONNECT_TIMEOUT_S))
-
-
-def _stream_error(message: bytes) -> str:
-    from tritonclient.grpc import service_pb2
-
-    return str(service_pb2.ModelStreamInferResponse.FromString(message).error_message)

@@ -247,7 +247,12 @@ class Connection(asyncio.Protocol):
         if self._next_id > _MAX_STREAM_ID:
             self.usable = False
         self._streams[stream_id] = stream
-        block = self._header_block or self._encode_headers()
+        block = self._header_block
+        if not block:  # kept once two in a row are equal, since the table no longer changes
+            block = self._encoder.encode(self._headers)
+            if block == self._last_block:
+                self._header_block = block
+            self._last_block = block
         if more:  # never in the table, which the block of all requests refers to
             block += self._encoder.encode([NeverIndexedHeaderTuple(*pair) for pair in more.items()])
         self._out.add_request(stream_id, block, body)
@@ -325,30 +330,19 @@ class Connection(asyncio.Protocol):
             stream.lost(reason, unprocessed=False)
         self._on_change()
 
-    def _encode_headers(self) -> bytes:
-        """The request's header block; kept once two in a row are equal, since the table no longer changes."""
-        block: bytes = self._encoder.encode(self._headers)
-        if block == self._last_block:
-            self._header_block = block
-        self._last_block = block
-        return block
-
     def _receive_headers(self, stream_id: int, flags: int, block: bytes, now: float) -> None:
         headers = self._decoded.get(block)
         if headers is None:
-            headers = self._decode(block)
+            try:
+                headers = {str(name): str(value) for name, value in self._decoder.decode(block)}
+            except (HPACKError, UnicodeDecodeError) as error:
+                raise ConnectionError(f"the server's headers cannot be decoded: {error}") from error
             if len(self._decoded) < _MAX_CACHED_BLOCKS:
                 self._decoded[block] = headers
         if flags & END_STREAM:
             self._end(stream_id, headers, now)
         elif stream_id in self._streams:
             self._streams[stream_id].headers(headers, now)
-
-    def _decode(self, block: bytes) -> Headers:
-        try:
-            return {str(name): str(value) for name, value in self._decoder.decode(block)}
-        except (HPACKError, UnicodeDecodeError) as error:
-            raise ConnectionError(f"the server's headers cannot be decoded: {error}") from error
 
     def _end(self, stream_id: int, trailers: Headers, now: float) -> None:
         stream = self._streams.pop(stream_id, None)
@@ -370,7 +364,12 @@ class Connection(asyncio.Protocol):
             if (stream := self._streams.pop(stream_id, None)) is not None:
                 stream.reset(_uint31(payload), now)
         elif kind == GOAWAY:
-            self._receive_goaway(_uint31(payload))
+            self.usable = False
+            last_id = _uint31(payload)  # the others may be sent on another connection
+            for unseen_id in [it for it in self._streams if it > last_id]:
+                self._out.drop(unseen_id)
+                self._streams.pop(unseen_id).lost("the server is going away", unprocessed=True)
+            self._on_change()
         elif kind == HEADERS:
             self._unfinished = (stream_id, flags, strip_padding(HEADERS, flags, payload))
         elif kind == CONTINUATION and self._unfinished is not None:
@@ -391,12 +390,4 @@ class Connection(asyncio.Protocol):
         self._out.add(encode_frame(SETTINGS, ACK, 0))
         if not self.ready.done():
             self.ready.set_result(None)
-        self._on_change()
-
-    def _receive_goaway(self, last_id: int) -> None:
-        """The server finishes streams up to ``last_id``; the others may be sent on another connection."""
-        self.usable = False
-        for stream_id in [stream_id for stream_id in self._streams if stream_id > last_id]:
-            self._out.drop(stream_id)
-            self._streams.pop(stream_id).lost("the server is going away", unprocessed=True)
         self._on_change()

@@ -168,11 +168,7 @@ def run_in_process(plan: LoadPlan, count: Count | None = None, control: Control 
         asyncio.get_running_loop()
     except RuntimeError:
         return run_stamped(partial(load.run, control))
-    return _run_in_thread(load, control)
-
-
-def _run_in_thread(load: _Load, control: Control | None) -> LoadResult:
-    """Run a load from a thread that has an event loop already, as a notebook's has; Ctrl-C ends it early."""
+    # A notebook's thread has an event loop already.
     with ThreadPoolExecutor(1, "load") as pool:
         result = pool.submit(run_stamped, partial(load.run, control))
         try:
@@ -216,7 +212,15 @@ class _Load(ABC):
     async def run(self, control: Control | None, bounds: StampBounds) -> LoadResult:
         loop = self._event_loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_exception)
-        self.client = _client(self.plan.target, self.clock, self.on_end, bounds)
+        self.client: GrpcClient | HttpClient
+        if self.plan.target.protocol == "grpc":
+            from trtllm_hpc.bench.load.grpc_client import GrpcClient
+
+            self.client = GrpcClient(self.plan.target, self.clock, self.on_end)
+        else:
+            from trtllm_hpc.bench.load.http_client import HttpClient
+
+            self.client = HttpClient(self.plan.target, self.clock, self.on_end, bounds)
         try:
             await self.client.connect(self.at_once)
             given_s = control(self.end_early) if control else None
@@ -240,19 +244,16 @@ class _Load(ABC):
         if self.error is not None:
             raise self.error
         replies = [reply for reply in self.replies if reply.ended_s >= 0]
+        use = self.usage.total()
+        found = bounds.p99_s(self.clock, [reply.chunks[0][0] for reply in self.replies if reply.chunks])
         return LoadResult(
             replies,
-            self._use(bounds),
+            use if found is None else replace(use, stamp_bound_s=found[0], stall_s=found[1]),
             self.start_s,
             self.interrupted,
             disconnected=self.disconnected,
             failures=self.failures,
         )
-
-    def _use(self, bounds: StampBounds) -> ClientUse:
-        use = self.usage.total()
-        found = bounds.p99_s(self.clock, [reply.chunks[0][0] for reply in self.replies if reply.chunks])
-        return use if found is None else replace(use, stamp_bound_s=found[0], stall_s=found[1])
 
     @property
     @abstractmethod
@@ -366,15 +367,3 @@ class _ClosedLoop(_Load):
         self.left -= 1
         self.sent += 1
         self.send((self.sent - 1) % len(self.plan.payloads), due_s)
-
-
-def _client(
-    target: Target, clock: Clock, on_end: Callable[[LoadReply], None], bounds: StampBounds
-) -> GrpcClient | HttpClient:
-    if target.protocol != "grpc":
-        from trtllm_hpc.bench.load.http_client import HttpClient
-
-        return HttpClient(target, clock, on_end, bounds)
-    from trtllm_hpc.bench.load.grpc_client import GrpcClient
-
-    return GrpcClient(target, clock, on_end)

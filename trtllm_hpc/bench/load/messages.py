@@ -217,7 +217,11 @@ def parse_reply(reply: LoadReply, target: Target) -> ParsedReply:
     is_events = target.streaming and target.protocol != "grpc"
     for time_s, raw in timed_events(reply.chunks) if is_events else reply.chunks:
         try:
-            response = _parse(raw, target)
+            if target.is_openai:
+                response = openai.parse_response(raw)
+            else:
+                outputs = generate_outputs(raw) if target.protocol == "http" else _grpc_outputs(raw, target)
+                response = to_response(outputs, takes_text=target.served.takes_text)
         except WrongResponse:
             continue
         usage = response.usage or usage
@@ -254,13 +258,6 @@ def timed_events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float,
             yield time_s, event.data
     for event in reader.end():
         yield time_s, event.data
-
-
-def _parse(raw: bytes, target: Target) -> Response:
-    if target.is_openai:
-        return openai.parse_response(raw)
-    outputs = generate_outputs(raw) if target.protocol == "http" else _grpc_outputs(raw, target)
-    return to_response(outputs, takes_text=target.served.takes_text)
 
 
 def _grpc_outputs(raw: bytes, target: Target) -> Tensors:

@@ -84,7 +84,10 @@ def _collect(plan: LoadPlan, pipes: list[Connection], progress: Count | None) ->
         try:
             for pipe in wait([pipe for pipe in pipes if pipe not in results]):
                 assert isinstance(pipe, Connection)
-                kind, value = _receive(pipe)
+                try:
+                    kind, value = pipe.recv()
+                except EOFError:
+                    raise RuntimeError("a process of the load generator has died") from None
                 if kind == _READY:
                     ready.add(pipe)
                     if len(ready) == len(pipes):
@@ -102,14 +105,6 @@ def _collect(plan: LoadPlan, pipes: list[Connection], progress: Count | None) ->
             stopped = True
             _send_all(pipes, (_STOP, None))
     return [results[pipe] for pipe in pipes]
-
-
-def _receive(pipe: Connection) -> tuple[str, Any]:
-    try:
-        kind, value = pipe.recv()
-    except EOFError:
-        raise RuntimeError("a process of the load generator has died") from None
-    return kind, value
 
 
 def _send_all(pipes: list[Connection], message: tuple[str, Any]) -> None:
@@ -165,10 +160,15 @@ def _work(pipe: Connection, plan: LoadPlan) -> None:
         while not ended.wait(_REPORT_INTERVAL_S):
             report_new()
 
+    def wait_for_stop(stop: Callable[[], object]) -> None:
+        with suppress(EOFError, OSError):
+            pipe.recv()
+        stop()
+
     def control(stop: Callable[[], object]) -> float:
         send(_READY, None)
         start_s: float = pipe.recv()[1]
-        threading.Thread(target=_wait_for_stop, args=(pipe, stop), daemon=True).start()
+        threading.Thread(target=wait_for_stop, args=(stop,), daemon=True).start()
         threading.Thread(target=report, daemon=True).start()
         return start_s
 
@@ -181,9 +181,3 @@ def _work(pipe: Connection, plan: LoadPlan) -> None:
         send(_NOT_READY, error.message)
     except (EOFError, BrokenPipeError):
         pass  # The parent has died, so nobody needs the result.
-
-
-def _wait_for_stop(pipe: Connection, stop: Callable[[], object]) -> None:
-    with suppress(EOFError, OSError):
-        pipe.recv()
-    stop()

@@ -189,7 +189,15 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
     request = WorkloadRequest(limit, due_s=entry.due_s, source=entry.source)
     ids_key, ids = entry.first(_IDS_KEYS)
     if ids is not None:
-        return replace(request, token_ids=_checked_ids(entry, ids_key, ids, spec))
+        if not isinstance(ids, list) or not ids or not all(type(it) is int and it >= 0 for it in ids):
+            raise entry.error(f"{ids_key} must be a list of token ids, whole numbers of at least 0")
+        if not (spec.takes_token_ids or spec.ids_allowed):
+            hint = "--model tensorrt_llm, or --protocol openai"
+            raise entry.error("has token ids, but the model takes texts", hint=hint)
+        size = None if spec.vocabulary is None else spec.vocabulary.size
+        if size is not None and max(ids) >= size:
+            raise entry.error(f"token id {max(ids)} is outside the model's vocabulary of {size:,}")
+        return replace(request, token_ids=tuple(ids))
     if entry.conversation is not None:
         said = list(_messages(entry))[: 1 if entry.conversation == "turns" else None]
         is_answer = [role == "assistant" for role, *_ in said] + [True]
@@ -219,18 +227,6 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
     # JSON can contain half of a surrogate pair ("\ud800"), which no server takes.
     valid = prompt.encode("utf-8", errors="replace").decode("utf-8")
     return replace(request, prompt=valid, max_tokens=tokens or limit)
-
-
-def _checked_ids(entry: DatasetEntry, key: str, ids: Any, spec: WorkloadSpec) -> tuple[int, ...]:
-    if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
-        raise entry.error(f"{key} must be a list of token ids, whole numbers of at least 0")
-    if not (spec.takes_token_ids or spec.ids_allowed):
-        hint = "--model tensorrt_llm, or --protocol openai"
-        raise entry.error("has token ids, but the model takes texts", hint=hint)
-    size = None if spec.vocabulary is None else spec.vocabulary.size
-    if size is not None and max(ids) >= size:
-        raise entry.error(f"token id {max(ids)} is outside the model's vocabulary of {size:,}")
-    return tuple(ids)
 
 
 def turns_of(entry: DatasetEntry) -> list[DatasetEntry]:

@@ -205,7 +205,8 @@ class _Builder:
         if faults:
             entry.output.rename(work / "broken")
             entry.damage.unlink(missing_ok=True)
-            _print(step, f"the cached output is broken ({faults[0]}), it is built again")
+            fault = f"the cached output is broken ({faults[0]}), it is built again"
+            print(f"step {step.name}: {fault}", flush=True)
         try:
             self._report(step, "building", f"builds {step.name}")
             started_at, started = time.time(), time.monotonic()
@@ -269,12 +270,8 @@ class _Builder:
 
     def _report(self, step: BuildStep, state: str, sentence: str) -> None:
         """Print what happens to a step, and note it as the build's progress."""
-        _print(step, sentence)
+        print(f"step {step.name}: {sentence}", flush=True)
         message = sentence if step.name in sentence else f"{step.name}: {sentence}"
         number = self._recipe.steps.index(step) + 1
         progress = {"step": number, "of": len(self._recipe.steps), "message": message, "state": state}
         add_event(self._paths, "build", "progress", **progress)
-
-
-def _print(step: BuildStep, sentence: str) -> None:
-    print(f"step {step.name}: {sentence}", flush=True)

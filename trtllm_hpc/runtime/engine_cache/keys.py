@@ -118,9 +118,7 @@ def _argument(word: Argument, folders: list[str], *, is_program: bool) -> Any:
     if is_program:
         # python, python3 and python3.12 may be names of one program.
         return re.sub(r"^python[\d.]*$", "python", PurePosixPath(word).name)
-    if word in folders:
-        return {"folder": folders.index(word)}
-    return word
+    return {"folder": folders.index(word)} if word in folders else word
 
 
 def revision_of(folder: Path) -> Revision:

@@ -113,7 +113,14 @@ class RunSupervisor:
             _tell(sentence, "look at the file system")
         finally:
             self._publisher.withdraw()
-            self._close()
+            # After a failure there is a stop request, which the ranks obey by themselves.
+            self._wait_for_instances(_STOP_GRACE_S, until_signal=True)
+            if any(instance.runs for instance in self._instances):
+                self._terminate()
+                self._wait_for_instances(_SIGNAL_GRACE_S, until_signal=False)
+            self._proxies.close()
+            kill_descendants()
+            self._note()
         return 143 if self._signal is not None and self._code == ExitCode.OK else self._code
 
     def _note_signal(self, name: str) -> None:
@@ -133,8 +140,17 @@ class RunSupervisor:
             if self._signal or self._has_failed or StopRequest.read(self._paths.stop_request):
                 self._stop()
         for instance in self._instances:
-            if instance.child is not None:
-                self._look_at(instance, instance.child)
+            if (child := instance.child) is not None:
+                if child.poll() is not None:
+                    instance.child = None
+                    self._has_ended(instance, child.returncode)
+                    self._note()
+                elif instance.state == "starting" and self._paths.ready_record(instance.step).exists():
+                    instance.state, instance.has_served = "ready", True
+                    try_event(self._paths, "serve", "instance_ready", instance=instance.number)
+                    self._note()
+                else:
+                    self._end_if_lost(instance, child)
             elif instance.state == "restarting" and time.monotonic() > instance.restart_at:
                 instance.start(self._paths, self._options.hang_seconds, self._heartbeat.file)
                 self._note()
@@ -176,18 +192,6 @@ class RunSupervisor:
             self._end_run(RunEnd(late["sockets"]))
 
     # Instances ----------------------------------------------------------------------
-
-    def _look_at(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
-        if child.poll() is not None:
-            instance.child = None
-            self._has_ended(instance, child.returncode)
-            self._note()
-        elif instance.state == "starting" and self._paths.ready_record(instance.step).exists():
-            instance.state, instance.has_served = "ready", True
-            try_event(self._paths, "serve", "instance_ready", instance=instance.number)
-            self._note()
-        else:
-            self._end_if_lost(instance, child)
 
     def _end_if_lost(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
         """End the step of an instance that is lost; look once a second."""
@@ -279,16 +283,6 @@ class RunSupervisor:
         """Signal everything below this process but the proxies, which close last."""
         self._proxies.remove_folder()
         send(set(descendants(os.getpid())) - self._proxies.pids, signal.SIGTERM)
-
-    def _close(self) -> None:
-        # After a failure there is a stop request, which the ranks obey by themselves.
-        self._wait_for_instances(_STOP_GRACE_S, until_signal=True)
-        if any(instance.runs for instance in self._instances):
-            self._terminate()
-            self._wait_for_instances(_SIGNAL_GRACE_S, until_signal=False)
-        self._proxies.close()
-        kill_descendants()
-        self._note()
 
     def _wait_for_instances(self, timeout_s: float, *, until_signal: bool) -> None:
         deadline = time.monotonic() + timeout_s

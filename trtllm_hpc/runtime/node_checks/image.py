@@ -59,7 +59,13 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> Findings:
     facts["programs"], found["image-programs"], found["image-options"] = _programs(wanted)
     if wanted.has_tensorrt_llm:
         outcome = run_child(paths, "image", alone())
-        found["image-import"] = _imported(outcome)
+        version = outcome.steps.get("import")
+        if isinstance(version, str):
+            found["image-import"] = ok(f"TensorRT-LLM {version} can be imported in the image")
+        else:
+            why = error_of(version) or outcome.why("import tensorrt_llm")
+            message = f"TensorRT-LLM cannot be imported in the image: {why}"
+            found["image-import"] = fail(message, import_hint(why))
         found["image-parsers"] = _parsed(outcome)
     return found, facts
 
@@ -162,14 +168,6 @@ def read_image(wanted: Wanted) -> None:
         except RefusedByUpstream as error:
             refusals[name] = str(error)
     record("parsed", {"names": list(parsers), "refused": refusals})
-
-
-def _imported(outcome: ChildReport) -> Diagnostic:
-    version = outcome.steps.get("import")
-    if isinstance(version, str):
-        return ok(f"TensorRT-LLM {version} can be imported in the image")
-    why = error_of(version) or outcome.why("import tensorrt_llm")
-    return fail(f"TensorRT-LLM cannot be imported in the image: {why}", import_hint(why))
 
 
 def import_hint(why: str) -> str:
