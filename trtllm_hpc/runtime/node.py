@@ -197,6 +197,17 @@ def remove_leftovers(prefix: str) -> list[str]:
     return [str(file) for file in sorted(found) if _remove(file)]
 
 
+def remove_turns() -> None:
+    """Remove the file by which this node's ranks take turns in ``serve.prologue``, unless one has its turn.
+
+    A job that is cancelled ends before it can sweep its nodes, so each rank does it at its end.
+    """
+    file = SCRATCH / f"{shm_prefix()}prologue"
+    with suppress(OSError), file.open("rb") as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.unlink()
+
+
 def sweep(instance: str | None) -> None:
     """Remove from this node what killed ranks of this job, or of one instance, and ended jobs have left."""
     for file in [*remove_leftovers(shm_prefix(instance)), *remove_of_ended_jobs()]:

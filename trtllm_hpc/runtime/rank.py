@@ -29,6 +29,7 @@ from trtllm_hpc.runtime.node import (
     make_owned,
     make_private,
     remove_leftovers,
+    remove_turns,
     shm_prefix,
     step_tasks,
 )
@@ -116,6 +117,7 @@ class RankSupervisor:
                 self._leader.withdraw()
             kill_descendants()
             remove_leftovers(self._options.prefix)
+            remove_turns()
             if SOCKETS_VARIABLE in os.environ:
                 remove_abandoned(Path(os.environ[SOCKETS_VARIABLE]))
         code, end = child.returncode, self._write_end(child.returncode, end)
