@@ -57,7 +57,7 @@ def test_nodes_have_names_addresses_and_gpus() -> None:
     nodes = [line for line in lines if line.startswith("NodeName=")]
     assert len(nodes) == 2
     assert nodes[1].startswith("NodeName=sbx-try-1-n2 NodeAddr=10.97.3.12 ")
-    assert " Gres=gpu:4 " in nodes[1]
+    assert " Gres=gpu:4,scratch:1000 " in nodes[1]
     gpus = [line for line in rendered("gres.conf", values()).splitlines() if line.startswith("Name=gpu")]
     assert gpus[3] == "Name=gpu File=/run/trtllm-hpc/try-1/dev/gpu3"
 

@@ -75,7 +75,7 @@ def real_values(devices: Path, layout: Cluster, folder: Folder) -> dict[str, obj
 def test_slurm_counts_real_gpus_from_0_on_every_node(tmp_path: Path) -> None:
     """As CUDA does, which sees the GPUs of its own node only."""
     lines = rendered("slurm.conf", real_values(tmp_path, REAL, Folder("try-1"))).splitlines()
-    assert all(" Gres=gpu:real:2 " in line for line in lines if line.startswith("NodeName="))
+    assert all(" Gres=gpu:real:2,scratch:1000 " in line for line in lines if line.startswith("NodeName="))
     found = rendered("gres.conf", real_values(tmp_path, REAL, Folder("try-1"))).splitlines()
     assert [line for line in found if line.startswith("Name=gpu")] == [
         "Name=gpu Type=real File=/run/trtllm-hpc/try-1/dev/gpu0",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,19 @@ def no_pmix(person: Person) -> None:
     person.environment["PATH"] = f"{tools}:{person.bin}:{os.environ['PATH']}"
 
 
+@pytest.fixture
+def domain(person: Person) -> Iterator[None]:
+    """Have each node call itself by a name with a domain, as many sites do."""
+    nodes = person.sandbox.nodes
+    for node in nodes:
+        node.run(["hostname", f"{node.name}.cluster.example"])
+    yield
+    for node in nodes:
+        node.run(["hostname", node.name])
+
+
 @pytest.mark.thorough  # an orchestrator's server is started by mpirun, too
-@pytest.mark.usefixtures("no_pmix")
+@pytest.mark.usefixtures("no_pmix", "domain")
 def test_mpirun_joins_the_ranks_where_srun_cannot(person: Person, engine: Path) -> None:
     job = person.job("mpirun", **two_ranks(engine))
     said, run = person.submit(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def test_a_waiting_run_shows_its_expected_start_and_use(person: Person, engine_a
     job = person.job("queued", engine=engine, serve=serve, companion=companion)
     # What sbatch must read as the keys mean it: all memory of the node, and no other user's job on it.
     whole = ("--set", "serve.memory_gib_per_node=all", "--set", "cluster.exclusive=user")
-    _, run = person.submit(job, "--set", "cluster.gpu_request=gres", *whole, wait=False)
+    second = ("--set", "cluster.gres=[scratch:10]")
+    _, run = person.submit(job, "--set", "cluster.gpu_request=gres", *whole, *second, wait=False)
     reasons = {f"waits in the queue: {REASONS[reason]}" for reason in ("Resources", "Priority")}
     assert eventually(lambda: serve_of(person, run)["sentence"] in reasons, 30)
     assert eventually(lambda: serve_of(person, run)["times"]["expected_at"], 30), "no expected start"
@@ -53,7 +55,10 @@ def test_a_waiting_run_shows_its_expected_start_and_use(person: Person, engine_a
     assert watched.returncode == 0, watched.stdout + watched.stderr
     assert "serve: has completed" in watched.stderr
     told = serve_of(person, run)
-    assert "OverSubscribe=USER" in person.slurm("scontrol", "show", "job", told["job_id"])
+    shown = person.slurm("scontrol", "show", "job", told["job_id"])
+    assert "OverSubscribe=USER" in shown and re.search(
+        r"TresPerNode=gres[:/]gpu:\d,gres[:/]scratch:10\b", shown
+    )
     accounted = person.slurm(
         *("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={told['job_id']}"),
         "--format=ElapsedRaw,AllocTRES",

@@ -102,7 +102,7 @@ def test_it_is_up_with_idle_nodes(sandbox: Sandbox) -> None:
     assert (status.state, status.problems) == ("up", ())
     assert all(status.daemons.values())
     nodes = slurm(sandbox, "sinfo", "--Node", "--noheader", "--partition=batch", "--format=%N %T %G")
-    assert nodes.splitlines() == [f"{node.name} idle gpu:4" for node in sandbox.nodes]
+    assert nodes.splitlines() == [f"{node.name} idle gpu:4,scratch:1000" for node in sandbox.nodes]
 
 
 def test_a_second_up_does_nothing_and_another_shape_is_refused(sandbox: Sandbox) -> None:
