@@ -58,11 +58,17 @@ def importing_jobs(plugin: pyxis.Pyxis) -> list[str]:
 def test_a_node_imports_the_image_once_a_job_and_nobody_sees_the_password(
     person: Person, plugin: pyxis.Pyxis
 ) -> None:
-    job = person.job("in-pyxis", **two_ranks(model={"synthetic": "stand-in"}))
+    sections = two_ranks(model={"synthetic": "stand-in"})
+    sections["serve"] = {
+        **sections.get("serve", {}),
+        "prologue": [f"test -x {pyxis.PYTHON}", "echo in the image"],
+    }
+    job = person.job("in-pyxis", **sections)
     checked = person.types("doctor", job, "--cluster", person.profile, *settings(person))
     said, run = person.submit(job, *settings(person))
     # The Python of the ranks is in the image only: they were in it.
     assert_served_and_measured(run)
+    assert all("in the image\n" in run.rank_log("serve", rank).read_text() for rank in range(2))
     person.has_nothing_left()
     jobs = {stage["stage"]: stage["job_id"] for stage in person.status(run)["stages"]}
     assert importing_jobs(plugin) == [jobs["build"], jobs["serve"], jobs["serve"]]
