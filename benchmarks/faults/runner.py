@@ -90,7 +90,7 @@ def _measure(site: Site, fault: Fault) -> Result:
             explained = ""
             if exit_code and not fault.survives and scene.run is not None:
                 lines = scene.person.types("explain", scene.run.folder).stdout.strip().splitlines()
-                explained = lines[0] if lines else "nothing"
+                explained = " ".join(lines[:2]) or "nothing"  # what `status` says, and the first cause
             return _result(scene, fault, seen, exit_code, leftovers(scene.person, scene.run), explained)
 
 
