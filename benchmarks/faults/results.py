@@ -38,7 +38,7 @@ class Result:
     notes: list[str]
     measured_at: str
     explained: str = ""
-    """The first two lines of `explain RUN` after the end; empty where nothing has failed or it was not asked."""
+    """First two lines of `explain RUN` after the end; empty where nothing failed or it was not asked."""
 
     @property
     def explains(self) -> bool:
