@@ -38,6 +38,7 @@ def watched(file: Path, *names: str, lines: int = 3) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.alone
 def test_power_is_added_up_to_the_counter_and_the_state_is_read(gpus: StandIn, tmp_path: Path) -> None:
     gpus.has(gpu(0, 500, swing=200, reasons=0x4 | 0x20 | 0x1), gpu(1, 100))
     first, *_, last = (it for it in watched(tmp_path / "g.jsonl", "0", "1", lines=10) if it["index"] == 0)
