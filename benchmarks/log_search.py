@@ -62,7 +62,7 @@ def cost_of(command: Sequence[str]) -> Cost:
     process.stdout.close()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in (0, 1, 3):  # `explain` tells its degree of certainty by it
+    if process.returncode not in (0, 1, 3):  # `explain`: no cause, known, likely
         raise SystemExit(f"{' '.join(command)} failed with exit code {process.returncode}")
     return Cost(time.perf_counter() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 

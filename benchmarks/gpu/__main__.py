@@ -55,7 +55,7 @@ def main() -> None:
         }
         results[name] = {**about, **figures}
         file.write_text(json.dumps(results, indent=1) + "\n")
-    (options.out / "gpu.md").write_text(written(results))
+    (options.out / "gpu.md").write_text(written(results, STORIES))
 
 
 def _versions(vllm: str) -> dict[str, str]:

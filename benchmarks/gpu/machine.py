@@ -124,7 +124,7 @@ def measured(run: trtllm_hpc.Run, streams: int, model: Path, **settings: Any) ->
 
 
 def figures_of(measurement: trtllm_hpc.Measurement) -> Figures:
-    """Return the figures that the page shows of a measurement of one level."""
+    """Return the figures of a measurement with one level, as the page shows them."""
     summary = measurement.summary
     [level] = summary.levels
     [only] = level.passes

@@ -12,7 +12,7 @@ _HEAD = """\
 # A real engine on a real GPU
 
 This toolkit with vLLM on NVIDIA's H200, under a real Slurm: `submit` with `engine.backend: command`, the
-proxy with its key, `bench`, energy, sweeps, evaluation, faults. `python -m benchmarks.gpu` writes this page,
+proxy with its key, `bench` and energy. `python -m benchmarks.gpu` writes this page,
 and runs each story singly; the figures are in [gpu.json](gpu.json).
 
 SmolLM2 is SmolLM2-135M-Instruct with its weights. The *8B shape* is Llama 3.1 8B with SmolLM2's vocabulary
@@ -180,13 +180,16 @@ def _others(results: dict[str, Figures]) -> Iterable[str]:
         )
 
 
-def written(results: dict[str, Any]) -> str:
-    """Return the page."""
+def written(results: dict[str, Any], stories: Iterable[str]) -> str:
+    """Return the page; it names the stories that have no results."""
     runs = [
         (story, it["card"], it["driver"], it["vllm"], it["date"], f"{it['took_s']} s")
         for story, it in results.items()
     ]
     parts = [_HEAD, _table(("story", "GPUs", "driver", "vLLM", "date", "seconds"), runs)]
+    missing = ", ".join(f"`{name}`" for name in stories if name not in results)
+    if missing:
+        parts.append(f"Written and not yet run on a GPU: {missing}.")
     return (
         "\n\n".join([*parts, *_beside(results), *_levels(results), *_others(results)]).replace(
             "\n\n\n", "\n\n"

@@ -1,4 +1,4 @@
-"""The stories: what is served, measured, compared and broken. Each returns what the page shows of it."""
+"""The stories: each serves a model, measures, compares or breaks it, and returns figures for the page."""
 
 from __future__ import annotations
 
@@ -172,9 +172,9 @@ class Fault:
     """Further options of the server."""
     model: str = "{model}"
     kills: tuple[str, ...] = ()
-    """What is killed once the server is ready: words of its command line."""
+    """Words in the command lines of the processes to kill once the server is ready."""
     occupied: bool = False
-    """Whether another server has taken every GPU before."""
+    """Whether another server already uses every GPU."""
 
 
 FAULTS = {

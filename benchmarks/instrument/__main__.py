@@ -62,7 +62,7 @@ WIDE = Load(10_000, 2000, 4, processes=4)
 
 @dataclass(frozen=True)
 class Measured:
-    """One run of one client."""
+    """A client's measurement of one load."""
 
     job: Job
     everything: dict[int, Answer]

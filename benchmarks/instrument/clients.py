@@ -129,7 +129,7 @@ class Peer(NamedTuple):
     """Another load generator."""
 
     command: Callable[[Path, Job], list[str]]
-    """Of the ``bin`` folder of its virtual environment."""
+    """Path of the ``bin`` folder of the client's virtual environment."""
     ttfts_ms: Callable[[Job], list[float]]
 
 
@@ -191,7 +191,7 @@ class _Sampler(threading.Thread):
 
 
 def run(command: list[str], folder: Path, cores: set[int], *, ordinary: bool) -> CpuTime:
-    """Run a client on these cores. Raises InstrumentFailed if it fails; invalid figures are none.
+    """Run a client on these cores. Raises InstrumentFailed if the client fails; invalid figures do not.
 
     ``ordinary`` keeps it from raising its priority, as an ordinary user's limits do.
     """

@@ -24,7 +24,7 @@ NAN = math.nan
 
 
 class Figures(NamedTuple):
-    """One run of a client, or the medians of several; NaN where the client does not tell."""
+    """Figures of one run of a client, or medians of several; NaN: the client does not report the figure."""
 
     cpu_us: float
     """CPU time per token, from the first request to the last token."""
@@ -43,7 +43,7 @@ class Figures(NamedTuple):
     """The stamp of a token minus its send."""
     stamp_p99_ms: float = NAN
     bound_ms: float = NAN
-    """What the client itself says of 99 % of its stamps."""
+    """Upper bound, by the client itself, on the error of 99 % of its stamps."""
     failed: float = 0.0
 
 
@@ -54,7 +54,7 @@ LIMITS_MS = (
     ("error of TTFT (p99)", "ttft_p99_ms", 128, 3.0),
     ("answer's end to next request (p99)", "next_p99_ms", 128, 3.0),
 )
-"""Of our client: what, the figure, at how many streams, and the most that it may be."""
+"""Bounds for our client: label, figure, number of streams, largest value allowed."""
 
 
 RISING = """The tokens of 512 streams come at shorter and shorter intervals. *Off most* is the one of the p50

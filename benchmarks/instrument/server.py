@@ -32,9 +32,9 @@ class Load:
     streams: int
     itl_ms: float
     tokens: int
-    """Of an answer, on average."""
+    """Mean length of an answer, in tokens."""
     processes: int = 1
-    """Of our client."""
+    """Number of processes of our client."""
 
     def requests(self, seconds: float) -> int:
         """Return how many requests load the server for about this time; each slot sends three at least."""
@@ -44,7 +44,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server did for one request, in seconds of the monotonic clock."""
+    """Times of one request on the server, in seconds of the monotonic clock."""
 
     asked_s: float
     times_s: Times
@@ -123,7 +123,7 @@ def _terminator(folder: Path, port: int, server_port: int) -> list[str]:
 
 
 def read_log(log: Path) -> dict[int, Answer]:
-    """Return what the server did, by the number of the request; answers that broke off have none."""
+    """Return the server's times by the number of the request, without answers that broke off."""
     answers, data, at = dict[int, Answer](), log.read_bytes(), 0
     while at < len(data):
         number, tokens, asked_s = struct.unpack_from("=IId", data, at)
