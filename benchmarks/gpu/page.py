@@ -36,34 +36,33 @@ def _spread(values: Sequence[float]) -> str:
     return f"{median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
 
 
+def _of(results: dict[str, Figures], story: str, client: str) -> Iterable[tuple[int, list[Figures]]]:
+    """Yield the figures of one client in all rounds, for each number of streams."""
+    rounds = results[story]["rounds"] if story in results else ()
+    for streams in REQUESTS:
+        figures = [row[client] for row in rounds if row["streams"] == streams]
+        if figures:
+            yield streams, figures
+
+
+def _middle(figures: Sequence[Figures], key: str) -> float:
+    return float(median(it[key] for it in figures))
+
+
 def _beside(results: dict[str, Figures]) -> Iterable[str]:
-    """Ours beside vLLM's own client, and the energy in two ways."""
-    rows, energy = list[list[str]](), list[list[str]]()
+    """Ours beside vLLM's own client."""
+    rows = list[list[str]]()
     for story, model in _MODELS.items():
-        for streams in REQUESTS if story in results else ():
-            rounds = [row for row in results[story]["rounds"] if row["streams"] == streams]
-            ours, vllm = ([row[client] for row in rounds] for client in ("ours", "vllm"))
-
-            def middle(figures: Sequence[Figures], key: str) -> float:
-                return float(median(it[key] for it in figures))
-
-            ratio = middle(ours, "tokens_per_s") / middle(vllm, "tokens_per_s")
+        for (streams, ours), (_, vllm) in zip(
+            _of(results, story, "ours"), _of(results, story, "vllm"), strict=True
+        ):
+            ratio = _middle(ours, "tokens_per_s") / _middle(vllm, "tokens_per_s")
             rates = [_spread([it["tokens_per_s"] for it in figures]) for figures in (ours, vllm)]
             times = [
-                f"{middle(ours, key):,.{digits}f} / {middle(vllm, key):,.{digits}f}"
+                f"{_middle(ours, key):,.{digits}f} / {_middle(vllm, key):,.{digits}f}"
                 for key, digits in (("ttft_p50_ms", 0), ("tpot_p50_ms", 2))
             ]
             rows.append([f"{model}, {streams}", *rates, f"{ratio:.2f}", *times])
-            read = [it for it in ours if it.get("counter_j")]
-            if read:
-                shares = [
-                    it["power_w"] * (it["window"][1] - it["window"][0]) / it["counter_j"] for it in read
-                ]
-                joules = middle(read, "energy_per_token_j") * 1e3
-                quotient = f"{min(shares):.3f} to {max(shares):.3f}"
-                energy.append(
-                    [f"{model}, {streams}", f"{joules:,.1f}", f"{middle(read, 'power_w'):,.0f}", quotient]
-                )
     if rows:
         yield "## One GPU, beside `vllm bench serve`"
         yield (
@@ -78,14 +77,29 @@ def _beside(results: dict[str, Figures]) -> Iterable[str]:
             "whole time, in which the load begins and ends; ours counts the window in which all streams "
             "are busy."
         )
-    if energy:
+
+
+def _energy(results: dict[str, Figures]) -> Iterable[str]:
+    """The energy of a token, in two ways."""
+    rows = list[list[str]]()
+    for story, model in (*_MODELS.items(), ("energy", "8B shape")):
+        for streams, ours in _of(results, story, "ours"):
+            read = [it for it in ours if it.get("counter_j")]
+            if read:
+                shares = [
+                    it["power_w"] * (it["window"][1] - it["window"][0]) / it["counter_j"] for it in read
+                ]
+                joules, watts = _middle(read, "energy_per_token_j"), _middle(read, "power_w")
+                quotient = f"{min(shares):.3f} to {max(shares):.3f}"
+                rows.append([f"{model}, {streams}", f"{joules * 1e3:,.1f}", f"{watts:,.0f}", quotient])
+    if rows:
         yield "## Energy"
         yield (
             "The ranks read the power of their GPUs ten times a second. The last column divides the "
             "energy of a "
             "window by NVML's own counter of energy over the same window."
         )
-        yield _table(("model, streams", "mJ a token", "mean W", "read / counter"), energy)
+        yield _table(("model, streams", "mJ a token", "mean W", "read / counter"), rows)
 
 
 def _levels(results: dict[str, Figures]) -> Iterable[str]:
@@ -191,8 +205,8 @@ def written(results: dict[str, Any], stories: Iterable[str]) -> str:
     if missing:
         parts.append(f"Written and not yet run on a GPU: {missing}.")
     return (
-        "\n\n".join([*parts, *_beside(results), *_levels(results), *_others(results)]).replace(
-            "\n\n\n", "\n\n"
-        )
+        "\n\n".join(
+            [*parts, *_beside(results), *_energy(results), *_levels(results), *_others(results)]
+        ).replace("\n\n\n", "\n\n")
         + "\n"
     )

@@ -74,6 +74,17 @@ def _levels(machine: Machine, job: Path, model: Path, streams: Sequence[int]) ->
         }
 
 
+def energy(machine: Machine) -> Figures:
+    """The energy of the 8B shape on one GPU, in two ways."""
+    model, rounds = machine.shape_8b, list[Figures]()
+    with machine.served(machine.job("energy", model)) as (run, ready_s), EnergyCounter() as counter:
+        for streams in REQUESTS:
+            ours = figures_of(measured(run, streams, model))
+            ours["counter_j"] = counter.joules(gpu_of(run), *ours["window"])
+            rounds.append({"streams": streams, "ours": ours})
+    return {"ready_s": ready_s, "rounds": rounds}
+
+
 def instances(machine: Machine) -> Figures:
     """Two instances of SmolLM2 behind the proxy."""
     job = machine.job("two-instances", SMOLLM2, serve={"instances": 2})
@@ -244,5 +255,5 @@ def faults(machine: Machine) -> Figures:
 
 STORIES: dict[str, Callable[[Machine], Figures]] = {
     story.__name__.replace("_", "-"): story
-    for story in (smollm2, shape_8b, instances, routing, tensor_parallel, sweep, evaluation, faults)
+    for story in (smollm2, shape_8b, energy, instances, routing, tensor_parallel, sweep, evaluation, faults)
 }

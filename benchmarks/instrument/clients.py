@@ -125,6 +125,22 @@ def _genai_bench_ttfts_ms(job: Job) -> list[float]:
     return [1e3 * request["ttft"] for request in runs if request.get("ttft")]
 
 
+def _vllm(program: Path, job: Job) -> list[str]:
+    words = "bench serve --backend openai-chat --endpoint /v1/chat/completions --model stub"
+    words += (
+        f" --dataset-name random --random-input-len {_PROMPT_TOKENS} --random-output-len {job.load.tokens}"
+    )
+    words += f" --num-prompts {job.requests} --max-concurrency {job.load.streams} --disable-tqdm"
+    words += " --save-result --save-detailed --result-filename result.json"
+    url = job.url.removesuffix("/v1")
+    return [str(program / "vllm"), *words.split(), "--base-url", url, "--tokenizer", job.tokenizer,
+            "--result-dir", str(job.folder)]  # fmt: skip
+
+
+def _vllm_ttfts_ms(job: Job) -> list[float]:
+    return [1e3 * ttft for ttft in json.loads((job.folder / "result.json").read_text())["ttfts"]]
+
+
 class Peer(NamedTuple):
     """Another load generator."""
 
@@ -137,6 +153,7 @@ PEERS = {
     "aiperf": Peer(_aiperf, _aiperf_ttfts_ms),
     "guidellm": Peer(_guidellm, _guidellm_ttfts_ms),
     "genai-bench": Peer(_genai_bench, _genai_bench_ttfts_ms),
+    "vllm": Peer(_vllm, _vllm_ttfts_ms),
 }
 """By the name of the package."""
 
