@@ -66,15 +66,14 @@ def _beside(results: dict[str, Figures]) -> Iterable[str]:
     if rows:
         yield "## One GPU, beside `vllm bench serve`"
         yield (
-            "Both clients load the same server through the same proxy, in turns, three rounds; the client "
-            "that "
-            "begins a round changes. Output tokens/s are the median of the rounds (least to most)."
+            "Both clients load the same server through the same proxy, in turns, for three rounds. They take "
+            "turns to begin a round. Output tokens/s: median of the rounds (lowest to highest)."
         )
         clients = ("ours: tokens/s", "vLLM's: tokens/s", "ratio", "TTFT p50, ms", "TPOT p50, ms")
         yield _table(("model, streams", *clients), rows)
         yield (
-            "In the last two columns ours stands before vLLM's. `vllm bench serve` divides all tokens by the "
-            "whole time, in which the load begins and ends; ours counts the window in which all streams "
+            "The last two columns show ours / vLLM's. `vllm bench serve` divides all tokens by the whole "
+            "time, with the start and the end of the load; ours counts only the time in which all streams "
             "are busy."
         )
 
@@ -95,9 +94,8 @@ def _energy(results: dict[str, Figures]) -> Iterable[str]:
     if rows:
         yield "## Energy"
         yield (
-            "The ranks read the power of their GPUs ten times a second. The last column divides the "
-            "energy of a "
-            "window by NVML's own counter of energy over the same window."
+            "The ranks read the power of their GPUs ten times a second. The last column divides the energy "
+            "from these readings by the increase of NVML's energy counter over the same time."
         )
         yield _table(("model, streams", "mJ a token", "mean W", "read / counter"), rows)
 
@@ -131,12 +129,11 @@ def _others(results: dict[str, Figures]) -> Iterable[str]:
         ways = results["routing"]
         yield "## Routing of conversations"
         yield (
-            "50 conversations of 6 turns (600 tokens a turn, answers of 64) over two instances of "
-            "SmolLM2, all at "
-            "once. `serve.routing: session` keeps a conversation at one instance, whose prefix cache has its "
-            f"beginning; `least` gives each turn to the instance with the fewest open requests. "
-            f"{ways['counted']} "
-            "With so small a model a prefill costs little, so an even load counts for more than hits do."
+            "50 conversations of 6 turns (600 tokens a turn, answers of 64) over two instances of SmolLM2, "
+            "all at once. `serve.routing: session` keeps a conversation at one instance, whose prefix cache "
+            "has its beginning; `least` gives each turn to the instance with the fewest open requests. "
+            f"{ways['counted']} With so small a model a prefill costs little, so an even load counts for "
+            "more than hits do."
         )
         turns = list(ways["least"]["ttft_p50_ms_by_turn"])
         yield _table(
@@ -178,7 +175,10 @@ def _others(results: dict[str, Figures]) -> Iterable[str]:
         )
     if "faults" in results:
         yield "## Faults"
-        yield "What `explain` says first. It is right if it matches an expression that was written before."
+        yield (
+            "The cause that `explain` names. It counts as right if it matches an expression that was written "
+            "before the fault was injected."
+        )
         yield _table(
             ("fault", "right", "seconds", "exit code", "cause"),
             [
@@ -187,7 +187,7 @@ def _others(results: dict[str, Figures]) -> Iterable[str]:
                     "yes" if it["right"] else "no",
                     _number(it["seconds"], 0),
                     it["exit_code"],
-                    it["explain"].splitlines()[0].replace("|", "\\|"),
+                    it["explain"].splitlines()[-1].replace("|", "\\|"),
                 )
                 for name, it in results["faults"]["faults"].items()
             ],
