@@ -61,7 +61,7 @@ _HEAD = """\
 # The cluster profile
 
 All keys, made of the types that read them (`make golden`). There is an example on [A profile for your
-site](../how-to/site-profile.md), and `trtllm-hpc init cluster` writes a commented one, filled in from the
+site](../how-to/sites.md), and `trtllm-hpc init cluster` writes a commented one, filled in from the
 live Slurm. Editors complete and check keys by the JSON Schema that its first line names, and `trtllm-hpc
 schema cluster` prints.
 

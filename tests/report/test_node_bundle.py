@@ -16,9 +16,9 @@ from trtllm_hpc.runtime.node_checks.exchange import Wanted
 
 
 def text() -> str:
-    sentence = "/home/ana/runs and /scratch/ana_x; banana is 1 fruit; + export HF_TOKEN=hf_secret123"
+    sentence = "/home/user/runs and /scratch/ana_x; banana is 1 fruit; + export HF_TOKEN=hf_secret123"
     row = Diagnostic("node-disk", sentence, state="ok")
-    wanted = Wanted(serve={"serve": ["/home/ana/models/m", "--port=8000"]})
+    wanted = Wanted(serve={"serve": ["/home/user/models/m", "--port=8000"]})
     facts = {"host": {"host": "n1"}, "image": {"packages": {"tensorrt_llm": "1.2.1"}}}
     cluster = ClusterProfile(name="x", environment={"HF_TOKEN": "hf_secret123", "NCCL_IB_DISABLE": "1"})
     return bundle_text(NodeReport((row,), wanted, facts, cluster), [row])
@@ -27,7 +27,7 @@ def text() -> str:
 @pytest.fixture(autouse=True)
 def ana(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(getpass, "getuser", lambda: "ana")
-    monkeypatch.setattr(Path, "home", lambda: Path("/home/ana"))
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/user"))
 
 
 def test_it_has_no_name_of_the_user() -> None:

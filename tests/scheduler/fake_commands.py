@@ -32,7 +32,7 @@ ACCOUNTED = (
     "UID,User,JobName,WorkDir,SubmitLine"
 )
 SEPARATOR = "\x1f"
-SOMEBODY = {"user": "ana", "name": "job", "folder": "/home/ana", "script": "(null)", "output": "/dev/null"}
+SOMEBODY = {"user": "ana", "name": "job", "folder": "/home/user", "script": "(null)", "output": "/dev/null"}
 """Of a job of which a test says nothing else: it was submitted by ``sbatch --wrap``."""
 
 
@@ -181,7 +181,7 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
             if cluster.visible(job) and state not in FINAL:
                 kept = f"{info.get('comment') or '(null)'} {info.get('name')}"
                 print(SEPARATOR.join([job, state, info.get("script") or "", kept]))
-        print(SEPARATOR.join(["7_[1-9]", "PENDING", "/home/ana/array.sh", "(null) of the user's own"]))
+        print(SEPARATOR.join(["7_[1-9]", "PENDING", "/home/user/array.sh", "(null) of the user's own"]))
         return 0
     if arguments == ["--noheader", "--all", f"--user={os.getuid()}", "--format=%A"]:
         # Asked only where a job finds what another one may have left on this machine.

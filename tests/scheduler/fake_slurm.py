@@ -104,7 +104,7 @@ class FakeSlurm:
         """Have the user submitted these jobs as the stages of a run."""
         for stage, job in jobs.items():
             facts = {"name": f"demo-{stage}", "script": str(paths.sbatch(stage)), "user": "ana"}
-            self.set(job, self.state(job), **facts, output=str(paths.batch_log(stage)), folder="/home/ana")
+            self.set(job, self.state(job), **facts, output=str(paths.batch_log(stage)), folder="/home/user")
 
     def set(self, job: str, state: str, **facts: Any) -> None:
         """Move a job to another state."""

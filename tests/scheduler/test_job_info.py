@@ -31,7 +31,7 @@ def server(run: RunPaths, job_id: str = "101") -> RunJob:
 
 def origin(run: RunPaths, **facts: Any) -> Origin:
     """Where a job of this user and name comes from; nothing else is known of it."""
-    return replace(Origin(ME, "ana", "demo-serve", "/home/ana"), **facts)
+    return replace(Origin(ME, "ana", "demo-serve", "/home/user"), **facts)
 
 
 def evidence(run: RunPaths) -> dict[str, dict[str, str]]:
@@ -176,7 +176,7 @@ def test_a_copy_of_a_script_that_writes_into_the_run_is_the_runs(
     fake_slurm: FakeSlurm, run: RunPaths
 ) -> None:
     """squeue does not print the path of a log, so scontrol is asked: once for an id."""
-    job = job_of(fake_slurm, run, "RUNNING", script="/home/ana/copy of serve.sbatch")
+    job = job_of(fake_slurm, run, "RUNNING", script="/home/user/copy of serve.sbatch")
     assert Slurm().query([job])[job].state.name == "RUNNING"
     assert len(fake_slurm.calls("scontrol")) == 1
     Slurm().cancel([job])

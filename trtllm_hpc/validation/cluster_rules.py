@@ -221,7 +221,7 @@ RULES: tuple[Rule, ...] = (
     Requires("cluster.container.form", "cluster.container.runtime=custom",
              "is for another runtime than those that have a name", "set container.runtime to custom"),
     Requires("cluster.container.runtime=custom", "cluster.container.form", "custom needs a form",
-             "write container.form; docs/how-to/site-profile.md has an example", code="missing"),
+             "write container.form; docs/how-to/sites.md has an example", code="missing"),
     Excludes(_SLURM_ONLY, "cluster.scheduler=local", "is for Slurm, but scheduler is local",
              "remove it, or set scheduler to slurm"),
     Excludes("cluster.companion=overlap", "cluster.scheduler=local",
