@@ -115,6 +115,7 @@ class TextStream:
 
     def _decoded(self) -> str:
         """Return the text of the tokens that were not read yet."""
+        # Not the library's DecodeStream: in tokenizers 0.23 it fails for good after bytes that are not UTF-8.
         begin, skip = self._begin, self._skip
         known = self._tokenizer.decode(self._ids[begin : self._read], skip_special_tokens=skip)
         return self._tokenizer.decode(self._ids[begin:], skip_special_tokens=skip)[len(known) :]

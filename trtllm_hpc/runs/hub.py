@@ -1,7 +1,7 @@
 """Models of a hub: found when a job is planned, downloaded before anything is queued.
 
 ``huggingface_hub`` is imported only for such a model; why its cache is not used:
-``docs/explanation/decisions/dependencies.md``.
+``docs/explanation/decisions/project.md``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 There is a task on each node. They meet at the job's first node, which sends each the addresses of all. Then
 every node exchanges packets with each later one. Every wait has a bound, so a pair between which packets are
-lost is named, instead of hanging as in MPI (docs/explanation/decisions/network.md).
+lost is named, instead of hanging as in MPI (docs/explanation/decisions/serving.md).
 """
 
 from __future__ import annotations

@@ -50,6 +50,7 @@ class ClientWatch:
         self._look_at = now + _LOOK_S
         with suppress(OSError, ValueError):  # HAProxy is started again, or the file system fails: until then
             asked = dict(self._visits.asked)
+            # Opened each time, since NFS asks the server only when a file is opened.
             keys = guest_keys(self._paths, time.time())
             proxy.admit(keys)
             for name, (count, running) in proxy.asked().items():

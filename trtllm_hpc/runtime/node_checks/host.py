@@ -18,7 +18,7 @@ from trtllm_hpc.runtime.process import output_of
 from trtllm_hpc.runtime.records import read_events
 
 _HAPROXY = (2, 4)
-"""The proxy's configuration needs it (docs/explanation/decisions/proxy.md)."""
+"""The proxy's configuration needs it (docs/explanation/decisions/serving.md)."""
 _TIMEOUT_S = 30
 
 
