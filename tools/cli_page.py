@@ -90,7 +90,7 @@ _HEAD = """\
 # The command line
 
 `trtllm-hpc COMMAND --help` prints the same, and `-h` is short for it. The page is made of the commands
-(`make golden`). [Exit codes](exit-codes.md) and [JSON output](json.md) have pages of their own.
+(`make golden`). [Exit codes](json.md#exit-codes) and [JSON output](json.md) have pages of their own.
 
 A `RUN` is a run folder, its id (or enough of its beginning to be unique), the job's name (the run of that
 job that was submitted last), or `latest`, the default: the run that was submitted or resumed last. A run that

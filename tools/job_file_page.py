@@ -198,27 +198,27 @@ _BUILD = _build_options()
 _HEAD = """\
 # The job file
 
-All keys, section by section, made of the types that read them (`make golden`). `trtllm-hpc init job --backend
-pytorch` writes a commented file to start from; editors complete and check keys by the JSON Schema that its
-first line names, and `trtllm-hpc schema job` prints. An unknown key is an error that names the nearest valid
-one; all errors are shown at once, with file, line and fix.
+A job file names the model, the engine, the server and the measurement. This page has every key, by section.
+`trtllm-hpc init job --backend pytorch` writes a commented job file. Its first line names the JSON Schema with
+which editors complete and check keys (`trtllm-hpc schema job` prints it). An unknown key is an error that
+names the nearest valid key; you see all errors at once, with file, line and fix.
 
-Layers: built-in defaults < the profile's `job_defaults` < the files that the job file
-[extends](../how-to/job-files.md) < the job file < `--set engine.tensor_parallel=4`. `spec.yaml` in a
-run folder has the result. A key that is left out has its default; `null` leaves the choice to
-the backend, the release or the cluster, as the key's meaning says. Upper limits of 100,000 and more are in
-the schema alone. A *time* is text such as `90s`, `15m`, `1h30m` or `30d`, or as Slurm writes it: `30:00`
-(minutes and seconds), `4:00:00`, `1-12:00:00`. A bare number is in the unit in the key's name.
+Later layers override earlier ones: built-in defaults, the profile's `job_defaults`, the files that the job
+file [extends](../how-to/job-files.md), the job file, `--set engine.tensor_parallel=4`. `spec.yaml` in the run
+folder has the result. `null` leaves the choice to the backend, the release or the cluster.
 
-A key keeps its name and its meaning in all releases 0.1.x. `spec.yaml` in a run folder has the names of the
-release that made the folder.
+A *time* is text such as `90s`, `15m`, `1h30m` or `30d`, or as in Slurm: `30:00` (minutes and seconds),
+`4:00:00`, `1-12:00:00`. A bare number has the unit in the key's name. Upper limits of 100,000 and more are in
+the schema only.
 
-Where a section has a column *backends*, these values of `engine.backend` know the key, in brackets with the
-only `serve.frontend` that does. *Becomes* is what carries it:
+A key keeps its name and its meaning in all releases 0.1.x.
 
-- *LLM API*: an argument of `tensorrt_llm.LLM`, and `trtllm-serve`'s option for it, if there is one;
-  `triton_config` is read by upstream's model for Triton. All other arguments go into `engine.llm_api`.
-- *build*: an option of the programs that make an engine, by all the names that it has had. `trtllm-hpc
-  versions show RELEASE` lists those of a release.
-- *Triton*: a placeholder of the templates of Triton's model repository.
+The column *backends* has the values of `engine.backend` that know the key, in brackets the only
+`serve.frontend` that does. *Becomes* is what carries it:
+
+- *LLM API*: an argument of `tensorrt_llm.LLM`, and the option of `trtllm-serve`, if there is one; NVIDIA's
+  model for Triton reads `triton_config`. All other arguments go into `engine.llm_api`.
+- *build*: an option of the programs that make an engine, by all names that it has had. `trtllm-hpc versions
+  show RELEASE` lists the options of a release.
+- *Triton*: a placeholder in the templates of Triton's model repository.
 """

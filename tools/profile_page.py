@@ -60,22 +60,20 @@ def _row(key: str, field: Node, is_required: bool) -> str:
 _HEAD = """\
 # The cluster profile
 
-All keys, made of the types that read them (`make golden`). There is an example on [A profile for your
-site](../how-to/sites.md), and `trtllm-hpc init cluster` writes a commented one, filled in from the
-live Slurm. Editors complete and check keys by the JSON Schema that its first line names, and `trtllm-hpc
-schema cluster` prints.
+A profile describes a cluster. This page has every key. `trtllm-hpc init cluster` writes a commented profile,
+filled in from the live Slurm; [Set up your site](../how-to/sites.md) has an example. Its first
+line names the JSON Schema with which editors complete and check keys (`trtllm-hpc schema cluster` prints it).
 
-`--set cluster.KEY=VALUE` overrides one key for one run. `null` means: left out. A *time* is written [as in
-the job file](job-file.md).
+`--set cluster.KEY=VALUE` overrides one key for one run. `null` means left out. A *time* is written [as in the
+job file](job-file.md).
 """
 
 _REFUSED = """
-## Options that keys say
+## Options that keys set
 
-`sbatch_options` and `srun_options` take every option but these, which the toolkit sets itself: a key says
-the same. `srun_options` may not have those of sbatch either. The last column has what the option could say
-and no key can.
+`sbatch_options` and `srun_options` accept every option except those below, which the toolkit or a
+key sets. `srun_options` does not accept those of sbatch either. The last column has what no key can set.
 
-| of | option | instead | cannot be said, and why |
+| command | option | instead | cannot be set, and why |
 |---|---|---|---|
 """

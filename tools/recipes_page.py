@@ -18,13 +18,9 @@ _SOURCE = re.compile(
 _HEAD = """\
 # Recipes
 
-The shipped job files of models for TensorRT-LLM's PyTorch backend, each with the file of NVIDIA's that its
-settings are from; `trtllm-hpc jobs show NAME` prints it, and its top says what is ours. `make golden` writes
-this page.
-
-A dash: the file names none. No shipped job file for TensorRT-LLM has been run on a GPU by this project.
-
-## Job files
+The shipped job files for TensorRT-LLM's PyTorch backend, and the NVIDIA file that each takes its settings
+from. `trtllm-hpc jobs show NAME` prints a job file; its first lines name the changes. This project has run
+none of these job files on a GPU. A dash means that the file does not say it.
 
 | job file | model | GPUs | precision | goal | NVIDIA's file |
 |---|---|---|---|---|---|

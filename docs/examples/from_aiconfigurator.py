@@ -2,8 +2,8 @@
 
     python from_aiconfigurator.py out/Qwen/Qwen3-32B_h200_sxm_... /scratch/models/Qwen3-32B > tune.yaml
 
-The first argument is the folder that aiconfigurator has made below its --save-dir, with agg/top1 or
-disagg/top1; the second is the model's folder.
+The first argument is the folder that aiconfigurator wrote below --save-dir; it contains agg/top1 or
+disagg/top1. The second argument is the model's folder.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ KEYS = {
     "max_batch_size": "max_batch_size",
     "max_num_tokens": "max_num_tokens",
 }
-"""Keys of the LLM API that a job file has in ``engine`` itself."""
+"""Keys of the LLM API, and the keys of ``engine`` that set them."""
 
 
 def engine(configuration: Path) -> dict[str, Any]:
-    """Return the keys of ``engine`` for a server with this configuration of the LLM API."""
+    """Return the keys of ``engine`` that give a server this configuration of the LLM API."""
     llm_api = yaml.load(configuration)
     llm_api.pop("backend")  # PyTorch
     return {own: llm_api.pop(key) for key, own in KEYS.items() if key in llm_api} | {"llm_api": llm_api}
 
 
 def benchmark(mode: Path, row: dict[str, str], gpus: int) -> dict[str, Any]:
-    """Return the load that the prediction is about."""
+    """Return the load for which aiconfigurator predicted."""
     isl, osl, prefix = (int(float(row[column])) for column in ("isl", "osl", "prefix"))
     kind = {"kind": "shared-prefix", "prefix_tokens": prefix} if prefix else {"kind": "normal"}
-    # A row is about the fewest servers that answer together; a proposal may have several such groups.
+    # A row describes the smallest group of servers that answers alone; a proposal may have several groups.
     in_flight = round(float(row["concurrency"]) * gpus / float(row["num_total_gpus"]))
-    # exp_config.yaml has tags that only aiconfigurator's own classes can read.
+    # Only aiconfigurator's own classes can read the tags in exp_config.yaml.
     asked = (mode / "exp_config.yaml").read_text(encoding="utf-8")
     limits = dict(re.findall(r"(?m)^(request_latency|ttft|tpot): ([0-9]+(?:\.[0-9]+)?)$", asked))
     if "request_latency" in limits:
@@ -92,7 +92,7 @@ if __name__ == "__main__":
     result, model = Path(sys.argv[1]), sys.argv[2]
     folders = sorted(file.parent for file in result.glob("*/top*/generator_config.yaml"))
     if not folders:
-        sys.exit(f"{result} has no agg/top1 or disagg/top1: name the folder that aiconfigurator has made")
+        sys.exit(f"{result} has no agg/top1 or disagg/top1: name the folder that aiconfigurator wrote")
     variants = {f"{folder.parent.name}-{folder.name}": proposal(folder) for folder in folders}
     job = {"name": "tune", "model": {"path": model}, "engine": {"backend": "pytorch"}}
     yaml.dump({**job, "sweep": {"variants": variants}}, sys.stdout)

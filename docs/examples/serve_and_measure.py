@@ -1,23 +1,22 @@
-"""Serve a model on this machine, ask it, measure it, and draw what was measured.
+"""Serve a model on this machine, send it prompts, measure it, and plot the latencies.
 
     pip install './trtllm_hpc-0.1.0-py3-none-any.whl[reference,notebook]'
     python serve_and_measure.py
 
-On a cluster, name its profile instead of ``local``. The notebook beside this file tells the same story
-step by step.
+On a cluster, name its profile instead of ``local``. The notebook beside this file explains each step.
 """
 
 import matplotlib
 
-matplotlib.use("Agg")  # draws into a file, without a window
+matplotlib.use("Agg")  # writes a file and opens no window
 
 import matplotlib.pyplot as plt
 
 import trtllm_hpc
 
-settings = ["companion.enabled=false"]  # this script asks and measures itself
+settings = ["companion.enabled=false"]  # this script sends the requests itself
 
-# The end of the block cancels the run, whatever happens in it.
+# The end of the block cancels the run, also after an error.
 with trtllm_hpc.submit("tiny-llama", "local", settings) as run:
     run.wait("ready", progress=True)
     with run.client() as client:

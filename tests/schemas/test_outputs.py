@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -24,6 +25,12 @@ EXAMPLES = {
     section.partition("\n")[0]: re.findall(r"```json\n(.*?)\n```", section, re.DOTALL)
     for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
 }
+
+
+ROWS = re.findall(
+    r"^\| `([a-z ]+?)(?: [A-Z-].*?)?` \|.*\| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+)
+"""Simple outputs on the page: a command and its fields."""
 
 
 def with_json(group: click.Group, words: str = "") -> Iterator[str]:
@@ -48,6 +55,25 @@ def test_they_are_json_schema_and_describe_the_examples_on_the_page(words: str) 
     Draft202012Validator.check_schema(validator(words).schema)
     for example in EXAMPLES.get(words, ()):
         documented(words, example)
+
+
+def properties(words: str) -> Iterator[list[str]]:
+    """The fields of an object that a command prints, or of an item of its list, for each kind of output."""
+    schema = validator(words).schema
+
+    def resolved(node: Any) -> Any:
+        return schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+
+    for kind in schema.get("anyOf", [schema]):
+        found = resolved(kind)
+        yield list(resolved(found.get("items", found))["properties"])
+
+
+def test_every_output_has_a_row_or_an_example_or_is_that_of_another_command() -> None:
+    for words, cell in ROWS:
+        assert re.findall(r"`(\w+)`", cell) in list(properties(words)), words
+    same = {"sweep status", "sweep watch", "watch", "bench run"}
+    assert set(OUTPUTS) - {words for words, _ in ROWS} - set(EXAMPLES) == same
 
 
 def test_other_fields_and_missing_ones_are_refused() -> None:

@@ -1,6 +1,6 @@
 """Power and state of a rank's GPUs: a line each second for each GPU, in the run folder.
 
-docs/how-to/energy.md explains the keys of a line. Power, state and faults come from NVML, the library of
+docs/reference/metrics.md explains the keys of a line. Power, state and faults come from NVML, the library of
 NVIDIA's driver, through ctypes; no process is started. An old driver lacks functions, and a GPU may not
 support others: their figures are ``None``, never 0. Names and numbers are those of ``nvml.h``.
 """
