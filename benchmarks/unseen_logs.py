@@ -10,7 +10,7 @@ kept in this repository.
 A reader judges the answers, who sees log, true cause and answer, but not how the answer was made: FILE has
 one line for each case, ``NAME<TAB>VERDICT``, where VERDICT is ``right`` (a true sentence, and a next step
 that leads to the remedy), ``half``, ``wrong`` or ``silent``. Without FILE only the root lines are counted.
-``--page`` appends a row with the heading TEXT to the table of draws at the end of a page. Intervals are
+``--page`` appends a row for the draw TEXT to the table of draws at the end of a page. Intervals are
 Wilson's, of 95 %. The exit code is 1 when fewer than 80 % of the answers are right, more than 5 % are wrong,
 one is silent, or more than one of 20 clean logs raises an alarm.
 """
