@@ -7,12 +7,12 @@ CASES is a folder of cases, each a folder with ``log.txt`` and ``case.toml``: ``
 ``root_line``, the line to which a good engineer would point first. The logs belong to others, and are not
 kept in this repository.
 
-Whether an answer is right is judged by a reader who sees log, true cause and answer, and not how the answer
-was made: FILE has one line for each case, ``NAME<TAB>VERDICT``, where VERDICT is ``right`` (a true
-sentence, and a next step that leads to the remedy), ``half``, ``wrong`` or ``silent``. Without FILE only
-the root lines are counted. Intervals are Wilson's, of 95 %. The exit code is 1 when fewer than 80 % of the
-answers are right, more than 5 % are wrong, one is silent, or more than one of 20 clean logs raises an
-alarm.
+A reader judges the answers, who sees log, true cause and answer, but not how the answer was made: FILE has
+one line for each case, ``NAME<TAB>VERDICT``, where VERDICT is ``right`` (a true sentence, and a next step
+that leads to the remedy), ``half``, ``wrong`` or ``silent``. Without FILE only the root lines are counted.
+``--page`` appends a row for the draw TEXT to the table of draws at the end of a page. Intervals are
+Wilson's, of 95 %. The exit code is 1 when fewer than 80 % of the answers are right, more than 5 % are wrong,
+one is silent, or more than one of 20 clean logs raises an alarm.
 """
 
 from __future__ import annotations
@@ -115,15 +115,28 @@ def shares(cases: list[Case]) -> tuple[str, bool]:
     return "; ".join(parts), is_fine and judged["silent"] == 0 and alarms <= ALARM_SHARE * clean
 
 
+def row(draw: str, cases: list[Case]) -> str:
+    """Return the row of a draw for the page's table of draws."""
+    failures, judged, clean, alarms = counts(cases)
+    with_interval = {}
+    for name in ("right", "wrong"):
+        low, high = interval(judged[name], failures)
+        share = judged[name] / max(1, failures)
+        with_interval[name] = f"{judged[name]} ({share:.0%}, {low:.0%} to {high:.0%})"
+    roots = sum(case.finds_root for case in cases if case.facts["kind"] == "failure")
+    verdicts = [with_interval.get(name, judged[name]) for name in VERDICTS]
+    return "| " + " | ".join(map(str, [draw, failures, *verdicts, roots, clean, alarms])) + " |"
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Explain every case, and print or append the figures."""
+    """Explain every case, and print the figures or append their row."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("cases", type=Path, nargs="+")
     parser.add_argument("--verdicts", type=Path, action="append", default=[])
-    parser.add_argument("--page", type=Path, help="append the figures to this page")
-    parser.add_argument("--draw", default="", help="heading of the figures")
+    parser.add_argument("--page", type=Path, help="append a row to this page")
+    parser.add_argument("--draw", default="", help="name of the draw")
     options = parser.parse_args(arguments)
     rows = [
         line.split("\t") for file in options.verdicts for line in file.read_text("utf-8").splitlines() if line
@@ -137,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
     text = f"## {options.draw}\n\n{sentence}.\n\n{table(cases)}\n"
     if options.page is not None:
         with options.page.open("a", encoding="utf-8") as page:
-            page.write(f"\n{text}")
+            page.write(f"{row(options.draw, cases)}\n")
     print(text)
     return 0 if fine else 1
 

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from benchmarks.faults.results import Result
 
 _HEAD = """# Faults
 
-What `status` says, and what is left behind, when something breaks under a run. This page is written by
-`python -m benchmarks.faults`, which injects each fault into a real run on the
-[sandbox](decisions/sandbox.md): a real Slurm with two nodes, the tiny synthetic model, two ranks on two nodes
-(or one rank where other ranks do not matter), and a benchmark under way. Faults from which a living run
-recovers are injected into one run one after the other, and undone once they are named. The raw results are in
-[faults.json](faults.json); `--only NAME,…` measures single faults again.
+This page shows how `status` names what breaks under a run. `python -m benchmarks.faults` writes it: the
+benchmark injects each fault into a real run on the [sandbox](decisions/sandbox.md), a real Slurm with two
+nodes. The run has the tiny synthetic model, one or two ranks, and a benchmark under way. One living run gets
+all faults that a run recovers from, in turn; each is undone once `status` has named it.
+[faults.json](faults.json) has the full results, and `--only NAME,…` measures single faults again.
 
-- **cause** is `yes` if the sentence, or the cause that `status` shows below it, matches the regular
-  expression that was written down for this fault before.
-- **seconds** are those from the injection until `status` said it: at most 15, at most 60 where a process is
-  silent and has not ended, or where the fault shows only once the server has started. Where Slurm itself ends
-  the job (its own pauses are up to half a minute), or a benchmark goes on without the requests that broke,
-  they are those from the end that Slurm gives. Where a command has to read long logs, they are those that its
-  answer takes: at most 3, for `explain` 10.
-- **exit** is the exit code of `submit --wait`.
-- **left** is what is there 15 s after the end: jobs, processes, `/dev/shm/trt*`, `/tmp/trt*`,
-  temporary files in the run folder.
+- **named as**: the part of the status sentence, or of the cause below it, that matches a regular expression.
+  The expression was written down before the measurement.
+- **seconds**: the time from the injection until `status` names the fault. The bound is 15 s, or 60 s where a
+  process is silent without having ended, or where the fault shows only once the server has started. If Slurm
+  itself ends the job, or a benchmark continues without the broken requests, the time begins with the end of
+  the job. Where a command reads long logs, the time is that of its answer: at most 3 s, for `explain` 10 s.
+  *Survives*: the run completes as if nothing had happened.
+- **exit**: the exit code of `submit --wait`.
+
+15 s after the end, the benchmark looks for what is left: jobs, processes, `/dev/shm/trt*`, `/tmp/trt*`, and
+temporary files in the run folder.
 """
+_LONGEST = 20
+"""Words of a quotation."""
 
 
 def page(
@@ -33,16 +36,14 @@ def page(
     not_injected: Mapping[str, str] | None = None,
     not_measured: Sequence[str] = (),
 ) -> str:
-    """The whole page; ``not_injected`` are faults with the reason why they are not."""
-    whole = [*_counts(results), "", *_table(results), ""]
+    """Return the whole page; ``not_injected`` maps faults to the reason why they are not injected."""
+    whole = [*_counts(results), "", *_unexpected(results), *_table(results), ""]
     if not_measured:
         names = ", ".join(f"`{name}`" for name in not_measured)
-        whole += [f"In the catalogue, and not measured yet: {names}.", ""]
+        whole += [f"In the catalogue, but not measured yet: {names}.", ""]
     if not_injected:
         rows = [f"| {fault} | {reason} |" for fault, reason in not_injected.items()]
-        whole += ["## Not injected", "", "| fault | why not |", "|---|---|", *rows, "", "## Each fault", ""]
-    for result in results:
-        whole += _details(result)
+        whole += ["## Not injected", "", "| fault | why not |", "|---|---|", *rows]
     return _HEAD + "\n" + "\n".join(whole).rstrip() + "\n"
 
 
@@ -62,19 +63,41 @@ def _counts(results: Sequence[Result]) -> list[str]:
     ]
 
 
+def _unexpected(results: Sequence[Result]) -> list[str]:
+    """Return the faults for which something is wrong, each in a row with what is wrong in bold."""
+    bad = [result for result in results if not result.as_expected]
+    if not bad:
+        return []
+    lines = ["| not as expected | named | seconds | exit | left |", "|---|---|--:|--:|--:|"]
+    for result in bad:
+        named = "yes" if result.named else "**no**"
+        left = f"**{len(result.left)}**" if result.left else "0"
+        lines.append(f"| `{result.name}` | {named} | {_seconds(result)} | {_exit(result)} | {left} |")
+    left_behind = [
+        f"- Left behind by `{it.name}`: {', '.join(f'`{one}`' for one in it.left)}" for it in bad if it.left
+    ]
+    return [*lines, "", *left_behind, *([""] if left_behind else [])]
+
+
 def _table(results: Sequence[Result]) -> list[str]:
-    rows = ["| fault | cause | seconds | exit | left | |", "|---|---|--:|--:|---|---|"]
+    rows = ["| fault | named as | seconds | exit |", "|---|---|--:|--:|"]
     for result in results:
         cells = [
-            result.title,
-            "yes" if result.named else "**no**",
+            f"`{result.name}`: {result.title}",
+            _named_as(result).replace("|", "\\|"),
             _seconds(result),
             _exit(result),
-            f"**{len(result.left)}**" if result.left else "nothing",
-            f"[{result.name}](#{result.name})",
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return rows
+
+
+def _named_as(result: Result) -> str:
+    """Return the part of what a user reads that names the fault, else its beginning."""
+    parts = re.split(r"; |(?<=[.:])\n|\n", result.told.strip())
+    named = (part for part in parts if re.search(result.expected, part, re.IGNORECASE))
+    words = next(named, result.told.strip()).split()
+    return " ".join(words[:_LONGEST]) + (" …" if len(words) > _LONGEST else "")
 
 
 def _seconds(result: Result) -> str:
@@ -87,18 +110,3 @@ def _seconds(result: Result) -> str:
 def _exit(result: Result) -> str:
     text = "none" if result.exit_code is None else str(result.exit_code)
     return text if result.exits_rightly else f"**{text}**"
-
-
-def _details(result: Result) -> list[str]:
-    lines = [
-        f"### {result.name}",
-        "",
-        f"{result.title[0].upper()}{result.title[1:]}.",
-        "",
-        f"- {result.sentence}",
-    ]
-    if result.cause:
-        lines.append(f"- Cause: {result.cause}")
-    lines += [f"- {note}" for note in result.notes]
-    lines += [f"- Left behind: `{one}`" for one in result.left]
-    return [*lines, ""]

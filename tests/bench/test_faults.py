@@ -62,6 +62,10 @@ def test_what_is_not_as_expected_stands_out(seen: dict[str, object], cell: str) 
     assert "Of 2 faults" in page([GOOD, bad]) and "with 1 everything is as expected" in page([GOOD, bad])
 
 
+def test_the_page_quotes_what_names_the_fault() -> None:
+    assert "| rank 0 on n1 died first |" in page([GOOD])
+
+
 def test_one_result_replaces_its_own_and_keeps_the_others(tmp_path: Path) -> None:
     results = Results.read(tmp_path / "faults.json")
     names = ("kill-leader-server", "kill-rank1-server")
