@@ -162,13 +162,16 @@ def _be_verbose(ctx: click.Context, param: click.Parameter, is_given: bool) -> N
 
 
 def _be_quiet(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+    """Callback of ``-q``."""
+    if is_given:
+        os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     ctx.meta[QUIET] = ctx.meta.get(QUIET, False) or is_given
 
 
 def _verbosity_options(*, hidden: bool) -> list[click.Option]:
     common: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "hidden": hidden}
-    verbose = "Show each Slurm command before it runs. Before or after COMMAND."
-    quiet = "Show only results, warnings and errors. Before or after COMMAND."
+    verbose = "Show each Slurm command before it runs."
+    quiet = "Show only results, warnings and errors."
     return [
         click.Option(["-v", "--verbose"], callback=_be_verbose, help=verbose, **common),
         click.Option(["-q", "--quiet"], callback=_be_quiet, help=quiet, **common),
@@ -197,8 +200,11 @@ def command() -> None:
       trtllm-hpc submit chat.yaml --cluster mysite.yaml --wait
       trtllm-hpc client "What is machine learning?"
 
-    A RUN is a run's folder, its ID, its job's name, or 'latest': the run that was submitted last.
-    'trtllm-hpc help COMMAND' explains a command.
+    A RUN is a run's folder, its ID, its job's name, or 'latest': the run that was
+    submitted last. Runs are in the folder of --runs, $TRTLLM_HPC_RUNS, runs_folder
+    in ~/.config/trtllm-hpc/config.toml, or ./runs.
+
+    'trtllm-hpc help COMMAND' explains a command. -v and -q can also follow COMMAND.
     """
 
 

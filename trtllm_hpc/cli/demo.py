@@ -76,9 +76,9 @@ class _Traces:
 def command(tour: bool, is_local: bool, remove: bool) -> None:
     """Serve, ask and measure a small model on this machine, without a GPU.
 
-    Fetches SmolLM2-135M-Instruct (93 MB). For root, installs and starts a Slurm
-    cluster ('sandbox up'). Runs are in ./runs. The server ends after an hour, the
-    cluster with 'demo --remove'.
+    Fetches SmolLM2-135M-Instruct (93 MB). As root, installs Slurm and starts a
+    cluster ('sandbox up'). Runs are in ./runs. The server ends after an hour;
+    'demo --remove' removes everything.
 
     \b
     Examples:
@@ -248,7 +248,7 @@ def _print_answers(run: Run, measured: Measurement, sandbox: Sandbox | None) -> 
     host = rank_records(run.paths, "serve")[0].host
     steps = (f"client {name} {question} --temperature 0", f"status {name}", f"endpoint {name}")
     slurm = [] if sandbox is None else [f"export SLURM_CONF={sandbox.slurm_conf}; squeue; sinfo"]
-    tour = _typed("demo --tour") + "    (six minutes: compare, kill, explain)"
+    tour = _typed("demo --tour") + "    (six minutes: compare, break, explain)"
     rows = {
         "served": [
             f"{name} on {host}{', a node of the Slurm cluster' * bool(slurm)}, on CPU cores",

@@ -30,6 +30,7 @@ _OUTCOMES: dict[State, str] = {
 @click.option(
     "--nodes",
     type=click.IntRange(1, 2),
+    metavar="N",
     help="With --on-nodes: 2 also checks the network between nodes.  [default: 1]",
 )
 @click.option(

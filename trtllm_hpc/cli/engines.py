@@ -165,7 +165,7 @@ def verify(names: tuple[str, ...], cluster: str, as_json: bool) -> int:
 
 @command.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@pruning("used")
+@pruning("was last used")
 @cluster_option
 def prune(
     names: tuple[str, ...], cluster: str, older_than_s: float | None, remove_them: bool

@@ -24,9 +24,16 @@ if TYPE_CHECKING:
 @shared.runs_option
 @shared.optional_run
 @click.option("--tasks", metavar="NAME[,...]", help="Tasks of lm-eval, or the shipped task 'facts'.")
-@click.option("--limit", type=click.IntRange(min=1), help="Ask only the first N questions of each task.")
-@click.option("--threshold", type=click.FloatRange(0, 1), help="Gate: least score of each task, e.g. 0.9.")
-@click.option("--not-worse-than", metavar="RUN", help="Gate: the run whose scores to reach.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Ask only the first N questions of each task."
+)
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0, 1),
+    metavar="SCORE",
+    help="Gate: least score of each task, e.g. 0.9.",
+)
+@click.option("--not-worse-than", metavar="RUN", help="Gate: no score may be worse than this run's.")
 @shared.section_option("companion.evaluate", "few_shot=5")
 @click.option("--prepare", metavar="TASK[,...]", help="Only fetch the data of tasks, on a login node.")
 @click.option("--save-as", "name", metavar="NAME", help="Name of the scores. An earlier NAME is continued.")

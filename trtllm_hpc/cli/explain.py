@@ -57,9 +57,10 @@ def command(
 ) -> int:
     """Find the cause of a failure in logs of Slurm, MPI, NCCL, CUDA, TensorRT-LLM or Triton.
 
-    All files are read together, as the logs of one job; '-' is standard input. The
-    default is the latest run. The likeliest cause comes first, then other causes and
-    consequences, then the five most suspicious lines, so that you can check it.
+    All files are read together, as the logs of one job. A FOLDER stands for its files,
+    a RUN for its logs, '-' for standard input. The default is the latest run. The
+    likeliest cause comes first, then other causes and consequences, then the five
+    most suspicious lines as evidence.
 
     \b
     How sure the answer is:

@@ -19,13 +19,21 @@ if TYPE_CHECKING:
 @click.option(
     "--run",
     type=EXISTING_FOLDER,
+    metavar="FOLDER",
     help="Run folder, with the model, the tokenizer, the limits and the server's address.",
 )
 @url_options("Triton, e.g. grpc://127.0.0.1:8001.  [default: the run's endpoint]")
-@click.option("--tokenizer", type=EXISTING_FOLDER, help="Folder with tokenizer.json.  [default: the run's]")
-@click.option("--name", help="Name of the model in requests.  [default: the run's]")
-@click.option("--fd", type=click.IntRange(min=0), help="File descriptor of an inherited listening socket.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port on localhost to listen on.")
+@click.option(
+    "--tokenizer",
+    type=EXISTING_FOLDER,
+    metavar="FOLDER",
+    help="Folder with tokenizer.json.  [default: the run's]",
+)
+@click.option("--name", metavar="NAME", help="Name of the model in requests.  [default: the run's]")
+@click.option(
+    "--fd", type=click.IntRange(min=0), metavar="N", help="File descriptor of an inherited listening socket."
+)
+@click.option("--port", type=click.IntRange(0, 65535), metavar="PORT", help="Port on localhost to listen on.")
 def command(
     run: Path | None,
     address: Address | None,

@@ -71,8 +71,9 @@ _BACKENDS = {
 @click.option(
     "--backend",
     type=click.Choice([*_BACKENDS]),
-    help="reference: any machine. pytorch, tensorrtllm: NVIDIA's container, with PyTorch or a built engine.  "
-    "[default: reference]",
+    metavar="NAME",
+    help="pytorch or tensorrtllm: NVIDIA's container, with PyTorch or a built engine; reference: any machine."
+    "  [default: reference]",
 )
 @click.option(
     "--from",
@@ -94,12 +95,12 @@ _BACKENDS = {
 @click.option(
     "--goal",
     type=click.Choice(["latency", "throughput"]),
-    help="With --gpu: short answer times for few users, or many users.  [default: throughput]",
+    help="With --gpu: short answer times, or many users.  [default: throughput]",
 )
 def job(
     file: Path, backend: str | None, recipe: str | None, model: str | None, gpu: str | None, goal: Goal | None
 ) -> None:
-    """Write a commented job file.  [default: job.yaml]
+    """Write a commented job file. FILE is job.yaml by default.
 
     The default file serves a small random model over two ranks, on any machine. For
     another backend set model.path in the file.
@@ -176,7 +177,7 @@ def _rendered(template: str, kind: str, **values: object) -> str:
 @click.argument("file", type=click.Path(path_type=Path), default=Path("cluster.yaml"), metavar="[FILE]")
 @click.option("--partition", metavar="NAME", help="Slurm partition for servers.")
 def cluster(file: Path, partition: str | None) -> None:
-    """Write a commented cluster profile.  [default: cluster.yaml]
+    """Write a commented cluster profile. FILE is cluster.yaml by default.
 
     Partitions, GPUs per node, MPI plugins and pyxis come from sinfo and srun. Without
     Slurm the file has placeholders.

@@ -32,10 +32,15 @@ def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> r
     "--stage",
     "step",
     type=click.Choice([*STEPS, *PROGRAMS]),
-    help="Only the logs of this stage.",
+    metavar="STAGE",
+    help=f"Only the logs of this stage: {', '.join((*STEPS, *PROGRAMS))}.",
 )
-@click.option("--rank", type=click.IntRange(min=0), help="Only this rank's log.  [default stage: serve]")
-@click.option("--instance", type=click.IntRange(min=0), help="Only the logs of this server instance.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), metavar="N", help="Only this rank's log.  [default stage: serve]"
+)
+@click.option(
+    "--instance", type=click.IntRange(min=0), metavar="N", help="Only the logs of this server instance."
+)
 @click.option("--follow", "-f", is_flag=True, help="Print new lines until the stages have ended.")
 @click.option(
     "--grep",

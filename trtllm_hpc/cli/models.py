@@ -76,10 +76,11 @@ def list_(cluster: str, as_json: bool) -> None:
 )
 @cluster_option
 def fetch(name: str, revision: str | None, token_file: str | None, cluster: str) -> None:
-    """Fetch a model of a hub (ORG/NAME), or a small model of 'models list', and print its folder.
+    """Fetch a model, and print its folder.
 
-    Set model.path of a job file to the folder, or model.hub to ORG/NAME. After an
-    interruption the same command continues the download.
+    NAME is ORG/NAME of a hub, or a small model of 'models list'. Set model.path of a job
+    file to the folder, or model.hub to ORG/NAME. After an interruption the same
+    command continues the download.
     """
     if "/" in name:
         found, _ = hub.find(_folder(cluster), name, revision, token_file)
@@ -96,7 +97,7 @@ def fetch(name: str, revision: str | None, token_file: str | None, cluster: str)
 
 
 @command.command()
-@pruning("used")
+@pruning("was last used")
 @cluster_option
 def prune(cluster: str, older_than_s: float | None, remove_them: bool) -> Sequence[Pruned]:
     """Remove models of hubs; without --yes, only list them.

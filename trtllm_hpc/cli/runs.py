@@ -19,7 +19,14 @@ _STATES = click.Choice([state.value for state in RunState])
 
 
 @click.group(invoke_without_command=True)
-@click.option("--state", "states", type=_STATES, multiple=True, help="Only runs in this state.  [repeatable]")
+@click.option(
+    "--state",
+    "states",
+    type=_STATES,
+    multiple=True,
+    metavar="STATE",
+    help=f"Only runs in this state: {', '.join(_STATES.choices)}.  [repeatable]",
+)
 @runs_option
 @json_option
 @click.pass_context
@@ -66,8 +73,8 @@ def command(context: click.Context, states: tuple[str, ...], runs: Path | None, 
 def prune(runs: Path | None, older_than_s: float | None, remove_them: bool) -> Sequence[Pruned]:
     """Remove the folders of ended runs; without --yes, only list them.
 
-    A sweep counts as one run. A run stays while Slurm has a job of it, or does not
-    answer. Without --older-than, only remains of interrupted removals are selected.
+    A sweep counts as one run. A run stays unless Slurm confirms that its jobs have
+    ended. Without --older-than, only remains of interrupted removals are selected.
 
     \b
     Examples:

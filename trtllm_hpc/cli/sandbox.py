@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from trtllm_hpc.sandbox import Status
 
 name_option = click.option(
-    "--name", default="default", show_default=True, help="Name of the sandbox. Several can be up at once."
+    "--name", default="default", show_default=True, metavar="NAME", help="Name of the sandbox."
 )
 
 
 @click.group()
 def command() -> None:
-    """Run a real Slurm cluster on this machine. Needs root.
+    """Run a real Slurm cluster on this machine, as root.
 
     The cluster is independent of any other Slurm here: its munge key, database,
     network and configuration are under /run/trtllm-hpc.
@@ -36,10 +36,13 @@ def command() -> None:
 
 @command.command()
 @name_option
-@click.option("--nodes", default=2, show_default=True, type=click.IntRange(1, 32), help="Number of nodes.")
+@click.option(
+    "--nodes", default=2, show_default=True, type=click.IntRange(1, 32), metavar="N", help="Number of nodes."
+)
 @click.option(
     "--gpus-per-node",
     type=click.IntRange(0, 16),
+    metavar="N",
     help="GPUs of each node.  [default: 4 claimed GPUs, or an equal share of the real GPUs]",
 )
 @click.option(
@@ -79,7 +82,7 @@ def up(name: str, nodes: int, gpus_per_node: int | None, kind: str, install: boo
 @command.command()
 @name_option
 def down(name: str) -> None:
-    """Kill the jobs of a sandbox, and remove the sandbox, in whatever state it is.
+    """Kill the jobs of a sandbox, and remove it.
 
     \b
     Examples:

@@ -47,17 +47,23 @@ class BriefCommand(click.Command):
     def __init__(self, *args: Any, first: Collection[str], **attributes: Any) -> None:
         super().__init__(*args, **attributes)
         self._first = {*first, "--help", "--help-all"}
-        more = ["--help-all"]
-        common: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
-        self.params.append(
-            click.Option(more, callback=_show_all, help="Show all options and exit.", **common)
+        option = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all,
+            help="Show all options and exit.",
         )
+        self.params.append(option)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, and how to see the others."""
         shows_all = ctx.meta.get(_HELP_ALL, False)
         shown = [
-            param for param in self.get_params(ctx) if shows_all or not self._first.isdisjoint(param.opts)
+            param
+            for param in self.get_params(ctx)
+            if isinstance(param, click.Option) and (shows_all or not self._first.isdisjoint(param.opts))
         ]
         with formatter.section("Options"):
             formatter.write_dl([record for param in shown if (record := param.get_help_record(ctx))])
@@ -67,6 +73,7 @@ class BriefCommand(click.Command):
 
 
 def _show_all(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+    """Callback of ``--help-all``."""
     if is_given and not ctx.resilient_parsing:
         ctx.meta[_HELP_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
@@ -74,7 +81,7 @@ def _show_all(ctx: click.Context, param: click.Parameter, is_given: bool) -> Non
 
 
 class DefaultGroup(click.Group):
-    """A group whose command ``run`` may be left out: ``bench latest`` is ``bench run latest``."""
+    """A group whose command ``run`` can be left out: ``bench latest`` is ``bench run latest``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of use, not of the alphabet."""
@@ -84,7 +91,7 @@ class DefaultGroup(click.Group):
         """Parse ``bench latest --rate 4`` as ``bench run latest --rate 4``."""
         if not args and ctx.resilient_parsing:
             return super().parse_args(ctx, args)  # shell completion offers the commands, too
-        own = [word for option in self.get_params(ctx) for word in option.opts]
+        own = [word for option in self.get_params(ctx) for word in option.opts]  # -v and -q
         first = next((word for word in args if word not in own), "")
         if first not in self.commands and not any(word in ctx.help_option_names for word in args[:1]):
             args = ["run", *args]
@@ -171,7 +178,8 @@ runs_option = click.option(
     "--runs",
     type=click.Path(file_okay=False, path_type=Path),
     is_eager=True,
-    help="Folder of runs.  [default: $TRTLLM_HPC_RUNS, runs_folder in config.toml, or ./runs]",
+    metavar="FOLDER",
+    help="Folder of runs.  [default: $TRTLLM_HPC_RUNS or ./runs]",
 )
 """Passed on as ``runs: Path | None``."""
 
@@ -243,12 +251,11 @@ def _default_profile() -> str:
 cluster_option = click.option(
     "--cluster",
     default=_default_profile,
-    show_default="the profile 'default' if it exists, or sandbox",
     metavar="PROFILE",
     shell_complete=complete_with(_profile_names, files=True),
     envvar="TRTLLM_HPC_CLUSTER",
-    show_envvar=True,
-    help="Cluster profile: a file, or a name such as local or pyxis.",
+    help="Cluster profile: a file or a name.  [default: $TRTLLM_HPC_CLUSTER, the profile 'default' if it"
+    " exists, or sandbox]",
 )
 
 
@@ -446,8 +453,8 @@ def print_listing(
 def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Sequence[Pruned]]], Any]:
     """Make a command ``prune`` from a function that selects, and with ``remove_them`` removes, items.
 
-    The function gets ``older_than_s: float | None`` and ``remove_them: bool``. ``last`` is a word of the
-    help: ``used`` or ``ended``.
+    The function gets ``older_than_s: float | None`` and ``remove_them: bool``. ``last`` says in the help
+    what happened long ago, e.g. ``ended``.
     """
 
     def make(choose: Callable[..., Sequence[Pruned]]) -> Callable[..., None]:
@@ -468,7 +475,7 @@ def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Se
             if removed and not yes:
                 print_note("  next: the same command with --yes", err=False)
 
-        click.option("--yes", is_flag=True, help="Remove them, instead of only listing them.")(prune)
+        click.option("--yes", is_flag=True, help="Remove what is selected.")(prune)
         ago = f"Select what {last} longer ago, e.g. 12h, 30d or 8w."
         click.option("--older-than", type=Span(), metavar="SPAN", help=ago)(prune)
         return prune

@@ -155,15 +155,12 @@ def command(
 
     if dry_run and wait:
         raise click.UsageError("--dry-run submits nothing, so --wait has nothing to follow: choose one.")
+    warn = shared.print_warning
     if dry_run:
-        _print_preview(
-            *preview(
-                job_file, cluster, settings, runs, ignored_checks=ignore, on_warning=shared.print_warning
-            ),
-            as_json=as_json,
-        )
+        plan, engine = preview(job_file, cluster, settings, runs, ignored_checks=ignore, on_warning=warn)
+        _print_preview(plan, engine, as_json=as_json)
         return 0
-    run = submit(job_file, cluster, settings, runs, ignored_checks=ignore, on_warning=shared.print_warning)
+    run = submit(job_file, cluster, settings, runs, ignored_checks=ignore, on_warning=warn)
     if not (as_json and wait):
         _print_submitted(run, run.jobs, engine_lines(run.engine), as_json=as_json, watched=wait)
     return _watch(run, as_json=as_json) if wait else 0
@@ -190,9 +187,9 @@ def _print_preview(plan: Plan, engine: CachedEngine | None, *, as_json: bool) ->
 def resume_command(run: RunPaths, runs: Path | None, wait: bool) -> int:
     """Submit the failed stages of RUN again, in the same run folder.
 
-    The server starts again if the companion has to. Your changes to the scripts in
-    the run folder take effect. The folder attempts/ keeps the logs of earlier
-    attempts. All jobs of RUN must have ended.
+    All jobs of RUN must have ended. Completed stages are not repeated, except a
+    server that the companion needs. Your changes to the scripts in the run folder
+    take effect. The folder attempts/ keeps the logs of earlier attempts.
 
     \b
     Examples:

@@ -62,7 +62,7 @@ def command(context: click.Context, as_json: bool) -> None:
 )
 @json_option
 def show(release: str, program: str | None, family: str, as_json: bool) -> None:
-    """Show the programs of RELEASE, or the options of one PROGRAM with their defaults.
+    """Show the programs of a release, or the options of a program.
 
     RELEASE is a version, a Triton tag (24.12) or the name of an image.
 
