@@ -89,21 +89,21 @@ def _plain(text: str) -> str:
 _HEAD = """\
 # The command line
 
-`trtllm-hpc help COMMAND`, `trtllm-hpc COMMAND --help` and `-h` print the text of this page, which `make golden`
-generates. `client` and `bench run` print all options with `--help-all`. [Exit codes](exit-codes.md) and
-[JSON output](json.md) have their own pages.
+`trtllm-hpc help COMMAND`, `trtllm-hpc COMMAND --help` and `-h` print the text of this page (`make golden`).
+`client` and `bench run` print all options with `--help-all`. [Exit codes](exit-codes.md) and [JSON
+output](json.md) have their own pages.
 
-A `RUN` is a run folder, the beginning of the run's ID, the job's name (the last submitted run of the job), or `latest`, the
-default: the last submitted or resumed run. A run that is only rendered, or that Slurm refused, is never the latest.
-New runs go to, and commands search, the first of these folders: `--runs`, `$TRTLLM_HPC_RUNS`, `runs_folder` in
-`~/.config/trtllm-hpc/config.toml` (one line: `runs_folder = "/scratch/me/runs"`), for new runs `runs_folder` of the profile,
-and `./runs`. `$TRTLLM_HPC_CLUSTER` is the default of `--cluster`. A `JOB` is a file, or the name of a shipped job file
-(`tiny-llama`).
+A `RUN` is a run folder, the beginning of the run's ID, the job's name (the last submitted run of the job),
+or `latest`, the default: the last submitted or resumed run. A run that is only rendered, or that Slurm
+refused, is never the latest. New runs go to, and commands search, the first of these folders: `--runs`,
+`$TRTLLM_HPC_RUNS`, `runs_folder` in `~/.config/trtllm-hpc/config.toml` (one line: `runs_folder =
+"/scratch/me/runs"`), for new runs `runs_folder` of the profile, and `./runs`. `$TRTLLM_HPC_CLUSTER` is the
+default of `--cluster`. A `JOB` is a file, or the name of a shipped job file (`tiny-llama`).
 
-Each command accepts `-v` and `-q`, as `trtllm-hpc` does before the command: `-v` (`--verbose`) prints each Slurm command
-on standard error before it runs; `-q` (`--quiet`) leaves out progress, notes and advice, and keeps results, warnings and
-errors. `-V` prints the version.
+Each command accepts `-v` and `-q`, as `trtllm-hpc` does before the command: `-v` (`--verbose`) prints each
+Slurm command on standard error before it runs; `-q` (`--quiet`) leaves out progress, notes and advice, and
+keeps results, warnings and errors. `-V` prints the version.
 
-`trtllm-hpc completion bash`, `zsh` or `fish` prints a script with which the shell completes commands, options, profiles,
-shipped jobs, runs, sweeps and measurements; its last lines say how to install it.
+`trtllm-hpc completion bash`, `zsh` or `fish` prints a script with which the shell completes commands,
+options, profiles, shipped jobs, runs, sweeps and measurements; its last lines say how to install it.
 """
