@@ -237,7 +237,7 @@ def test_a_copy_of_every_shipped_job_differs_in_name_and_model_only(tmp_path: Pa
 
 def test_a_name_of_the_hub_becomes_model_hub_unless_there_is_such_a_folder() -> None:
     words = ("job", "mine.yaml", "--from", "qwen3-8b", "--model", "Qwen/Qwen3-8B")
-    assert "model.hub is Qwen/Qwen3-8B: there is no folder of this name." in init(*words).output
+    assert "model.hub is Qwen/Qwen3-8B, because no folder has this name." in init(*words).output
     model = load(Path("mine.yaml"), "pyxis").job.model
     assert (model.hub, model.path) == ("Qwen/Qwen3-8B", None)
     Path("Qwen/Qwen3-8B").mkdir(parents=True)

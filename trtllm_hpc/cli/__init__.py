@@ -1,4 +1,4 @@
-"""The command line: each command is imported only when it is called."""
+"""The command line. A command's module is imported only when the command is called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import click
 from trtllm_hpc import __version__
 from trtllm_hpc.errors import ExitCode, TrtllmHpcError
 
-# pydantic would look for plugins in the metadata of every installed package, at each start; none is used.
+# Without this, pydantic searches the metadata of every installed package for plugins at each start.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 GROUPS: dict[str, dict[str, str]] = {
@@ -212,15 +212,15 @@ command.params += _verbosity_options(hidden=False)
 
 
 def main(args: Sequence[str] | None = None) -> Any:
-    """Run the command line and exit with the code of what failed."""
-    # Imports make thousands of objects and no garbage: looking for it after each 700 takes a twentieth of
-    # a short command's time.
+    """Run the command line, and exit with its exit code."""
+    # Imports make thousands of objects and no garbage: a collection after each 700 objects takes 5 % of the
+    # time of a short command.
     gc.set_threshold(20_000)
-    # Closed streams are replaced, and what an encoding lacks is printed in other letters instead of failing.
+    # Replace closed streams, and characters that an encoding lacks, so that printing never fails.
     codecs.register_error("trtllm-hpc", _in_ascii)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
-        if stream is None:  # closed by the caller: the next file to be opened would get its number
+        if stream is None:  # closed by the caller: the next opened file would get its number
             setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: PTH123, SIM115
         elif number and isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="trtllm-hpc")
@@ -231,7 +231,7 @@ def main(args: Sequence[str] | None = None) -> Any:
         try:
             stream.flush()
         except BrokenPipeError:
-            _drop_output(stream)  # or Python would flush it again, and exit with 120
+            _drop_output(stream)  # otherwise Python flushes it again, and exits with 120
     sys.exit(code)
 
 
@@ -244,7 +244,7 @@ def _run(args: list[str]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except (click.exceptions.Abort, KeyboardInterrupt, EOFError) as error:
-        # The terminal has written ^C into the line.
+        # The terminal has written ^C, so begin a new line.
         click.echo(
             "Interrupted." if isinstance(error, click.exceptions.Abort) else "\nInterrupted.", err=True
         )
@@ -257,11 +257,10 @@ def _run(args: list[str]) -> int:
     except TrtllmHpcError as error:
         _print_error(f"error: {error}")
         return error.exit_code
-    except BrokenPipeError:  # the reader has closed our output, as in "trtllm-hpc logs | head"
+    except BrokenPipeError:  # the reader has closed the pipe, as in "trtllm-hpc logs | head"
         return ExitCode.OK
     except OSError as error:
-        # A full disk or a folder without permission is no fault of the program: a traceback would
-        # only hide the one line that helps.
+        # For a full disk or a missing permission, a traceback would only hide the line that helps.
         _print_error(f"error: {_system_error(error)}")
         return ExitCode.INTERNAL
     return code if isinstance(code, int) else ExitCode.OK
@@ -274,7 +273,7 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 
 
 def _print_error(text: str) -> None:
-    """Print an error; on a terminal it is wrapped at words."""
+    """Print an error, on a terminal wrapped at words."""
     from trtllm_hpc.logs.reading import escaped
     from trtllm_hpc.report.tables import terminal_width, wrap
 
@@ -283,17 +282,17 @@ def _print_error(text: str) -> None:
 
 
 def _system_error(error: OSError) -> str:
-    """Return one sentence about what the system refused."""
+    """Return a sentence about an error of the operating system."""
     reason = error.strerror or str(error) or type(error).__name__
     if error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {reason}."
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-        # Errors about our own files name the file, so this is the terminal or its redirection.
+        # An error of a file names the file, so this is an error of standard output.
         _drop_output(sys.stdout)
         return f"The output cannot be written: {reason}."
     return f"{reason}."
 
 
 def _drop_output(stream: TextIO) -> None:
-    """Discard what Python still flushes when it exits."""
+    """Discard what Python flushes when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -228,7 +228,7 @@ def run_command(
     shared.print_note(f"written: {files.table}")
     try:
         shared.print_note(f"written: {measurement.report()}")
-    except Exception as error:  # noqa: BLE001 - the figures are good, whatever a library of the report does
+    except Exception as error:  # noqa: BLE001 - the figures are valid without a report
         click.echo(f"no report: {error}\n  next: trtllm-hpc report {measurement.call_name}", err=True)
     if not is_run(measurement.paths.folder):
         shared.print_note(f"again: trtllm-hpc bench show {measurement.call_name}")

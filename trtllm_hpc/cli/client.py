@@ -25,7 +25,7 @@ _TYPED = (
     *("stop_words", "bad_words", "end_id", "exclude_input", "log_probs", "lora_task_id"),
     *("context_logits", "generation_logits"),
 )
-"""Request options with an option of the command; ``--input`` sets the others."""
+"""Names of the request options that are command-line options; ``--input`` sets all others."""
 _FIRST = (
     *("--prompt", "--file", "--chat", "--system", "--max-tokens", "--temperature", "--top-p", "--seed"),
     *("--model", "--url", "--key-file", "--wait-seconds", "--json"),

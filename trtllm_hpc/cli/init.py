@@ -138,7 +138,7 @@ def job(
         shipped = described(recipe, _shipped(recipe, "--from"))
         text = first + copy_of(recipe, title, model, "hub" if of_hub else "path")
         cluster = "pyxis" if shipped.gpus else "local"
-        notes += [f"model.hub is {model}: there is no folder of this name."] if of_hub else []
+        notes += [f"model.hub is {model}, because no folder has this name."] if of_hub else []
     elif model is not None and gpu is not None:
         from trtllm_hpc.config.cluster import gpus
         from trtllm_hpc.runs.job_files import fitting_job
