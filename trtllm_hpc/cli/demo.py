@@ -25,6 +25,7 @@ from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import for_output
 from trtllm_hpc.paths import default_runs_folder, read_json, user_data, write_json
 from trtllm_hpc.report.status import end_line
+from trtllm_hpc.report.tables import sentences
 from trtllm_hpc.runtime.records import rank_records
 from trtllm_hpc.sandbox.sandbox import Sandbox
 
@@ -143,7 +144,7 @@ def _demo(traces: _Traces, sandbox: Sandbox | None, *, tour: bool) -> None:
         subprocess.run(kill, env={**os.environ, **(sandbox.environment() if sandbox else {})}, check=True)
         status = other.wait("end")
         _title(f"The cause: trtllm-hpc status {other.job.name}")
-        click.echo("\n".join([end_line(status), *cause_lines(status.causes)]))
+        click.echo(sentences([end_line(status), *cause_lines(status.causes)]))
     _print_answers(run, measured, sandbox)
 
 

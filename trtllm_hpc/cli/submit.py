@@ -20,6 +20,7 @@ from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_json
 from trtllm_hpc.report.status import end_line, engine_lines
+from trtllm_hpc.report.tables import sentences
 from trtllm_hpc.runs.endpoint import was_submitted
 from trtllm_hpc.runs.status import RunState
 from trtllm_hpc.runtime.plan_record import PlanRecord
@@ -275,12 +276,12 @@ def _watch(run: Run, *, as_json: bool) -> int:
         return code
     print_results(run.paths)
     stream = sys.stderr if code else sys.stdout
-    click.echo(end_line(status), file=stream)
+    click.echo(sentences([end_line(status)], stream=stream), file=stream)
     if not status.stages:
         click.echo("  next: submit the job file again", file=stream)
         return code
     if status.causes:
-        click.echo("\n".join(f"  {line}" for line in cause_lines(status.causes)), file=stream)
+        click.echo(sentences(cause_lines(status.causes), indent="  ", stream=stream), file=stream)
     elif code:
         click.echo(f"  next: trtllm-hpc logs {name}", file=stream)
     elif not status.state.final:

@@ -163,14 +163,17 @@ def wrap(text: str, width: int | None) -> str:
     return "\n".join(lines)
 
 
-def sentences(lines: Iterable[str]) -> str:
-    """Return lines for standard output: a terminal gets sentences wrapped at words, in at most 80 columns.
+def sentences(lines: Iterable[str], *, indent: str = "", stream: TextIO | None = None) -> str:
+    """Return indented lines; for a terminal, sentences are wrapped at words, in at most 80 columns.
 
-    Indented lines are quotations and stay as they are.
+    Lines that begin with a space are quotations, which are not wrapped. ``stream`` is by default standard
+    output.
     """
-    width = terminal_width()
+    width = terminal_width() if stream is None else terminal_width(stream)
     width = None if width is None else min(width, SENTENCE_WIDTH)
-    return "\n".join(line if line.startswith(" ") else wrap(line, width) for line in lines)
+    return "\n".join(
+        f"{indent}{line}" if line.startswith(" ") else wrap(f"{indent}{line}", width) for line in lines
+    )
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
