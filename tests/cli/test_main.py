@@ -58,7 +58,7 @@ def test_help_lists_the_commands_in_five_groups() -> None:
 
 def test_help_is_a_command_too(types: Types) -> None:
     assert types("help") == types("--help")
-    assert types("help", "submit") == types("submit", "--help")
+    assert types("help", "submit") == types("-q", "help", "submit") == types("submit", "--help")
     assert types("help", "bench", "compare") == types("bench", "compare", "--help")
     assert "No such command 'submti'. Did you mean 'submit'?" in types("help", "submti").errors
 

@@ -115,7 +115,9 @@ class MainGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse ``help submit`` as ``submit --help``, and ``help`` as ``--help``."""
-        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+        place = next((place for place, word in enumerate(args) if not word.startswith("-")), 0)
+        is_help = args[place : place + 1] == ["help"]
+        return super().parse_args(ctx, [*args[:place], *args[place + 1 :], "--help"] if is_help else args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Suggest a command for an option that only other programs have."""
