@@ -89,17 +89,21 @@ def _plain(text: str) -> str:
 _HEAD = """\
 # The command line
 
-`trtllm-hpc COMMAND --help` prints the same, and `-h` is short for it. The page is made of the commands
-(`make golden`). [Exit codes](json.md#exit-codes) and [JSON output](json.md) have pages of their own.
+`trtllm-hpc help COMMAND`, `trtllm-hpc COMMAND --help` and `-h` print the text of this page (`make golden`).
+`client` and `bench run` print all options with `--help-all`. [JSON output and exit codes](json.md) have a page
+of their own.
 
-A `RUN` is a run folder, its id (or enough of its beginning to be unique), the job's name (the run of that
-job that was submitted last), or `latest`, the default: the run that was submitted or resumed last. A run that
-is only rendered, or that Slurm refused, is never the latest. Runs are made in, and found in, the first
-of these folders: `--runs`, `$TRTLLM_HPC_RUNS`, `runs_folder` in `~/.config/trtllm-hpc/config.toml` (one line:
-`runs_folder = "/scratch/me/runs"`), and `./runs`. Before `./runs`, a run is made in the profile's
-`runs_folder`. `$TRTLLM_HPC_CLUSTER` sets the profile when `--cluster` is not given. A `JOB` is a file, or the
-name of a shipped job file (`tiny-llama`).
+A `RUN` is a run folder, the beginning of the run's ID, the job's name (the last submitted run of the job),
+or `latest`, the default: the last submitted or resumed run. A run that is only rendered, or that Slurm
+refused, is never the latest. New runs go to, and commands search, the first of these folders: `--runs`,
+`$TRTLLM_HPC_RUNS`, `runs_folder` in `~/.config/trtllm-hpc/config.toml` (one line: `runs_folder =
+"/scratch/me/runs"`), for new runs `runs_folder` of the profile, and `./runs`. `$TRTLLM_HPC_CLUSTER` is the
+default of `--cluster`. A `JOB` is a file, or the name of a shipped job file (`tiny-llama`).
 
-The shell completes commands, options, profiles, shipped jobs, runs, sweeps and measurements:
-`eval "$(_TRTLLM_HPC_COMPLETE=bash_source trtllm-hpc)"`, likewise with `zsh_source` and `fish_source`.
+Each command accepts `-v` and `-q`, as `trtllm-hpc` does before the command: `-v` (`--verbose`) prints each
+Slurm command on standard error before it runs; `-q` (`--quiet`) leaves out progress, notes and advice, and
+keeps results, warnings and errors. `-V` prints the version.
+
+`trtllm-hpc completion bash`, `zsh` or `fish` prints a script with which the shell completes commands,
+options, profiles, shipped jobs, runs, sweeps and measurements; its last lines say how to install it.
 """

@@ -15,7 +15,7 @@ from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.endpoint import EndpointAccess
 from trtllm_hpc.cli.engines import VerifiedEngines
 from trtllm_hpc.cli.metrics import MetricsSample
-from trtllm_hpc.cli.submit import RenderedRun, SubmittedRun
+from trtllm_hpc.cli.submit import PreviewedRun, RenderedRun, SubmittedRun
 from trtllm_hpc.cli.sweep import CheckedSweep, SweepRow
 from trtllm_hpc.engine_cache import EngineRow
 from trtllm_hpc.evaluation.scores import EvaluationSummary
@@ -44,7 +44,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "sweep report": {"": SweepResults},
     "runs": {"": list[ListedRun]},
     "status": {"": RunStatus},
-    "submit": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},
+    "submit": {"": SubmittedRun, "with `--wait`": RunStatus, "with `--dry-run`": PreviewedRun},
     "watch": {"": RunStatus},
     "logs": {"": list[LogRow]},
     "explain": {"": Explanation},

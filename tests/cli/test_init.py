@@ -122,9 +122,9 @@ MIG = "gpu:a100_1g.5gb:7,gpu:a100_3g.20gb:2"
         (["mig|2|" + MIG], [], ("mig", 1, "a100_3g.20gb"), "slices of GPUs (MIG): 2 of type a100_3g.20gb"),
         (["gpu|2|gpu:a100:2,gpu:a100_1g.5gb:14"], [], ("gpu", 2, "a100"), "GPUs: 2"),
         (["cpu*|9|(null)", "boost_a100|4|(null)"], [], ("boost_a100", 0, None),
-         "if it has some, set gpus_per_node and gpu_request: none"),
+         "if it has GPUs, set gpus_per_node and gpu_request: none"),
         (["one|4|gpu:4", "two*|4|gpu:8", "cpu|9|(null)"], [], ("two", 8, None),
-         "the default of one, two, which all fit; --partition NAME takes another"),
+         "the default of one, two, which all fit; --partition NAME chooses another"),
         (["one|4|gpu:4", "two*|4|gpu:8"], ["--partition", "one"], ("one", 4, None), "partition one"),
     ],
 )  # fmt: skip
@@ -237,7 +237,7 @@ def test_a_copy_of_every_shipped_job_differs_in_name_and_model_only(tmp_path: Pa
 
 def test_a_name_of_the_hub_becomes_model_hub_unless_there_is_such_a_folder() -> None:
     words = ("job", "mine.yaml", "--from", "qwen3-8b", "--model", "Qwen/Qwen3-8B")
-    assert "model.hub is Qwen/Qwen3-8B: there is no folder of this name." in init(*words).output
+    assert "model.hub is Qwen/Qwen3-8B, because no folder has this name." in init(*words).output
     model = load(Path("mine.yaml"), "pyxis").job.model
     assert (model.hub, model.path) == ("Qwen/Qwen3-8B", None)
     Path("Qwen/Qwen3-8B").mkdir(parents=True)
@@ -256,7 +256,7 @@ def test_a_name_of_the_hub_becomes_model_hub_unless_there_is_such_a_folder() -> 
             "Choose one of --backend, --from and --gpu",
         ),
         (("--model", "/m"), "needs --gpu or --from"),
-        (("--goal", "latency", "--model", "/m", "--from", "qwen3-8b"), "--goal needs both"),
+        (("--goal", "latency", "--model", "/m", "--from", "qwen3-8b"), "--goal needs --gpu"),
         (("--gpu", "h300", "--model", "/m"), "there is no 'h300', only v100-16gb"),
         (("--gpu", "h100", "--model", "Qwen/Qwen3-8B"), "trtllm-hpc models fetch Qwen/Qwen3-8B"),
     ],

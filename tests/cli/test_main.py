@@ -13,7 +13,14 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tests.runs.made import written
+from tests.cli.test_run_commands import HERE
+from tests.cli.test_run_commands import files as files
+from tests.cli.typed import Types
+from tests.cli.typed import home as home
+from tests.runs.made import run_with, written
+from tests.runs.test_find import make
+from tests.scheduler.fake_slurm import FakeSlurm
+from trtllm_hpc import __version__
 from trtllm_hpc.cli import COMMANDS, command, main
 from trtllm_hpc.errors import ExitCode, SubmissionError
 
@@ -38,6 +45,74 @@ def test_help_lists_every_command_and_imports_none() -> None:
     for name, line in COMMANDS.items():
         assert f"  {name} " in "\n".join(text) and line in "\n".join(text)
     assert json.loads(modules) == ["trtllm_hpc", "trtllm_hpc.cli", "trtllm_hpc.errors"]
+
+
+def test_help_lists_the_commands_in_five_groups() -> None:
+    text = CliRunner().invoke(command, ["--help"], prog_name="trtllm-hpc").output
+    titles = [line for line in text.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", line)]
+    assert titles == ["Options:", "Serve:", "Measure:", "Explain:", "Housekeeping:", "For experts:"]
+    serve = text.partition("Serve:\n")[2].partition("\n\n")[0]
+    names = ["init", "doctor", "submit", "status", "watch", "logs", "client", "cancel"]
+    assert [line.split()[0] for line in serve.splitlines()] == names
+
+
+def test_help_is_a_command_too(types: Types) -> None:
+    assert types("help") == types("--help")
+    assert types("help", "submit") == types("-q", "help", "submit") == types("submit", "--help")
+    assert types("help", "bench", "compare") == types("bench", "compare", "--help")
+    assert "No such command 'submti'. Did you mean 'submit'?" in types("help", "submti").errors
+
+
+def test_the_version(types: Types) -> None:
+    assert types("-V") == types("--version") == (0, f"trtllm-hpc, version {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "first", "other"),
+    [(("client",), "--max-tokens", "--beam-width"), (("bench", "run"), "--rate", "--arrival")],
+)
+def test_a_command_with_many_options_shows_the_first_ones(
+    types: Types, words: tuple[str, ...], first: str, other: str
+) -> None:
+    brief, whole = types(*words, "--help").output, types(*words, "--help-all").output
+    assert brief.endswith(f"\nMore options: trtllm-hpc {' '.join(words)} --help-all\n")
+    assert "--help " in brief and first in brief and other not in brief
+    assert first in whole and other in whole and "More options" not in whole
+    assert len(brief.splitlines()) < 55
+
+
+def test_bench_shows_the_first_options_of_run(types: Types) -> None:
+    brief = types("bench", "--help").output
+    assert "--rate" in brief and "--arrival" not in brief
+    assert "More options: trtllm-hpc bench run --help-all" in brief
+    assert "--arrival" in types("bench", "--help-all").output
+
+
+@pytest.mark.parametrize("words", [("-v", "status"), ("status", "-v"), ("--verbose", "status", "demo-1")])
+def test_verbose_shows_the_commands_before_or_after_the_command(
+    fake_slurm: FakeSlurm, home: Path, types: Types, words: tuple[str, ...]
+) -> None:
+    run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "RUNNING", "PENDING")
+    plain, verbose = types("status"), types(*words)
+    assert verbose.output == plain.output and plain.errors == ""
+    shown = [line.split()[:2] for line in verbose.errors.splitlines()]
+    assert ["+", "squeue"] in shown and ["+", "sacct"] in shown
+    assert types("status").errors == "", "it ends with the command"
+
+
+@pytest.mark.parametrize("words", [("-q", "submit"), ("submit", "-q")])
+def test_quiet_leaves_out_notes_and_advice(
+    fake_slurm: FakeSlurm, files: Path, types: Types, words: tuple[str, ...]
+) -> None:
+    assert "next: trtllm-hpc status" in types("submit", *HERE).output
+    quiet = types(*words, *HERE)
+    assert quiet.code == 0 and quiet.errors == "" and "serve: job " in quiet.output
+    assert "next:" not in quiet.output
+
+
+def test_options_before_a_subcommand_leave_it_the_subcommand(home: Path, types: Types) -> None:
+    make(home / "runs" / "llama-1", "llama", 10)
+    assert types("bench", "-q", "list") == types("bench", "list", "-q") == types("bench", "list")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -78,7 +153,7 @@ def test_a_wrong_command_gets_the_one_that_it_means_elsewhere_or_the_nearest(
     assert f"No such command {wrong!r}. Did you mean {right!r}?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("submit", "job.yaml"), ("sweep", "job.yaml"), ("bench", "run")])
+@pytest.mark.parametrize("words", [("sweep", "job.yaml"), ("bench", "run")])
 def test_a_dry_run_leads_to_render(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*words, "--dry-run"])
@@ -160,7 +235,9 @@ def test_a_full_disk_under_the_output_is_one_sentence(tmp_path: Path) -> None:
 
 def test_every_option_in_seconds_or_minutes_takes_a_time() -> None:
     def options(found: click.Command) -> Iterator[click.Option]:
-        yield from (it for it in found.params if isinstance(it, click.Option))
+        yield from (
+            option for option in found.params if isinstance(option, click.Option) and not option.hidden
+        )
         if isinstance(found, click.Group):
             with click.Context(found) as context:
                 for name in found.list_commands(context):

@@ -88,7 +88,7 @@ def test_the_table_as_a_whole() -> None:
 
 
 def test_what_is_missing_is_named_and_engines_of_two_models_are_told_apart() -> None:
-    assert "shows nothing of its engine" in server_text({"pending[tensorrt_llm]": 0.0})
+    assert "has no metrics of the engine" in server_text({"pending[tensorrt_llm]": 0.0})
     text = server_text({"requests_active[context]": 1.0, "requests_active[generation]": 2.0})
     assert " context " in text and " generation " in text and "shows nothing" not in text
 

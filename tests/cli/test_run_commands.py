@@ -71,6 +71,44 @@ def test_status_of_waiting_and_running_jobs_and_of_the_endpoint(
     assert "SHA-256 4E:AB:65:4D" in shown
 
 
+@pytest.mark.parametrize(("width", "most"), [(200, 80), (60, 60)])
+@pytest.mark.parametrize("words", [("status",), ("logs",), ("explain",)])
+def test_a_terminal_gets_sentences_of_at_most_80_columns(
+    fake_slurm: FakeSlurm,
+    home: Path,
+    types: Types,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    width: int,
+    most: int,
+) -> None:
+    paths = run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "FAILED=1:0", "CANCELLED")
+    paths.batch_log("serve").write_text("slurmstepd: error: Detected 1 oom_kill event in StepId=102.0.\n")
+    whole = types(*words).output
+    assert any(len(line) > 80 and line.startswith("next: ") for line in whole.splitlines())
+    monkeypatch.setattr("trtllm_hpc.report.tables.terminal_width", lambda: width)
+    monkeypatch.setattr("trtllm_hpc.report.log_table.terminal_width", lambda: width)
+    monkeypatch.setenv("TERM", "dumb")
+    lines = types(*words).output.splitlines()
+    long = [
+        line for line in lines if len(line) > most and not line.startswith("  ") and str(home) not in line
+    ]
+    assert long == []
+    advice = next(place for place, line in enumerate(lines) if line.startswith("next: "))
+    assert lines[advice + 1].startswith("  "), "the sentence goes on in a further line"
+
+
+def test_a_run_without_gpus_has_no_gpu_hours(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
+    run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "RUNNING", "PENDING")
+    fake_slurm.set("102", "RUNNING", submitted=int(time.time()) - 900, started=int(time.time()) - 600)
+    assert "GPU-hours" not in types("status").output and "GPU-h" not in types("runs").output
+
+
+def test_logs_are_listed_by_stage(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
+    run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "RUNNING", "PENDING")
+    assert types("logs").output.split()[:3] == ["stage", "rank", "host"]
+
+
 def test_cancel_shows_the_final_state(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
     run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "RUNNING", "RUNNING")
     for _ in range(2):
@@ -96,7 +134,7 @@ def test_cancel_without_a_name_takes_the_only_run_that_lives(
     before = fake_slurm.calls("scancel")
     refused = types("cancel")
     assert refused.code == ExitCode.RUN and fake_slurm.calls("scancel") == before
-    assert "2 runs live: live-3 (running), live-2 (running)." in refused.errors
+    assert "2 runs have queued or running jobs: live-3 (running), live-2 (running)." in refused.errors
     assert "trtllm-hpc cancel live-3" in refused.errors
 
 
@@ -188,6 +226,30 @@ def test_render_and_submit_name_the_run_and_what_to_submit_by_hand(
     assert "--dependency=after:$serve,afterok:$build" in output
 
 
+def test_a_dry_run_shows_what_submit_would_do_and_leaves_nothing(
+    fake_slurm: FakeSlurm, files: Path, types: Types
+) -> None:
+    before = sorted(files.rglob("*"))
+    output = types("submit", *HERE, "--dry-run").output
+    assert f"  folder {files / 'runs'}/demo-" in output
+    assert "  serve=$(sbatch --parsable" in output and "--dependency=after:$serve,afterok:$build" in output
+    assert "Nothing was written or submitted." in output
+    record = documented("submit", types("submit", *HERE, "--dry-run", "--json").output)
+    assert list(record) == ["run_id", "folder", "commands", "engine"]
+    assert record["commands"][0] == f"cd '{record['folder']}'"
+    assert [line.partition("=")[0] for line in record["commands"][1:]] == ["build", "serve", "companion"]
+    assert "choose one" in types("submit", *HERE, "--dry-run", "--wait").errors
+    assert sorted(files.rglob("*")) == before and fake_slurm.calls("sbatch") == []
+
+
+def test_a_dry_run_ends_as_the_checks_of_submit(fake_slurm: FakeSlurm, files: Path, types: Types) -> None:
+    (files / "here.yaml").write_text("name: here\npartition: gpuu\nnode_local_folders: []\n")
+    refused = types("submit", *HERE, "--dry-run")
+    assert refused.code == ExitCode.CONFIG and "there is no partition 'gpuu'" in refused.errors
+    ignored = types("submit", *HERE, "--dry-run", "--ignore", "partition")
+    assert ignored.code == 0 and "Nothing was written or submitted." in ignored.output
+
+
 def test_all_problems_are_reported_at_once_and_nothing_is_written(
     fake_slurm: FakeSlurm, files: Path, types: Types
 ) -> None:
@@ -267,4 +329,6 @@ def test_an_impossible_runs_folder_is_refused(files: Path, types: Types) -> None
 def test_a_prompt_without_quotes_is_advised_to_have_them(home: Path, types: Types) -> None:
     refused = types("client", "What", "is", "ML?")
     assert refused.code == ExitCode.RUN
-    assert "next: trtllm-hpc client 'What is ML?', if all of it is the prompt: quote it" in refused.errors
+    assert (
+        "next: to send all words as one prompt, quote them: trtllm-hpc client 'What is ML?'" in refused.errors
+    )

@@ -53,7 +53,7 @@ def test_a_sweep_is_submitted_listed_shown_and_cancelled(types: Types, home: Pat
     assert "submitted 1 of 1: bs8" in types("sweep", "resume").output
     assert (
         types("sweep", "resume").output
-        == "nothing to submit: every variant has completed, or is in the queue\n"
+        == "nothing to submit: every variant has completed or is in the queue\n"
     )
     cancelled = types("sweep", "cancel")
     assert "2 cancelled" in cancelled.output and f"trtllm-hpc sweep resume {name}" in cancelled.output

@@ -74,8 +74,8 @@ def test_an_unknown_release_is_refused(word: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        ("trtllm-bild", "no program of upstream's is called 'trtllm-bild'"),
-        ("build.py", "TensorRT-LLM 0.16.0 has no build.py for llama: it is there in 0.5.0 to 0.7.1."),
+        ("trtllm-bild", "there is no program 'trtllm-bild', only"),
+        ("build.py", "TensorRT-LLM 0.16.0 has no build.py for llama: releases 0.5.0 to 0.7.1 have it."),
     ],
 )
 def test_a_program_that_the_release_lacks_is_refused(program: str, message: str) -> None:

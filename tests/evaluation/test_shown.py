@@ -86,13 +86,13 @@ def test_two_commands_do_not_evaluate_under_one_name(tmp_path: Path, monkeypatch
         monkeypatch.setattr(f"trtllm_hpc.runs.endpoint.{name}", lambda *_, **more: None)
     with locked(run.evaluation("mine").with_name(".mine.lock"), BlockingIOError()):
         said = CliRunner().invoke(command, [str(run.folder), "--tasks", "facts", "--save-as", "mine"])
-    assert said.exit_code == 2 and f"Another command evaluates {run.run_id} as 'mine'" in said.output
+    assert said.exit_code == 2 and f"Another command is evaluating {run.run_id} as 'mine'" in said.output
 
 
 @pytest.mark.parametrize(
     "options, expected",
     [
-        (["--save-as", "../../x"], "must be letters"),
+        (["--save-as", "../../x"], "must be 1 to 100 letters"),
         (["--save-as", "evaluation"], "the job's own evaluation"),
         (["--save-as", "evaluation.scores"], "the job's own evaluation"),
         (["--tasks", "a\nb"], "tasks: "),
@@ -117,7 +117,7 @@ def test_what_cannot_be_done_is_refused_before_a_question(
 
 def test_a_shipped_task_needs_no_data() -> None:
     said = CliRunner().invoke(command, ["--prepare", "facts,"])
-    assert said.exit_code == 0 and "facts: its questions are shipped" in said.output
+    assert said.exit_code == 0 and "facts: shipped with trtllm-hpc" in said.output
 
 
 def test_a_run_has_its_scores_in_status_and_report(tmp_path: Path) -> None:

@@ -304,7 +304,7 @@ def test_it_waits_for_its_server_and_says_so(tmp_path: Path, tokenizer_folder: P
     ("options", "message"),
     [
         ([], "needs --url, --tokenizer and --name"),
-        (["--run", "{run}"], "Say where to listen"),
+        (["--run", "{run}"], "Name where to listen"),
     ],
 )
 def test_a_wrong_command_line_is_told(run: RunPaths, options: list[str], message: str) -> None:

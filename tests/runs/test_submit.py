@@ -369,7 +369,7 @@ def test_a_removed_run_folder_is_no_success_and_ends_the_jobs(fake_slurm: FakeSl
     output, errors = start_submit(tmp_path, "--wait").communicate(timeout=60)
     assert "serve: job 102" in output
     assert "lost: nothing is known about its jobs" in errors and "its jobs were cancelled" in errors, errors
-    assert "next: trtllm-hpc submit the job file again" in errors
+    assert "next: submit the job file again" in errors
     assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 3
 
 

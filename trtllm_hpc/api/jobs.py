@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.config.files import default_profile, profile_origins
 from trtllm_hpc.paths import engines_folder
-from trtllm_hpc.runs.create import JobSource, Warn, create_run, plan_run, search_cache
+from trtllm_hpc.runs.create import Check, JobSource, Warn, create_run, plan_run, preview_run, search_cache
 from trtllm_hpc.validation.checks import DoctorReport, check_rendering, check_submission
 from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.load import load, load_cluster
 
 if TYPE_CHECKING:
     from trtllm_hpc.config.job import JobFile
+    from trtllm_hpc.engine_cache import CachedEngine
     from trtllm_hpc.plan.model import Plan
 
 _warn: Warn = logging.getLogger("trtllm_hpc").warning
@@ -96,17 +97,41 @@ def submit(
         ConfigError, RenderError: see :func:`plan`; or a check fails.
         SubmissionError: Slurm refused a script, or is not there, or the run was cancelled meanwhile.
     """
-    from trtllm_hpc.runs.submit import require_scheduler, sole_command, submit_stages
+    from trtllm_hpc.runs.submit import sole_command, submit_stages
+
+    source, check = JobSource.of(job, cluster, settings, runs), _submission_check(ignored_checks)
+    run = Run(*create_run(source, check=check, warn=on_warning, command="submit"))
+    with sole_command(run.paths):
+        submit_stages(run.paths)
+    return run
+
+
+def preview(
+    job: Path | str,
+    cluster: Path | str | None = None,
+    settings: Sequence[str] = (),
+    runs: Path | str | None = None,
+    *,
+    ignored_checks: Collection[str] = (),
+    on_warning: Warn = _warn,
+) -> tuple[Plan, CachedEngine | None]:
+    """Check and render a job as :func:`submit` does, and write nothing.
+
+    Returns the plan, and what the search in the engine cache found. Arguments and errors are those of
+    :func:`submit`.
+    """
+    source, check = JobSource.of(job, cluster, settings, runs), _submission_check(ignored_checks)
+    return preview_run(source, check=check, warn=on_warning)
+
+
+def _submission_check(ignored_checks: Collection[str]) -> Check:
+    from trtllm_hpc.runs.submit import require_scheduler
 
     def check(plan: Plan) -> list[str]:
         require_scheduler(plan.cluster)
         return check_submission(plan, ignored_checks)
 
-    source = JobSource.of(job, cluster, settings, runs)
-    run = Run(*create_run(source, check=check, warn=on_warning, command="submit"))
-    with sole_command(run.paths):
-        submit_stages(run.paths)
-    return run
+    return check
 
 
 def doctor(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections import deque
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _INTERVAL_S = 0.5
 """Between two reports; drawing takes about 1 ms, during which nothing is sent."""
+_LINE_PAUSE_S = 10.0
+"""Between two lines, where a line is not redrawn."""
 _RATE_SPAN_S = 3.0
 """The running rate covers this many seconds."""
 
@@ -63,6 +66,8 @@ class Snapshot:
     """Since this pass began."""
     rate_per_s: float | None = None
     """Requests that ended per second, lately; ``None`` before the first."""
+    tokens_per_s: float | None = None
+    """Responses, each about a token, of ended streams per second of this pass; ``None``: no streams."""
 
     @property
     def share(self) -> float | None:
@@ -72,7 +77,7 @@ class Snapshot:
         return min(1.0, self.elapsed_s / self.step.length_s) if self.step.length_s else None
 
     def __str__(self) -> str:
-        """Return the step, what is done, rate, errors and the time left, as far as they are known."""
+        """Return the step, what is done, both rates, errors and the time left, as far as they are known."""
         step, left_s = self.step, None
         amount = f"{self.done} requests" if self.done else ""
         if step.length_s is not None:
@@ -86,6 +91,7 @@ class Snapshot:
             str(step),
             amount,
             f"{self.rate_per_s:.1f}/s" if self.rate_per_s is not None else "",
+            f"about {self.tokens_per_s:.0f} tokens/s" if self.tokens_per_s is not None else "",
             f"{self.errors} error{'' if self.errors == 1 else 's'}" if self.errors else "",
             f"{clock_text(left_s)} left of this pass" if left_s is not None else "",
         )
@@ -113,7 +119,7 @@ class Progress:
     def begin(self, step: Step) -> None:
         """Begin a pass: the counts start at 0."""
         with self._lock:
-            self._step, self._done, self._errors = step, 0, 0
+            self._step, self._done, self._errors, self._tokens = step, 0, 0, 0
             self._begun = time.monotonic()
             self._history = deque([(self._begun, 0)])
             self._last: Snapshot | None = None
@@ -122,6 +128,8 @@ class Progress:
         """Count a request that has ended."""
         self._done += 1
         self._errors += not reply.ok
+        if len(reply.chunks) > 1:  # a stream
+            self._tokens += len(reply.chunks)
 
     def snapshot(self) -> Snapshot:
         """Return the progress of the pass; after its last request, as it was when that was first seen."""
@@ -133,7 +141,9 @@ class Progress:
                     self._history.popleft()
                 since, done_then = self._history[0]
                 rate = (done - done_then) / (now - since) if done and now > since else None
-                self._last = Snapshot(self._step, done, self._errors, now - self._begun, rate)
+                elapsed_s = now - self._begun
+                tokens = self._tokens / elapsed_s if self._tokens and elapsed_s else None
+                self._last = Snapshot(self._step, done, self._errors, elapsed_s, rate, tokens)
             return self._last
 
 
@@ -188,13 +198,13 @@ def reported(progress: Progress, path: Path | None, show: Show | None = None) ->
 
 
 @contextmanager
-def terminal_progress() -> Iterator[Show | None]:
-    """Show the progress in one line on standard error; ``None`` if that is not a terminal."""
+def shown_progress() -> Iterator[Show]:
+    """Show the progress on standard error: a terminal redraws one line, a file gets a line every 10 s."""
     from rich.console import Console
 
     console = Console(stderr=True, emoji=False)
     if not console.is_terminal:
-        yield None
+        yield _line_printer()
         return
     from rich.live import Live
     from rich.text import Text
@@ -202,3 +212,17 @@ def terminal_progress() -> Iterator[Show | None]:
     # Drawn by the caller's thread: the library's own would compete with the sender more often.
     with Live(console=console, transient=True, auto_refresh=False) as live:
         yield lambda snapshot: live.update(Text(str(snapshot)), refresh=True)
+
+
+def _line_printer() -> Show:
+    printed_s = time.monotonic()
+
+    def show(snapshot: Snapshot) -> None:
+        nonlocal printed_s
+        now = time.monotonic()
+        if now - printed_s >= _LINE_PAUSE_S:
+            printed_s = now
+            with suppress(OSError):  # a closed pipe must not end the measurement
+                print(f"  {snapshot}", file=sys.stderr, flush=True)
+
+    return show

@@ -1,10 +1,10 @@
-"""``trtllm-hpc bench``, which measures a served model, and ``report``: what it has measured."""
+"""``trtllm-hpc bench`` and ``report``: measure a served model, and report measurements."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,11 @@ if TYPE_CHECKING:
 
 @click.group("bench", cls=shared.DefaultGroup)
 def command() -> None:
-    """Measure the served model of RUN, or of any --url, and check whether the figures are valid.
+    """Measure the served model of RUN, or of any --url, and validate the figures.
 
-    Settings come from the run's job file (companion.benchmark); options
-    override them. Everything is written to results/ in the run folder: a
-    record of each request, the workload, the server's own metrics, the table
-    and a report. If the figures are not valid, the exit code is 10 and the
-    message says why.
+    Options override the settings in the run's job file (companion.benchmark). The
+    folder results/ of the run gets a record of each request, the workload, the
+    server's metrics and a report. The exit code is 10 if the figures are not valid.
 
     \b
     Examples:
@@ -49,15 +47,15 @@ def command() -> None:
 
 
 def _listed(item: Any) -> Callable[[str], list[Any]]:
-    """Return what converts values that commas separate; click's usage error names the wrong one."""
+    """Return a converter of values with commas between; a usage error names the invalid value."""
     return lambda text: [item.convert(part.strip(), None, None) for part in text.split(",")]
 
 
 def _header(text: str) -> tuple[str, str]:
-    """Return name and value; raises click.BadParameter without the text, which may hold a secret."""
+    """Return name and value. Raises click.BadParameter, which does not quote the text: it can be a secret."""
     name, _, value = (part.strip() for part in text.partition(":"))
     if not (name and value):
-        raise click.BadParameter("a header is written like 'api-key: VALUE'.")
+        raise click.BadParameter("write a header as 'NAME: VALUE', e.g. 'api-key: KEY'.")
     return name, value
 
 
@@ -66,36 +64,42 @@ _FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True)
 _WORKLOADS = Choice(["prompts", "dataset", "normal", "shared-prefix", "trace", "conversations"])
 _SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
     ("rate_per_second", "--rate", _listed(FLOAT), "RATE[,...]",
-     "Open loop: requests per second, sent even if earlier ones are not answered. Several: a sweep."),
+     "Open loop: requests per second, whether or not earlier requests are answered. Several rates: a sweep."),
     ("concurrency", "--concurrency", _listed(INT), "N[,...]",
-     "Closed loop instead: N requests, or conversations, at once."),
+     "Closed loop: N requests, or conversations, in flight."),
     ("arrival", "--arrival", Choice(["constant", "poisson", "gamma", "trace"]), "",
-     "Distribution of the gaps of an open loop."),
-    ("requests", "--requests", INT, "N", "Measured requests, or conversations, of each level."),
-    ("duration_seconds", "--duration", shared.Span(1), "SECONDS", "Length of each level instead."),
-    ("warmup_requests", "--warmup", INT, "N", "The same load before each level; recorded, not counted."),
+     "Distribution of the gaps between requests of an open loop."),
+    ("requests", "--requests", INT, "N", "Number of measured requests, or conversations, at each level."),
+    ("duration_seconds", "--duration", shared.Span(1), "SECONDS", "Length of each level, not --requests."),
+    ("warmup_requests", "--warmup", INT, "N", "Requests before each level that the figures leave out."),
     ("repeats", "--repeats", INT, "N",
-     "Passes over each level; from 2 on, figures have confidence intervals."),
-    ("workload.kind", "--workload", _WORKLOADS, "", "Source of prompts and lengths."),
-    ("workload.path", "--file", _FILE, "FILE", "The dataset, trace or conversations."),
-    ("workload.input_tokens", "--input-tokens", INT, "N", "Mean length of a prompt, or of a turn."),
-    ("workload.output_tokens", "--output-tokens", INT, "N", "Mean length of an answer."),
+     "Passes over each level. Two or more give confidence intervals."),
+    ("workload.kind", "--workload", _WORKLOADS, "", "Source of the prompts and their lengths."),
+    ("workload.path", "--file", _FILE, "FILE", "Dataset, trace or conversations of --workload."),
+    ("workload.input_tokens", "--input-tokens", INT, "N", "Mean tokens of a prompt, or of a turn."),
+    ("workload.output_tokens", "--output-tokens", INT, "N", "Mean tokens of an answer."),
     ("workload.tokenizer", "--tokenizer", _FOLDER, "FOLDER", "Folder with tokenizer.json."),
     ("max_tokens", "--max-tokens", INT, "N", "Maximum output tokens of a request."),
-    ("exact_output", "--exact-output", BOOL, "", "Answers must have exactly that many tokens."),
-    ("model", "--model", STRING, "NAME", "E.g. ensemble, tensorrt_llm, or what an OpenAI server serves."),
+    ("exact_output", "--exact-output", BOOL, "", "Make each answer exactly as long as its limit."),
+    ("model", "--model", STRING, "NAME", "Model to ask, e.g. ensemble or tensorrt_llm."),
     ("protocol", "--protocol", Choice(["grpc", "http", "openai", "openai-chat"]), "",
-     "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server is Triton, "
-     "else completions, and chat for conversations."),
-    ("streaming", "--streaming/--no-streaming", BOOL, "", "Whether to request streamed answers."),
+     "Triton's gRPC or HTTP, or OpenAI's completions or chat.  [default: gRPC for Triton; for other servers "
+     "completions, or chat for conversations]"),
+    ("streaming", "--streaming/--no-streaming", BOOL, "", "Stream the answers."),
     ("extra_body", "--extra-body", STRING, "JSON",
-     "Further keys of each request over OpenAI's protocol, e.g. '{\"temperature\": 0}'."),
-    ("headers", "--header", _header, "'NAME: VALUE'", "Further header of each request; may be repeated."),
+     "Further keys of each OpenAI request, e.g. '{\"temperature\": 0}'."),
+    ("headers", "--header", _header, "'NAME: VALUE'", "Further header of each request.  [repeatable]"),
     ("slo", "--slo", STRING, "LIMITS",
-     "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput."),
-    ("find_max", "--find-max", BOOL, "", "Find the highest rate at which --slo holds."),
+     "Limits, e.g. 'ttft.p99<500ms,tpot.p99<50ms', which define goodput."),
+    ("find_max", "--find-max", BOOL, "", "Find the highest rate that meets --slo."),
 )  # fmt: skip
-"""Field of ``companion.benchmark``, option, type, metavar and help. The other fields go by ``--set``."""
+"""Field of ``companion.benchmark``, option, type, metavar and help. ``--set`` sets the other fields."""
+_FIRST = (
+    *("--rate", "--concurrency", "--requests", "--duration", "--repeats"),
+    *("--workload", "--file", "--input-tokens", "--output-tokens", "--slo", "--find-max"),
+    *("--url", "--output", "--save-as", "--json"),
+)
+"""Options in ``--help``; ``--help-all`` shows the others, too."""
 _OPTION_OF = {field: option.partition("/")[0] for field, option, *_ in _SETTINGS} | {
     "rates_per_second": "--rate",
     "concurrencies": "--concurrency",
@@ -121,10 +125,10 @@ def given_settings(options: Mapping[str, Any], settings: tuple[str, ...]) -> dic
 
 
 def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
-    """Return the settings of the job file with those given as options; without a run, these alone.
+    """Return the settings of the job file, if there is a run, overridden by the options.
 
-    Raises click.UsageError with every conflict between them, everything without effect, and every length that
-    the engine cannot take, by the option's name.
+    Raises click.UsageError with every conflict, every setting without effect, and every length beyond the
+    engine's limits, by the option's name.
     """
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of
@@ -138,33 +142,39 @@ def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
         if job is not None:
             refuse_over_limits(job, settings, named)
     except ConfigError as error:
-        lines = (f"{it.field}: {it.message}{f'; {it.hint}' if it.hint else ''}." for it in error.diagnostics)
+        lines = (
+            f"{found.field}: {found.message}{f'; {found.hint}' if found.hint else ''}."
+            for found in error.diagnostics
+        )
         raise click.UsageError("\n".join(lines)) from None
     return settings
 
 
 @command.command(
-    "run", short_help="Measure; 'run' may be left out.", params=[_parameter(*row) for row in _SETTINGS]
+    "run",
+    cls=shared.BriefCommand,
+    first=_FIRST,
+    short_help="Measure. 'run' can be left out.",
+    params=[_parameter(*row) for row in _SETTINGS],
 )
 @shared.section_option("companion.benchmark", "burstiness=0.5")
 @shared.runs_option
 @shared.optional_run
 @shared.url_options(
-    "Measure a server that was not started by this program instead of a run: http:// or https:// for "
-    "OpenAI's protocol or Triton, grpc:// or grpcs:// for Triton's gRPC port. Needs --output."
+    "Measure any other server: http:// or https:// for OpenAI's protocol or Triton, grpc:// or grpcs:// for "
+    "Triton's gRPC port. Needs --output."
 )
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Write the results of --url to FOLDER/results/; 'bench list FOLDER' lists them.",
+    help="Write the results of --url to FOLDER/results/.",
 )
 @click.option(
     "--save-as",
     "name",
     metavar="NAME",
-    help="Write results/NAME.json and the files beside it; NAME must be new. Only the companion's, "
-    "'benchmark', may be replaced.  [default: bench-DATE-TIME]",
+    help="Name of the measurement, which must be new.  [default: bench-DATE-TIME]",
 )
 @shared.json_option
 @click.pass_context
@@ -180,7 +190,7 @@ def run_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure the served model of RUN, or of any --url; see 'trtllm-hpc bench --help'.
+    """Measure the served model of RUN, or of any --url.
 
     \b
     Examples:
@@ -189,17 +199,18 @@ def run_command(
       trtllm-hpc bench --url http://node7:8000/v1 --output measured --concurrency 8
     """
     from trtllm_hpc.bench.measure import MeasurementInterrupted
-    from trtllm_hpc.bench.progress import terminal_progress
+    from trtllm_hpc.bench.progress import shown_progress
 
     if address is not None and run is not None:
         raise click.UsageError(f"Measure the run {run.run_id} or --url, not both.")
     if (address is None) != (output is None):
-        raise click.UsageError("--url and --output FOLDER go together: without a run the folder keeps them.")
+        raise click.UsageError("--url needs --output FOLDER for the results, and --output needs --url.")
     found = Run(run or find_run("latest", shared.runs_folder(ctx))) if address is None else None
     base = settings_for(None if found is None else found.job, given_settings(options, settings))
     interrupted = False
     try:
-        with shared.terminating_as_interrupt(), terminal_progress() as show:
+        shown = nullcontext() if shared.is_quiet() else shown_progress()
+        with shared.terminating_as_interrupt(), shown as show:
             common: dict[str, Any] = {"name": name, "base": base, "on_progress": show}
             if found is not None:
                 measurement = bench(found, **common)
@@ -213,14 +224,14 @@ def run_command(
     except NameRefused as error:
         raise click.BadParameter(error.diagnostics[0].message, param_hint="'--save-as'") from None
     files = measurement.files
-    click.echo(f"written: {files.summary} and, beside it, {files.requests.name}", err=True)
-    click.echo(f"written: {files.table}", err=True)
+    shared.print_note(f"written: {files.summary} and, beside it, {files.requests.name}")
+    shared.print_note(f"written: {files.table}")
     try:
-        click.echo(f"written: {measurement.report()}", err=True)
-    except Exception as error:  # noqa: BLE001 - the figures are there, whatever a library refuses
-        click.echo(f"no report: {error}\n  then: trtllm-hpc report {measurement.call_name}", err=True)
+        shared.print_note(f"written: {measurement.report()}")
+    except Exception as error:  # noqa: BLE001 - the figures are valid without a report
+        click.echo(f"no report: {error}\n  next: trtllm-hpc report {measurement.call_name}", err=True)
     if not is_run(measurement.paths.folder):
-        click.echo(f"again: trtllm-hpc bench show {measurement.call_name}", err=True)
+        shared.print_note(f"again: trtllm-hpc bench show {measurement.call_name}")
     show_measurement(measurement, as_json=as_json)
     if interrupted:
         raise click.Abort
@@ -228,17 +239,17 @@ def run_command(
 
 
 def _folder(ctx: click.Context, param: click.Parameter, value: str) -> RunPaths:
-    """Callback of a run, or of the folder of ``bench --url --output``; raises RunNotFound."""
+    """Callback: return a run, or the folder of ``bench --output``. Raises RunNotFound."""
     return measured_folder(value, shared.runs_folder(ctx))
 
 
 def _found(ctx: click.Context, param: click.Parameter, value: str) -> Measurement:
-    """Callback of ``RUN``, its newest measurement that has finished, or ``RUN:NAME``, or a file."""
+    """Callback: return the measurement ``RUN:NAME``, the newest finished one of ``RUN``, or a file's."""
     return Measurement.find(value, shared.runs_folder(ctx))
 
 
 def _names(ctx: click.Context) -> list[str]:
-    """Return the measurements of known runs."""
+    """Return the names of the measurements of all runs."""
     runs = {run.run_id: run for run in list_runs(shared.runs_folder(ctx))}
     with suppress(RunNotFound):
         runs = {"latest": find_run("latest", shared.runs_folder(ctx)), **runs}
@@ -256,15 +267,15 @@ class MeasurementRow:
     """One measurement of a run."""
 
     name: str
-    """Its name for ``bench show RUN:NAME``."""
+    """The NAME of ``bench show RUN:NAME``."""
     levels: tuple[str, ...] = ()
-    """Levels of load, e.g. ``8/s`` or ``32 at once``; empty for one that has not finished."""
+    """Levels of load, e.g. ``8/s`` or ``32 at once``; empty until the measurement has finished."""
     valid: bool | None = None
-    """Whether the figures may be used; ``None``: it has not finished."""
+    """Whether the figures are valid; ``None`` until the measurement has finished."""
     requests: int | None = None
-    """Measured requests of all levels and passes."""
+    """Number of measured requests in all levels and passes."""
     started_at: float | None = None
-    """Seconds since the epoch."""
+    """Start of the measurement, in seconds since the epoch."""
 
 
 @command.command("list", short_help="List the measurements of a run.")
@@ -274,7 +285,7 @@ class MeasurementRow:
 )
 @shared.json_option
 def list_command(run: RunPaths, runs: Any, as_json: bool) -> None:
-    """List the measurements of RUN, or of the folder of 'bench --url', the newest first.
+    """List the measurements of RUN, or of a folder of 'bench --output', the newest first.
 
     \b
     Example:
@@ -300,20 +311,19 @@ def _row(found: Measurement) -> MeasurementRow:
         summary = found.summary
     except RunNotFound:
         return MeasurementRow(found.name)
-    labels = tuple(it.level.label for it in summary.levels)
-    requests = sum(it.measured for it in summary.levels)
+    labels = tuple(result.level.label for result in summary.levels)
+    requests = sum(result.measured for result in summary.levels)
     return MeasurementRow(found.name, labels, summary.valid, requests, summary.started_at)
 
 
-@command.command("show", short_help="Print a saved measurement, or convert it to another format.")
+@command.command("show", short_help="Print a saved measurement.")
 @shared.runs_option
 @_found_argument
 @shared.json_option
 def show_command(found: Measurement, runs: Any, as_json: bool) -> None:
-    """Print the saved measurement NAME of RUN.
+    """Print the measurement NAME of RUN, or of a file results/NAME.json.
 
-    The default is the newest measurement of the run that has finished.
-    'trtllm-hpc bench list' lists the names. A file results/NAME.json works as well.
+    The default is the newest finished measurement; 'bench list' lists the names.
 
     \b
     Examples:
@@ -324,9 +334,9 @@ def show_command(found: Measurement, runs: Any, as_json: bool) -> None:
 
 
 def show_measurement(found: Measurement, *, as_json: bool) -> None:
-    """Print a measurement in the requested form."""
+    """Print a measurement as a table or as JSON."""
     if as_json:
-        _ = found.summary  # raises if it is incomplete
+        _ = found.summary  # raises if the measurement is incomplete
         click.echo(found.files.summary.read_text(encoding="utf-8").rstrip())
     else:
         from trtllm_hpc.report.measurement_table import print_measurement
@@ -344,29 +354,29 @@ def show_measurement(found: Measurement, *, as_json: bool) -> None:
     default=0.05,
     show_default=True,
     metavar="SHARE",
-    help="How far a figure of B may be from that of A, as a share of A's.",
+    help="Accepted difference of B, as a share of A's figure.",
 )
 @click.option(
     "--allow-different-workload",
     is_flag=True,
-    help="Judge B even if its prompts, lengths or arrivals differ from A's.",
+    help="Compare even if prompts, lengths or arrivals differ.",
 )
 @shared.json_option
 def compare_command(
     a: Measurement, b: Measurement, runs: Any, tolerance: float, allow_different_workload: bool, as_json: bool
 ) -> None:
-    """Compare measurement B with A, figure by figure, at the levels of load that both have.
+    """Compare measurement B with A, figure by figure, at their common levels of load.
 
-    A and B are RUN, RUN:NAME or a file results/NAME.json. The exit code is 10
-    if B is worse than A in any figure, by more than the tolerance and by more
-    than chance. It is 2 if the two had different workloads: their figures are
-    shown but not judged. A single pass decides nothing, because its spread is
-    unknown: measure both with --repeats 5.
+    A and B are RUN, RUN:NAME or a file results/NAME.json. Measure both with
+    --repeats 5: the spread of a single pass is unknown.
 
     \b
     Examples:
       trtllm-hpc bench compare latest:before latest:after
       trtllm-hpc bench compare yesterday/results/sweep.json latest:sweep --tolerance 0.1
+
+    Exit codes: 10 if a figure of B is worse by more than the tolerance and by more
+    than chance, 2 if the workloads differ.
     """
     from trtllm_hpc.bench.analysis.compare import Side, compare, raise_if_worse
 
@@ -388,13 +398,12 @@ def compare_command(
     "--output",
     type=shared.OUTPUT_FILE,
     metavar="FILE",
-    help="Write the report here.  [default: report.html of the run, or results/NAME.html]",
+    help="File to write.  [default: report.html of the run, or results/NAME.html]",
 )
 def report_command(found: Measurement, runs: Any, output: Path | None) -> None:
-    """Write the report of a measurement: one HTML file that opens without a network.
+    """Write the report of a measurement: one HTML file that works without a network.
 
-    Without NAME it is the run's newest measurement that has finished;
-    'trtllm-hpc bench list' lists the names. Needs the extra 'report'.
+    The default is the newest finished measurement. Needs the extra 'report'.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``trtllm-hpc client``: ask a served model."""
+"""``trtllm-hpc client``: send prompts to a served model."""
 
 from __future__ import annotations
 
@@ -25,32 +25,37 @@ _TYPED = (
     *("stop_words", "bad_words", "end_id", "exclude_input", "log_probs", "lora_task_id"),
     *("context_logits", "generation_logits"),
 )
-"""Options of a request that have one here; all others go by ``--input``."""
+"""Names of the request options that are command-line options; ``--input`` sets all others."""
+_FIRST = (
+    *("--prompt", "--file", "--chat", "--system", "--max-tokens", "--temperature", "--top-p", "--seed"),
+    *("--model", "--url", "--key-file", "--wait-seconds", "--json"),
+)
+"""Options in ``--help``; ``--help-all`` shows the others, too."""
 _CLICK_TYPES = {"count": click.INT, "number": click.FLOAT, "texts": click.STRING, "flag": click.BOOL}
 
 
 def _prompts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Callback of ``--prompt``: the texts themselves, or for ``-`` what standard input holds."""
+    """Callback of ``--prompt``: return the texts, with the text from standard input for ``-``."""
     texts = tuple(
-        sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n") if it == "-" else it
-        for it in values
+        sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n") if text == "-" else text
+        for text in values
     )
     return tuple(shared.valid_text(ctx, param, texts))
 
 
 def _ids(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[list[int], ...]:
-    """Callback of ``--token-ids``: a list of ids for each time it was given."""
+    """Callback of ``--token-ids``: return a list of token IDs for each use of the option."""
     try:
         lists = tuple([int(word) for word in text.replace(",", " ").split()] for text in values)
     except ValueError:
-        raise click.BadParameter("token ids are whole numbers with commas between, e.g. 5,7,9.") from None
+        raise click.BadParameter("token IDs are integers, separated by commas, e.g. 5,7,9.") from None
     if not all(lists):
-        raise click.BadParameter("a list of token ids is empty.")
+        raise click.BadParameter("a list of token IDs is empty.")
     return lists
 
 
 def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
-    """Callback of ``--input``: values by input, as JSON where they are JSON."""
+    """Callback of ``--input``: return the values by name, parsed as JSON if they are JSON."""
     import json
 
     inputs: dict[str, Any] = {}
@@ -64,18 +69,18 @@ def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
             value = text
         if value is None or isinstance(value, dict):
             raise click.BadParameter(
-                f"{given!r}: a value is a text, a number, true, false, or a list of them."
+                f"{given!r}: the value must be a text, a number, true, false, or a list of these."
             )
         inputs[name] = value
     return inputs
 
 
 def _request_options(command: shared.Command) -> shared.Command:
-    """An option for each of ``_TYPED``; the command gets them as keyword arguments."""
+    """Add an option for each name in ``_TYPED``."""
     for option in (BY_NAME[name] for name in reversed(_TYPED)):
         several, shown = option.kind == "texts", ""
         if option.name == "max_tokens":
-            shown = f"  [default: {MAX_TOKENS}; of a --chat, what the server allows]"
+            shown = f"  [default: {MAX_TOKENS}; with --chat, the server's limit]"
         command = click.option(
             option.flag,
             option.name,
@@ -89,7 +94,7 @@ def _request_options(command: shared.Command) -> shared.Command:
     return command
 
 
-@click.command("client")
+@click.command("client", cls=shared.BriefCommand, first=_FIRST)
 @shared.runs_option
 @click.argument("words", nargs=-1, metavar="[RUN] [PROMPT]...", callback=shared.valid_text)
 @click.option(
@@ -97,37 +102,43 @@ def _request_options(command: shared.Command) -> shared.Command:
     "more",
     multiple=True,
     callback=_prompts,
-    help="A prompt that other users of this machine must not see in the list of processes comes with"
-    " '--prompt -' from standard input; a final newline is dropped.  [repeatable]",
+    help="A prompt; '-' reads it from standard input, so that 'ps' does not show it.  [repeatable]",
 )
-@click.option("--file", type=shared.EXISTING_FILE, help="Prompts, one a line.")
+@click.option("--file", type=shared.EXISTING_FILE, help="File with a prompt on each line.")
 @click.option(
     "--token-ids",
     multiple=True,
     metavar="ID,ID,...",
     callback=_ids,
-    help="A prompt of token ids, for 'tensorrt_llm'.  [repeatable]",
+    help="A prompt as token IDs, for the model tensorrt_llm.  [repeatable]",
 )
-@click.option("--model", metavar="NAME", help="[default: ensemble, or the first that takes text]")
+@click.option(
+    "--model", metavar="NAME", help="Model to ask.  [default: ensemble, or the first model that takes text]"
+)
 @shared.url_options(
-    "Ask a server that was not started by this program instead of a run: http:// or https:// for OpenAI's"
-    " protocol, grpc:// or grpcs:// for Triton's gRPC port."
+    "Ask any other server: http:// or https:// for OpenAI's protocol, grpc:// or grpcs:// for Triton's gRPC"
+    " port."
 )
 @click.option(
     "--protocol",
     type=click.Choice(["grpc", "openai"]),
-    help="How to ask a run.  [default: grpc, or openai where trtllm-serve serves]",
+    help="Protocol for a run.  [default: grpc, or openai with trtllm-serve]",
 )
-@click.option(
-    "--chat", is_flag=True, help="Ask over OpenAI's chat, which puts the question into the model's template."
-)
-@click.option("--system", metavar="TEXT", callback=shared.valid_text, help="What a --chat begins with.")
+@click.option("--chat", is_flag=True, help="Ask over OpenAI's chat API, with the model's chat template.")
+@click.option("--system", metavar="TEXT", callback=shared.valid_text, help="System message of --chat.")
 @click.option(
     "--stream/--no-stream",
     default=None,
-    help="Show the text as it is generated.  [default: of a single prompt, if the model streams]",
+    help="Show the text as it is generated.  [default: for a single prompt, if the model streams]",
 )
-@click.option("--timeout-seconds", type=shared.Span(1, 0.1), default=120.0, show_default=True, metavar="S")
+@click.option(
+    "--timeout-seconds",
+    type=shared.Span(1, 0.1),
+    default=120.0,
+    show_default=True,
+    metavar="S",
+    help="Limit for a whole answer.",
+)
 @shared.wait_option
 @click.option(
     "--lora-dir",
@@ -135,8 +146,8 @@ def _request_options(command: shared.Command) -> shared.Command:
     multiple=True,
     metavar="FOLDER",
     callback=shared.valid_text,
-    help="Folder with a LoRA adapter as hf_lora_convert.py makes it. It is sent once, and again if the server"
-    " has evicted it. For several prompts, one for each: '' is none.  [repeatable]",
+    help="Folder with a LoRA adapter from hf_lora_convert.py. Name one for all prompts, or one for each: ''"
+    " is no adapter.  [repeatable]",
 )
 @click.option(
     "--input",
@@ -144,20 +155,20 @@ def _request_options(command: shared.Command) -> shared.Command:
     multiple=True,
     metavar="NAME=VALUE",
     callback=_inputs,
-    help="Any other input of the served model by its own name, e.g. min_p=0.1.  [repeatable]",
+    help="Further input of the model, by the model's own name, e.g. min_p=0.1.  [repeatable]",
 )
 @click.option(
     "--save",
     is_flag=True,
-    help="Write the answer into the run folder as results/request.json, in place of the companion's.",
+    help="Write the answer to results/request.json in the run folder; it replaces the companion's.",
 )
 @click.option(
     "--save-logits",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the arrays of --context-logits and --generation-logits into a NumPy file (.npz).",
+    help="Write the logits of --context-logits and --generation-logits to a NumPy file (.npz).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt, a line each.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each prompt.")
 @_request_options
 @click.pass_context
 def command(
@@ -172,18 +183,17 @@ def command(
     address: Address | None,
     **given: Any,
 ) -> None:
-    """Ask the served model of RUN, and print its answers.
+    """Send prompts to the served model of RUN, and print the answers.
 
-    RUN is latest by default. An answer is shown as it is generated where the model streams; Ctrl-C
-    ends it on the server too. Options that the served model does not have are refused by name.
+    Ctrl-C also ends the request on the server.
 
     \b
     Examples:
       trtllm-hpc client "What is machine learning?" --max-tokens 64
-      trtllm-hpc client latest "A poem:" --temperature 0.8 --top-p 0.9 --seed 7
+      trtllm-hpc client latest "A poem:" --temperature 0.8 --seed 7
+      trtllm-hpc client latest --chat --system "Answer in one sentence." "What is MPI?"
       trtllm-hpc client latest --prompt - < question.txt
       trtllm-hpc client latest --file prompts.txt --json
-      trtllm-hpc client latest --chat --system "Answer in one sentence." "What is machine learning?"
       trtllm-hpc client --url http://node7:8000/v1 "What is machine learning?"
     """
     import asyncio
@@ -222,7 +232,7 @@ def command(
 
 
 def _run_and_prompts(words: Sequence[str], more: list[Any], ctx: click.Context) -> tuple[RunPaths, list[Any]]:
-    """Return run and prompts: the first word names a run if there is such a run, or if more words follow."""
+    """Return run and prompts: the first word is a run if such a run exists, or if more words follow."""
     folder = shared.runs_folder(ctx)
     if not words:
         return find_run("latest", folder), more
@@ -235,5 +245,5 @@ def _run_and_prompts(words: Sequence[str], more: list[Any], ctx: click.Context) 
         return find_run(words[0], folder), [*words[1:], *more]
     except RunNotFound as error:
         quoted = shlex.quote(" ".join(words))
-        error.hint = f"trtllm-hpc client {quoted}, if all of it is the prompt: quote it"
+        error.hint = f"to send all words as one prompt, quote them: trtllm-hpc client {quoted}"
         raise

@@ -1,4 +1,4 @@
-"""What ``trtllm-hpc client`` does: send the requests, and show the answers as they come."""
+"""``trtllm-hpc client``: send the requests and print the answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import click
 import numpy as np
 
-from trtllm_hpc.cli.shared import print_json
+from trtllm_hpc.cli.shared import print_json, print_note
 from trtllm_hpc.client.async_client import AsyncClient, chat_request
 from trtllm_hpc.client.connect import Address, Protocol, Target
 from trtllm_hpc.client.lora import read_adapter
@@ -25,30 +25,30 @@ from trtllm_hpc.runs.endpoint import follower_of
 from trtllm_hpc.wire.served_model import LOGITS_OUTPUTS
 
 _AT_ONCE = 8
-"""Prompts that are asked at once."""
+"""Most requests in flight."""
 
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """A prompt and the answer to it; one on each line."""
+    """A prompt and its answer, on a line of their own."""
 
     prompt: Prompt
-    """The text, or its token ids."""
+    """The prompt's text, or its token IDs."""
     options: dict[str, Any]
-    """The options that were given, by name."""
+    """Options of the request, by name."""
     model: str
-    """The served model that was asked."""
+    """Name of the served model."""
     host: str
     """Node of the run's server, or the URL."""
     answers: tuple[Answer, ...]
-    """The answer; empty if there is none."""
+    """The answer; empty if the request failed."""
     error: str | None
-    """Why there is no answer."""
+    """Why the request failed; ``None`` with an answer."""
 
 
 @dataclass(eq=False)
 class Asking:
-    """One call of the command with its options; see its help. ``run`` is ``None`` for another server."""
+    """One call of the command, with its options. ``run`` is ``None`` with ``--url``."""
 
     run: RunPaths | None
     prompts: tuple[Prompt, ...]
@@ -66,50 +66,51 @@ class Asking:
     as_json: bool
 
     def __post_init__(self) -> None:
-        """Raise UsageError for options that do not go together."""
+        """Raise UsageError for options that exclude or need each other."""
         self._ended = asyncio.Event()
         self._failed: list[RequestFailed] = []
         self._is_line_open = False
-        """Whether a part of an answer was shown, and no line end after it."""
+        """Whether the last printed text has no line end."""
         self._has_logits = any(name in self.options for name in LOGITS_OUTPUTS)
         count, no_run = len(self.prompts), self.run is None
-        can_chat = self.protocol in (None, "openai") and all(isinstance(it, str) for it in self.prompts)
+        can_chat = self.protocol in (None, "openai") and all(
+            isinstance(prompt, str) for prompt in self.prompts
+        )
         several_adapters = len(set(self.lora_dirs)) > 1
         for is_wrong, message in (
-            (self.protocol is not None and no_run, "--protocol is for a run; a URL says it itself."),
-            (self.system is not None and not self.chat, "--system goes with --chat."),
+            (self.protocol is not None and no_run, "--protocol is for a run: the scheme of --url decides."),
+            (self.system is not None and not self.chat, "--system needs --chat."),
             (
                 self.chat and not can_chat,
-                "--chat takes texts over OpenAI's protocol: leave out --token-ids and --protocol.",
+                "--chat needs texts and OpenAI's protocol: leave out --token-ids and --protocol.",
             ),
             (
                 self.save and (count != 1 or no_run),
-                "--save keeps one answer of a run: ask one prompt, without --url.",
+                "--save writes one answer of a run: send one prompt, without --url.",
             ),
-            (self._has_logits and count != 1, "Logits are those of one answer: ask one prompt."),
+            (self._has_logits and count != 1, "Logits need a single answer: send one prompt."),
             (
                 self.save_logits is not None and not self._has_logits,
                 "--save-logits needs --context-logits or --generation-logits.",
             ),
             (
                 len(self.lora_dirs) not in (0, 1, count),
-                "--lora-dir is given once, or once for each prompt.",
+                "Give --lora-dir once, or once for each prompt.",
             ),
             (
                 several_adapters and "lora_task_id" in self.options,
-                "--lora-task-id names one adapter; several get numbers of their own.",
+                "--lora-task-id is for one adapter: several adapters get their own numbers.",
             ),
         ):
             if is_wrong:
                 raise click.UsageError(message)
 
     async def carry_out(self, target: Target) -> None:
-        """Ask everything, and print the answers in the prompts' order.
+        """Send all requests, and print the answers in the order of the prompts.
 
-        Raises RequestFailed if a prompt was not answered; KeyboardInterrupt after Ctrl-C, when all open
-        requests have ended.
+        Raises RequestFailed if a request failed; KeyboardInterrupt after Ctrl-C, once all requests ended.
         """
-        with suppress(NotImplementedError, RuntimeError, ValueError):  # not in a main thread
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # signals need the main thread
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._ended.set)
         self._host = target.url if isinstance(target, Address) else target.host
         async with AsyncClient(
@@ -134,13 +135,13 @@ class Asking:
         """Return a request for each prompt."""
         stream = self.stream
         if stream is None:
-            # The texts of several beams, and logits, come as a whole.
+            # The server sends the texts of several beams, and logits, only as a whole.
             is_one_text = self.options.get("beam_width", 1) == 1 and not self._has_logits
             is_alone = len(self.prompts) == 1 and not self.as_json
             stream = is_alone and is_one_text and client.can_stream
         number = self.options.get("lora_task_id")
-        # The same folder is the same adapter.
-        known = {it: read_adapter(Path(it), number) for it in set(self.lora_dirs) if it}
+        # Prompts with the same folder share an adapter.
+        known = {folder: read_adapter(Path(folder), number) for folder in set(self.lora_dirs) if folder}
         adapters = [known.get(folder) for folder in self.lora_dirs or ("",)]
         if len(adapters) == 1:
             adapters *= len(self.prompts)
@@ -151,7 +152,8 @@ class Asking:
             return requests
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [
-            chat_request([*system, {"role": "user", "content": str(each.prompt)}], each) for each in requests
+            chat_request([*system, {"role": "user", "content": str(request.prompt)}], request)
+            for request in requests
         ]
 
     async def _ask_all(self, client: AsyncClient, requests: Sequence[Request]) -> None:
@@ -167,12 +169,12 @@ class Asking:
 
         asking = [asyncio.ensure_future(ask(request)) for request in requests]
         try:
-            for number, (request, each) in enumerate(zip(requests, asking, strict=True), 1):
+            for number, (request, task) in enumerate(zip(requests, asking, strict=True), 1):
                 answer, why = None, None
                 try:
-                    answer = await each
+                    answer = await task
                 except InvalidRequest:
-                    raise  # the others would fail for the same reason
+                    raise  # all requests would fail for the same reason
                 except RequestFailed as error:
                     self._failed.append(error)
                     why = error.message
@@ -184,8 +186,8 @@ class Asking:
                     self._report(record, number, answer, is_shown=is_live)
         finally:
             self._end_line()
-            for each in asking:
-                each.cancel()
+            for task in asking:
+                task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
 
     def _show_part(self, text: str) -> None:
@@ -193,13 +195,13 @@ class Asking:
         self._is_line_open = True
 
     def _end_line(self) -> None:
-        """So that an error does not stand behind the text."""
+        """End the line of a streamed answer."""
         if self._is_line_open:
             click.echo()
             self._is_line_open = False
 
     def _report(self, record: PromptRecord, number: int, answer: Answer | None, *, is_shown: bool) -> None:
-        """Print, and keep, the answer to a prompt, or why there is none."""
+        """Print and save an answer, or the reason why a request failed."""
         if answer is not None:
             shapes = {name: list(array.shape) for name, array in answer.logits.items()}
             record = replace(record, answers=(replace(answer, logits=shapes),))
@@ -218,7 +220,7 @@ class Asking:
 
     def _show(self, answer: Answer, *, is_shown: bool) -> None:
         if not is_shown:
-            ids = [" ".join(map(str, each)) for each in answer.token_ids]
+            ids = [" ".join(map(str, tokens)) for tokens in answer.token_ids]
             for text in answer.texts or ids or (answer.text,):
                 click.echo(f"{answer.protocol} ({answer.latency_s * 1000:.0f} ms): {for_output(text)}")
         if is_shown or answer.is_stopped:
@@ -231,7 +233,7 @@ class Asking:
                 notes.append(f"all after {answer.latency_s * 1000:.0f} ms")
             if answer.is_stopped:
                 notes.append("stopped early")
-            click.echo(", ".join(notes), err=True)
+            print_note(", ".join(notes))
         if answer.log_probs is not None:
             click.echo("log-probs: " + " ".join(f"{value:.3f}" for value in answer.log_probs))
         for name, array in answer.logits.items():

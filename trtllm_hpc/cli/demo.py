@@ -1,4 +1,4 @@
-"""``trtllm-hpc demo``: serve a small real model on this machine, ask it, and measure it."""
+"""``trtllm-hpc demo``: serve, ask and measure a small real model on this machine."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import for_output
 from trtllm_hpc.paths import default_runs_folder, read_json, user_data, write_json
 from trtllm_hpc.report.status import end_line
+from trtllm_hpc.report.tables import sentences
 from trtllm_hpc.runtime.records import rank_records
 from trtllm_hpc.sandbox.sandbox import Sandbox
 
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     from trtllm_hpc.client.request import Message
 
 _MODULES = "mpi4py torch transformers accelerate gguf pytriton vl_convert"
-"""Modules of the extras that the demo needs."""
+"""Python modules that the demo needs, from the extras mpi, reference and report."""
 _MODEL, _RANDOM = "smollm2", "tiny-llama"
-"""The job files: a real model, and one with random weights."""
+"""Shipped job files: a real model, and a model with random weights."""
 _TEXT = "The capital of France is"
 _QUESTIONS = ("What is the capital of France?", "And of Italy?")
 _REQUESTS, _AT_ONCE, _PASSES = 12, 4, 3
@@ -43,7 +44,7 @@ _KILL = "import os; from trtllm_hpc.runtime.process import descendants; os.kill(
 
 
 class _Traces:
-    """What the demo leaves on this machine, recorded before it is made, so that Ctrl-C loses nothing."""
+    """Record of what the demo creates, written before each creation, so that Ctrl-C loses nothing."""
 
     def __init__(self) -> None:
         self.folder = user_data() / "demo"
@@ -58,35 +59,33 @@ class _Traces:
         write_json(self.folder / "made.json", self.made)
 
     def end_runs(self) -> list[Run]:
-        """End and return the demo's own runs: the profile in their folder names the demo's engines."""
+        """Cancel and return the demo's runs: their profile names the demo's folder of engines."""
         found = []
         for run in (run for folder in self.made["runs"] for run in Run.list(folder)):
             profile = run.paths.cluster
             if profile.exists() and str(self.engines) in profile.read_text(encoding="utf-8"):
                 found.append(run)
-                with suppress(SubmissionError):  # its cluster is gone
+                with suppress(SubmissionError):  # the cluster does not exist any more
                     run.cancel()
         return found
 
 
 @click.command("demo")
-@click.option("--tour", is_flag=True, help="Go on: compare a second setting, kill a server, see the cause.")
-@click.option("--local", "is_local", is_flag=True, help="Without Slurm: serve with the profile 'local'.")
-@click.option("--remove", is_flag=True, help="End the demo's servers and remove everything that it has made.")
+@click.option("--tour", is_flag=True, help="Also compare two settings, kill a server and show the cause.")
+@click.option("--local", "is_local", is_flag=True, help="Use the profile 'local', without Slurm and root.")
+@click.option("--remove", is_flag=True, help="End the demo's server; remove cluster, runs and model.")
 def command(tour: bool, is_local: bool, remove: bool) -> None:
-    """Serve a small model on this machine, ask it, measure it: in two minutes, without a GPU.
+    """Serve, ask and measure a small model on this machine, without a GPU.
 
-    As root it starts a real Slurm cluster (`sandbox up`, with the Debian packages
-    that are missing), and it fetches SmolLM2-135M-Instruct, 93 MB, which answers in
-    sentences. Runs are written to ./runs. Server and cluster stay up for your own
-    commands; the server ends by itself after an hour.
+    Fetches SmolLM2-135M-Instruct (93 MB). As root, installs Slurm and starts a
+    cluster ('sandbox up'). Runs are in ./runs. The server ends after an hour;
+    'demo --remove' removes everything.
 
     \b
     Examples:
-      trtllm-hpc demo             two minutes; 45 s when typed again
-      trtllm-hpc demo --tour      six minutes: two settings compared, a server killed and the cause shown
-      trtllm-hpc demo --local     without Slurm and without root
-      trtllm-hpc demo --remove    end the server; remove cluster, runs and model
+      trtllm-hpc demo             two minutes
+      trtllm-hpc demo --tour      six minutes
+      trtllm-hpc demo --remove
     """
     traces = _Traces()
     with terminating_as_interrupt():
@@ -95,13 +94,13 @@ def command(tour: bool, is_local: bool, remove: bool) -> None:
             return
         if missing := [name for name in _MODULES.split() if find_spec(name) is None]:
             raise TrtllmHpcError(
-                f"The demo serves with PyTorch; these Python modules are missing: {', '.join(missing)}.",
+                f"The demo needs Python modules that are missing: {', '.join(missing)}.",
                 hint="pip install 'trtllm-hpc[mpi,reference,report]'",
             )
         try:
             _demo(traces, None if is_local else Sandbox(), tour=tour)
         except KeyboardInterrupt:
-            click.echo(f"\nWhat the demo has made is removed by: {_typed('demo --remove')}", err=True)
+            click.echo(f"\nTo remove what the demo has made: {_typed('demo --remove')}", err=True)
             raise click.Abort from None
 
 
@@ -111,7 +110,7 @@ def _demo(traces: _Traces, sandbox: Sandbox | None, *, tour: bool) -> None:
     from trtllm_hpc.runs.fetched_models import default_folder, is_fetched
 
     folder, fetching = default_folder(_MODEL), None
-    if not is_fetched(folder):  # beside the start of Slurm
+    if not is_fetched(folder):  # in the background, while Slurm starts
         traces.add("models", str(folder))
         _title("Fetching SmolLM2-135M-Instruct in the background (93 MB, once only)")
         typed = [sys.executable, "-m", "trtllm_hpc", "models", "fetch", _MODEL]
@@ -122,7 +121,7 @@ def _demo(traces: _Traces, sandbox: Sandbox | None, *, tour: bool) -> None:
         job = _MODEL if fetching is None or _is_fetched(fetching) else _RANDOM
     finally:
         if fetching is not None and fetching.poll() is None:
-            os.killpg(fetching.pid, signal.SIGINT)  # it removes what it has fetched
+            os.killpg(fetching.pid, signal.SIGINT)  # it removes its files
             fetching.communicate()
     traces.end_runs()
     run = _serve(traces, sandbox, job)
@@ -134,34 +133,35 @@ def _demo(traces: _Traces, sandbox: Sandbox | None, *, tour: bool) -> None:
         other = _serve(traces, sandbox, job, *slow)
         against = _measure(other, _PASSES)
         _title(f"Comparing both: trtllm-hpc bench compare {measured.call_name} {against.call_name}")
-        first, second = (Side(it.call_name, it.summary) for it in (measured, against))
+        first, second = (Side(each.call_name, each.summary) for each in (measured, against))
         print_comparison(compare(first, second))
         record = rank_records(other.paths, "serve")[-1]
-        _title(f"A fault on purpose: kill -9 of the server of rank {record.rank} on {record.host}")
+        _title(f"Killing the server of rank {record.rank} on {record.host} with kill -9")
         kill = [sys.executable, "-c", _KILL.format(pid=record.pid)]
         if sandbox is not None:
             at = ("--overlap", f"--jobid={record.job_id}", f"--nodelist={record.host}", "-N1", "-n1")
             kill = ["srun", *at, *kill]
         subprocess.run(kill, env={**os.environ, **(sandbox.environment() if sandbox else {})}, check=True)
         status = other.wait("end")
-        _title(f"Why it has ended: trtllm-hpc status {other.job.name}")
-        click.echo("\n".join([end_line(status), *cause_lines(status.causes)]))
+        _title(f"The cause: trtllm-hpc status {other.job.name}")
+        click.echo(sentences([end_line(status), *cause_lines(status.causes)]))
     _print_answers(run, measured, sandbox)
 
 
 def _is_fetched(fetching: Popen[str]) -> bool:
-    """Wait for the model; print why there is none."""
+    """Wait for the download of the model; print why it failed."""
     if fetching.poll() is None:
-        _title("Waiting for the model: its weights are fetched and unpacked")
+        _title("Waiting for the download of the model")
     lines = fetching.communicate()[1].splitlines()
     if fetching.returncode:
         reason = next((line for line in lines if line.startswith("error: ")), (lines or ["it was ended"])[-1])
-        _title(f"No real model, so random weights, which answer nonsense ({reason.removeprefix('error: ')})")
+        reason = reason.removeprefix("error: ")
+        _title(f"The download failed, so random weights answer, with nonsense ({reason})")
     return fetching.returncode == 0
 
 
 def _is_up(traces: _Traces, sandbox: Sandbox) -> bool:
-    """Start the sandbox if it is not up, for which root is needed; return whether it is up."""
+    """Start the sandbox, which needs root, unless it is up; return whether it is up."""
     from trtllm_hpc.sandbox import requirements
 
     try:
@@ -174,13 +174,13 @@ def _is_up(traces: _Traces, sandbox: Sandbox) -> bool:
             requirements.install_missing(tell=print_step)
             sandbox.up(tell=print_step)
     except SandboxImpossible as error:
-        _title(f"No Slurm cluster here, so the profile 'local': {error.message}")
+        _title(f"Using the profile 'local', without a Slurm cluster: {error.message}")
         return False
     return True
 
 
 def _serve(traces: _Traces, sandbox: Sandbox | None, job: str, *more: str) -> Run:
-    """Submit a job without a companion, and return its run when the server is ready."""
+    """Submit a job without a companion, wait for the server, and return the run."""
     profile = "local" if sandbox is None else "sandbox"
     typed = "".join(f" --set {setting}" for setting in more)
     _title(f"Serving it: trtllm-hpc submit {job} --cluster {profile}{typed}")
@@ -199,12 +199,12 @@ def _serve(traces: _Traces, sandbox: Sandbox | None, job: str, *more: str) -> Ru
 
 
 def _chats(run: Run) -> bool:
-    """Return whether the model has a chat template, and the server a proxy, which OpenAI's protocol needs."""
+    """Return whether the run can chat, which needs the proxy, and a model with a chat template."""
     return run.job.model.path is not None and run.job.serve.proxy != "none"
 
 
 def _ask(run: Run) -> None:
-    """Print questions, and each answer as it comes; a model that cannot chat goes on with a text."""
+    """Print questions, and the answers as they are generated; a model that cannot chat continues a text."""
 
     def show(text: str) -> None:
         click.echo(for_output(text), nl=False)
@@ -226,16 +226,17 @@ def _ask(run: Run) -> None:
 
 def _measure(run: Run, repeats: int) -> Measurement:
     from trtllm_hpc.api.measurement import bench
-    from trtllm_hpc.bench.progress import terminal_progress
+    from trtllm_hpc.bench.progress import shown_progress
 
-    _title(f"Measuring it: {_REQUESTS} requests, {_AT_ONCE} at once{f', {repeats} times' * (repeats > 1)}")
+    times = f", {repeats} times" * (repeats > 1)
+    _title(f"Measuring it: {_REQUESTS} requests, {_AT_ONCE} at once{times}")
     load: dict[str, Any] = {"concurrency": _AT_ONCE, "requests": _REQUESTS, "repeats": repeats}
-    with terminal_progress() as show:
+    with shown_progress() as show:
         return bench(run, name="demo", on_progress=show, request_timeout_seconds=300, **load)
 
 
 def _print_answers(run: Run, measured: Measurement, sandbox: Sandbox | None) -> None:
-    """Print what was served, how fast, where the report is, what to type next, and how to remove it all."""
+    """Print a summary: model, speed, report, next commands and removal."""
     name, figures = run.job.name, measured.figures
     question = "--chat 'Name a river in Europe.'" if _chats(run) else "--prompt 'A river in Europe is'"
     speed = [f"unknown: {measured.summary.verdict.reasons}"]
@@ -270,8 +271,9 @@ def _remove(traces: _Traces) -> None:
         click.echo("The demo has made nothing: nothing to do")
     runs = [run.folder for run in traces.end_runs()]
     models = [Path(name) for name in traces.made["models"]]
-    halves = [half for folder in models for half in folder.parent.glob(f".{folder.name}-*")]  # it was killed
-    for folder in (*runs, *models, *halves, traces.engines):
+    # Remains of a killed download.
+    partial = [part for folder in models for part in folder.parent.glob(f".{folder.name}-*")]
+    for folder in (*runs, *models, *partial, traces.engines):
         if folder.exists():
             click.echo(f"removed: {folder}")
             shutil.rmtree(folder)
@@ -280,14 +282,14 @@ def _remove(traces: _Traces) -> None:
         click.echo(f"removed: the sandbox {name}")
     shutil.rmtree(traces.folder, ignore_errors=True)
     for name in traces.made["runs"]:
-        with suppress(OSError):  # other runs are in it
+        with suppress(OSError):  # the folder has other runs
             Path(name).rmdir()
     if packages := traces.made["packages"]:
         click.echo(f"Debian packages stay. To remove them: apt-get remove {' '.join(packages)}")
 
 
 def _typed(words: str) -> str:
-    """Return a command of this program as this shell finds it."""
+    """Return a command of this program with the path that the shell needs."""
     program = sys.argv[0]
     if Path(program).name != "trtllm-hpc" or shutil.which("trtllm-hpc") == program:
         program = "trtllm-hpc"

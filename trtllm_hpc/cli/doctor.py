@@ -1,4 +1,4 @@
-"""``trtllm-hpc doctor``: find what would fail before it is in the queue."""
+"""``trtllm-hpc doctor``: find faults before a job is submitted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtllm_hpc.errors import ExitCode, State
 _OUTCOMES: dict[State, str] = {
     "fail": "failed",
     "warn": "with a warning",
-    "unknown": "that cannot be judged here",
+    "unknown": "unknown here",
 }
 
 
@@ -25,20 +25,21 @@ _OUTCOMES: dict[State, str] = {
 @click.option(
     "--on-nodes",
     is_flag=True,
-    help="Also run a job of at most ten minutes that checks the nodes and the image.",
+    help="Also check the nodes and the image, by a job of at most ten minutes.",
 )
 @click.option(
     "--nodes",
     type=click.IntRange(1, 2),
-    help="With --on-nodes: 2 also tries the network between two nodes.  [default: 1]",
+    metavar="N",
+    help="With --on-nodes: 2 also checks the network between nodes.  [default: 1]",
 )
 @click.option(
     "--bundle",
     type=shared.OUTPUT_FILE,
     metavar="FILE",
-    help="With --on-nodes: write all that was found, to attach to an issue.",
+    help="With --on-nodes: write all results to FILE, to attach to an issue.",
 )
-@click.option("--keep", is_flag=True, help="With --on-nodes: leave the folder with scripts and logs.")
+@click.option("--keep", is_flag=True, help="With --on-nodes: keep the folder with scripts and logs.")
 @shared.json_option
 def command(
     job_file: Path | None,
@@ -52,26 +53,22 @@ def command(
     keep: bool,
     as_json: bool,
 ) -> int:
-    """Check JOB, this machine and the cluster; without JOB, only machine and cluster.
+    """Check JOB, this machine and the cluster. Without JOB, check machine and cluster.
 
-    Prints one row per check: ok, warn, fail, or unknown if this machine cannot tell
-    (then the preflight checks it in the job's first seconds). Below the table is the
-    memory that the model needs on each rank. Nothing is written or submitted, unless
-    --on-nodes asks for a job on the nodes, which leaves nothing behind. Of a model.hub
-    only the small files are downloaded, config.json for example.
+    Each row is a check: ok, warn, fail or unknown (the job itself repeats unknown
+    checks at its start). Below the table is the memory that the model needs on each
+    rank. Without --on-nodes nothing is submitted. The exit code is 3 if a check fails.
 
     \b
     Examples:
       trtllm-hpc doctor --cluster pyxis
       trtllm-hpc doctor job.yaml --cluster pyxis --set engine.tensor_parallel=4
       trtllm-hpc doctor job.yaml --cluster pyxis --on-nodes --nodes 2 --bundle site.json
-
-    The exit code is 3 if a check fails.
     """
     if on_nodes and job_file is None:
-        raise click.UsageError("--on-nodes looks at the image and the programs of a JOB: name one.")
+        raise click.UsageError("--on-nodes needs a JOB: it checks the job's image and programs.")
     if (nodes or bundle or keep) and not on_nodes:
-        raise click.UsageError("--nodes, --bundle and --keep go with --on-nodes.")
+        raise click.UsageError("--nodes, --bundle and --keep need --on-nodes.")
     from trtllm_hpc.api.jobs import doctor
 
     report = doctor(job_file, cluster, settings, runs, ignored_checks=ignore)
@@ -82,7 +79,7 @@ def command(
 
         assert job_file is not None
         with shared.terminating_as_interrupt():
-            show = partial(click.echo, err=True)
+            show = shared.print_note
             found = check_on_nodes(job_file, cluster, settings, runs, nodes=nodes or 1, keep=keep, show=show)
         report = replace(report, checks=(*report.checks, *found.checks))
         if bundle is not None:
@@ -99,9 +96,9 @@ def command(
         click.echo()
         print_table(memory_table(report.memory))
     if report.notes:
-        click.echo()
+        shared.print_note("", err=False)
     for note in report.notes:
-        click.echo(f"note: {note}")
+        shared.print_note(f"note: {note}", err=False)
     counts = Counter(row.state for row in report.checks)
     parts = [f"{counts[state]} {words}" for state, words in _OUTCOMES.items() if counts[state]]
     click.echo(f"\n{len(report.checks)} checks: {', '.join(parts) or 'all are ok'}.")

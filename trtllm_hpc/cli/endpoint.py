@@ -1,4 +1,4 @@
-"""``trtllm-hpc endpoint``: where a run's server answers, and lines that ask it, to paste."""
+"""``trtllm-hpc endpoint``: the address of a run's server, examples of requests, and keys for colleagues."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ _LOCAL_PORT = 8000
 
 @click.command("endpoint")
 @run_argument
-@click.option("--invite", metavar="NAME", help="Make a key for a colleague, who may then ask this server.")
-@click.option(
-    "--expires", type=Span(), metavar="SPAN", help="With --invite: how long the key is good, e.g. 7d."
-)
-@click.option("--revoke", metavar="NAME", help="End a colleague's key at once.")
-@click.option("--invited", "lists", is_flag=True, help="List the colleagues, and how often each has asked.")
+@click.option("--invite", metavar="NAME", help="Make a key for a colleague.")
+@click.option("--expires", type=Span(), metavar="SPAN", help="With --invite: lifetime of the key, e.g. 7d.")
+@click.option("--revoke", metavar="NAME", help="Revoke a colleague's key.")
+@click.option("--invited", "lists", is_flag=True, help="List the colleagues and their numbers of requests.")
 @json_option
 def command(
     run: RunPaths,
@@ -44,26 +42,24 @@ def command(
     lists: bool,
     as_json: bool,
 ) -> None:
-    """Show where the server of RUN answers, with lines to paste: curl, Python, ssh.
+    """Show the address of RUN's server, with examples for curl, Python and ssh.
 
-    The key is not printed: the lines read it from its file, which only you can
-    read. The server is asked for one token, to know whether its model has a chat
-    template; without one the lines ask for a completion.
+    The examples read the key from its file, which only you can read. To choose
+    between chat and completions, the command requests one token.
 
-    A colleague whom you invite gets a key of their own: the proxy logs and counts
-    their requests by NAME, and refuses what controls the server. Revoked, it is
-    refused within seconds, and nothing is started again.
+    The proxy logs and counts a colleague's requests by NAME, and refuses requests
+    that control the server. Revoking a key takes effect within seconds.
 
     \b
     Examples:
       trtllm-hpc endpoint
-      trtllm-hpc endpoint chat --invite alice --expires 7d
+      trtllm-hpc endpoint chat --invite colleague --expires 7d
       trtllm-hpc endpoint chat --invited
-      trtllm-hpc endpoint chat --revoke alice
+      trtllm-hpc endpoint chat --revoke colleague
       eval "$(trtllm-hpc endpoint --json | jq -r .curl)"
     """
     if expires is not None and invite is None:
-        raise click.UsageError("--expires goes with --invite.")
+        raise click.UsageError("--expires needs --invite.")
     if lists or invite is not None or revoke is not None:
         _guests(run, revoke, invite, expires, as_json)
         return
@@ -81,7 +77,7 @@ def command(
     for title, lines in (
         ("In bash or zsh", found.curl),
         ("In Python", found.python),
-        (f"On a laptop, by the name that you log in to; it is then at localhost:{_LOCAL_PORT}", found.ssh),
+        (f"On a laptop, to reach the server at localhost:{_LOCAL_PORT}", found.ssh),
     ):
         if lines is not None:
             click.echo(f"\n{title}:\n\n{indent(lines, '  ')}")
@@ -96,7 +92,7 @@ def _guests(
         revoke(run, revoked)
     if invited is not None:
         invite(run, invited, expires_s)
-    guests = [it for it in clients_of(run) if it.key_file is not None]
+    guests = [client for client in clients_of(run) if client.key_file is not None]
     if as_json:
         print_json(guests)
         return
@@ -107,22 +103,22 @@ def _guests(
 
 
 def _instructions(run: RunPaths, endpoint: Endpoint, guest: str) -> str:
-    """Return which files a guest needs, and lines that ask with these files in the guest's folder."""
-    given = f"{run.guest_key(guest)} as {guest}.key"
+    """Return the files that a guest needs, and commands for the guest, who has the files in ``./``."""
+    files = f"{run.guest_key(guest)} as {guest}.key"
     theirs = replace(endpoint, key_file=f"{guest}.key")
     words = ["trtllm-hpc", "client", "--key-file", f"{guest}.key"]
     if endpoint.certificate_file is not None:
-        given += f"\n{endpoint.certificate_file} as certificate.crt"
+        files += f"\n{endpoint.certificate_file} as certificate.crt"
         theirs = replace(theirs, certificate_file="certificate.crt")
         words += ["--certificate", "certificate.crt"]
     openai = (endpoint.openai_url or "").removesuffix("/v1")
     url = f"{endpoint.scheme.replace('http', 'grpc')}://{endpoint.grpc}" if endpoint.is_triton else openai
     lines = f"{_access(run, endpoint, theirs).curl}\n\n{shlex.join([*words, '--url', url, _QUESTION])}"
-    return f"\nOnly you can read the key. Pass on\n{given}\nThen {guest} types:\n\n{indent(lines, '  ')}"
+    return f"\nOnly you can read the key. Pass on\n{files}\nThen {guest} types:\n\n{indent(lines, '  ')}"
 
 
 def _access(run: RunPaths, endpoint: Endpoint, shown: Endpoint | None = None) -> EndpointAccess:
-    """Ask the server which model it has, and return how to ask the model, with the files of ``shown``."""
+    """Ask the server for its model, and return examples of requests, with the files of ``shown``."""
     from trtllm_hpc.client.connect import describe, usual_model, usual_openai_model
     from trtllm_hpc.client.sync_client import Client
     from trtllm_hpc.errors import RequestFailed
@@ -136,7 +132,7 @@ def _access(run: RunPaths, endpoint: Endpoint, shown: Endpoint | None = None) ->
             run.run_id, shown, model, chats=False, length=LLM_API_LENGTH if is_llm_api else "max_tokens"
         )
     model = usual_openai_model(endpoint, _TIMEOUT_S)
-    with suppress(RequestFailed):  # it has no chat template
+    with suppress(RequestFailed):  # the model has no chat template
         with Client(endpoint, model, protocol="openai", timeout_s=_TIMEOUT_S, retries=0) as client:
             client.chat([{"role": "user", "content": "Hello"}], max_tokens=1)
         chats = True
@@ -145,35 +141,35 @@ def _access(run: RunPaths, endpoint: Endpoint, shown: Endpoint | None = None) ->
 
 @dataclass(frozen=True)
 class EndpointAccess:
-    """Where a server answers, and how to ask it. The key itself is in none of these."""
+    """Addresses of a server, and examples of requests, which do not contain the key."""
 
     run_id: str
     host: str
-    """The node."""
+    """Node of the server."""
     openai_url: str | None
-    """URL of OpenAI's protocol; ``None``: the server does not speak it."""
+    """URL of OpenAI's protocol; ``None``: the server does not support it."""
     http: str | None
-    """``address:port`` of Triton's HTTP endpoint; ``None``: it is not Triton."""
+    """``address:port`` of Triton's HTTP endpoint; ``None``: the server is not Triton."""
     grpc: str | None
-    """Of its gRPC endpoint."""
+    """``address:port`` of Triton's gRPC endpoint; ``None``: the server is not Triton."""
     model: str
-    """The one that the lines ask."""
+    """Name of the model in the examples."""
     key_file: str | None
-    """File with the key; ``None``: none is asked for."""
+    """File with the key; ``None``: the server requires no key."""
     certificate_file: str | None
-    """The certificate to trust; ``None``: the connection is not encrypted."""
+    """File with the certificate to trust; ``None``: the connection is not encrypted."""
     curl: str
-    """A question, for bash or zsh."""
+    """Request with curl, for bash or zsh."""
     python: str | None
-    """The same with the package ``openai``; ``None`` without an OpenAI URL."""
+    """Request with the Python package ``openai``; ``None`` without an OpenAI URL."""
     ssh: str
-    """Makes the server reachable from a laptop, at ``localhost``."""
+    """Command that forwards a port of a laptop to the server."""
 
 
 def access(
     run_id: str, endpoint: Endpoint, model: str, *, chats: bool, length: str = "max_tokens"
 ) -> EndpointAccess:
-    """Return how to ask a model; ``length`` is Triton's input for the most tokens of an answer."""
+    """Return the examples for a model. ``length`` names Triton's input for the most output tokens."""
     url, path = endpoint.openai_url, "chat/completions" if chats else "completions"
     asked = {"messages": [{"role": "user", "content": _QUESTION}]} if chats else {"prompt": _QUESTION}
     body: dict[str, object] = {"model": model, **asked, "max_tokens": _TOKENS}
@@ -184,7 +180,7 @@ def access(
     trusted = "" if file is None else f" --cacert {shlex.quote(file)}"
     curl = [f"curl -sS{trusted} {shlex.quote(f'{url}/{path}')}", "-H 'Content-Type: application/json'"]
     if endpoint.key_file is not None:
-        # From a file: arguments are in the list of processes, which all users of the machine see.
+        # The key comes from a file, because all users of the machine can see arguments in 'ps'.
         curl.append(f'-H @<(echo "Authorization: Bearer $(cat {shlex.quote(endpoint.key_file)})")')
     return EndpointAccess(
         run_id,
@@ -207,13 +203,13 @@ def _python(endpoint: Endpoint, body: Mapping[str, object], chats: bool) -> str:
     if endpoint.key_file is not None:
         lines.insert(0, "from pathlib import Path\n")
         key = f"Path({endpoint.key_file!r}).read_text().strip()"
-    made = f"base_url={endpoint.openai_url!r}, api_key={key}"
+    arguments = f"base_url={endpoint.openai_url!r}, api_key={key}"
     if endpoint.certificate_file is not None:
         lines = ["import ssl", *lines[:-1], "import httpx", lines[-1], ""]
         lines.append(f"trusted = ssl.create_default_context(cafile={endpoint.certificate_file!r})")
-        made += ", http_client=httpx.Client(verify=trusted)"
+        arguments += ", http_client=httpx.Client(verify=trusted)"
     calls = "chat.completions" if chats else "completions"
     asked = ", ".join(f"{name}={value!r}" for name, value in body.items())
     text = "message.content" if chats else "text"
-    lines += ["", f"client = OpenAI({made})", f"answer = client.{calls}.create({asked})"]
+    lines += ["", f"client = OpenAI({arguments})", f"answer = client.{calls}.create({asked})"]
     return "\n".join([*lines, f"print(answer.choices[0].{text})"])

@@ -21,12 +21,11 @@ from trtllm_hpc.runtime.engine_cache.cache import Cache
 
 @click.group()
 def command() -> None:
-    """The cache of built engines: list, verify and prune it.
+    """List, verify and prune the cache of built engines.
 
-    An engine is found again by a key: a hash of the model's files, of every
-    build option, of the versions and of the GPU. `render` and `submit` look
-    there first. The cache is the profile's engines_folder, else
-    $TRTLLM_HPC_ENGINES, else `engines` beside the folder of runs.
+    'submit' reuses an engine if model, build options, versions and GPU are the same.
+    Folder of the cache: engines_folder of the profile, $TRTLLM_HPC_ENGINES, or
+    'engines' beside the folder of runs.
 
     \b
     Examples:
@@ -37,7 +36,7 @@ def command() -> None:
 
 
 def _cache(cluster: str) -> Cache:
-    """Return the profile's cache; it need not exist. Raises ConfigError if this user may not read it."""
+    """Return the profile's cache, which may not exist. Raises ConfigError if it cannot be read."""
     from trtllm_hpc.runs.hub import runs_folder
     from trtllm_hpc.validation.load import load_cluster
 
@@ -54,17 +53,19 @@ def _cache(cluster: str) -> Cache:
 
 
 def _no_engines(cache: Cache) -> str:
-    return f"no engines in {cache.folder}" + ("" if cache.folder.is_dir() else ", which is not there")
+    return f"no engines in {cache.folder}" + ("" if cache.folder.is_dir() else ", which does not exist")
 
 
 def _find(cache: Cache, name: str, *, alone: bool = False) -> list[EngineRow]:
-    """Return the entry with that name, or all whose name or key begins with it.
+    """Return the entry with a name, or all entries whose name or key begins with it.
 
-    Raises BuildFailed if there is none; with ``alone`` also if there are several.
+    Raises BuildFailed without such an entry; with ``alone`` also for several entries.
     """
     rows = list_entries(cache)
     found = [row for row in rows if row.name == name] or [
-        row for row in rows if name and any(it.startswith(name) for it in (row.name, row.name.split("-")[-1]))
+        row
+        for row in rows
+        if name and (row.name.startswith(name) or row.name.split("-")[-1].startswith(name))
     ]
     if not found or (alone and len(found) > 1):
         message = "No engine is" if not found else f"{len(found)} engines are"
@@ -77,7 +78,7 @@ _STYLES = {"whole": "green", "building": "cyan", "half-built": "yellow", "broken
 
 
 def _state(row: EngineRow) -> str:
-    """Return the state with its builder or its fault."""
+    """Return the state, with the builder or the fault."""
     return " ".join(filter(None, (f"{row.state}:" if row.state == "broken" else row.state, row.note)))
 
 
@@ -85,7 +86,7 @@ def _state(row: EngineRow) -> str:
 @cluster_option
 @json_option
 def list_engines(cluster: str, as_json: bool) -> None:
-    """List every output in the cache, the last used first."""
+    """List the engines in the cache, the last used first."""
     cache = _cache(cluster)
     rows = list_entries(cache)
     print_listing(
@@ -112,21 +113,21 @@ def list_engines(cluster: str, as_json: bool) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that is wrong with an engine."""
+    """A fault of an engine."""
 
     entry: str
-    """The engine's name."""
+    """Name of the engine."""
     sentence: str
 
 
 @dataclass(frozen=True)
 class VerifiedEngines:
-    """Whether engines are what was built."""
+    """Result of the comparison of engines with the records of their builds."""
 
     entries: int
-    """How many engines were read."""
+    """Number of engines that were read."""
     faults: tuple[Fault, ...]
-    """Empty: all are what was built."""
+    """Faults; empty if all engines are intact."""
 
 
 @command.command()
@@ -134,47 +135,46 @@ class VerifiedEngines:
 @cluster_option
 @json_option
 def verify(names: tuple[str, ...], cluster: str, as_json: bool) -> int:
-    """Read every file of every engine (or of NAMEs) and compare it with what was built.
+    """Compare every file of the engines with the record of the build.
 
-    \b
-    Exit code: 6 if anything is broken.
+    The exit code is 6 if an engine is broken.
     """
     cache = _cache(cluster)
-    items = [_find(cache, name, alone=True)[0] for name in names] if names else list_entries(cache)
+    rows = [_find(cache, name, alone=True)[0] for name in names] if names else list_entries(cache)
     faults = []
-    for item in items:
-        found = verify_entry(item.entry)
-        faults += [Fault(item.name, sentence) for sentence in found]
+    for row in rows:
+        found = verify_entry(row.entry)
+        faults += [Fault(row.name, sentence) for sentence in found]
         if not as_json and not found:
-            made = item.entry.manifest()
-            click.echo(f"{item.name}: {f'whole ({len(made.files)} files)' if made else _state(item)}")
+            manifest = row.entry.manifest()
+            click.echo(f"{row.name}: {f'whole ({len(manifest.files)} files)' if manifest else _state(row)}")
     code = ExitCode.BUILD if faults else ExitCode.OK
     if as_json:
-        print_json(VerifiedEngines(len(items), tuple(faults)))
+        print_json(VerifiedEngines(len(rows), tuple(faults)))
         return code
-    if not items:
+    if not rows:
         click.echo(_no_engines(cache))
     for fault in faults:
         click.echo(f"error: {fault.entry}: {fault.sentence}", err=True)
     if faults:
         broken = " ".join(dict.fromkeys(fault.entry for fault in faults))
-        advice = "submit the job again, which builds it again, or remove it"
+        advice = "submit the job again to build it again, or remove it"
         click.echo(f"  next: {advice}: trtllm-hpc engines prune {broken} --yes", err=True)
     return code
 
 
 @command.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@pruning("used")
+@pruning("was last used")
 @cluster_option
 def prune(
     names: tuple[str, ...], cluster: str, older_than_s: float | None, remove_them: bool
 ) -> Sequence[Pruned]:
     """Remove engines from the cache; without --yes, only list them.
 
-    With NAMEs these go. Else what killed builds have left and broken engines go, and
-    with --older-than unused engines. An engine that is being built, or used by an
-    active run, always stays.
+    Selects NAMEs, or else broken engines, remains of killed builds and, with
+    --older-than, unused engines. An engine stays while it is built or while an active run
+    uses it.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``trtllm-hpc gateway``: the server of OpenAI's protocol, which a run's job starts beside Triton."""
+"""``trtllm-hpc gateway``: serve OpenAI's protocol in front of Triton; a run's job starts it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,21 @@ if TYPE_CHECKING:
 @click.option(
     "--run",
     type=EXISTING_FOLDER,
-    help="Folder of the run: model, tokenizer, limits, and the server's address.",
+    metavar="FOLDER",
+    help="Run folder, with the model, the tokenizer, the limits and the server's address.",
 )
-@url_options("Triton, e.g. grpc://127.0.0.1:8001; by default as the run's endpoint says.")
-@click.option("--tokenizer", type=EXISTING_FOLDER, help="Folder with tokenizer.json; by default the run's.")
-@click.option("--name", help="Name of the model in requests; by default the run's.")
-@click.option("--fd", type=click.IntRange(min=0), help="Number of an inherited socket that listens.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port of this machine to listen on.")
+@url_options("Triton, e.g. grpc://127.0.0.1:8001.  [default: the run's endpoint]")
+@click.option(
+    "--tokenizer",
+    type=EXISTING_FOLDER,
+    metavar="FOLDER",
+    help="Folder with tokenizer.json.  [default: the run's]",
+)
+@click.option("--name", metavar="NAME", help="Name of the model in requests.  [default: the run's]")
+@click.option(
+    "--fd", type=click.IntRange(min=0), metavar="N", help="File descriptor of an inherited listening socket."
+)
+@click.option("--port", type=click.IntRange(0, 65535), metavar="PORT", help="Port on localhost to listen on.")
 def command(
     run: Path | None,
     address: Address | None,
@@ -34,14 +42,14 @@ def command(
     fd: int | None,
     port: int | None,
 ) -> None:
-    """Answer OpenAI's protocol in front of a Triton server, until SIGTERM.
+    """Serve OpenAI's protocol in front of a Triton server, until SIGTERM.
 
-    It asks for no key: a run's proxy does. By hand it listens on this machine alone.
+    The gateway requires no key: the run's proxy does.
 
     \b
     Examples:
-      trtllm-hpc gateway --run runs/demo-1 --port 8080
-      trtllm-hpc gateway --url grpc://node7:8001 --tokenizer /models/llama --name llama --port 8080
+      trtllm-hpc gateway --run ~/runs/demo-1 --port 8080
+      trtllm-hpc gateway --url grpc://node7:8001 --tokenizer ~/models/llama --name llama --port 8080
     """
     from trtllm_hpc.errors import NotReady
     from trtllm_hpc.gateway.app import facts_of, listen, serve
@@ -60,5 +68,5 @@ def command(
     if port is not None:
         sockets.append(listen(port))
     if not sockets:
-        raise click.UsageError("Say where to listen: --port or --fd.")
+        raise click.UsageError("Name where to listen: --port or --fd.")
     serve(sockets, target, facts)

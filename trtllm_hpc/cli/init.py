@@ -1,4 +1,4 @@
-"""Files to start from: ``init`` writes them, ``jobs`` and ``schema`` show what is shipped."""
+"""``trtllm-hpc init``, ``jobs`` and ``schema``: files to start from."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from trtllm_hpc.cli.shared import (
     job_names,
     json_option,
     print_listing,
+    print_note,
     refuse_existing,
     save_new,
 )
@@ -35,11 +36,11 @@ def schema_file(name: str) -> Path:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """Return a schema of :data:`NAMES` that needs no other file."""
+    """Return a schema of :data:`NAMES` as one self-contained document."""
     text = schema_file(name).read_text(encoding="utf-8")
     if name != "cluster":
         return dict(json.loads(text))
-    whole = json.loads(text.replace("job.schema.json#", "#"))  # its job_defaults are a job file's
+    whole = json.loads(text.replace("job.schema.json#", "#"))  # job_defaults refers to the job schema
     return {**whole, "$defs": {**whole["$defs"], **schema("job")["$defs"]}}
 
 
@@ -47,16 +48,13 @@ def schema(name: str) -> dict[str, Any]:
 def command() -> None:
     """Write a commented job file or cluster profile to start from.
 
+    The first line of each file names its JSON Schema, with which editors complete
+    and check keys.
+
     \b
     Examples:
-      trtllm-hpc init job job.yaml
-      trtllm-hpc init job llama.yaml --backend pytorch
-      trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
+      trtllm-hpc init job chat.yaml --from qwen3-8b --model ~/models/Qwen3-8B
       trtllm-hpc init cluster mysite.yaml
-
-    The first line of each file names the JSON Schema of this installation:
-    editors with a YAML language server complete and check keys by it.
-    'trtllm-hpc schema' prints it, for another machine.
     """
 
 
@@ -65,7 +63,7 @@ _BACKENDS = {
     "pytorch": ("pytorch", "pyxis"),
     "tensorrtllm": ("tensorrt_llm", "pyxis"),
 }
-"""For each backend its templates, and a profile that has it."""
+"""The template of each backend, and a profile for it."""
 
 
 @command.command()
@@ -73,67 +71,65 @@ _BACKENDS = {
 @click.option(
     "--backend",
     type=click.Choice([*_BACKENDS]),
-    help="TensorRT-LLM in NVIDIA's container on PyTorch, or with an engine; or the reference backend, "
-    "on any machine.  [default: reference]",
+    metavar="NAME",
+    help="pytorch or tensorrtllm: NVIDIA's container, with PyTorch or a built engine; reference: any machine."
+    "  [default: reference]",
 )
 @click.option(
     "--from",
     "recipe",
     metavar="NAME",
     shell_complete=complete_with(job_names),
-    help="Copy a shipped job file with its comments; 'trtllm-hpc jobs list' names them.",
+    help="Copy a shipped job file. 'trtllm-hpc jobs list' lists them.",
 )
 @click.option(
     "--model",
     metavar="FOLDER",
-    help="The model's folder, as the compute nodes see it; with --from, also ORG/NAME of the Hub.",
+    help="Folder of the model on the compute nodes; with --from also ORG/NAME of a hub.",
 )
 @click.option(
     "--gpu",
     metavar="KIND",
-    help="Read the checkpoint in --model, and find settings for it on this kind of GPU, such as h200.",
+    help="Choose settings for --model on this kind of GPU, e.g. h200.",
 )
 @click.option(
     "--goal",
     type=click.Choice(["latency", "throughput"]),
-    help="With --gpu: quick answers for a few users, or many at once.  [default: throughput]",
+    help="With --gpu: short answer times, or many users.  [default: throughput]",
 )
 def job(
     file: Path, backend: str | None, recipe: str | None, model: str | None, gpu: str | None, goal: Goal | None
 ) -> None:
-    """Write a commented job file.
+    """Write a commented job file. FILE is job.yaml by default.
 
-    FILE defaults to job.yaml. With the reference backend it runs unchanged: a
-    small random model over two ranks. For the others set model.path in it.
-    A relative model.path or engine.directory is relative to the file's folder.
+    The default file serves a small random model over two ranks, on any machine. For
+    another backend set model.path in the file.
 
-    With --gpu the nearest shipped job file for the checkpoint is taken; without
-    one, the memory planner finds the fewest GPUs. Comments say which values are
-    ours.
+    --gpu starts from the nearest shipped job file for the checkpoint, or from the
+    fewest GPUs whose memory suffices.
 
     \b
     Examples:
       trtllm-hpc init job
-      trtllm-hpc init job llama.yaml --backend pytorch
-      trtllm-hpc init job r1.yaml --model /scratch/models/DeepSeek-R1-0528 --gpu h200 --goal latency
-      trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
+      trtllm-hpc init job chat.yaml --from qwen3-8b --model ~/models/Qwen3-8B
+      trtllm-hpc init job r1.yaml --model ~/models/DeepSeek-R1-0528 --gpu h200 --goal latency
     """
     from trtllm_hpc.config.files import as_argument
     from trtllm_hpc.config.hub import HUB_NAME
     from trtllm_hpc.runs.job_files import copy_of, described
 
-    if sum(it is not None for it in (recipe, backend, gpu)) > 1:
+    if sum(option is not None for option in (recipe, backend, gpu)) > 1:
         raise click.UsageError("Choose one of --backend, --from and --gpu.")
     of_hub = model is not None and HUB_NAME.fullmatch(model) and not (file.parent / model).exists()
     if of_hub and recipe is None:
         raise click.UsageError(
-            f"There is no folder {model}. Of the Hub's model, 'trtllm-hpc models fetch {model}' prints the "
-            f"folder to name; or leave --model out, and submit with --set model.hub={model}."
+            f"There is no folder {model}. To use the Hub's model, name the folder that "
+            f"'trtllm-hpc models fetch {model}' prints; or submit with --set model.hub={model}."
         )
     if model is not None and recipe is None and gpu is None:
-        raise click.UsageError("--model needs --gpu or --from; else edit the file.")
+        raise click.UsageError("--model needs --gpu or --from. Without them, set model.path in the file.")
     if (goal or gpu) and not (model and gpu):
-        raise click.UsageError("--gpu needs --model, and --goal needs both.")
+        raise click.UsageError("--gpu needs --model, and --goal needs --gpu.")
     refuse_existing(file)
     title, notes = _name_from(file, "my-job"), list[str]()
     template, cluster = _BACKENDS[backend or "reference"]
@@ -142,7 +138,7 @@ def job(
         shipped = described(recipe, _shipped(recipe, "--from"))
         text = first + copy_of(recipe, title, model, "hub" if of_hub else "path")
         cluster = "pyxis" if shipped.gpus else "local"
-        notes += [f"model.hub is {model}: there is no folder of this name."] if of_hub else []
+        notes += [f"model.hub is {model}, because no folder has this name."] if of_hub else []
     elif model is not None and gpu is not None:
         from trtllm_hpc.config.cluster import gpus
         from trtllm_hpc.runs.job_files import fitting_job
@@ -159,11 +155,12 @@ def job(
         before, cluster = "trtllm-hpc init cluster mysite.yaml, then ", "./mysite.yaml"
     written = click.format_filename(file)
     click.echo("\n  ".join([f"Wrote {written}.", *notes]))
-    click.echo(f"  next: {before}trtllm-hpc render {as_argument(written)} --cluster {cluster}")
+    advice = f"  next: {before}trtllm-hpc render {as_argument(written)} --cluster {cluster}"
+    print_note(advice, err=False)
 
 
 def _name_from(file: Path, otherwise: str) -> str:
-    """Return a valid name made from the file's."""
+    """Return a valid name of a job or a cluster, made from the file name."""
     letters = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem)
     return letters.strip("-._")[:64] or otherwise
 
@@ -178,14 +175,12 @@ def _rendered(template: str, kind: str, **values: object) -> str:
 
 @command.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path("cluster.yaml"), metavar="[FILE]")
-@click.option("--partition", metavar="NAME", help="Slurm's partition for servers; sinfo lists them.")
+@click.option("--partition", metavar="NAME", help="Slurm partition for servers.")
 def cluster(file: Path, partition: str | None) -> None:
-    """Write a commented cluster profile.
+    """Write a commented cluster profile. FILE is cluster.yaml by default.
 
-    FILE defaults to cluster.yaml. Partitions, GPUs per node, MPI plugins and
-    pyxis come from sinfo and srun; without Slurm the file has placeholders. With
-    pyxis the image is NVIDIA's, of the release that a job file names. Where several
-    partitions have GPUs, the terminal asks which to take.
+    Partitions, GPUs per node, MPI plugins and pyxis come from sinfo and srun. Without
+    Slurm the file has placeholders.
 
     \b
     Examples:
@@ -202,7 +197,7 @@ def cluster(file: Path, partition: str | None) -> None:
     try:
         facts = query_cluster()
     except SubmissionError as error:
-        click.echo(f"Slurm was not queried: {error.message} The profile has placeholders; fill them in.")
+        click.echo(f"Slurm was not queried: {error.message} Fill in the placeholders of the profile.")
     chosen, why = _chosen(facts, partition) if facts is not None else (None, "")
     wheel = facts is not None and not facts.has_pyxis and only_wheel_has_server()
     title = _name_from(file, "my-cluster")
@@ -213,40 +208,39 @@ def cluster(file: Path, partition: str | None) -> None:
     if chosen is not None:
         click.echo(f"  chosen: partition {chosen}{why}")
         if chosen.hides_gpus:
-            click.echo("  sinfo shows no GPUs of it: if it has some, set gpus_per_node and gpu_request: none")
+            click.echo("  sinfo shows no GPUs in it: if it has GPUs, set gpus_per_node and gpu_request: none")
     if wheel:
-        click.echo("  chosen: Triton server of the nvidia-pytriton wheel; there is no tritonserver on PATH")
-    # A shipped job that fits the profile: NVIDIA's image has no reference backend.
+        click.echo("  chosen: Triton server of the nvidia-pytriton wheel, as PATH has no tritonserver")
+    # A shipped job that fits the profile: NVIDIA's image cannot run the reference backend.
     job = "qwen3-8b" if facts is not None and facts.has_pyxis else "tiny-llama"
-    click.echo(f"  next: trtllm-hpc doctor {job} --cluster {as_argument(written)}")
+    print_note(f"  next: trtllm-hpc doctor {job} --cluster {as_argument(written)}", err=False)
 
 
 def _chosen(facts: SlurmFacts, name: str | None) -> tuple[Partition | None, str]:
-    """Return the partition to use, and why where others fit too; raises BadParameter if it is not there."""
+    """Return the partition to use, and the reason if several fit. Raises BadParameter for an unknown name."""
     candidates, why = facts.candidates, ""
     if name is None and len(candidates) > 1 and facts.chosen is not None:
         if sys.stdin.isatty():
             name = click.prompt("Partition for servers", facts.chosen.name, type=click.Choice(candidates))
         else:
             first = "the default" if facts.chosen.is_default else "the first"
-            why = f"\n    {first} of {', '.join(candidates)}, which all fit; --partition NAME takes another"
+            why = f"\n    {first} of {', '.join(candidates)}, which all fit; --partition NAME chooses another"
     if name is None:
         return facts.chosen, why
-    if not (found := [it for it in facts.partitions if it.name == name]):
-        names = ", ".join(dict.fromkeys(it.name for it in facts.partitions)) or "none"
+    if not (found := [partition for partition in facts.partitions if partition.name == name]):
+        names = ", ".join(dict.fromkeys(partition.name for partition in facts.partitions)) or "none"
         raise click.BadParameter(f"there is no {name!r}; sinfo lists {names}.", param_hint="--partition")
-    return min(found, key=lambda it: it.rank), why
+    return min(found, key=lambda partition: partition.rank), why
 
 
 @click.group("jobs")
 def jobs_command() -> None:
-    """List the shipped job files, and print one to start from.
+    """List and print the shipped job files.
 
     \b
     Examples:
       trtllm-hpc jobs list
       trtllm-hpc jobs show qwen3-8b
-      trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
       trtllm-hpc submit tiny-llama --cluster sandbox
     """
 
@@ -254,7 +248,7 @@ def jobs_command() -> None:
 @jobs_command.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the shipped job files and what each is for."""
+    """List the shipped job files and their purposes."""
     from trtllm_hpc.report.formatting import NONE
     from trtllm_hpc.report.tables import terminal_width
     from trtllm_hpc.runs.job_files import shipped_jobs
@@ -270,7 +264,7 @@ def list_(as_json: bool) -> None:
         "what it shows": lambda job: job.summary,
     }
     first = ["name", "model"]
-    if terminal_width() is not None:  # into a pipe each job is one line
+    if terminal_width() is not None:  # in a pipe each job is one line
         del columns["name"], columns["model"]
         first = ["name\n  model"]
         columns = {first[0]: lambda job: f"{job.name}\n  {job.model}", **columns}
@@ -287,22 +281,17 @@ def list_(as_json: bool) -> None:
 @jobs_command.command()
 @click.argument("job", metavar="JOB", shell_complete=complete_with(job_names))
 def show(job: str) -> None:
-    """Print the shipped job file JOB with its comments.
-
-    \b
-    Example:
-      trtllm-hpc jobs show qwen3-8b
-    """
+    """Print the shipped job file JOB with its comments."""
     click.echo(_shipped(job, "JOB").read_text(encoding="utf-8"), nl=False)
 
 
 def _shipped(name: str, parameter: str) -> Path:
-    """Return the shipped job file of that name. Raises click.BadParameter if there is none."""
+    """Return the shipped job file with a name. Raises click.BadParameter for an unknown name."""
     from trtllm_hpc.config.files import jobs
 
     file = jobs().get(name)
     if file is None:
-        message = f"no shipped job file is called {name!r}; there are {', '.join(jobs())}."
+        message = f"no shipped job file is called {name!r}, only {', '.join(jobs())}."
         raise click.BadParameter(message, param_hint=parameter)
     return file
 
@@ -310,12 +299,17 @@ def _shipped(name: str, parameter: str) -> Path:
 @click.command("schema")
 @click.argument("name", type=click.Choice(NAMES))
 def schema_command(name: str) -> None:
-    """Print the JSON Schema NAME.
+    """Print a JSON Schema.
 
-    'job' and 'cluster' are those of job files and cluster profiles, for editors.
-    An editor with a YAML language server uses a copy beside a file that begins with
-    '# yaml-language-server: $schema=job.schema.json'. 'lock' is that of lock.json,
-    and 'output' has what each command prints with --json, under 'commands'.
+    \b
+    NAME is one of:
+      job      job files
+      cluster  cluster profiles
+      lock     lock.json of a run
+      output   what each command prints with --json, under 'commands'
+
+    An editor with a YAML language server uses the schema if the file begins with
+    '# yaml-language-server: $schema=job.schema.json'.
 
     \b
     Examples:

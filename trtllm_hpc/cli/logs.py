@@ -1,4 +1,4 @@
-"""``trtllm-hpc logs``: list or read the logs of a run, by rank."""
+"""``trtllm-hpc logs``: list or print the logs of a run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from trtllm_hpc.logs.reading import for_output
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import PROGRAMS, STEPS, RunPaths, call_name
 from trtllm_hpc.report.log_table import list_with_causes, print_logs
+from trtllm_hpc.report.tables import sentences
 
 
 def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> re.Pattern[str] | None:
@@ -31,19 +32,22 @@ def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> r
     "--stage",
     "step",
     type=click.Choice([*STEPS, *PROGRAMS]),
-    help="Only the logs of this stage, step or program.",
+    metavar="STAGE",
+    help=f"Only the logs of this stage: {', '.join((*STEPS, *PROGRAMS))}.",
 )
 @click.option(
-    "--rank", type=click.IntRange(min=0), help="Only this rank's log; of 'serve' if no --stage is given."
+    "--rank", type=click.IntRange(min=0), metavar="N", help="Only this rank's log.  [default stage: serve]"
 )
-@click.option("--instance", type=click.IntRange(min=0), help="Only the logs of this instance of the server.")
-@click.option("--follow", "-f", is_flag=True, help="Print new lines until the writers have ended.")
+@click.option(
+    "--instance", type=click.IntRange(min=0), metavar="N", help="Only the logs of this server instance."
+)
+@click.option("--follow", "-f", is_flag=True, help="Print new lines until the stages have ended.")
 @click.option(
     "--grep",
     "pattern",
     callback=_pattern,
     metavar="REGEX",
-    help="Only matching lines; exit code 1 if there are none.",
+    help="Only matching lines; exit code 1 if no line matches.",
 )
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
 @json_option
@@ -62,16 +66,16 @@ def command(
 ) -> None:
     """List the logs of RUN, or print the logs that the options select.
 
-    Of more than 8 ranks the list has those in the same state on one line, and
-    the first 8 failed ones each on its own; --json has every rank. Of a failed
-    run the cause and what to do next follow.
+    The list has the state, the size and the first error of each log, and the cause
+    of a failure. With more than 8 ranks, ranks in the same state share a line; --json
+    lists every rank.
 
     \b
-    trtllm-hpc logs RUN                     the list: state, size, first error
-    trtllm-hpc logs RUN --rank 1            the log of rank 1 of the server
-    trtllm-hpc logs RUN --instance 1        all ranks of instance 1
-    trtllm-hpc logs RUN --follow            everything, as it is written
-    trtllm-hpc logs RUN --grep 'error|warn' matching lines, of failed ranks first
+    Examples:
+      trtllm-hpc logs                          list the logs of the latest run
+      trtllm-hpc logs RUN --rank 1             print the log of the server's rank 1
+      trtllm-hpc logs RUN --follow             print everything as it is written
+      trtllm-hpc logs RUN --grep 'error|warn'  print matching lines, failed ranks first
     """
     if (step, rank, instance, pattern, tail) == (None,) * 5 and not follow:
         rows, causes = list_with_causes(run)
@@ -79,16 +83,16 @@ def command(
             print_json(rows)
             return
         print_logs(rows)
-        for line in cause_lines(causes):
-            click.echo(line)
+        if causes:
+            click.echo(sentences(cause_lines(causes)))
         return
     if as_json:
-        raise click.UsageError("--json prints the list of logs; it takes no other option.")
+        raise click.UsageError("--json prints the list of logs: leave the other options out.")
     if step is None and (rank is not None or instance is not None):
         step = "serve"
     if instance is not None:
         if step != "serve":
-            raise click.BadParameter("only the stage serve has instances.", param_hint="'--instance'")
+            raise click.BadParameter("only the stage 'serve' has instances.", param_hint="'--instance'")
         instances = len(RunSnapshot(run).serve_steps)
         if instance >= instances:
             known = "one instance" if instances == 1 else f"instances 0 to {instances - 1}"
@@ -98,7 +102,7 @@ def command(
         raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
     if step is not None and rank is not None:
         if step in PROGRAMS:
-            raise click.BadParameter(f"the {step} is one process, without ranks.", param_hint="'--rank'")
+            raise click.BadParameter(f"the {step} is one process and has no ranks.", param_hint="'--rank'")
         ranks = planned_ranks(RunSnapshot(run), step)
         if ranks is not None and rank >= ranks:
             known = {1: "rank 0 only", 2: "ranks 0 and 1"}.get(ranks, f"ranks 0 to {ranks - 1}")
@@ -114,19 +118,19 @@ def command(
         chosen = selected()
         logs = [log for log in chosen if log.path.exists()]
         if not logs:
-            names = ", ".join(log.name for log in chosen) or "any step"
+            names = ", ".join(log.name for log in chosen) or "any stage"
             message = f"Run {run.run_id} has not written the log of {names} yet."
             raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
         logs = [log for log in logs if log.size_bytes]
         if pattern is not None:
-            logs.sort(key=lambda log: not log.state.startswith("failed"))  # what explains most comes first
+            logs.sort(key=lambda log: not log.state.startswith("failed"))
         found, prefixed = written_lines(logs, wanted), len(logs) > 1
     count = 0
     for log, lines in found:
         count += len(lines)
-        # Lines that come together are one write.
+        # One write for all new lines keeps lines of several logs apart.
         text = "\n".join(f"{log.name} {line}" if prefixed else line for line in lines)
-        # color=True: what goes into a pipe or a file stays as it was written.
+        # color=True keeps the log's own colour codes, also in a pipe or a file.
         click.echo(for_output(text), color=True)
     if not count and pattern is not None:
         ctx.exit(1)

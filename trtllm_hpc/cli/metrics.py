@@ -1,4 +1,4 @@
-"""``trtllm-hpc metrics``: the server's own metrics."""
+"""``trtllm-hpc metrics``: show the server's own metrics."""
 
 from __future__ import annotations
 
@@ -21,23 +21,19 @@ from trtllm_hpc.runs.find import find_run
 from trtllm_hpc.runtime.records import Endpoint
 
 _INTERVAL_S = 1.0
-"""Between two samples of ``--watch``."""
+"""Time between samples with ``--watch``."""
 
 
 @click.command("metrics")
 @runs_option
 @optional_run
-@click.option(
-    "--watch", is_flag=True, help="Sample every second until Ctrl-C, and show the rates in between."
-)
+@click.option("--watch", is_flag=True, help="Show the metrics of each second, until Ctrl-C.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, run: RunPaths | None, runs: Path | None, watch: bool, as_json: bool) -> None:
-    """Show the metrics of RUN's server: its engine, its queue and its memory.
+    """Show the metrics of RUN's server: engine, queue and memory.
 
-    Without --watch, counts and means are those since the server's start. With
-    --watch they are those of each interval; with --json as well, each interval
-    is one line.
+    Counts and means are since the server's start, or with --watch over each second.
 
     \b
     Examples:
@@ -70,20 +66,19 @@ def command(ctx: click.Context, run: RunPaths | None, runs: Path | None, watch: 
 
 @dataclass(frozen=True)
 class MetricsSample:
-    """The metrics of a server; with ``--watch --json`` one a line for each interval."""
+    """The metrics of a server; with ``--watch --json`` a line for each interval."""
 
     url: str
-    """The metrics page."""
+    """URL of the metrics page."""
     host: str
     over_s: float | None
-    """Length of the interval of counts and means; ``None``: since the server's start."""
+    """Interval of counts and means, in seconds; ``None``: since the server's start."""
     values: dict[str, float]
-    """By the key of each figure, such as `kv_used_share`."""
+    """The figures by key, such as `kv_used_share`."""
 
 
 def _samples(endpoint: Endpoint) -> Iterator[MetricsSample]:
-    """Yield one sample for each interval, the first after the first interval."""
-
+    """Yield a sample after each interval."""
     before, before_s = fetch_page(endpoint), time.monotonic()
     while True:
         time.sleep(_INTERVAL_S)
@@ -100,7 +95,7 @@ def _text(sample: MetricsSample) -> str:
 
 
 def _redraw(endpoint: Endpoint) -> None:
-    """Redraw the samples on a terminal; into a pipe print one after the other."""
+    """Redraw the samples on a terminal; elsewhere print them one after the other."""
     if terminal_width() is None:
         for sample in _samples(endpoint):
             click.echo(_text(sample))
@@ -115,19 +110,19 @@ def _redraw(endpoint: Endpoint) -> None:
 
 
 def server_text(values: Mapping[str, float]) -> str:
-    """Return a table of the figures of the engine, of Triton's models and of the host."""
+    """Return a table with the figures of the engine, Triton's models and the host."""
     series = {key: describe(key) for key in values}
     table = Table("server", "model", "now", right=("now",))
-    for key, one in series.items():
-        label = one.key.replace("_", " ") if one.of == "model" else one.label
-        table.add_row(label, one.model or "", in_unit(values[key], one.unit))
-    if any(one.of == "engine" for one in series.values()):
+    for key, figure in series.items():
+        label = figure.key.replace("_", " ") if figure.of == "model" else figure.label
+        table.add_row(label, figure.model or "", in_unit(values[key], figure.unit))
+    if any(figure.of == "engine" for figure in series.values()):
         return as_text(table)
-    return f"This server shows nothing of its engine: its backend has no metrics.\n{as_text(table)}"
+    return f"This server's backend has no metrics of the engine.\n{as_text(table)}"
 
 
 def in_unit(value: float, unit: str) -> str:
-    """Return a figure as people read it, e.g. ``62 %``, ``1.5 GiB``, ``4.1 ms``, ``12``."""
+    """Return a figure with its unit, e.g. ``62 %``, ``1.5 GiB``, ``4.1 ms``, ``12``."""
     if unit == "share":
         return f"{value:.0%}".replace("%", " %")
     if unit == "bytes":

@@ -1,4 +1,4 @@
-"""``trtllm-hpc models``: models of a hub on this site, and small real models to try things out with."""
+"""``trtllm-hpc models``: fetch, list and prune models of a hub, and small models for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.cli.shared import cluster_option, json_option, print_listing, pruning
+from trtllm_hpc.cli.shared import cluster_option, json_option, print_listing, print_note, pruning
 from trtllm_hpc.config.hub import models_folder
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_time
 from trtllm_hpc.runs import fetched_models, hub
@@ -19,10 +19,10 @@ from trtllm_hpc.validation.load import load_cluster
 
 @click.group()
 def command() -> None:
-    """Fetch models, from a hub or small ones to try things out with; list and prune them.
+    """Fetch, list and prune models of a hub, and small models for tests.
 
-    Models of a hub are in the profile's models_folder, else $TRTLLM_HPC_MODELS,
-    else `models` beside the folder of runs.
+    Folder of the hub's models: models_folder of the profile, $TRTLLM_HPC_MODELS, or
+    'models' beside the folder of runs.
 
     \b
     Examples:
@@ -43,9 +43,12 @@ def _folder(cluster: str) -> Path:
 @cluster_option
 @json_option
 def list_(cluster: str, as_json: bool) -> None:
-    """List the models with their size, last use, and the runs that use them."""
+    """List the models with size, last use, and the runs that use them."""
     small = [(name, model, default_folder(name)) for name, model in MODELS.items()]
-    rows = [ModelRow(name, it.summary, it.licence, str(path), is_fetched(path)) for name, it, path in small]
+    rows = [
+        ModelRow(name, model.summary, model.licence, str(path), is_fetched(path))
+        for name, model, path in small
+    ]
     print_listing(
         [*rows, *hub.hub_rows(_folder(cluster))],
         {
@@ -65,19 +68,19 @@ def list_(cluster: str, as_json: bool) -> None:
 
 @command.command()
 @click.argument("name")
-@click.option("--revision", help="Branch, tag or commit of a hub's model.  [default: main]")
+@click.option("--revision", help="Branch, tag or commit.  [default: main]")
 @click.option(
     "--token-file",
     type=click.Path(exists=True, dir_okay=False),
-    help="File with a token, for a gated or private model of a hub.",
+    help="File with a token for a gated or private model.",
 )
 @cluster_option
 def fetch(name: str, revision: str | None, token_file: str | None, cluster: str) -> None:
-    """Fetch the model NAME once: one of a hub (org/name), or a small one of `models list`.
+    """Fetch a model, and print its folder.
 
-    Its folder is printed, and can be the model.path of a job file. A job file
-    with model.hub finds a hub's model by itself. After an interruption the same
-    command goes on where it was.
+    NAME is ORG/NAME of a hub, or a small model of 'models list'. Set model.path of a job
+    file to the folder, or model.hub to ORG/NAME. After an interruption the same
+    command continues the download.
     """
     if "/" in name:
         found, _ = hub.find(_folder(cluster), name, revision, token_file)
@@ -85,22 +88,22 @@ def fetch(name: str, revision: str | None, token_file: str | None, cluster: str)
         click.echo(found)
         return
     if name not in MODELS:
-        message = f"{name!r} is not org/name, and not among them: {', '.join(MODELS)}."
+        message = f"{name!r} is neither ORG/NAME nor one of {', '.join(MODELS)}."
         raise click.BadParameter(message, param_hint="NAME")
     folder = default_folder(name)
     if not is_fetched(folder):
-        fetched_models.fetch(MODELS[name], folder, lambda line: click.echo(f"{line} ...", err=True))
+        fetched_models.fetch(MODELS[name], folder, lambda line: print_note(f"{line} ..."))
     click.echo(folder)
 
 
 @command.command()
-@pruning("used")
+@pruning("was last used")
 @cluster_option
 def prune(cluster: str, older_than_s: float | None, remove_them: bool) -> Sequence[Pruned]:
     """Remove models of hubs; without --yes, only list them.
 
-    Without --older-than only what an interrupted removal has left goes. A model that
-    the job file of a run names always stays, and one that is being downloaded.
+    A model stays if a run's job file names it, or while it is downloaded. Without
+    --older-than, only remains of interrupted removals are selected.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``trtllm-hpc runs``: list all runs, and remove old ones."""
+"""``trtllm-hpc runs``: list runs, and remove old ones."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from trtllm_hpc.runs.listing import ListedRun, listed_runs
 from trtllm_hpc.runs.prune import Pruned, prune_runs
 from trtllm_hpc.runs.status import RunState
 
-_STATES = click.Choice([it.value for it in RunState])
+_STATES = click.Choice([state.value for state in RunState])
 
 
 @click.group(invoke_without_command=True)
-@click.option("--state", "states", type=_STATES, multiple=True, help="Only runs in it.  [repeatable]")
+@click.option(
+    "--state",
+    "states",
+    type=_STATES,
+    multiple=True,
+    metavar="STATE",
+    help=f"Only runs in this state: {', '.join(_STATES.choices)}.  [repeatable]",
+)
 @runs_option
 @json_option
 @click.pass_context
 def command(context: click.Context, states: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
-    """List all runs, the newest first: state, model, endpoint, age.
-
-    Slurm is asked once, for all runs that have not ended.
+    """List runs, the newest first: state, model, endpoint, age.
 
     \b
     Examples:
@@ -37,7 +42,7 @@ def command(context: click.Context, states: tuple[str, ...], runs: Path | None, 
     """
     if context.invoked_subcommand is not None:
         if as_json or states or runs is not None:
-            raise click.UsageError(f"Write options after {context.invoked_subcommand!r}.")
+            raise click.UsageError(f"Write the options after {context.invoked_subcommand!r}.")
         return
 
     wanted = [RunState(state) for state in states]
@@ -48,8 +53,9 @@ def command(context: click.Context, states: tuple[str, ...], runs: Path | None, 
         "model": lambda row: PurePath(row.model).name if row.model else NONE,
         "endpoint": lambda row: row.endpoint or NONE,
         "age": lambda row: format_duration(max(0.0, time.time() - row.created_at)),
-        "GPU-h": lambda row: quantity(row.gpu_hours, 2),
     }
+    if any(row.gpu_hours for row in rows):
+        columns["GPU-h"] = lambda row: quantity(row.gpu_hours, 2)
     print_listing(
         rows,
         columns,
@@ -62,14 +68,13 @@ def command(context: click.Context, states: tuple[str, ...], runs: Path | None, 
 
 
 @command.command()
-@pruning("that ended", with_sizes=False)
+@pruning("ended", with_sizes=False)
 @runs_option
 def prune(runs: Path | None, older_than_s: float | None, remove_them: bool) -> Sequence[Pruned]:
-    """Remove the folders of runs that have ended; without --yes, only list them.
+    """Remove the folders of ended runs; without --yes, only list them.
 
-    Without --older-than only what an interrupted removal has left goes. A sweep
-    counts as one run and goes as a whole, after its last variant. A run stays if
-    one of its jobs has not ended, or Slurm does not say so.
+    A sweep counts as one run. A run stays unless Slurm confirms that its jobs have
+    ended. Without --older-than, only remains of interrupted removals are selected.
 
     \b
     Examples:

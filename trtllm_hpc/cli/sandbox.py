@@ -1,4 +1,4 @@
-"""``trtllm-hpc sandbox up|down|status``."""
+"""``trtllm-hpc sandbox``: a real Slurm cluster on this machine."""
 
 from __future__ import annotations
 
@@ -7,42 +7,43 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.shared import json_option, print_json, print_step, terminating_as_interrupt
+from trtllm_hpc.cli.shared import json_option, print_json, print_note, print_step, terminating_as_interrupt
 from trtllm_hpc.errors import ExitCode
 
 if TYPE_CHECKING:
     from trtllm_hpc.sandbox import Status
 
 name_option = click.option(
-    "--name", default="default", show_default=True, help="Name of the sandbox; several may be up at once."
+    "--name", default="default", show_default=True, metavar="NAME", help="Name of the sandbox."
 )
 
 
 @click.group()
 def command() -> None:
-    """Run a real Slurm cluster on this machine.
+    """Run a real Slurm cluster on this machine, as root.
+
+    The cluster is independent of any other Slurm here: its munge key, database,
+    network and configuration are under /run/trtllm-hpc.
 
     \b
-    Two nodes that claim to have four GPUs each, ready to take jobs:
+    Two nodes that claim to have four GPUs each:
       trtllm-hpc sandbox up
       export SLURM_CONF=/run/trtllm-hpc/default/etc/slurm.conf
       sinfo
       trtllm-hpc sandbox down
-
-    With `up --gpus real` the nodes share out the GPUs of this machine.
-
-    It has its own munge key, database, network and configuration under
-    /run/trtllm-hpc, and does not touch a Slurm that already runs on this machine.
     """
 
 
 @command.command()
 @name_option
-@click.option("--nodes", default=2, show_default=True, type=click.IntRange(1, 32), help="Number of nodes.")
+@click.option(
+    "--nodes", default=2, show_default=True, type=click.IntRange(1, 32), metavar="N", help="Number of nodes."
+)
 @click.option(
     "--gpus-per-node",
     type=click.IntRange(0, 16),
-    help="Number of GPUs of each node.  [default: 4 claimed ones, or an equal share of the real ones]",
+    metavar="N",
+    help="GPUs of each node.  [default: 4 claimed GPUs, or an equal share of the real GPUs]",
 )
 @click.option(
     "--gpus",
@@ -50,9 +51,9 @@ def command() -> None:
     type=click.Choice(["claimed", "real"]),
     default="claimed",
     show_default=True,
-    help="claimed: nodes only claim to have GPUs. real: they share out the GPUs of this machine.",
+    help="real: the nodes share this machine's GPUs. claimed: the nodes only claim to have GPUs.",
 )
-@click.option("--install", is_flag=True, help="Install missing Debian packages, without starting a service.")
+@click.option("--install", is_flag=True, help="Install missing Debian packages; start no service.")
 def up(name: str, nodes: int, gpus_per_node: int | None, kind: str, install: bool) -> None:
     """Start a sandbox and wait until its nodes are idle.
 
@@ -72,16 +73,16 @@ def up(name: str, nodes: int, gpus_per_node: int | None, kind: str, install: boo
             install_missing(tell=print_step)
         fresh = sandbox.up(nodes, gpus_per_node, real_gpus=kind == "real", tell=print_step)
     if fresh:
-        click.echo(f"sandbox {name}: up after {time.monotonic() - started:.1f} s", err=True)
+        print_note(f"sandbox {name}: up after {time.monotonic() - started:.1f} s")
     else:
-        click.echo(f"sandbox {name}: is already up: nothing to do", err=True)
+        print_note(f"sandbox {name}: is already up: nothing to do")
     _show(sandbox.status())
 
 
 @command.command()
 @name_option
 def down(name: str) -> None:
-    """Remove every trace of a sandbox, whatever state it is in; its jobs are killed.
+    """Kill the jobs of a sandbox, and remove it.
 
     \b
     Examples:
@@ -92,16 +93,16 @@ def down(name: str) -> None:
 
     was_there = Sandbox(name).down(tell=print_step)
     outcome = "down, nothing is left" if was_there else "does not exist: nothing to do"
-    click.echo(f"sandbox {name}: {outcome}", err=True)
+    print_note(f"sandbox {name}: {outcome}")
 
 
 @command.command()
 @name_option
 @json_option
 def status(name: str, as_json: bool) -> int:
-    """Show whether a sandbox is up, and each of its daemons and nodes.
+    """Show the state of a sandbox, its daemons and its nodes.
 
-    Exits with 0 if it is up, and with 13 if it is down or degraded.
+    The exit code is 13 if the sandbox is down or degraded.
     """
     from trtllm_hpc.sandbox import Sandbox
 
@@ -131,6 +132,6 @@ def _show(status: Status) -> None:
     click.echo(f"  logs         {status.logs}")
     click.echo(f"  to use it    export SLURM_CONF={status.slurm_conf}")
     if status.real_gpus:
-        # The shipped profile is for four claimed GPUs on each node.
+        # The shipped profile expects four claimed GPUs on each node.
         click.echo(f"  to submit    --cluster sandbox --set cluster.slurm_conf={status.slurm_conf}")
         click.echo(f"               --set cluster.gpus_per_node={status.gpus_per_node}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.shell_completion import CompletionItem
 
+from trtllm_hpc.cli import QUIET
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.paths import RunPaths, default_runs_folder, write_text
 from trtllm_hpc.runs.find import find_run, list_runs
@@ -36,8 +37,51 @@ EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 OUTPUT_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
+_HELP_ALL = "trtllm_hpc.help_all"
+"""Key of the context's ``meta`` that ``--help-all`` sets."""
+
+
+class BriefCommand(click.Command):
+    """A command with many options: ``--help`` shows those in ``first``, and ``--help-all`` shows all."""
+
+    def __init__(self, *args: Any, first: Collection[str], **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self._first = {*first, "--help", "--help-all"}
+        option = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_all,
+            help="Show all options and exit.",
+        )
+        self.params.append(option)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, and how to see the others."""
+        shows_all = ctx.meta.get(_HELP_ALL, False)
+        shown = [
+            param
+            for param in self.get_params(ctx)
+            if isinstance(param, click.Option) and (shows_all or not self._first.isdisjoint(param.opts))
+        ]
+        with formatter.section("Options"):
+            formatter.write_dl([record for param in shown if (record := param.get_help_record(ctx))])
+        if not shows_all:
+            formatter.write_paragraph()
+            formatter.write_text(f"More options: {ctx.command_path} --help-all")
+
+
+def _show_all(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+    """Callback of ``--help-all``."""
+    if is_given and not ctx.resilient_parsing:
+        ctx.meta[_HELP_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
 class DefaultGroup(click.Group):
-    """A group whose command ``run`` may be left out: ``bench latest`` is ``bench run latest``."""
+    """A group whose command ``run`` can be left out: ``bench latest`` is ``bench run latest``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of use, not of the alphabet."""
@@ -46,14 +90,16 @@ class DefaultGroup(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse ``bench latest --rate 4`` as ``bench run latest --rate 4``."""
         if not args and ctx.resilient_parsing:
-            return super().parse_args(ctx, args)  # for shell completion, which offers commands, too
-        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            return super().parse_args(ctx, args)  # shell completion offers the commands, too
+        own = [word for option in self.get_params(ctx) for word in option.opts]  # -v and -q
+        first = next((word for word in args if word not in own), "")
+        if first not in self.commands and not any(word in ctx.help_option_names for word in args[:1]):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write both forms."""
-        argument = next(it for it in self.commands["run"].params if isinstance(it, click.Argument))
+        argument = next(param for param in self.commands["run"].params if isinstance(param, click.Argument))
         formatter.write_usage(ctx.command_path, f"{argument.make_metavar(ctx)} [OPTIONS]")
         formatter.write_usage(ctx.command_path, "COMMAND [ARGS]...", prefix=" " * len("Usage: "))
 
@@ -62,14 +108,14 @@ class DefaultGroup(click.Group):
         run = self.commands["run"]
         run.format_options(click.Context(run, ctx, "run"), formatter)
         with formatter.section("Commands"):
-            formatter.write_dl([(name, it.short_help or "") for name, it in self.commands.items()])
+            formatter.write_dl([(name, each.short_help or "") for name, each in self.commands.items()])
 
 
 def complete_with(names: Callable[[click.Context], Iterable[str]], *, files: bool = False) -> Complete:
-    """Return a ``shell_complete`` that offers the names that begin with what is typed, and ``files``, too."""
+    """Return a ``shell_complete`` that offers names, and with ``files`` also file names."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        # The shell lists files itself. click's function for bash forgets what stands before this item.
+        # The shell lists files itself. In bash, click drops the items before this item, so it comes first.
         listed = [CompletionItem(incomplete, type="file")] if files else []
         return [*listed, *(CompletionItem(name) for name in names(ctx) if name.startswith(incomplete))]
 
@@ -90,19 +136,19 @@ def _profile_names(ctx: click.Context) -> list[str]:
 
 
 def runs_folder(ctx: click.Context | None) -> Path:
-    """Return the folder that ``--runs`` names, else the default one."""
-    # Not "is None": click 8.3 and later use a sentinel for an option that was not given.
+    """Return the folder of ``--runs``, or the default folder."""
+    # Not "is None": in click 8.3 and later a missing option is a sentinel.
     chosen = ctx.params.get("runs") if ctx is not None else None
     return chosen.absolute() if isinstance(chosen, Path) else default_runs_folder()
 
 
 def found_run(ctx: click.Context, param: click.Parameter, value: str | None) -> RunPaths | None:
-    """Callback of ``RUN``: its folder, its id, its job name, or ``latest``; raises RunNotFound."""
+    """Callback: return the run of a folder, an ID, a job's name or ``latest``. Raises RunNotFound."""
     return None if value is None else find_run(value, runs_folder(ctx))
 
 
 class Span(ParameterType):
-    """A time such as ``90s``, ``2h`` or ``4:00:00``; a bare number is in ``unit_s``, or else refused."""
+    """A time such as ``90s``, ``2h`` or ``4:00:00``, or a number of units of ``unit_s`` seconds."""
 
     name = "time"
 
@@ -110,7 +156,7 @@ class Span(ParameterType):
         self._unit_s, self._least = unit_s, least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number of units, or of seconds without a unit."""
+        """Return the time in units of ``unit_s``, or in seconds."""
         from trtllm_hpc.config.types import seconds_in
 
         if isinstance(value, float):  # the default
@@ -132,13 +178,14 @@ runs_option = click.option(
     "--runs",
     type=click.Path(file_okay=False, path_type=Path),
     is_eager=True,
-    help="Folder of the runs.  [default: $TRTLLM_HPC_RUNS, runs_folder in config.toml, or ./runs]",
+    metavar="FOLDER",
+    help="Folder of runs.  [default: $TRTLLM_HPC_RUNS or ./runs]",
 )
-"""The folder of the runs, passed on as ``runs: Path | None``."""
+"""Passed on as ``runs: Path | None``."""
 
 
 def run_argument(command: Command) -> Command:
-    """``RUN`` and ``--runs``; the command gets ``run: RunPaths`` and ``runs``."""
+    """Add ``RUN`` and ``--runs``, passed on as ``run: RunPaths`` and ``runs``."""
     return runs_option(_run(default="latest")(command))
 
 
@@ -146,42 +193,42 @@ ignore_option = click.option(
     "--ignore",
     multiple=True,
     metavar="CHECK-ID",
-    help="Go on although this check of `trtllm-hpc doctor` fails.  [repeatable]",
+    help="Continue if this check of 'doctor' fails.  [repeatable]",
 )
 """Passed on as ``ignore: tuple[str, ...]``."""
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON instead of a table; 'trtllm-hpc schema' describes it."
+    "--json", "as_json", is_flag=True, help="Print JSON. 'trtllm-hpc schema output' describes it."
 )
 wait_option = click.option(
     "--wait-seconds",
     type=Span(1),
     default=0.0,
-    show_default=True,
-    help="How long to wait for the server; 0: do not wait.",
+    metavar="S",
+    help="Wait so long for the server.  [default: 0]",
 )
 set_option = click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="A.B=C",
-    help="Override one key, e.g. --set serve.nodes=2 or --set cluster.partition=gpu.  [repeatable]",
+    help="Override a key, e.g. serve.nodes=2 or cluster.partition=gpu.  [repeatable]",
 )
 """Passed on as ``settings: tuple[str, ...]``."""
 
 
 def section_option(section: str, example: str) -> Callable[[Command], Command]:
-    """``--set`` with the keys of one section of the job file; passed on as ``settings: tuple[str, ...]``."""
+    """``--set`` for one section of the job file; passed on as ``settings: tuple[str, ...]``."""
     return click.option(
         "--set",
         "settings",
         multiple=True,
         metavar="KEY=VALUE",
-        help=f"Override any key of {section}, e.g. --set {example}.  [repeatable]",
+        help=f"Override a key of {section}, e.g. {example}.  [repeatable]",
     )
 
 
 def section_settings(settings: tuple[str, ...]) -> dict[str, Any]:
-    """Return what :func:`section_option` was given, by dotted key; raises ConfigError."""
+    """Return the values of :func:`section_option` by dotted key. Raises ConfigError."""
     from trtllm_hpc.config.layers import read_settings
 
     tree, _, wrong = read_settings(settings)
@@ -190,7 +237,8 @@ def section_settings(settings: tuple[str, ...]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for key, value in tree.data.items():
         is_workload = key == "workload" and isinstance(value, dict)
-        given |= {f"workload.{name}": it for name, it in value.items()} if is_workload else {key: value}
+        nested = {f"workload.{name}": part for name, part in value.items()} if is_workload else {}
+        given |= nested if is_workload else {key: value}
     return given
 
 
@@ -203,20 +251,16 @@ def _default_profile() -> str:
 cluster_option = click.option(
     "--cluster",
     default=_default_profile,
-    show_default="default, if there is such a profile, else sandbox",
     metavar="PROFILE",
     shell_complete=complete_with(_profile_names, files=True),
     envvar="TRTLLM_HPC_CLUSTER",
-    show_envvar=True,
-    help="Cluster profile: a file, or a name such as sandbox, local, pyxis.",
+    help="Cluster profile: a file or a name.  [default: $TRTLLM_HPC_CLUSTER, the profile 'default' if it"
+    " exists, or sandbox]",
 )
 
 
 def url_options(help: str) -> Callable[[Command], Command]:
-    """``--url``, ``--key-file`` and ``--certificate`` of a server outside any run.
-
-    Passed on as ``address: Address | None``.
-    """
+    """Add ``--url``, ``--key-file`` and ``--certificate``, passed on as ``address: Address | None``."""
 
     def add(command: Command) -> Command:
         @wraps(command)
@@ -226,19 +270,17 @@ def url_options(help: str) -> Callable[[Command], Command]:
             from trtllm_hpc.client.connect import Address
 
             if url is None and (key_file or certificate):
-                raise click.UsageError("--key-file and --certificate go with --url; a run has its own.")
+                raise click.UsageError("--key-file and --certificate need --url: a run has its own files.")
             address = None if url is None else Address(url, key_file, certificate)
             return command(*args, address=address, **others)
 
         options = (
             click.option("--url", help=help),
-            click.option(
-                "--key-file", type=EXISTING_FILE, help="File with the key that the server of --url asks for."
-            ),
+            click.option("--key-file", type=EXISTING_FILE, help="File with the API key for --url."),
             click.option(
                 "--certificate",
                 type=EXISTING_FILE,
-                help="Certificate (PEM) that is trusted for --url.  [default: those of the system]",
+                help="Certificate (PEM) to trust for --url.  [default: the system's]",
             ),
         )
         for option in reversed(options):
@@ -249,7 +291,7 @@ def url_options(help: str) -> Callable[[Command], Command]:
 
 
 def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Callback of an option: refuse text that the shell passed on in another encoding than UTF-8."""
+    """Callback: refuse text that is not valid UTF-8."""
     from trtllm_hpc.config.diagnostics import shown
 
     for text in (value,) if isinstance(value, str) else value or ():
@@ -262,7 +304,7 @@ def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 def save_new(file: Path, text: str) -> None:
-    """Write a new file that holds no secret, with the usual mode; raises ConfigError if it exists."""
+    """Write a new file that everybody may read. Raises ConfigError if it exists."""
     refuse_existing(file)
     try:
         write_text(file, text, mode=0o644)
@@ -272,7 +314,7 @@ def save_new(file: Path, text: str) -> None:
 
 
 def refuse_existing(file: Path) -> None:
-    """Refuse to replace a file; raises ConfigError."""
+    """Raise ConfigError if a file exists."""
     if os.path.lexists(file):
         hint = f"name another file, or remove {file}"
         raise ConfigError([Diagnostic("exists", "already exists; it was not changed", str(file), hint=hint)])
@@ -280,10 +322,10 @@ def refuse_existing(file: Path) -> None:
 
 @contextmanager
 def terminating_as_interrupt() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C. Slurm sends it some time before it kills a job."""
+    """Handle SIGTERM, which Slurm sends before it kills a job, like Ctrl-C."""
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a background process of a shell
             raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
@@ -296,7 +338,7 @@ def terminating_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def detaching(sentence: str, *following: str) -> Iterator[None]:
-    """On Ctrl-C say what goes on without this command, and which commands may follow."""
+    """On Ctrl-C print a sentence and the commands that can follow."""
     try:
         yield
     except KeyboardInterrupt:
@@ -305,10 +347,10 @@ def detaching(sentence: str, *following: str) -> Iterator[None]:
 
 
 def print_json(record: Any, *, indent: int | None = 2) -> None:
-    """Print a record, or a list of them, as JSON; without ``indent`` on one line.
+    """Print a record, or a list of records, as JSON; with ``indent=None`` on one line.
 
-    A dataclass becomes an object of its fields, and of the properties that its ``PRINTED`` names. The JSON
-    Schema of a command's output is made of the same fields and properties (``docs/reference/json.md``).
+    A dataclass becomes an object with its fields and the properties named in its ``PRINTED``, as in the JSON
+    Schema of the command's output (``docs/reference/json.md``).
     """
     import json
 
@@ -322,23 +364,36 @@ def _plain(value: Any) -> Any:
         return {name: getattr(value, name) for name in (*names, *getattr(value, "PRINTED", ()))}
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{value!r} has no form in JSON")
+    raise TypeError(f"{value!r} cannot be written as JSON")
+
+
+def is_quiet() -> bool:
+    """Return whether ``-q`` was given: only results, warnings and errors are printed."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(QUIET))
+
+
+def print_note(text: str, *, err: bool = True) -> None:
+    """Print progress or advice, on standard error or with the output; nothing with ``-q``."""
+    if not is_quiet():
+        click.echo(text, err=err)
 
 
 def print_warning(text: str) -> None:
-    """Print on standard error, so that warnings do not mix with the output; wrapped on a terminal."""
+    """Print a warning, or a ``note:``, on standard error; a terminal wraps it at words."""
     from trtllm_hpc.report.tables import terminal_width, wrap
 
-    click.echo(wrap(text, terminal_width(sys.stderr)), err=True)
+    if not (text.startswith("note:") and is_quiet()):
+        click.echo(wrap(text, terminal_width(sys.stderr)), err=True)
 
 
 def print_step(step: str) -> None:
-    """Print on standard error what is being done, which takes a while."""
-    click.echo(f"  {step} ...", err=True)
+    """Print on standard error which step, which can take a while, begins now."""
+    print_note(f"  {step} ...")
 
 
 def job_options(command: Command, *, required: bool = True) -> Command:
-    """``JOB``, ``--cluster``, ``--set`` and ``--runs``; a lock has its profile, so no ``--cluster``."""
+    """Add ``JOB``, ``--cluster``, ``--set`` and ``--runs``. A lock as JOB excludes ``--cluster``."""
 
     @wraps(command)
     def checked(*arguments: Any, job_file: Path | None, **options: Any) -> Any:
@@ -347,7 +402,7 @@ def job_options(command: Command, *, required: bool = True) -> Command:
         source = click.get_current_context().get_parameter_source("cluster")
         if source is click.core.ParameterSource.COMMANDLINE and job_file and read_lock(job_file):
             raise click.UsageError(
-                f"{job_file} has a profile: leave --cluster out, or --set cluster.KEY=VALUE."
+                f"{job_file} contains its profile: leave --cluster out, or use --set cluster.KEY=VALUE."
             )
         return command(*arguments, job_file=job_file, **options)
 
@@ -377,7 +432,7 @@ def print_listing(
     """Print rows as a table, or as JSON.
 
     Args:
-        columns: for each header what makes its cell of a row.
+        columns: the function that makes the cell of a row, by header.
         empty: printed if there are no rows; ``below``: printed below the table.
         right, one_line, optional: as for :class:`trtllm_hpc.report.tables.Table`.
     """
@@ -396,9 +451,10 @@ def print_listing(
 
 
 def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Sequence[Pruned]]], Any]:
-    """Make a command ``prune`` of a function that returns what a selection chooses.
+    """Make a command ``prune`` from a function that selects, and with ``remove_them`` removes, items.
 
-    It gets ``older_than_s: float | None`` and ``remove_them: bool``. ``last`` is for the help, e.g. ``used``.
+    The function gets ``older_than_s: float | None`` and ``remove_them: bool``. ``last`` says in the help
+    what happened long ago, e.g. ``ended``.
     """
 
     def make(choose: Callable[..., Sequence[Pruned]]) -> Callable[..., None]:
@@ -407,21 +463,20 @@ def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Se
             from trtllm_hpc.report.formatting import format_bytes
 
             if others.get("names") and older_than is not None:
-                raise click.UsageError("Give either names or --older-than.")
+                raise click.UsageError("Give names or --older-than, not both.")
             chosen = choose(older_than_s=older_than, remove_them=yes, **others)
             done = "removed" if yes else "would be removed"
-            for it in chosen:
-                click.echo(
-                    f"{it.name}: {f'{done}, it {it.why}' if it.kept is None else f'stays, it {it.kept}'}"
-                )
-            going = [it for it in chosen if it.kept is None]
-            size = f", {format_bytes(sum(it.bytes or 0 for it in going))}" if with_sizes else ""
-            click.echo(f"{len(going)} {done}{size}")
-            if going and not yes:
-                click.echo("  next: the same command with --yes")
+            for pruned in chosen:
+                fate = f"{done}, it {pruned.why}" if pruned.kept is None else f"stays, it {pruned.kept}"
+                click.echo(f"{pruned.name}: {fate}")
+            removed = [pruned for pruned in chosen if pruned.kept is None]
+            size = f", {format_bytes(sum(pruned.bytes or 0 for pruned in removed))}" if with_sizes else ""
+            click.echo(f"{len(removed)} {done}{size}")
+            if removed and not yes:
+                print_note("  next: the same command with --yes", err=False)
 
-        click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")(prune)
-        ago = f"Those {last} longer ago: 12h, 30d, 8w."
+        click.option("--yes", is_flag=True, help="Remove what is selected.")(prune)
+        ago = f"Select what {last} longer ago, e.g. 12h, 30d or 8w."
         click.option("--older-than", type=Span(), metavar="SPAN", help=ago)(prune)
         return prune
 

@@ -1,4 +1,4 @@
-"""``trtllm-hpc status`` and ``cancel``: the state of a run, and its end."""
+"""``trtllm-hpc status`` and ``cancel``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.status import client_lines, end_line, grouped, status_table, use_sentence
-from trtllm_hpc.report.tables import print_table
+from trtllm_hpc.report.tables import SENTENCE_WIDTH, print_table, sentences
 from trtllm_hpc.runs.listing import listed_runs
 from trtllm_hpc.runs.status import RunState, RunStatus, status_or_files
 
@@ -25,16 +25,11 @@ from trtllm_hpc.runs.status import RunState, RunStatus, status_or_files
 @shared.run_argument
 @shared.json_option
 def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
-    """Show the state of the jobs and ranks of RUN, and what failed first.
+    """Show the state of the jobs and ranks of RUN, and the cause of a failure.
 
-    Of more than 8 ranks those in the same state are on one line, as
-    'ranks 0-4,6-1023 on 128 hosts: ended 0', and the first 8 failed ones by
-    name; --json has every rank.
-
-    If Slurm does not answer within 10 s, you see what the run's own files show,
+    With more than 8 ranks, ranks in the same state share a line; --json lists every
+    rank. If Slurm does not answer within 10 s, the state comes from the run's files
     and the exit code is 5.
-
-    For a queued job: why it waits. For the run: GPU-hours by stage.
 
     \b
     Examples:
@@ -46,27 +41,28 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
         shared.print_json(status)
     else:
         click.echo(f"run {status.run_id}")
-        print_table(status_table(status.stages, time.time()))
-        click.echo(escaped("\n".join(_lines(status, run))))
+        print_table(status_table(status.stages, time.time()), most=SENTENCE_WIDTH)
+        click.echo(sentences(escaped("\n".join(_lines(status, run))).split("\n")))
     if unanswered is not None:
         raise unanswered
 
 
 def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
-    """Yield what is shown below the table of the stages."""
+    """Yield the lines below the table of the stages."""
     measures = any(stage.stage == "companion" and stage.state == "RUNNING" for stage in status.stages)
     if measures and (progress := read_progress(run.benchmark_progress)) is not None:
         yield f"companion: benchmark: {progress}"
     if status.evaluation is not None:
         yield from (f"evaluation: {line}" for line in status.evaluation.lines())
-    for one in status.instances:
-        restarts = f", restarts: {one.restarts}" if one.restarts else ""
-        yield f"instance {one.instance}: {one.state}{restarts}{f'; {one.reason}' if one.reason else ''}"
+    for server in status.instances:
+        restarts = f", restarts: {server.restarts}" if server.restarts else ""
+        reason = f"; {server.reason}" if server.reason else ""
+        yield f"instance {server.instance}: {server.state}{restarts}{reason}"
     for group in grouped(status.ranks):
         where = f" on {group.host}" if group.host else ""
         yield f"{group.name}{where}: {group.state}"
     for bad in status.bad_nodes:
-        what = "is left out" if bad.kept is None else f"may be used again ({bad.kept})"
+        what = "is excluded" if bad.kept is None else f"may be used again ({bad.kept})"
         yield f"node {bad.node} {what}: {bad.why} (job {bad.job_id})"
     for why in dict.fromkeys(job.why for job in status.failed_jobs):
         jobs = [job.job_id for job in status.failed_jobs if job.why == why]
@@ -98,11 +94,10 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
 @shared.optional_run
 @click.pass_context
 def cancel_command(context: click.Context, run: RunPaths | None, runs: Path | None) -> None:
-    """Cancel every job of RUN and wait until they have ended.
+    """Cancel every job of RUN and wait until the jobs have ended.
 
-    Without RUN the only run that lives is cancelled: a run with a job that is in the
-    queue or runs. A run that has already ended is left unchanged; a submission that
-    is going on is stopped. The exit code is 5 if a job has not ended within a minute.
+    RUN can be omitted if only one run has queued or running jobs. The exit code is 5
+    if a job has not ended within a minute.
 
     \b
     Examples:
@@ -121,13 +116,14 @@ def cancel_command(context: click.Context, run: RunPaths | None, runs: Path | No
 
 
 def _only_living(runs: Path) -> RunPaths:
-    """Return the run to cancel when no RUN is given; raises RunNotFound unless exactly one lives."""
-    # Where Slurm does not answer, each run may live.
+    """Return the only run with queued or running jobs; raises RunNotFound if there is none, or several."""
+    # If Slurm does not answer, every run may have such jobs.
     rows = [row for row in listed_runs(runs, warn=shared.print_warning) if row.live or row.state is None]
     if not rows:
-        message = f"No job of a run in {runs} is in the queue or runs: there is nothing to cancel."
+        message = f"No run in {runs} has queued or running jobs: there is nothing to cancel."
         raise RunNotFound(message, hint="trtllm-hpc runs, or name the folder of runs with --runs")
     if len(rows) > 1:
         states = ", ".join(f"{row.run_id} ({row.state.value if row.state else 'unknown'})" for row in rows)
-        raise RunNotFound(f"{len(rows)} runs live: {states}.", hint=f"trtllm-hpc cancel {rows[0].run_id}")
+        message = f"{len(rows)} runs have queued or running jobs: {states}."
+        raise RunNotFound(message, hint=f"trtllm-hpc cancel {rows[0].run_id}")
     return RunPaths(rows[0].folder)

@@ -1,4 +1,4 @@
-"""``trtllm-hpc sweep``: run every variant of a job file, and find the best."""
+"""``trtllm-hpc sweep``: run the variants of a job file, and find the best variant."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from trtllm_hpc.sweeps.status import SweepStatus
 
 @click.group("sweep", cls=shared.DefaultGroup)
 def command() -> None:
-    """Run the variants of JOB: every combination of some keys' values.
+    """Run the variants of JOB: every combination of the values of some keys.
 
-    The variants stand in the job file's section `sweep`, or in --sweep. All are
-    checked before anything is queued. Each variant gets a run folder of its own
-    in RUNS/sweeps/ID/, and jobs of its own, which Slurm starts without this
-    command. A variant that fails stops no other one.
+    The values are in the job file's section sweep, or in --sweep. All variants are
+    checked before anything is submitted. Each variant is a run of its own in the
+    folder sweeps/ID/ of the runs, and a failed variant stops no other variant.
 
     \b
     Examples:
@@ -42,30 +41,30 @@ def command() -> None:
 
 @dataclass(frozen=True)
 class CheckedSweep:
-    """A sweep of which nothing was submitted."""
+    """A sweep that was only checked."""
 
     name: str
-    """The job's."""
+    """Name of the job."""
     keys: tuple[str, ...]
     """The keys that differ between the variants."""
     variants: tuple[Variant, ...]
     jobs: int
-    """How many jobs it would submit."""
+    """Number of jobs that the sweep would submit."""
 
 
-@command.command("run", short_help="Submit every variant of a job file; 'run' may be left out.")
+@command.command("run", short_help="Submit the variants. 'run' can be left out.")
 @shared.job_options
 @click.option(
     "--sweep",
     "options",
     multiple=True,
     metavar="KEY=A,B",
-    help="Add a key with its values to the grid.  [repeatable]",
+    help="Vary a key over these values.  [repeatable]",
 )
-@click.option("--check", is_flag=True, help="Only check the variants and list them.")
-@click.option("--skip-refused", is_flag=True, help="Submit the others if some variants are wrong.")
+@click.option("--check", is_flag=True, help="Only check and list the variants.")
+@click.option("--skip-refused", is_flag=True, help="Submit the valid variants even if others are refused.")
 @shared.ignore_option
-@click.option("--wait", is_flag=True, help="Follow the sweep to its end; exit with the code of what failed.")
+@click.option("--wait", is_flag=True, help="Follow the sweep to its end, and exit with its exit code.")
 @shared.json_option
 def run_command(
     job_file: Path,
@@ -79,17 +78,14 @@ def run_command(
     wait: bool,
     as_json: bool,
 ) -> int:
-    """Submit every variant of JOB: each combination of the values of its section `sweep`.
+    """Submit the variants of JOB; see 'trtllm-hpc sweep --help'.
+
+    The exit codes are those of 'submit'; with --wait, that of the first failed variant.
 
     \b
     Examples:
-      trtllm-hpc sweep run job.yaml --sweep engine.tensor_parallel=2,4,8
-      trtllm-hpc sweep run job.yaml --set sweep.max_running=2 --wait
-      trtllm-hpc sweep run job.yaml --set sweep.allocation=one
+      trtllm-hpc sweep run job.yaml --sweep engine.tensor_parallel=2,4,8 --wait
       trtllm-hpc sweep run job.yaml --check --json
-
-    \b
-    Exit codes: those of `submit`; with --wait that of the first variant that failed.
     """
     planned = plan_sweep(
         job_file, cluster, settings, runs, vary=options, skip_refused=skip_refused, ignored_checks=ignore
@@ -115,7 +111,7 @@ def run_command(
 
 
 _LINE_PAUSE_S = 30.0
-"""Shortest pause between two lines of 'watch' that say the same."""
+"""Pause after which 'watch' repeats an unchanged line."""
 
 
 sweep_argument = click.argument(
@@ -124,7 +120,7 @@ sweep_argument = click.argument(
     metavar="[SWEEP]",
     callback=lambda ctx, _, value: Sweep(find_sweep(value, shared.runs_folder(ctx))),
     shell_complete=shared.complete_with(
-        lambda ctx: ["latest", *(it.sweep_id for it in list_sweeps(shared.runs_folder(ctx)))]
+        lambda ctx: ["latest", *(sweep.sweep_id for sweep in list_sweeps(shared.runs_folder(ctx)))]
     ),
 )
 """Passed on as ``sweep: Sweep``."""
@@ -138,7 +134,7 @@ class SweepRow:
     sweep_id: str
     folder: str
     name: str
-    """The job's."""
+    """Name of the job."""
     keys: Sequence[str]
     """The keys that differ between the variants."""
     variants: int
@@ -150,12 +146,7 @@ class SweepRow:
 @shared.runs_option
 @shared.json_option
 def list_command(runs: Path | None, as_json: bool) -> None:
-    """List the sweeps, the newest first.
-
-    \b
-    Example:
-      trtllm-hpc sweep list
-    """
+    """List the sweeps, the newest first."""
     rows = []
     for sweep in Sweep.list(runs):
         try:
@@ -186,14 +177,9 @@ def list_command(runs: Path | None, as_json: bool) -> None:
 @shared.runs_option
 @shared.json_option
 def status_command(sweep: Sweep, runs: Path | None, as_json: bool) -> None:
-    """Show the state of each variant of SWEEP, and why it was refused or has failed.
+    """Show the state of each variant of SWEEP, and why a variant was refused or failed.
 
-    'trtllm-hpc status SWEEP/VARIANT' shows one variant in full.
-
-    \b
-    Examples:
-      trtllm-hpc sweep status
-      trtllm-hpc sweep status latest --json
+    'trtllm-hpc status SWEEP/VARIANT' shows more of one variant.
     """
     _print_status(sweep.status, as_json)
 
@@ -203,15 +189,10 @@ def status_command(sweep: Sweep, runs: Path | None, as_json: bool) -> None:
 @shared.runs_option
 @shared.json_option
 def watch_command(sweep: Sweep, runs: Path | None, as_json: bool) -> int:
-    """Follow SWEEP until none of its jobs is left.
+    """Follow SWEEP to its end.
 
-    Ctrl-C ends the view and leaves the sweep alone. The exit code is 0 if every
-    variant has completed, else that of the first one that has not.
-
-    \b
-    Examples:
-      trtllm-hpc sweep watch
-      trtllm-hpc sweep watch latest --json     nothing until the end, then as 'status --json'
+    Ctrl-C ends the view, not the sweep. The exit code is that of the first failed
+    variant, or 0. With --json the command prints only the final state.
     """
     return watch(sweep, as_json=as_json)
 
@@ -221,50 +202,45 @@ def watch_command(sweep: Sweep, runs: Path | None, as_json: bool) -> int:
 @_variants_argument
 @shared.runs_option
 def cancel_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -> None:
-    """Cancel all jobs of SWEEP, or those of some variants.
+    """Cancel the jobs of SWEEP, or of some variants.
 
     \b
-    Examples:
-      trtllm-hpc sweep cancel latest
+    Example:
       trtllm-hpc sweep cancel latest tp2-bs64 tp2-bs128
     """
     _print_status(sweep.cancel(variants), as_json=False)
 
 
-@command.command("resume", short_help="Submit what has not completed.")
+@command.command("resume", short_help="Submit variants that have not completed.")
 @sweep_argument
 @_variants_argument
 @shared.runs_option
 def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -> None:
-    """Submit the variants of SWEEP that have not completed and are not in the queue.
+    """Submit the variants of SWEEP, or the VARIANTs named, that failed or never ran.
 
-    Those that were never submitted, were cancelled, or have failed; or only those
-    that are named. Stages that have completed are not repeated.
+    Completed stages are not repeated.
 
     \b
-    Examples:
-      trtllm-hpc sweep resume latest
+    Example:
       trtllm-hpc sweep resume latest tp4-bs64
     """
     print_submitted(sweep, variants, as_json=False)
 
 
-@command.command("report", short_help="Write the frontier and the best variant as one HTML file.")
+@command.command("report", short_help="Write one HTML page, and name the best variant.")
 @sweep_argument
-@click.option("--slo", metavar="LIMITS", help="Rank under these limits.  [default: those of the job file]")
+@click.option("--slo", metavar="LIMITS", help="Limits for the best variant.  [default: the job file's]")
 @shared.runs_option
 @shared.json_option
 def report_command(sweep: Sweep, slo: str | None, runs: Path | None, as_json: bool) -> None:
-    """Write the report of SWEEP, one HTML file, and name its best variant.
+    """Write the report of SWEEP so far, one HTML page, and name the best variant.
 
-    It shows what has been measured so far. The best variant has the most output
-    tokens/s/GPU at its valid levels that hold the SLO. Needs the extra 'report'.
-    With --json no page is written.
+    The best variant has the most output tokens/s/GPU at a valid level of load that
+    meets the SLO. Needs the extra 'report'. With --json no page is written.
 
     \b
-    Examples:
+    Example:
       trtllm-hpc sweep report latest --slo 'ttft.p99<500ms,tpot.p99<50ms'
-      trtllm-hpc sweep report latest --json
     """
     from trtllm_hpc.sweeps.page import write_report
 
@@ -278,20 +254,21 @@ def report_command(sweep: Sweep, slo: str | None, runs: Path | None, as_json: bo
 
 
 def print_submitted(sweep: Sweep, only: Collection[str], *, as_json: bool) -> None:
-    """Submit what has not completed, with a line for each variant."""
+    """Submit the variants that have not completed, with a line for each variant."""
 
     def show(name: str, number: int, count: int) -> None:
-        click.echo(f"  submitted {number} of {count}: {name}", err=as_json)
+        shared.print_note(f"  submitted {number} of {count}: {name}", err=as_json)
 
     following = f"trtllm-hpc sweep resume {sweep.id}", f"trtllm-hpc sweep cancel {sweep.id}"
-    with shared.detaching("Stopped; the variants listed above are submitted.", *following):
+    with shared.detaching("Stopped; the listed variants are submitted.", *following):
         count = sweep.resume(only, show)
     if as_json:
         shared.print_json(sweep.status)
     elif count:
-        click.echo(f"next: trtllm-hpc sweep status {sweep.id}, or trtllm-hpc sweep watch {sweep.id}")
+        advice = f"next: trtllm-hpc sweep status {sweep.id}, or trtllm-hpc sweep watch {sweep.id}"
+        shared.print_note(advice, err=False)
     else:
-        click.echo("nothing to submit: every variant has completed, or is in the queue")
+        click.echo("nothing to submit: every variant has completed or is in the queue")
 
 
 def watch(sweep: Sweep, *, as_json: bool) -> int:
@@ -303,7 +280,7 @@ def watch(sweep: Sweep, *, as_json: bool) -> int:
         line = ", ".join(f"{count} {state}" for state, count in status.counts.items())
         if not as_json and (line != last or time.monotonic() - printed_s > _LINE_PAUSE_S):
             last, printed_s = line, time.monotonic()
-            click.echo(f"  {datetime.now():%H:%M:%S}  {line}", err=True)
+            shared.print_note(f"  {datetime.now():%H:%M:%S}  {line}")
 
     following = f"trtllm-hpc sweep watch {sweep.id}", f"trtllm-hpc sweep cancel {sweep.id}"
     with shared.detaching("Stopped watching; the sweep goes on.", *following):
@@ -327,8 +304,7 @@ def _print_status(status: SweepStatus, as_json: bool) -> None:
     if not status.keys:
         click.echo(f"next: trtllm-hpc resume {status.folder}/VARIANT, for one variant: sweep.json is damaged")
     elif status.settled and not status.completed:
-        click.echo(
-            f"next: trtllm-hpc sweep resume {status.sweep_id}, or trtllm-hpc sweep report {status.sweep_id}"
-        )
+        advice = f"trtllm-hpc sweep resume {status.sweep_id}, or trtllm-hpc sweep report {status.sweep_id}"
+        shared.print_note(f"next: {advice}", err=False)
     elif status.settled:
-        click.echo(f"next: trtllm-hpc sweep report {status.sweep_id}")
+        shared.print_note(f"next: trtllm-hpc sweep report {status.sweep_id}", err=False)

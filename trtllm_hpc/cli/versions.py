@@ -1,4 +1,4 @@
-"""``trtllm-hpc versions``: what the releases of TensorRT-LLM have."""
+"""``trtllm-hpc versions``: releases of TensorRT-LLM, with their programs and options."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ from trtllm_hpc.tensorrt_llm.releases.release import (
 @json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Show what the releases of TensorRT-LLM have.
-
-    Without a sub-command it lists the releases and the containers that carry
-    them. A RELEASE is a version, a Triton tag (24.12) or the name of an image.
+    """List the releases of TensorRT-LLM, and the containers that have them.
 
     \b
     Examples:
@@ -61,13 +58,13 @@ def command(context: click.Context, as_json: bool) -> None:
     metavar="NAME",
     default="llama",
     show_default=True,
-    help="Family of models, for build.py and convert_checkpoint.py.",
+    help="Model family, for build.py and convert_checkpoint.py.",
 )
 @json_option
 def show(release: str, program: str | None, family: str, as_json: bool) -> None:
-    """Show what RELEASE has: its programs, or the options of one PROGRAM.
+    """Show the programs of a release, or the options of a program.
 
-    With a PROGRAM it lists each option with its default.
+    RELEASE is a version, a Triton tag (24.12) or the name of an image.
 
     \b
     Examples:
@@ -83,12 +80,12 @@ def show(release: str, program: str | None, family: str, as_json: bool) -> None:
         raise
     if program is not None and program not in PROGRAM_FILES:
         known = ", ".join(PROGRAM_FILES)
-        raise click.UsageError(f"no program of upstream's is called {program!r}, only {known}.")
+        raise click.UsageError(f"there is no program {program!r}, only {known}.")
     found = chosen if program is None else chosen.program(program, family)
     if found is None and program is not None:
-        having = releases_with(program, family)
-        there = f": it is there in {having[0]} to {having[-1]}" if having else ""
-        raise click.UsageError(f"TensorRT-LLM {chosen.version} has no {program} for {family}{there}.")
+        others = releases_with(program, family)
+        elsewhere = f": releases {others[0]} to {others[-1]} have it" if others else ""
+        raise click.UsageError(f"TensorRT-LLM {chosen.version} has no {program} for {family}{elsewhere}.")
     if as_json:
         print_json(found)
     elif isinstance(found, Program):

@@ -88,7 +88,7 @@ def list_with_causes(run: RunPaths) -> tuple[list[LogRow], Sequence[Finding]]:
 
 def print_logs(rows: Sequence[LogRow]) -> None:
     """Print the rows, many ranks in the same state as one, and below them first errors, in a pipe whole."""
-    table = Table("step", "rank", "host", "state", "size", right=("rank", "size"), one_line=("size",))
+    table = Table("stage", "rank", "host", "state", "size", right=("rank", "size"), one_line=("size",))
     errors, groups = list[str](), list[RankGroup[LogRow]]()
     # Batch scripts stand alone, the ranks of each step in groups.
     for (_, of_rank), some in groupby(rows, lambda row: (row.step.partition(".")[0], row.rank is not None)):

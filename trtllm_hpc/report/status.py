@@ -59,9 +59,9 @@ def engine_lines(found: CachedEngine | None) -> list[str]:
 def use_sentence(status: RunStatus) -> str:
     """Return what a run has used in words; empty if nothing is known."""
     use = status.use
-    hours = [(stage.stage, stage.gpu_hours) for stage in status.stages if stage.gpu_hours is not None]
+    hours = [(stage.stage, stage.gpu_hours) for stage in status.stages if stage.gpu_hours]
     parts = []
-    if use.gpu_hours is not None:
+    if use.gpu_hours:  # 0 without GPUs
         by_stage = ", ".join(f"{stage} {quantity(value)}" for stage, value in hours)
         parts.append(f"{quantity(use.gpu_hours)} GPU-hours{f' ({by_stage})' if by_stage else ''}")
     if use.energy_j is not None:

@@ -21,6 +21,9 @@ _GAP = 2
 _ENDLESS = 1_000_000
 """Columns of a pipe or a file, where each row is one line."""
 
+SENTENCE_WIDTH = 80
+"""Sentences are wrapped at words within so many columns of a terminal."""
+
 Cell: TypeAlias = "str | tuple[str, str]"
 """Text, or text and its style: words such as ``bold red``."""
 
@@ -47,11 +50,14 @@ class Table:
         """Add a row with one cell for each header."""
         self.rows.append(cells)
 
-    def fitted(self, width: int | None = None, *, styled: bool = False) -> tuple[str, list[str]]:
+    def fitted(
+        self, width: int | None = None, *, styled: bool = False, most: int = _ENDLESS
+    ) -> tuple[str, list[str]]:
         """Return the table as text of ``width`` columns, and the headers of the optional columns left out.
 
         Words (a path) are broken only if the table is too wide without its optional columns. Without a
-        ``width`` each row is as wide as it needs to be.
+        ``width`` each row is as wide as it needs to be. The table takes more than ``most`` columns only for
+        words that are too long.
         """
         # rich is imported here because most commands print no table.
         from rich import box
@@ -70,7 +76,7 @@ class Table:
             [_text(cell) for cell in ((header, "bold"), *cells)]
             for header, *cells in zip(self.headers, *self.rows, strict=True)
         ]
-        widths, left_out = self._widths(columns, console.width)
+        widths, left_out = self._widths(columns, console.width, min(console.width, most))
         table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=0, header_style="")
         shown: list[list[Padding]] = []
         for place, column_width in widths.items():
@@ -87,7 +93,9 @@ class Table:
         lines = capture.get().rstrip("\n").split("\n")
         return "".join(f"{line.rstrip()}\n" for line in lines), left_out
 
-    def _widths(self, columns: Sequence[Sequence[Text]], width: int) -> tuple[dict[int, int], list[str]]:
+    def _widths(
+        self, columns: Sequence[Sequence[Text]], width: int, wish: int
+    ) -> tuple[dict[int, int], list[str]]:
         """Return the widths of the columns that fit, by their places, and the headers of the others.
 
         Each column gets its longest word, then those first that want little more. (rich would narrow the
@@ -114,7 +122,8 @@ class Table:
             widths[max(wrapped or widths, key=lambda place: widths[place])] -= 1
         in_order = sorted(widths, key=lambda place: most[place] - widths[place])
         for remaining, place in zip(range(len(widths), 0, -1), in_order, strict=True):
-            widths[place] += max(0, min(most[place] - widths[place], spare() // remaining))
+            share = (spare() - width + wish) // remaining
+            widths[place] += max(0, min(most[place] - widths[place], share))
         return widths, left_out
 
 
@@ -130,10 +139,10 @@ def as_text(table: Table, width: int | None = 100) -> str:
     return table.fitted(width)[0]
 
 
-def print_table(table: Table) -> None:
-    """Print a table as wide as the terminal; into a pipe or a file each row is one line."""
+def print_table(table: Table, *, most: int = _ENDLESS) -> None:
+    """Print a table as wide as the terminal, or ``most``; into a pipe or a file each row is one line."""
     width = terminal_width()
-    text, left_out = table.fitted(width, styled=width is not None)
+    text, left_out = table.fitted(width, styled=width is not None, most=_ENDLESS if width is None else most)
     if left_out:
         note = f"(no room for: {', '.join(left_out)}; widen the terminal or use --json to see them)"
         text += f"{wrap(note, width)}\n"
@@ -152,6 +161,19 @@ def wrap(text: str, width: int | None) -> str:
         )
         lines += wrapped or [""]
     return "\n".join(lines)
+
+
+def sentences(lines: Iterable[str], *, indent: str = "", stream: TextIO | None = None) -> str:
+    """Return indented lines; for a terminal, sentences are wrapped at words, in at most 80 columns.
+
+    Lines that begin with a space are quotations, which are not wrapped. ``stream`` is by default standard
+    output.
+    """
+    width = terminal_width() if stream is None else terminal_width(stream)
+    width = None if width is None else min(width, SENTENCE_WIDTH)
+    return "\n".join(
+        f"{indent}{line}" if line.startswith(" ") else wrap(f"{indent}{line}", width) for line in lines
+    )
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:

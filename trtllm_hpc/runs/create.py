@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 from trtllm_hpc.config.diagnostics import path_refused
 from trtllm_hpc.config.files import default_profile
+from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.engine_cache import CachedEngine, lookup
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths, engines_folder
 from trtllm_hpc.plan.model import Plan, make_plan, with_download, with_engine
 from trtllm_hpc.render.run_folder import lock_of, new_run_folder, write_run
-from trtllm_hpc.render.scripts import build_recipe
+from trtllm_hpc.render.scripts import build_recipe, render_configurations, render_repository, render_scripts
 from trtllm_hpc.runs.hub import download, locator, runs_folder
 from trtllm_hpc.runtime.lock import changes, shown
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -24,6 +25,8 @@ from trtllm_hpc.validation.load import load, read_lock
 
 Warn = Callable[[str], object]
 """Receives each warning about a job, one line or more, before anything is written."""
+Check = Callable[[Plan], Iterable[str]]
+"""Returns the warnings about a plan, or raises if it must not be submitted."""
 
 
 class JobSource(NamedTuple):
@@ -80,8 +83,20 @@ def plan_facts(facts: JobFacts, paths: RunPaths, runs: Path) -> Plan:
     return make_plan(facts, paths, python, engines_folder=engines)
 
 
+@contextmanager
+def _checked_plan(source: JobSource, check: Check, warn: Warn, command: str) -> Iterator[Plan]:
+    lock = read_lock(source.job_file)
+    with plan_run(source, command=command) as plan:
+        if lock is not None:
+            for key, before, now in changes(lock.made_of, lock_of(plan).made_of):
+                warn(f"warning: {key} is {shown(now)}, but {shown(before)} in the lock")
+        for warning in (*check(plan), *(f"note: {note}" for note in plan.notes)):
+            warn(warning)
+        yield plan
+
+
 def create_run(
-    source: JobSource, *, check: Callable[[Plan], Iterable[str]], warn: Warn, command: str
+    source: JobSource, *, check: Check, warn: Warn, command: str
 ) -> tuple[RunPaths, CachedEngine | None]:
     """Load and plan a job and write its run folder; nothing is written if anything is wrong.
 
@@ -92,16 +107,26 @@ def create_run(
     and the plan's notes. Then a hub's model is downloaded, or left to a stage. The other arguments and the
     errors raised are those of :func:`plan_run`, and HubFailed.
     """
-    lock = read_lock(source.job_file)
-    with plan_run(source, command=command) as plan:
-        if lock is not None:
-            for key, before, now in changes(lock.made_of, lock_of(plan).made_of):
-                warn(f"warning: {key} is {shown(now)}, but {shown(before)} in the lock")
-        for warning in (*check(plan), *(f"note: {note}" for note in plan.notes)):
-            warn(warning)
+    with _checked_plan(source, check, warn, command) as plan:
         in_job = plan.cluster.download_partition is not None
         is_left = download(plan.job.model, Path(plan.run_folder), leave=in_job)
         return write_planned(plan, downloads=is_left)
+
+
+def preview_run(source: JobSource, *, check: Check, warn: Warn) -> tuple[Plan, CachedEngine | None]:
+    """Do all that :func:`create_run` does before it writes; return the plan, and what the cache has.
+
+    Of a ``model.hub`` only the small files are downloaded. Arguments and errors are those of
+    :func:`create_run`.
+    """
+    with _checked_plan(source, check, warn, "submit") as plan:
+        plan, engine = search_cache(plan)
+        model = plan.job.model
+        record = None if model.hub is None else record_of(model.path)
+        if record is not None and plan.cluster.download_partition and record.missing(Path(str(model.path))):
+            plan = with_download(plan)
+        render_scripts(plan), render_configurations(plan), render_repository(plan)  # raise RenderError
+        return plan, engine
 
 
 def write_planned(plan: Plan, *, downloads: bool = False) -> tuple[RunPaths, CachedEngine | None]:

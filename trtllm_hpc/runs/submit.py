@@ -28,7 +28,7 @@ from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, t
 from trtllm_hpc.runtime.stop import CANCEL, request_stop
 from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.local import StageScript, cancel_local, detached
-from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm, is_installed
+from trtllm_hpc.scheduler.slurm import COMMANDS, JobWatcher, Slurm, is_installed
 from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def submit_stages(
                 token = ((TOKEN_VARIABLE, record.token),)
                 dependencies = () if jobs else conditions
                 script = StageScript(str(paths.folder), stage.name, after, token, options, dependencies)
+                if is_local:
+                    COMMANDS.debug("bash %s", shlex.quote(str(script.path)))
                 with held():
                     with detached(paths) if is_local else nullcontext():
                         job = executor.submit(script)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -21,6 +23,8 @@ from trtllm_hpc.runtime.submission import QUEUE, queued, submit_script
 from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, Origin, RunJob, accounted, by_id, together
 from trtllm_hpc.scheduler.states import LOST, PROLOG_FAILED, JobState, limit_in, parse_state
 
+COMMANDS = logging.getLogger("trtllm_hpc.commands")
+"""Receives each command before it runs, for ``trtllm-hpc -v``."""
 TIMEOUT_S = 60.0
 """Bound on one command: a busy controller answers late, one that is gone never does."""
 
@@ -382,6 +386,7 @@ def run_command(
     environment |= ({"SLURM_CONF": conf} if conf else {}) | (extra or {})
     if clusters is not None and command[0] != "srun":  # srun is only asked about itself
         command = [command[0], f"--clusters={clusters}", *command[1:]]
+    COMMANDS.debug("%s", shlex.join(command))
     try:
         answer = captured(command, timeout_s, environment, session=new_session)
         # squeue and sinfo name each cluster in a line of its own, also with --noheader.

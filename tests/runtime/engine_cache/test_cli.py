@@ -46,7 +46,7 @@ def test_an_empty_cache_is_no_error(types: Types, home: Path, monkeypatch: pytes
         assert types("engines", *arguments).code == 0
     assert documented("engines list", types("engines", "list", "--json").output) == []
     assert not (home / "engines").exists()
-    for folder, more in ((home / "nowhere", ", which is not there"), (home, "")):
+    for folder, more in ((home / "nowhere", ", which does not exist"), (home, "")):
         monkeypatch.setenv("TRTLLM_HPC_ENGINES", str(folder))
         for name in ("list", "verify"):
             assert types("engines", name).output == f"no engines in {folder}{more}\n"

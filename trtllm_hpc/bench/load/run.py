@@ -22,6 +22,7 @@ _LEAD_S = 0.2
 _REPORT_INTERVAL_S = 0.2
 _READY, _COUNTED, _DONE, _NOT_READY = "ready", "counted", "done", "not ready"
 _START, _STOP = "start", "stop"
+_NO_RESPONSE = (0.0, b"")
 
 
 def run_load(plan: LoadPlan, *, progress: Count | None = None, processes: int = 1) -> LoadResult:
@@ -150,7 +151,8 @@ def _work(pipe: Connection, plan: LoadPlan) -> None:
             pipe.send((kind, value))
 
     def count(reply: LoadReply) -> None:
-        counted.append(replace(reply, chunks=[]))
+        # The progress needs only the number of the responses.
+        counted.append(replace(reply, chunks=[_NO_RESPONSE] * len(reply.chunks)))
 
     def report_new() -> None:
         if new := [counted.popleft() for _ in range(len(counted))]:
