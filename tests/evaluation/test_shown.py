@@ -125,9 +125,9 @@ def test_a_run_has_its_scores_in_status_and_report(tmp_path: Path) -> None:
     from trtllm_hpc.report.html.page import report_page
 
     run = grid(tmp_path / "s").paths.run("tp2-bs16")
-    assert "Scores of its answers" not in report_page(read_report_data(run, "benchmark"))
+    assert "Scores of the answers" not in report_page(read_report_data(run, "benchmark"))
     keep(run, summary(0.5))
     page = report_page(read_report_data(run, "benchmark"))
     assert "The answers fail the gate" in page and "below the threshold of 50 %" in page
     keep(run, replace(summary(0.5), tasks=[replace(summary(0.5).tasks[0], passed=None, gate="")]))
-    assert "Scores of its answers" in report_page(read_report_data(run, "benchmark"))
+    assert "Scores of the answers" in report_page(read_report_data(run, "benchmark"))
