@@ -85,7 +85,10 @@ def test_a_search_says_what_it_found() -> None:
 def test_a_level_whose_requests_failed_keeps_no_limit() -> None:
     slo = "latency.p99<100s"
     [most] = lines(text(make(slo=slo, failed_share=0.9)), "slo")
-    assert most.startswith("slo does not hold at 8/s: ") and "requests failed, and a failed request misses the SLO" in most
+    assert (
+        most.startswith("slo does not hold at 8/s: ")
+        and "requests failed, and a failed request misses the SLO" in most
+    )
     [few] = lines(text(make(slo=slo, requests=2000, failed_share=0.002)), "slo")
     assert " holds at 8/s (for the answered requests; " in few
 
