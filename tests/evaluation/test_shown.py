@@ -38,7 +38,7 @@ def test_a_point_that_fails_its_gate_is_not_ranked_and_the_table_says_so(tmp_pat
     found = sweep.results()
     assert [it.variant for it in found.best.ranking] == ["good"]
     assert {it.variant for it in found.points if it.frontier} == {"good"}
-    why = "Its answers fail the gate: facts 44.0 % (standard error 3.5 points, 200 questions): below"
+    why = "The answers fail the gate: facts 44.0 % (standard error 3.5 points, 200 questions): below"
     assert all(why in it.findings[0] for it in found.points if it.variant == "fast")
     assert {point.row()["score.facts"] for point in found.points} == {0.44}
     write_report(found, tmp_path / "report.html")
@@ -55,7 +55,7 @@ def test_a_point_whose_gate_was_not_answered_is_not_ranked(tmp_path: Path) -> No
     spec.write_text(f"{spec.read_text()}    threshold: 0.5\n")
     found = sweep.results()
     assert not found.best.ranking
-    assert all("Its answers were not evaluated." in it.findings for it in found.points)
+    assert all("The answers were not evaluated." in it.findings for it in found.points)
 
 
 @pytest.mark.parametrize(
