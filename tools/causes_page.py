@@ -1,4 +1,4 @@
-"""``docs/reference/causes.md``: every entry of the table of causes, by area."""
+"""Write ``docs/reference/causes.md``: every entry of the table of causes, by area."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "causes.md"
 
 
 def page() -> str:
-    """Return ``docs/reference/causes.md``: every entry of the table of causes."""
+    """Return the page as Markdown."""
     total = sum(cause.kind is not Kind.NOISE for cause in causes().values())
     parts = [_HEAD.format(total=total)]
     for area in AREAS:
         rows = [cause for cause in causes().values() if cause.area == area and cause.kind is not Kind.NOISE]
-        parts.append(f"### {area}\n\n| id | what has happened | what to do | seen in |\n|---|---|---|---|\n")
+        parts.append(f"### {area}\n\n| ID | what happened | what to do | seen in |\n|---|---|---|---|\n")
         for cause in rows:
             mark = " (a consequence)" if cause.kind is Kind.CONSEQUENCE else ""
             cells = (f"`{cause.id}`{mark}", cause.sentence, cause.next, ", ".join(cause.sources))
             parts.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n")
         parts.append("\n")
     noise = ", ".join(f"`{cause.id}`" for cause in causes().values() if cause.kind is Kind.NOISE)
-    return "".join(parts) + f"Ignored, since runs that are well print it too: {noise}.\n"
+    return "".join(parts) + f"Ignored, because healthy runs print these lines too: {noise}.\n"
 
 
 _HEAD = """# Causes of failures
 
-`trtllm-hpc status`, `submit --wait` and `logs` name the cause of a failed run; `trtllm-hpc explain FILE...`
-names it in any log, also of a job that this toolkit did not start:
+`trtllm-hpc status`, `submit --wait` and `logs` name the cause of a failed run. `trtllm-hpc explain FILE...`
+finds the cause in any log, even of a job that this toolkit did not start:
 
 ```console
 $ trtllm-hpc explain slurm-4711.out
@@ -37,74 +37,76 @@ next: Every rank has to see all GPUs of its node, or one of its own: check gpus_
   slurm-4711.out:118, rank 2: gpu3:29880:30398 [0] init.cc:497 NCCL WARN Duplicate GPU detected : rank 2 ...
 ```
 
-Logs may be compressed (gzip, bzip2, xz, zstd) or in UTF-16; a folder stands for the files in it, and a run's
-name for its logs. All logs of a job are read together.
+Logs may be compressed (gzip, bzip2, xz, zstd) or in UTF-16. A folder stands for the files in it, a run's name
+for its logs. All logs of a job are read together.
 
 ## How a cause is found
 
-1. What stands before each line is taken off: colours, times, levels, ranks, the names of containers, pods,
-   hosts and workers, the marks of quoted text, and whatever else a neighbouring line begins with, too.
-2. Lines are candidates that match an entry of the table below, or that are an error: the end of a traceback,
-   `fatal error:`, `FATAL`, what compilers, linkers, Slurm and containers call an error. Lines that call
-   themselves information or a warning are none, nor is what stands before a server said that it is ready.
-3. What only reports that something else has failed (a worker died, a subprocess returned a non-zero status,
-   `MPI_ABORT`, all models failed to load) is a consequence, in whatever log it stands. Of exceptions that
-   Python chains, the direct cause goes first; an exception that was handled goes last.
-4. An error goes on in the lines after it: what is indented, what its prefix does not begin, what stands
-   between dashed lines, what says `expected`, `please`, `caused by`. Of a long text the lines that say why or
-   what to do are quoted; of an exception without words, the line of source text that raised it.
-5. A line before an error that says that something did not work (`not found`, `falling back`, `disabled`), if
-   only as a warning, and shares a rare word with the error (a path, a name, an option, a number) is shown
-   with the error; where the error only reports that something else has failed, such a line goes first.
-6. What to do about an error that no entry knows comes from what its line holds, by the rules in
-   `data/advice.toml`: its own words (`please set ...`), an option, a variable, a path, a host, the status of
-   HTTP, the word of an error number, a signal, the package and the line of the last frame.
-7. Time limits and other ends are consequences where an entry that is none stands before them. What a program
-   proposes itself (`Possible solutions:`, `Hint:`) is quoted as the next step. Tracebacks at
-   information level are calm.
-8. A root cause goes before its consequences on other ranks, whatever their clocks say; a precise cause before
-   one that only names the kind of failure; what ends a process before what fails single requests; `fatal`
-   before `error`; then the order of the lines decides.
+1. Prefixes of lines are removed: colours, times, levels, ranks, names of containers, pods, hosts and workers,
+   quotation marks of quoted text, and any other prefix that neighbouring lines share.
+2. A line is a candidate if it matches an entry of the table below, or if it is an error: the end of a
+   traceback, `fatal error:`, `FATAL`, or an error of a compiler, a linker, Slurm or a container. A line with
+   the level information or warning is not a candidate, and neither is a line before the server became ready.
+3. A line that only reports another failure (a worker died, a subprocess returned a non-zero status,
+   `MPI_ABORT`, all models failed to load) is a consequence, in whichever log it is. Of chained Python
+   exceptions, the direct cause comes first; a handled exception comes last.
+4. An error continues in the lines after it: indented lines, lines without the error's prefix, lines between
+   dashed lines, lines with `expected`, `please`, `caused by`. From a long text, the lines with the reason or
+   the remedy are quoted; from an exception without a message, the source line that raised it.
+5. An earlier line is shown with an error if the line reports that something did not work (`not found`,
+   `falling back`, `disabled`), even as a warning, and shares a rare word with the error (a path, a name, an
+   option, a number). If the error only reports another failure, such a line comes first.
+6. For an error without an entry, the next step comes from the error's line, by the rules in
+   `data/advice.toml`: its own words (`please set ...`), an option, a variable, a path, a host, an HTTP
+   status, the name of an error number, a signal, or the package and line of the last frame.
+7. A time limit or another end of the job is a consequence if an entry that is not a consequence comes before
+   it. A program's own proposal (`Possible solutions:`, `Hint:`) is quoted as the next step. Tracebacks at
+   information level do not count as errors.
+8. A root cause comes before its consequences on other ranks, whatever the ranks' clocks show; a precise cause
+   before a cause that only names the kind of failure; a failure that ends a process before a failure of
+   single requests; `fatal` before `error`. Otherwise, the order of the lines decides.
 
-The answer says how much is known: in words, as `degree` in JSON ([fields](json.md#explain)), the exit code:
+The answer shows how much is known: in words, as `degree` in JSON ([fields](json.md#explain)), and as the exit
+code:
 
 | | means | exit code |
 |---|---|--:|
-| `cause` (`known cause`) | only this cause writes the line, and no other error stands before it | 1 |
+| `cause` (`known cause`) | only this cause writes the line, and no other error comes before it | 1 |
 | `likely cause` | the line shows the kind of failure: its package, file, device or peer | 3 |
-| `first error` | the line is an error, and no other error explains it; no more is known | 4 |
-| no cause | no error, or errors after which the log goes on for long; the nearest lines are shown | 0 |
+| `first error` | the line is an error that no other error explains; nothing more is known | 4 |
+| no cause | no error, or the log continues for long after its errors; the nearest lines are shown | 0 |
 
-How often the answer is right on logs that nobody here had seen is on
-[another page](../explanation/unseen-logs.md).
+[Another page](../explanation/unseen-logs.md) shows how often the answer is right on logs that the authors had
+not seen.
 
-## Causes of your own
+## Your own causes
 
 Tables in `~/.config/trtllm-hpc/causes/*.toml`, in the [site's](../how-to/sites.md)
-`/etc/trtllm-hpc/causes/`, and in the folder that the cluster profile names
-(`causes_folder`), come before the shipped ones. `explain` prints what is wrong in them.
+`/etc/trtllm-hpc/causes/`, and in the cluster profile's `causes_folder` take precedence over the shipped
+tables. `explain` prints mistakes in these tables.
 
 ```toml
 [site-scratch]
-kind = "root"                   # or "consequence", or "noise": printed by runs that are well
-patterns = ["scratch2: quota of group (?P<group>\\S+) is used up"]  # as Python has them
+kind = "root"                   # or "consequence", or "noise": printed by healthy runs
+patterns = ["scratch2: quota of group (?P<group>\\S+) is used up"]  # Python's regular expressions
 sentence = "The scratch quota of group {{group}} is used up."
 next = "Ask the group's owner to remove old runs: scratch-quota {{group}}."
 
 [cuda-out-of-memory]
-off = true                      # a shipped entry that is not to be used
+off = true                      # switches a shipped entry off
 ```
 
-`generic = true` marks an entry that only names the kind of failure, `lines = 3` one whose patterns span
-three lines, `calm = true` one that counts in warnings too. A shipped entry is a known cause only if it says
-what makes it so: `specific = "option"`, `"code"`, `"path"` or `"message"`; yours are unless they are generic.
+`generic = true` marks an entry that only names the kind of failure, `lines = 3` an entry whose patterns span
+three lines, `calm = true` an entry that also counts in warnings. A shipped entry is a known cause only if it
+states the reason: `specific = "option"`, `"code"`, `"path"` or `"message"`. Your own entry is a known cause
+unless it is generic.
 
-Below each answer stand the five most suspicious lines of all logs, with rank, node, time and place: those of
+Below each answer are the five most suspicious lines of all logs, with rank, node, time and place. Lines of
 the last cluster of errors before the end count most.
 
 ## The table
 
-It has {total} causes and is made of `trtllm_hpc/logs/causes/data/*.toml` (`make golden`), where words in
-braces are filled in from the log. A log with each cause is quoted in `tests/logs/excerpts/`.
+The table has {total} causes. `make golden` generates it from `trtllm_hpc/logs/causes/data/*.toml`. Words in
+braces are filled in from the log. `tests/logs/excerpts/` has a log with each cause.
 
 """
