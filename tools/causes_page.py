@@ -79,7 +79,7 @@ code:
 [Another page](../explanation/unseen-logs.md) shows how often the answer is right on logs that the authors had
 not seen.
 
-## Your own causes
+## Causes of your own
 
 Tables in `~/.config/trtllm-hpc/causes/*.toml`, in the [site's](../how-to/sites.md)
 `/etc/trtllm-hpc/causes/`, and in the cluster profile's `causes_folder` take precedence over the shipped
