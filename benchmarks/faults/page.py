@@ -1,4 +1,4 @@
-"""docs/explanation/faults.md from the results."""
+"""Write docs/explanation/faults.md from the results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def page(
     not_injected: Mapping[str, str] | None = None,
     not_measured: Sequence[str] = (),
 ) -> str:
-    """The whole page; ``not_injected`` are faults with the reason why they are not."""
+    """Return the page as Markdown; ``not_injected`` maps faults to the reason why they are not injected."""
     whole = [*_counts(results), "", *_table(results), ""]
     if not_measured:
         names = ", ".join(f"`{name}`" for name in not_measured)
