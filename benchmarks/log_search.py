@@ -90,8 +90,8 @@ def make_run(folder: Path, ranks: int, size: int) -> RunPaths:
     """Write the folder of a failed run: one rank failed with an error, the others were stopped."""
     paths = RunPaths(folder)
     paths.make_folders()
-    asked = Resources(1, ranks, None, cpus_per_task=1, minutes=10)
-    stage = Stage("serve", "demo-serve", str(paths.batch_log("serve")), (asked,))
+    resources = Resources(1, ranks, None, cpus_per_task=1, minutes=10)
+    stage = Stage("serve", "demo-serve", str(paths.batch_log("serve")), (resources,))
     PlanRecord(
         name="demo",
         run_folder=str(folder),

@@ -165,11 +165,11 @@ def client_hello() -> bytes:
     return sent.read()
 
 
-def attack(proxy: Endpoint, port: int, said: bytes, arguments: argparse.Namespace) -> list[float]:
+def attack(proxy: Endpoint, port: int, opening: bytes, arguments: argparse.Namespace) -> list[float]:
     """Run the other user; return the owner's longest waits before, during and after, in seconds."""
     waits = [slowest(proxy, 1.0)]
     other_user = subprocess.Popen(
-        ["/usr/bin/python3", "-c", _OTHER_USER, str(port), str(arguments.connections), said.hex()],
+        ["/usr/bin/python3", "-c", _OTHER_USER, str(port), str(arguments.connections), opening.hex()],
         user=arguments.as_user,
     )
     try:
@@ -208,8 +208,8 @@ def holds(server: Endpoint, tls: bool, arguments: argparse.Namespace) -> bool:
                 print(f"{lost} of {_BURST} connections of the owner refused", flush=True)
                 kept = False
         for kind, port in (("http", proxy.http_port), ("grpc", proxy.grpc_port)):
-            for name, said in beginnings.items():
-                waits = attack(proxy, port, said, arguments)
+            for name, opening in beginnings.items():
+                waits = attack(proxy, port, opening, arguments)
                 print(f"{kind}{' with TLS' * tls}, {name} sent: ", end="")
                 print(", ".join(f"{wait:.2f} s" for wait in waits), flush=True)
                 kept = kept and max(waits) < (HANDSHAKES_BOUND_S if name == "ClientHello" else BOUND_S)

@@ -210,12 +210,12 @@ def _watch(scene: Scene, fault: Fault, submitting: subprocess.Popen[str], begun_
     while True:
         ended = submitting.poll() is not None or time.monotonic() > deadline
         asked_at = time.time()
-        said = _ask(scene, fault.asks)
-        if said is not None:
-            seen.sentence, seen.cause, ended_at = said
+        answer = _ask(scene, fault.asks)
+        if answer is not None:
+            seen.sentence, seen.cause, ended_at = answer
             # The paths contain the fault's name, which the fault's pattern could match.
-            told = _without(f"{seen.sentence}\n{seen.cause}", scene)
-            if not fault.survives and re.search(fault.says, told, re.IGNORECASE):
+            text = _without(f"{seen.sentence}\n{seen.cause}", scene)
+            if not fault.survives and re.search(fault.says, text, re.IGNORECASE):
                 since = ended_at if fault.from_slurm and ended_at is not None else begun_at
                 since = asked_at if fault.timed else since
                 seen.seconds = round(max(0.0, time.time() - since), 1)
@@ -238,8 +238,8 @@ def _ask(scene: Scene, asks: str = "status") -> tuple[str, str, float | None] | 
     answer = scene.person.types(asks, scene.run.folder, *words)
     # If Slurm does not answer, `status` prints text from the run's own files and fails.
     if asks != "status" or not answer.stdout.startswith("{"):
-        said = "Traceback" if "Traceback" in answer.stderr else answer.stderr.strip() or answer.stdout.strip()
-        return (said.splitlines()[0] if said else "", "", None)
+        text = "Traceback" if "Traceback" in answer.stderr else answer.stderr.strip() or answer.stdout.strip()
+        return (text.splitlines()[0] if text else "", "", None)
     status = json.loads(answer.stdout)
     ends = [stage["times"]["ended_at"] for stage in status["stages"] if stage["final"] and not stage["ok"]]
     causes = [cause["sentence"] for cause in status["causes"]]

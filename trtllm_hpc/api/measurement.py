@@ -290,13 +290,13 @@ def bench(
     from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
     from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of
 
-    found = run if isinstance(run, Run) else Run.find(run)
-    job = found.job
+    served = run if isinstance(run, Run) else Run.find(run)
+    job = served.job
     chosen = settings_of(base or job.companion.benchmark or Benchmark(), _fields(settings))
     refuse_over_limits(job, chosen)
-    with _reserved(found.paths, name) as measurement:
-        endpoint, follow = endpoint_of(found.paths, wait_s), follower_of(found.paths, restarts=True)
-        server = MeasuredServer(found.paths, endpoint, job, follow)
+    with _reserved(served.paths, name) as measurement:
+        endpoint, follow = endpoint_of(served.paths, wait_s), follower_of(served.paths, restarts=True)
+        server = MeasuredServer(served.paths, endpoint, job, follow)
         return _measure(server, chosen, measurement, on_progress)
 
 

@@ -235,7 +235,7 @@ class Run:
         return cancel_run(self.paths)
 
     def resume(self) -> Run:
-        """Submit the stages that have not completed again, in the same folder, and return this run.
+        """Submit again every stage that has not completed, in the same folder, and return this run.
 
         Completed stages are not repeated, except the server if the companion needs it again. Files of the
         former attempt are kept in ``attempts/``.

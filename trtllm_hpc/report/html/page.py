@@ -215,8 +215,8 @@ def cards(data: ReportData) -> Iterator[Card]:
     if place is None:
         return
     result = data.measurement.levels[place]
-    asked = figure_of(result, "asked_rate_per_s")
-    notes = {"finished_rate_per_s": f"asked {quantity(asked.mean)}" if asked else ""}
+    requested = figure_of(result, "asked_rate_per_s")
+    notes = {"finished_rate_per_s": f"requested {quantity(requested.mean)}" if requested else ""}
     notes["goodput_per_s"] = "within the SLO"
     for key, statistic, label, unit in _CARDS:
         if (figure := figure_of(result, key, statistic)) is not None:
