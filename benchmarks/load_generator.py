@@ -50,7 +50,6 @@ Rounds = dict[tuple[str, str], list[Figures]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
     arguments = _parser().parse_args(argv)
     try:
         analyzer = PerfAnalyzer(arguments.cache)

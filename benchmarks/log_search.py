@@ -173,7 +173,6 @@ def compare(
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

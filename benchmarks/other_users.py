@@ -217,7 +217,6 @@ def holds(server: Endpoint, tls: bool, arguments: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """Print the owner's waits without and with TLS; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -118,7 +118,6 @@ def shares(cases: list[Case]) -> tuple[str, bool]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Explain every case, and print or append the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

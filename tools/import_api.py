@@ -60,15 +60,15 @@ def agreed(copies: Sequence[Found], release: str) -> Iterator[tuple[tuple[str, s
 
 def options(copy: Path) -> Found:
     """Return the options of every sub-command as entries of the data file, without releases."""
-    found: Found = {}
+    entries: Found = {}
     for file in copy.glob(f"{_REFERENCES}/references/trtllm_serve_cli.yaml"):
         for command, part in YAML(typ="safe").load(file)["commands"].items():
             for option in part["options"].values():
                 flags = sorted(option["flags"], key=lambda flag: (flag.startswith("--no-"), -len(flag)))
                 is_pair = option["is_flag"] and flags[-1].startswith("--no-")
                 for names in [[flag] for flag in flags] if is_pair else [flags]:
-                    found[command, names[0]] = _entry(option, names)
-    return found
+                    entries[command, names[0]] = _entry(option, names)
+    return entries
 
 
 def _entry(option: Mapping[str, Any], names: Sequence[str]) -> Entry:
@@ -84,15 +84,15 @@ def _entry(option: Mapping[str, Any], names: Sequence[str]) -> Entry:
 
 def keys(copy: Path) -> Found:
     """Return the keys of the LLM API by section. Only a copy with the manifest has keys of inner sections."""
-    found: Found = {}
+    entries: Found = {}
     for file in copy.glob(f"{_REFERENCES}/references*/llm.yaml"):
         parameters = YAML(typ="safe").load(file)["methods"]["__init__"]["parameters"]
-        found |= {("", key): {} for key in parameters if key not in _ENGINE_KEYS}
+        entries |= {("", key): {} for key in parameters if key not in _ENGINE_KEYS}
     if (manifest := copy / _MANIFEST).is_file():
         for field in json.loads(manifest.read_text())["TorchLlmArgs"]:
             parts = field["path"].split(".")
-            found |= {(".".join(parts[:place]), part): {} for place, part in enumerate(parts)}
-    return found
+            entries |= {(".".join(parts[:place]), part): {} for place, part in enumerate(parts)}
+    return entries
 
 
 def new_options(text: str, release: str, copies: Sequence[Found]) -> str:

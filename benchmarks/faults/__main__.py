@@ -42,7 +42,6 @@ def interrupt(number: int, frame: object) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark, write the page, and return the exit code."""
     arguments = _parser().parse_args(argv)
     for stop_signal in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop_signal, interrupt)

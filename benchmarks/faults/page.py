@@ -100,5 +100,5 @@ def _details(result: Result) -> list[str]:
     if result.cause:
         lines.append(f"- Cause: {result.cause}")
     lines += [f"- {note}" for note in result.notes]
-    lines += [f"- Left behind: `{one}`" for one in result.left]
+    lines += [f"- Left behind: `{leftover}`" for leftover in result.left]
     return [*lines, ""]

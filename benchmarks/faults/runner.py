@@ -179,7 +179,6 @@ def _find_run(scene: Scene, mark: str = "") -> None:
 
 
 def _await(scene: Scene, when: str, submitting: subprocess.Popen[str]) -> None:
-    """Wait for the moment of the fault."""
 
     def submitted() -> bool:
         _find_run(scene, "jobs.json")

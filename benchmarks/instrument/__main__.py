@@ -214,7 +214,6 @@ def _say(sentence: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmark, print the results, and return the exit code."""
     arguments = _parser().parse_args(argv)
     arguments.peers = dict(arguments.peer)
     if arguments.quick:

@@ -74,7 +74,6 @@ class Found:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the checks, print their results, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.upstream", description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder that contains tensorrt_llm/")
     parser.add_argument("--jobs", type=int, default=150, help="number of job files, each on three profiles")

@@ -111,7 +111,6 @@ class Measurement:
 
     @property
     def _is_copy(self) -> bool:
-        """Whether the measurement was copied out of its run folder."""
         return self.paths.results != RunPaths(self.paths.folder).results
 
     @property

@@ -227,7 +227,7 @@ def _seconds(field: str, end_s: float) -> Spec:
 
 
 def _end_s(data: ReportData) -> float:
-    """Return the end of the last pass, in seconds since the measurement began."""
+    """Return the end of the last pass in seconds since the measurement began."""
     ends = [result.ended_s for level in data.measurement.levels for result in level.passes]
     return max([*ends, *(record.ended_s for record in data.records)], default=1.0)
 

@@ -227,7 +227,6 @@ def cards(data: ReportData) -> Iterator[Card]:
 
 
 def _level_table(data: ReportData) -> Table:
-    """Return a row for each level, with its most important figures."""
     headers = ("valid", "passes", "requests", "failed", *_RATES, *_LATENCIES)
     table = Table("level", *headers, right=headers)
     for label, result in ascending_levels(data.measurement):
