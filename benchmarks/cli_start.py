@@ -1,12 +1,12 @@
-"""How fast the command line starts, compared with the least it could cost.
+"""Measure how fast the command line starts, compared with the import of click.
 
-``python benchmarks/cli_start.py [--rounds 15]`` runs, in turn and in one run,
-``python -c "import click"`` (the limit: our own help can cost no less),
-``trtllm-hpc --help`` and ``trtllm-hpc render`` of two shipped job files (the reference
-backend's and one for TensorRT-LLM), and prints the CPU time of each as a median and as a ratio to the first.
+``python benchmarks/cli_start.py [--rounds 15]`` runs in turn ``python -c "import click"`` (our help cannot
+cost less), ``trtllm-hpc --help`` and ``trtllm-hpc render`` of two shipped job files, one for the reference
+backend and one for TensorRT-LLM. It prints the median CPU time of each command and its ratio to the import of
+click.
 
-Bounds: help within 3 times of the import of click; render within half a second of
-CPU time. The exit code is 1 when one is broken.
+Bounds: help takes at most three times the CPU time of the import of click, render at most half a second of
+CPU time. The exit code is 1 if a bound is broken.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RENDER_CPU_S = 0.5
 
 
 def cpu_seconds(command: Sequence[str]) -> float:
-    """User and system time of one run of a command, as the kernel accounts it."""
+    """Run a command, and return its user and system time in seconds as counted by the kernel."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
     errors = process.stderr.read()
@@ -38,7 +38,7 @@ def cpu_seconds(command: Sequence[str]) -> float:
 
 
 def measure(rounds: int, runs: Path) -> dict[str, float]:
-    """Median CPU seconds of each command; the commands take turns, so that drift meets all of them."""
+    """Return the median CPU seconds of each command."""
     program = str(Path(sys.executable).parent / "trtllm-hpc")
     job = ["readme-llama3-70b-tp4-pp2", "--cluster", "pyxis"]
     commands = {
@@ -48,6 +48,7 @@ def measure(rounds: int, runs: Path) -> dict[str, float]:
         "trtllm-hpc render TensorRT-LLM": [program, "render", *job, "--runs", str(runs)],
     }
     times: dict[str, list[float]] = {name: [] for name in commands}
+    # The commands take turns, so that a change of the machine's speed affects all of them.
     for round_ in range(rounds + 1):
         for name, command in commands.items():
             seconds = cpu_seconds(command)
@@ -60,7 +61,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=15, help="repetitions of each command")
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as folder:
         medians = measure(rounds, Path(folder))

@@ -1,10 +1,10 @@
-"""Does an evaluation find a worse server, and leave an equal one alone? On the sandbox, through ``submit``.
+"""Check that an evaluation fails a worse server and passes an equal one, on the sandbox through ``submit``.
 
     SLURM_CONF=/run/trtllm-hpc/NAME/etc/slurm.conf python -m benchmarks.evaluation /tmp/evaluation
 
-SmolLM2 is asked the shipped task behind Triton with the gateway (``base``); behind ``transformers serve``
-(``peer``), which must answer alike; and behind three servers that were made worse: another chat template, one
-layer's weights disturbed, temperature 1. At last an evaluation is killed half-way and resumed.
+The shipped task is sent to SmolLM2 behind Triton with the gateway (``base``); behind ``transformers serve``
+(``peer``), whose answers must be as good; and behind three servers that were made worse: another chat
+template, noise in the weights of a layer, temperature 1. Last, an evaluation is killed half-way and resumed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from trtllm_hpc.runs.fetched_models import default_folder
 BIN = Path(sys.executable).parent
 SMOLLM2 = default_folder("smollm2")
 QUESTIONS = int(os.environ.get("QUESTIONS", "200"))
-"""Fewer on a busy machine; the shipped task has 200."""
+"""Number of questions; the shipped task has 200. Set a smaller number on a busy machine."""
 SERVE, OPTIONS = (str(BIN / "transformers"), "serve"), ("--device=cpu", "--dtype=float32")
 DISTURBED = "model.layers.12.mlp.down_proj.weight"
 
 
 def job(folder: Path, name: str, base: str | None, *, model: Path = SMOLLM2, warm: bool = False) -> Path:
-    """Write a job file; ``peer`` and a ``warm`` server are ``transformers serve``."""
+    """Write a job file. ``transformers serve`` is the server of ``peer`` and of a ``warm`` job."""
     evaluate = {"tasks": ["facts"], "concurrency": 8, "not_worse_than": base, "limit": QUESTIONS}
     companion = {"time_limit_minutes": 60, "benchmark": None}
     serve: dict[str, Any] = {"ready_timeout_seconds": 900}
@@ -56,34 +56,34 @@ def job(folder: Path, name: str, base: str | None, *, model: Path = SMOLLM2, war
 
 
 def submit(file: Path, *words: str) -> RunPaths:
-    """Submit a job, and wait for its end."""
+    """Submit a job and return its run; ``words`` are further options, e.g. ``--wait``."""
     options = ["--cluster", "sandbox", "--set", f"cluster.slurm_conf={os.environ['SLURM_CONF']}", *words]
     command = [str(BIN / "trtllm-hpc"), "submit", str(file), *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    run = RunPaths(next(line.split()[-1] for line in done.stdout.splitlines() if line.startswith("  folder")))
-    return run
+    lines = done.stdout.splitlines()
+    return RunPaths(next(line.split()[-1] for line in lines if line.startswith("  folder")))
 
 
 def result(run: RunPaths) -> str:
-    """Return the score in words, with the exit code that ``submit --wait`` has."""
+    """Return the score and the exit code of ``submit --wait`` in words."""
     summary = read_evaluation(run.evaluation())
     code = Run(run).status.exit_code
     return f"{run.run_id}: exit code {int(code)}, " + ("no scores" if summary is None else summary.lines()[0])
 
 
-def equal_answers(one: RunPaths, other: RunPaths) -> str:
-    """Return the share of equal answers to the same questions."""
+def equal_answers(base: RunPaths, peer: RunPaths) -> str:
+    """Return in words how many answers of two runs to the same questions are equal."""
 
     def answers(run: RunPaths) -> dict[str, str]:
-        found: dict[str, str] = {}
+        by_question: dict[str, str] = {}
         for line in run.evaluation(kind="answers.jsonl").read_text().splitlines():
-            found |= json.loads(line)
-        return found
+            by_question |= json.loads(line)
+        return by_question
 
-    first, second = answers(one), answers(other)
+    first, second = answers(base), answers(peer)
     common = first.keys() & second.keys()
     same = sum(first[key].strip() == second[key].strip() for key in common)
-    return f"{same} of {len(common)} answers of {one.run_id} and {other.run_id} are equal"
+    return f"{same} of {len(common)} answers of {base.run_id} and {peer.run_id} are equal"
 
 
 def disturbed(model: Path) -> None:
@@ -100,14 +100,14 @@ def disturbed(model: Path) -> None:
 
 
 def with_another_template(model: Path) -> None:
-    """Let the chat template mark the turns as another family of models does."""
+    """Replace the chat template by the template of another model family."""
     text = "{% for message in messages %}[INST] {{ message.content }} [/INST]\n{% endfor %}"
     (model / "chat_template.jinja").write_text(text)
     _change(model / "tokenizer_config.json", chat_template=text)
 
 
 def sampling(model: Path) -> None:
-    """Let the model draw its tokens: ``transformers serve`` asks the model whether to."""
+    """Switch on sampling in the model's generation config, which ``transformers serve`` reads."""
     _change(model / "generation_config.json", do_sample=True, temperature=1.0)
 
 
@@ -116,11 +116,11 @@ def _change(file: Path, **fields: Any) -> None:
 
 
 WORSE = {"template": with_another_template, "weights": disturbed, "temperature": sampling}
-"""How the model of each server is made worse."""
+"""The function that makes the model of each server worse."""
 
 
 def killed_and_resumed(folder: Path) -> str:
-    """Kill the companion's step half-way; resume asks only what is missing."""
+    """Kill the companion's step half-way, and resume; resume must send only the missing questions."""
     run = submit(job(folder, "resumed", None))
     file = run.evaluation(kind="answers.jsonl")
     while not file.exists() or file.read_bytes().count(b"\n") < QUESTIONS * 0.45:
@@ -134,11 +134,11 @@ def killed_and_resumed(folder: Path) -> str:
     subprocess.run(again, stdout=subprocess.DEVNULL, check=False)
     summary = read_evaluation(run.evaluation())
     assert summary is not None
-    return f"killed with {kept} answers; resume kept {summary.kept} and asked {summary.asked}"
+    return f"killed with {kept} answers; resume kept {summary.kept} and sent {summary.asked} questions"
 
 
 def warm_server(model: str, host: str, port: int) -> None:
-    """Serve a model with ``transformers serve``, and answer every chat at temperature 1."""
+    """Serve a model with ``transformers serve`` behind a proxy that sets temperature 1 in every chat."""
     behind = port + 1 if port < 65_000 else port - 1
     server = subprocess.Popen([*SERVE, model, *OPTIONS, "--host=127.0.0.1", f"--port={behind}"])
 
@@ -146,10 +146,10 @@ def warm_server(model: str, host: str, port: int) -> None:
         protocol_version = "HTTP/1.1"
 
         def _pass_on(self, body: bytes | None) -> None:
-            asked = Request(f"http://127.0.0.1:{behind}{self.path}", body)
-            asked.add_header("Content-Type", "application/json")
+            request = Request(f"http://127.0.0.1:{behind}{self.path}", body)
+            request.add_header("Content-Type", "application/json")
             try:
-                with urlopen(asked, timeout=600) as answer:
+                with urlopen(request, timeout=600) as answer:
                     status, content, kind = answer.status, answer.read(), answer.headers["Content-Type"]
             except HTTPError as error:
                 status, content, kind = error.code, error.read(), "application/json"
@@ -165,10 +165,10 @@ def warm_server(model: str, host: str, port: int) -> None:
             self._pass_on(None)
 
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path.endswith("/chat/completions"):
-                asked |= {"temperature": 1.0}
-            self._pass_on(json.dumps(asked).encode())
+                body |= {"temperature": 1.0}
+            self._pass_on(json.dumps(body).encode())
 
     proxy = ThreadingHTTPServer((host, port), Handler)
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
@@ -179,10 +179,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--base", type=Path, help="folder of a run that has asked the shipped task")
+    parser.add_argument("folder", type=Path, help="folder for job files, models and runs")
+    parser.add_argument("--base", type=Path, help="folder of an earlier run `base`, to use its answers again")
     names = ("peer", *WORSE, "resume")
-    parser.add_argument("--only", nargs="*", default=names, choices=names)
+    parser.add_argument("--only", nargs="*", default=names, choices=names, help="by default all")
     options = parser.parse_args()
     folder = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,26 +1,26 @@
-"""The load generator of ``trtllm-hpc bench`` over gRPC compared with NVIDIA's perf_analyzer.
+"""Compare the gRPC load generator of ``trtllm-hpc bench`` with NVIDIA's perf_analyzer.
 
 ``python -m benchmarks.load_generator [--rounds 5] [--seconds 4]``
 
-One real tritonserver serves two models: one that answers at once, and one
-that streams 50 tokens per second, each with the server's time stamp. In each
-round, the contenders load it in turn:
+A real tritonserver serves two models: a model that answers at once, and a model that streams 50 tokens per
+second, each with the server's time stamp. In each round, two load generators take turns:
 
 - ``ours``: ``trtllm_hpc.bench.load``;
-- ``perf_analyzer``: C++, from the wheel of tritonclient 2.41.1, which is downloaded once;
+- ``perf_analyzer``: C++, from the wheel of tritonclient 2.41.1, which is downloaded once.
 
-Every contender, not the server, has the real-time priority that ``trtllm-hpc
-bench`` takes where it may: children inherit it. On two cores that it shares with
-the server a client of ordinary priority measures how long it waits for a core;
-``--ordinary`` shows that.
+Both load generators run with the real-time priority that ``trtllm-hpc bench`` takes if it is allowed to; the
+server does not. On two cores shared with the server, a client with ordinary priority would measure its own
+wait for a core; ``--ordinary`` shows this effect.
 
-Figures are medians over the rounds, ratios medians of each round's own; the
-table shows the range of the rounds too. Bounds:
-at 32 requests at once 0.95 of perf_analyzer's rate and 1.5 of its CPU time a
-request; at 1,000 requests a second 0.1 % of that rate, p99 of (sent - due) under
-1 ms and 1.3 of perf_analyzer's p99 latency; for 64 streams half a core and
-inter-token times within 1 ms of the server's at p99. The exit code is 1 when
-one is broken, 2 when a contender failed. Needs Debian's libb64-0d.
+Figures are medians over the rounds. A ratio is the median of the ratios of each round. The table also shows
+the range of the rounds. Bounds:
+
+- 32 requests at once: at least 0.95 of perf_analyzer's rate, and at most 1.5 of its CPU time per request;
+- 1,000 requests per second: a rate within 0.1 %, p99 of (sent - due) at most 1 ms, and at most 1.3 of
+  perf_analyzer's p99 latency;
+- 64 streams: at most half a core, and inter-token times within 1 ms of the server's at p99.
+
+The exit code is 1 if a bound is broken, 2 if a load generator failed. Needs Debian's package libb64-0d.
 """
 
 from __future__ import annotations
@@ -44,13 +44,12 @@ from trtllm_hpc.bench.load.process import real_time_priority
 
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtllm-hpc" / "perf_analyzer"
 _PAUSE_S = 0.3
-"""The server comes to rest between two contenders."""
+"""Pause between two load generators, in seconds, so that the server is idle again."""
 
 Rounds = dict[tuple[str, str], list[Figures]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
     arguments = _parser().parse_args(argv)
     try:
         analyzer = PerfAnalyzer(arguments.cache)
@@ -82,7 +81,7 @@ def _measure(arguments: argparse.Namespace, analyzer: PerfAnalyzer, folder: Path
 
 
 def _contend(scenario: str, port: int, seconds: float) -> Figures:
-    """Measure in a separate process, as perf_analyzer is."""
+    """Run our load generator in a separate process, like perf_analyzer."""
     values = (scenario, LEVELS[scenario], seconds, port)
     command = [sys.executable, "-m", "benchmarks.load.contend", *map(str, values)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -100,11 +99,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5, metavar="N")
-    parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="of each contender's load")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="repetitions of each scenario")
+    parser.add_argument("--seconds", type=float, default=4.0, metavar="S", help="duration of each load")
     parser.add_argument("--scenarios", nargs="+", choices=tuple(LEVELS), default=tuple(LEVELS))
-    parser.add_argument("--ordinary", action="store_true", help="leave the contenders' priority as it is")
-    parser.add_argument("--cache", type=Path, default=_CACHE, help="folder for perf_analyzer")
+    parser.add_argument("--ordinary", action="store_true", help="run both with ordinary priority")
+    parser.add_argument("--cache", type=Path, default=_CACHE, help="folder to keep perf_analyzer in")
     return parser
 
 

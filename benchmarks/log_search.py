@@ -1,15 +1,15 @@
-"""How fast logs are searched, compared with ripgrep: ``explain``, ``status``, ``logs`` and ``logs --grep``.
+"""Compare the speed of ``explain``, ``status``, ``logs`` and ``logs --grep`` with ripgrep's.
 
 ``python -m benchmarks.log_search [--rounds 5] [--folder FOLDER]``
 
-Made are a log of 300 MB with one error in its middle, and two failed runs, with 1,024 logs of 200 KB and with
-64 logs of 5 MB; no two lines are alike. In each round every command and ripgrep take turns, on files that are
-in the page cache. ripgrep searches the same files for the same: one expression for ``--grep``, else the texts
-that errors and lines with a known cause contain (``rg -f``). The time in which the program starts, to explain
-an empty log, is taken off ours. ``without ripgrep`` is the same command where no ``rg`` is on the path.
+The benchmark writes a log of 300 MB with an error in its middle, and two failed runs: one with 1,024 logs of
+200 KB, one with 64 logs of 5 MB. No two lines are equal. In each round, every command and ripgrep take turns
+on files in the page cache. ripgrep searches the same files: for one expression with ``--grep``, otherwise for
+the texts in errors and in lines with a known cause (``rg -f``). The time that our program needs to explain an
+empty log is subtracted from our times. ``without ripgrep`` is the same command without ``rg`` on the path.
 
-Bounds: three times ripgrep's time, 40 MB/s without it and for ``--grep``, and 100 MiB. The exit code is 1
-when one is broken, 2 without ripgrep (Debian's package ``ripgrep``).
+Bounds: three times ripgrep's time, 40 MB/s without ripgrep and with ``--grep``, and 100 MiB of memory. The
+exit code is 1 if a bound is broken, 2 without ripgrep (Debian's package ``ripgrep``).
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ PROGRAM = str(Path(sys.executable).parent / "trtllm-hpc")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one command took."""
+    """Time and memory of one command."""
 
     wall_s: float
     cpu_s: float
     peak_mib: float
+    """Largest resident memory, in MiB."""
 
 
 def cost_of(command: Sequence[str]) -> Cost:
-    """Run a command; its output is read and dropped."""
+    """Run a command, discard its output, and return its cost."""
     began = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -62,35 +63,35 @@ def cost_of(command: Sequence[str]) -> Cost:
     process.stdout.close()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in (0, 1, 3):  # `explain`: no cause, known, likely
+    if process.returncode not in (0, 1, 3):  # exit codes of `explain`: no cause, known cause, likely cause
         raise SystemExit(f"{' '.join(command)} failed with exit code {process.returncode}")
     return Cost(time.perf_counter() - began, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
 def log_text(numbers: random.Random, size: int) -> bytes:
-    """Lines as Triton and TensorRT-LLM write them."""
+    """Return about ``size`` bytes of lines as Triton and TensorRT-LLM write them."""
     lines: list[str] = []
     length = 0
     while length < size:
-        one, two, share = numbers.randrange(10**6), numbers.randrange(5000), numbers.random()
-        at = f"[11/21/2026-23:12:{one % 60:02d}]"
+        micros, step, share = numbers.randrange(10**6), numbers.randrange(5000), numbers.random()
+        at = f"[11/21/2026-23:12:{micros % 60:02d}]"
         lines += (
-            f'I1121 23:12:07.{one:06d} {two} model_lifecycle.cc:472] "loading: tensorrt_llm:{two}"\n',
-            f"[TensorRT-LLM][INFO] [MemUsageChange] Allocated {share * 100:.2f} MiB for step {two}\n",
+            f'I1121 23:12:07.{micros:06d} {step} model_lifecycle.cc:472] "loading: tensorrt_llm:{step}"\n',
+            f"[TensorRT-LLM][INFO] [MemUsageChange] Allocated {share * 100:.2f} MiB for step {step}\n",
             f"{at} [TRT-LLM] [I] request {numbers.getrandbits(64):016x} has ended\n",
             f"{at} [TRT-LLM] [I] Load engine takes: {share * 1000:.6f} sec\n",
-            f'[TensorRT-LLM][INFO] {{"Active Request Count":{one % 64},"KV cache used blocks":{two}}}\n',
+            f'[TensorRT-LLM][INFO] {{"Active Request Count":{micros % 64},"KV cache used blocks":{step}}}\n',
         )
         length += sum(map(len, lines[-5:]))
     return "".join(lines)[:size].encode()
 
 
 def make_run(folder: Path, ranks: int, size: int) -> RunPaths:
-    """A failed run: one rank was killed, the others were stopped."""
+    """Write the folder of a failed run: one rank failed with an error, the others were stopped."""
     paths = RunPaths(folder)
     paths.make_folders()
-    asked = Resources(1, ranks, None, cpus_per_task=1, minutes=10)
-    stage = Stage("serve", "demo-serve", str(paths.batch_log("serve")), (asked,))
+    resources = Resources(1, ranks, None, cpus_per_task=1, minutes=10)
+    stage = Stage("serve", "demo-serve", str(paths.batch_log("serve")), (resources,))
     PlanRecord(
         name="demo",
         run_folder=str(folder),
@@ -121,7 +122,7 @@ def make_run(folder: Path, ranks: int, size: int) -> RunPaths:
 
 
 def make_log(path: Path) -> None:
-    """A log of 300 MB with an error of a GPU's memory in its middle."""
+    """Write a log of 300 MB with an error of a GPU's memory in its middle."""
     numbers, error = random.Random(2), b"\nRuntimeError: CUDA error: uncorrectable ECC error encountered\n"
     with path.open("wb") as log:
         for part in range(60):
@@ -129,20 +130,20 @@ def make_log(path: Path) -> None:
 
 
 def pairs(paths: RunPaths, texts: Path) -> dict[str, tuple[list[str], list[str]]]:
-    """Each command, and what ripgrep is to search for."""
+    """Return each command with the ripgrep command that searches the same files."""
     folder, ripgrep = str(paths.folder), ["rg", "-f", str(texts), str(paths.logs)]
-    found = {name: ([PROGRAM, name, folder], ripgrep) for name in ("explain", "status", "logs")}
-    found["logs --grep"] = (
+    commands = {name: ([PROGRAM, name, folder], ripgrep) for name in ("explain", "status", "logs")}
+    commands["logs --grep"] = (
         [PROGRAM, "logs", folder, "--grep", EXPRESSION],
         ["rg", EXPRESSION, str(paths.logs)],
     )
-    return found
+    return commands
 
 
 def compare(
     name: str, commands: dict[str, tuple[list[str], list[str]]], rounds: int, start_s: float, size: int
 ) -> list[str]:
-    """Print the medians; return the bounds that are broken. ``size``: bytes of the logs."""
+    """Print the medians of each command, and return the broken bounds. ``size``: bytes of the logs."""
     broken = []
     costs: dict[tuple[str, int], list[Cost]] = {}
     for round_ in range(rounds + 1):
@@ -155,13 +156,13 @@ def compare(
         ours, theirs = costs[what, 0], costs[what, 1]
         pairs_ = list(zip(ours, theirs, strict=True))
         ratio = statistics.median((our.wall_s - start_s) / its.wall_s for our, its in pairs_)
-        speed = size / 1e6 / max(0.001, statistics.median(it.wall_s for it in ours) - start_s)
-        figures = [f"{statistics.median(it.wall_s for it in some):.2f}" for some in (ours, theirs)]
+        speed = size / 1e6 / max(0.001, statistics.median(cost.wall_s for cost in ours) - start_s)
+        figures = [f"{statistics.median(cost.wall_s for cost in some):.2f}" for some in (ours, theirs)]
         figures += [f"{ratio:.1f}", f"{speed:.0f}"]
-        figures += [f"{statistics.median(it.cpu_s for it in some):.2f}" for some in (ours, theirs)]
-        peak = max(it.peak_mib for it in ours)
+        figures += [f"{statistics.median(cost.cpu_s for cost in some):.2f}" for some in (ours, theirs)]
+        peak = max(cost.peak_mib for cost in ours)
         print(f"| {name} | `{what}` | {' | '.join(figures)} | {peak:.0f} |", flush=True)
-        if "without" in what or "--grep" in what:  # its expressions are Python's
+        if "without" in what or "--grep" in what:  # --grep takes Python's expressions, so ripgrep cannot help
             if speed < LEAST_MB_PER_S:
                 broken.append(f"{what}, {name}: {speed:.0f} MB/s")
         elif ratio > RATIO:
@@ -172,15 +173,14 @@ def compare(
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where to make the logs (1.2 GB), by default /tmp")
+    parser.add_argument("--rounds", type=int, default=5, help="repetitions of each command")
+    parser.add_argument("--folder", type=Path, help="folder for the logs (1.2 GB); by default /tmp")
     arguments = parser.parse_args()
     if shutil.which("rg") is None:
-        print("error: there is no rg; apt-get install ripgrep", file=sys.stderr)
+        print("error: rg is not installed\n  next: apt-get install ripgrep", file=sys.stderr)
         return 2
     broken = []
     heads = ("logs", "command", "s", "ripgrep, s", "ratio", "MB/s", "CPU s", "ripgrep, CPU s", "MiB")

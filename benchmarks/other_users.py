@@ -1,15 +1,16 @@
-"""Whether another user's connections lock the owner of a run out of the proxy.
+"""Check that another user's connections do not lock the owner of a run out of the proxy.
 
 ``python -m benchmarks.other_users [--connections 10600] [--seconds 12] [--as-user nobody]``, as root
 
 HAProxy has the configuration that ``trtllm-hpc`` renders for a run with a key. Another user opens more
-connections than HAProxy takes, never sends the key, and opens each connection again as soon as HAProxy
-closes it: connections without a byte, with one byte, with the beginning of HTTP/2, and with the first message
-of a handshake where the proxy has TLS, at the port for HTTP and at the port for gRPC. Before, meanwhile and
-afterwards the owner opens a connection every 0.2 s and asks with the key whether the server is ready. First
-the owner opens 1,024 connections with TLS at once. The exit code is 1 when an answer takes 2 s or more (10 s
-while HAProxy computes a handshake for each of the other user's connections), or when one of the owner's 1,024
-connections is refused.
+connections than HAProxy accepts, never sends the key, and opens a connection again when HAProxy closes it.
+The other user sends nothing, one byte, the beginning of HTTP/2 or, with TLS, the first message of a
+handshake, to the HTTP port and to the gRPC port. Before, during and after this, the owner opens a connection
+every 0.2 s and asks with the key whether the server is ready. With TLS, the owner first opens 1,024
+connections at once.
+
+The exit code is 1 if an answer takes 2 s or more (10 s while HAProxy computes a handshake for each of the
+other user's connections), or if one of the owner's 1,024 connections is refused.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_N
 poller, opened = select.epoll(), {}
 while True:
     for _ in range(min(200, count - len(opened))):
-        one = socket.socket()
-        one.setblocking(False)
-        # No TIME_WAIT: ports must not run out.
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0] + [0] * 4))
-        if one.connect_ex(("127.0.0.1", port)) not in (0, 115):
-            one.close()
+        connection = socket.socket()
+        connection.setblocking(False)
+        # Without TIME_WAIT, so that the ports do not run out.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0] + [0] * 4))
+        if connection.connect_ex(("127.0.0.1", port)) not in (0, 115):
+            connection.close()
             continue
-        opened[one.fileno()] = one
-        poller.register(one, select.EPOLLIN | (select.EPOLLOUT if first else 0))
+        opened[connection.fileno()] = connection
+        poller.register(connection, select.EPOLLIN | (select.EPOLLOUT if first else 0))
     for handle, what in poller.poll(0.01 if len(opened) == count else 0):
         if what & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             try:
@@ -79,10 +80,10 @@ while True:
 
 
 class _Ready(http.server.BaseHTTPRequestHandler):
-    """Answers that it is ready."""
+    """Answers every request with status 200, as a ready server does."""
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Send an empty answer."""
         self.send_response(200)
         self.send_header("content-length", "0")
         self.end_headers()
@@ -93,7 +94,7 @@ class _Ready(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def ready_server() -> Iterator[Endpoint]:
-    """Run a server that answers that it is ready; yield where it is."""
+    """Run a server that is always ready; yield its endpoint."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Ready) as behind:
         behind.socket.listen(128)
         threading.Thread(target=behind.serve_forever, daemon=True).start()
@@ -107,10 +108,10 @@ def open_proxy(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator
     """Run HAProxy before a server; yield the endpoint of the proxy.
 
     Raises:
-        ServerFailed: HAProxy did not start.
+        ServerFailed: HAProxy did not start, or the server is not ready through HAProxy.
     """
     os.environ.setdefault("TRTLLM_HPC_JOB_ID", "0")
-    serve = {"frontend": "triton", "tls": tls}  # of this backend, which has no gateway
+    serve = {"frontend": "triton", "tls": tls}  # this frontend has no gateway
     engine = {"model": {"path": "/models/any"}, "engine": {"backend": "pytorch"}}
     job = JobFile.model_validate({"name": "proxy", **engine, "serve": serve})
     facts = facts_of(job, ClusterProfile(name="here", scheduler="local"))
@@ -136,7 +137,7 @@ def open_proxy(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator
         end = time.monotonic() + _START_LIMIT_S
         while not_ready(endpoint, 1.0):
             if not proxy.is_open() or time.monotonic() > end:
-                raise ServerFailed("HAProxy did not start, or does not find the server ready")
+                raise ServerFailed("HAProxy did not start, or the server is not ready through HAProxy")
             time.sleep(0.1)
         yield endpoint
     finally:
@@ -144,7 +145,7 @@ def open_proxy(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator
 
 
 def slowest(proxy: Endpoint, seconds: float) -> float:
-    """Ask again and again, each time over a new connection; returns the longest time until an answer."""
+    """Ask repeatedly, each time over a new connection; return the longest wait for an answer in seconds."""
     end, longest = time.monotonic() + seconds, 0.0
     while time.monotonic() < end:
         began = time.monotonic()
@@ -164,16 +165,16 @@ def client_hello() -> bytes:
     return sent.read()
 
 
-def attack(proxy: Endpoint, port: int, said: bytes, arguments: argparse.Namespace) -> list[float]:
-    """Let another user in; returns the owner's longest waits before, meanwhile and afterwards."""
+def attack(proxy: Endpoint, port: int, opening: bytes, arguments: argparse.Namespace) -> list[float]:
+    """Run the other user; return the owner's longest waits before, during and after, in seconds."""
     waits = [slowest(proxy, 1.0)]
     other_user = subprocess.Popen(
-        ["/usr/bin/python3", "-c", _OTHER_USER, str(port), str(arguments.connections), said.hex()],
+        ["/usr/bin/python3", "-c", _OTHER_USER, str(port), str(arguments.connections), opening.hex()],
         user=arguments.as_user,
     )
     try:
         waits.append(slowest(proxy, arguments.seconds))
-        assert other_user.poll() is None, "the other user has failed"
+        assert other_user.poll() is None, "the other user's program has failed"
     finally:
         other_user.kill()
         other_user.wait()
@@ -181,12 +182,12 @@ def attack(proxy: Endpoint, port: int, said: bytes, arguments: argparse.Namespac
 
 
 async def refused(proxy: Endpoint, count: int) -> int:
-    """Open connections at once, as one busy client does; returns how many of them HAProxy did not take."""
+    """Open ``count`` connections at once, as a busy client does; return how many HAProxy refused."""
     trusting = proxy.tls()
 
     async def asks() -> bool:
         reader, writer = await asyncio.open_connection(proxy.address, proxy.http_port, ssl=trusting)
-        # HAProxy answers by itself: the server behind it does not count.
+        # HAProxy itself answers a request without a key, so the server does not affect the result.
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         status = await reader.readline()
         writer.close()
@@ -197,7 +198,7 @@ async def refused(proxy: Endpoint, count: int) -> int:
 
 
 def holds(server: Endpoint, tls: bool, arguments: argparse.Namespace) -> bool:
-    """Print the owner's waits in each case at one proxy; returns whether none is too long."""
+    """Print the owner's waits in each case at one proxy; return whether all bounds are kept."""
     kept = True
     with tempfile.TemporaryDirectory() as folder, open_proxy(Path(folder), server, tls=tls) as proxy:
         beginnings = {"nothing": b"", "one byte": b"G", "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"}
@@ -207,8 +208,8 @@ def holds(server: Endpoint, tls: bool, arguments: argparse.Namespace) -> bool:
                 print(f"{lost} of {_BURST} connections of the owner refused", flush=True)
                 kept = False
         for kind, port in (("http", proxy.http_port), ("grpc", proxy.grpc_port)):
-            for name, said in beginnings.items():
-                waits = attack(proxy, port, said, arguments)
+            for name, opening in beginnings.items():
+                waits = attack(proxy, port, opening, arguments)
                 print(f"{kind}{' with TLS' * tls}, {name} sent: ", end="")
                 print(", ".join(f"{wait:.2f} s" for wait in waits), flush=True)
                 kept = kept and max(waits) < (HANDSHAKES_BOUND_S if name == "ClientHello" else BOUND_S)
@@ -216,13 +217,12 @@ def holds(server: Endpoint, tls: bool, arguments: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """Print the owner's waits without and with TLS; returns 1 if one is too long."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--connections", type=int, default=10_600)
-    parser.add_argument("--seconds", type=float, default=12.0)
-    parser.add_argument("--as-user", default="nobody")
+    parser.add_argument("--connections", type=int, default=10_600, help="of the other user")
+    parser.add_argument("--seconds", type=float, default=12.0, help="duration of each case")
+    parser.add_argument("--as-user", default="nobody", help="name of the other user")
     arguments = parser.parse_args()
     with ready_server() as server:
         return int(not all([holds(server, tls, arguments) for tls in (False, True)]))

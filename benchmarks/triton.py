@@ -1,6 +1,6 @@
-"""A real tritonserver (from the nvidia-pytriton wheel) with Python models, started as a child process.
+"""Start a real tritonserver (from the nvidia-pytriton wheel) with Python models as a child process.
 
-The tests use it too.
+The tests use this module, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _START_LIMIT_S = 60.0
 
 
 class ServerFailed(Exception):
-    """There is no server, or it did not start; the message has the end of its log."""
+    """The server is not installed or did not start. The message contains the end of the server's log."""
 
 
 @contextmanager
@@ -31,12 +31,12 @@ def running_triton(folder: Path, models: Sequence[str], *, options: Sequence[str
     """Serve ``folder/repository``, yield the endpoint once every model is ready, and stop it.
 
     Args:
-        folder: for the log and the backends.
+        folder: contains ``repository``; the log and the backends are written into it.
         models: names of the models that the endpoint lists.
-        options: more of tritonserver's own.
+        options: further options of tritonserver.
 
     Raises:
-        ServerFailed: it is not installed, or did not start.
+        ServerFailed: tritonserver is not installed, or did not start.
     """
     ports = free_ports(3)
     with (folder / "server.log").open("wb") as log:
@@ -62,7 +62,7 @@ def running_triton(folder: Path, models: Sequence[str], *, options: Sequence[str
 def _command(folder: Path, ports: Sequence[int], options: Sequence[str]) -> list[str]:
     return [
         "env",
-        # The stub takes the first python3 on PATH for its environment.
+        # The stub of the Python backend uses the environment of the first python3 on PATH.
         f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}",
         str(wheel_folder() / "tritonserver" / "bin" / "tritonserver"),
         f"--model-repository={folder / 'repository'}",
@@ -79,10 +79,10 @@ def _command(folder: Path, ports: Sequence[int], options: Sequence[str]) -> list
 
 
 def wheel_folder() -> Path:
-    """The folder where nvidia-pytriton is installed.
+    """Return the folder in which nvidia-pytriton is installed.
 
     Raises:
-        ServerFailed: it is not.
+        ServerFailed: nvidia-pytriton is not installed.
     """
     spec = find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
@@ -91,7 +91,7 @@ def wheel_folder() -> Path:
 
 
 def link_backends(folder: Path) -> Path:
-    """Link the Python backend and this Python's stub: a copied stub does not find its libraries."""
+    """Link the Python backend and the stub for this Python; a copied stub would not find its libraries."""
     (folder / "python").mkdir(parents=True)
     wheel = wheel_folder() / "tritonserver"
     release = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,18 +1,20 @@
-"""How often ``explain`` is right on logs of failures that nobody here had seen.
+"""Count how often ``explain`` is right on logs of failures that the authors had not seen.
 
 ``python -m benchmarks.unseen_logs CASES [--verdicts FILE] [--page FILE] [--draw TEXT]``
 
-CASES is a folder of cases, each a folder with ``log.txt`` and ``case.toml``: ``kind`` (``failure`` or
-``clean``), ``category``, ``source``, ``cause`` and ``remedy`` as the public source concludes, and
-``root_line``, the line to which a good engineer would point first. The logs belong to others, and are not
-kept in this repository.
+CASES is a folder of cases. A case is a folder with ``log.txt`` and ``case.toml``, which contains ``kind``
+(``failure`` or ``clean``), ``category``, ``source``, ``cause`` and ``remedy`` according to the public source,
+and ``root_line``: the line that a good engineer would name first. The logs belong to others, so they are not
+in this repository.
 
-A reader judges the answers, who sees log, true cause and answer, but not how the answer was made: FILE has
-one line for each case, ``NAME<TAB>VERDICT``, where VERDICT is ``right`` (a true sentence, and a next step
-that leads to the remedy), ``half``, ``wrong`` or ``silent``. Without FILE only the root lines are counted.
-``--page`` appends a row for the draw TEXT to the table of draws at the end of a page. Intervals are
-Wilson's, of 95 %. The exit code is 1 when fewer than 80 % of the answers are right, more than 5 % are wrong,
-one is silent, or more than one of 20 clean logs raises an alarm.
+A reader judges each answer. The reader sees the log, the true cause and the answer, but not how the answer
+was found. FILE has a line ``NAME<TAB>VERDICT`` for each case; VERDICT is ``right`` (a true sentence, and a
+next step that leads to the remedy), ``half``, ``wrong`` or ``silent``. Without FILE, only root lines are
+counted. ``--page`` appends a row for the draw TEXT to the table at the end of a page. Intervals are Wilson's
+95 % intervals.
+
+The exit code is 1 if fewer than 80 % of the answers are right, more than 5 % are wrong, an answer is silent,
+or more than 5 % of the clean logs raise an alarm.
 """
 
 from __future__ import annotations
@@ -37,20 +39,20 @@ _Z = 1.96
 
 @dataclass(frozen=True)
 class Case:
-    """One log, and what ``explain`` says of it."""
+    """A log and the answer of ``explain``."""
 
     name: str
     facts: dict[str, Any]
     """The fields of ``case.toml``."""
     first: Finding | None
     finds_root: bool
-    """Whether the first answer quotes the line to which a good engineer would point."""
+    """Whether the first answer quotes the root line."""
     verdict: str
-    """One of ``VERDICTS``; of a clean log ``calm`` or ``alarm``; empty where nobody has judged."""
+    """One of ``VERDICTS``; for a clean log ``calm`` or ``alarm``; empty if nobody has judged the answer."""
 
 
 def interval(count: int, total: int) -> tuple[float, float]:
-    """Return Wilson's interval of a share."""
+    """Return Wilson's 95 % confidence interval of a share."""
     if total == 0:
         return 0.0, 1.0
     share = count / total
@@ -61,12 +63,12 @@ def interval(count: int, total: int) -> tuple[float, float]:
 
 
 def read_case(folder: Path, verdicts: dict[str, str]) -> Case:
-    """Explain the log of one case."""
+    """Read a case, explain its log, and look up the verdict on the answer."""
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     facts: dict[str, Any] = toml.loads((folder / "case.toml").read_text("utf-8"))
     log = folder / "log.txt"
-    [found] = logs_facts([log])
-    answers = () if found.survived else likeliest_first(of_lines([found.causes]))
+    [log_facts] = logs_facts([log])
+    answers = () if log_facts.survived else likeliest_first(of_lines([log_facts.causes]))
     first = answers[0] if answers else None
     lines = log.read_text("utf-8", errors="replace").split("\n")
     quoted = lines[first.line - 1].strip() if first is not None and first.line else ""
@@ -74,12 +76,13 @@ def read_case(folder: Path, verdicts: dict[str, str]) -> Case:
     finds_root = bool(quoted and root) and (root in quoted or quoted in root)
     verdict = verdicts.get(folder.name, "")
     if facts["kind"] == "clean":
-        verdict = verdict or ("alarm" if any(it.kind is Kind.ROOT for it in answers) else "calm")
+        is_alarm = any(finding.kind is Kind.ROOT for finding in answers)
+        verdict = verdict or ("alarm" if is_alarm else "calm")
     return Case(folder.name, facts, first, finds_root, verdict)
 
 
 def counts(cases: list[Case]) -> tuple[int, collections.Counter[str], int, int]:
-    """Return the number of failures, their verdicts, the number of clean logs and of alarms in them."""
+    """Return the number of failures, their verdicts, the number of clean logs, and of alarms in these."""
     failures = [case.verdict for case in cases if case.facts["kind"] == "failure"]
     clean = [case.verdict for case in cases if case.facts["kind"] == "clean"]
     return len(failures), collections.Counter(failures), len(clean), clean.count("alarm")
@@ -97,7 +100,7 @@ def table(cases: list[Case]) -> str:
     for name, chosen in [*sorted(categories.items()), ("all", cases)]:
         failures, judged, clean, alarms = counts(chosen)
         roots = sum(case.finds_root for case in chosen if case.facts["kind"] == "failure")
-        cells = [name, failures, *(judged[it] for it in VERDICTS), roots, clean, alarms]
+        cells = [name, failures, *(judged[verdict] for verdict in VERDICTS), roots, clean, alarms]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
@@ -106,8 +109,8 @@ def shares(cases: list[Case]) -> tuple[str, bool]:
     """Return the shares with their intervals as a sentence, and whether all are within the bounds."""
     failures, judged, clean, alarms = counts(cases)
     parts = []
-    of_failures = [(it, judged[it], failures) for it in VERDICTS]
-    for label, count, total in (*of_failures, ("alarms in clean logs", alarms, clean)):
+    verdicts = [(verdict, judged[verdict], failures) for verdict in VERDICTS]
+    for label, count, total in (*verdicts, ("alarms in clean logs", alarms, clean)):
         low, high = interval(count, total)
         share = count / max(1, total)
         parts.append(f"{label} {count} of {total} ({share:.0%}, 95 %: {low:.0%} to {high:.0%})")
@@ -142,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
         line.split("\t") for file in options.verdicts for line in file.read_text("utf-8").splitlines() if line
     ]
     verdicts = {
-        row[0]: next((it for it in row[1:] if it in (*VERDICTS, "calm", "alarm")), "") for row in rows
+        row[0]: next((cell for cell in row[1:] if cell in (*VERDICTS, "calm", "alarm")), "") for row in rows
     }
     folders = sorted(file.parent for root in options.cases for file in root.glob("*/case.toml"))
     cases = [read_case(folder, verdicts) for folder in folders]

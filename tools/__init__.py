@@ -1,1 +1,1 @@
-"""Generators of checked-in files: ``python -m tools.generate``. Not a part of the installed package."""
+"""Generators of checked-in files, run with ``python -m tools.generate``. Not in the installed package."""

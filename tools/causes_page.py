@@ -1,4 +1,4 @@
-"""``docs/reference/causes.md``: every entry of the table of causes, by area."""
+"""Write ``docs/reference/causes.md``: every entry of the table of causes, by area."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "reference" / "causes.md"
 
 
 def page() -> str:
-    """Return ``docs/reference/causes.md``: every entry of the table of causes."""
+    """Return the page as Markdown."""
     total = sum(cause.kind is not Kind.NOISE for cause in causes().values())
     parts = [_HEAD.format(total=total)]
     for area in AREAS:
@@ -70,7 +70,7 @@ The first word of the answer (`degree` in [JSON](json.md#explain)) and the exit 
 
 | | means | exit code |
 |---|---|--:|
-| `cause` (`known cause`) | only this cause writes the line, and no other error stands before it | 1 |
+| `cause` (`known cause`) | only this cause writes the line, and no other error comes before it | 1 |
 | `likely cause` | the line shows the kind of failure: its package, file, device or peer | 3 |
 | `first error` | the line is an error, and no other error explains it | 4 |
 | no cause | no error, or errors after which the log continues for long; the nearest lines are shown | 0 |

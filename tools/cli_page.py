@@ -1,4 +1,4 @@
-"""``docs/reference/cli.md``: every command with usage, options and examples, from the program's own help."""
+"""Write ``docs/reference/cli.md``: usage, options and examples of every command, from the program's help."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from trtllm_hpc.cli import UNLISTED, command
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
 _WHOLE = "\b"
-"""Click's mark of a paragraph that keeps its lines."""
+"""Click's mark of a paragraph whose lines are not joined."""
 _COLUMNS = re.compile(r"(?<=\S) {2,}(?=\S)")
-"""Between a command and what it is for."""
+"""Spaces between a command and its explanation."""
 
 
 def page() -> str:
-    """Return the whole document."""
+    """Return the page as Markdown."""
     program = click.Context(command, info_name="trtllm-hpc")
     pages = [
         section
         for name in (*command.list_commands(program), *UNLISTED)
-        for section in _sections(_found(command, program, name), name, program)
+        for section in _sections(_command(command, program, name), name, program)
     ]
     return _HEAD + "".join(pages)
 
 
-def _sections(found: click.Command, name: str, parent: click.Context) -> Iterator[str]:
-    """Yield the section of a command, and those of the commands in it."""
-    context = click.Context(found, info_name=name, parent=parent)
+def _sections(section: click.Command, name: str, parent: click.Context) -> Iterator[str]:
+    """Yield the section of a command, and the sections of its subcommands."""
+    context = click.Context(section, info_name=name, parent=parent)
     title = context.command_path.removeprefix("trtllm-hpc ")
-    usage = [f"{context.command_path} {' '.join(found.collect_usage_pieces(context))}".rstrip()]
-    yield f"\n## {title}\n\n```text\n{usage[0]}\n```\n\n{_text(found)}{_options(found, context)}"
-    if isinstance(found, click.Group):
-        for each in found.list_commands(context):
-            yield from _sections(_found(found, context, each), each, context)
+    usage = f"{context.command_path} {' '.join(section.collect_usage_pieces(context))}".rstrip()
+    yield f"\n## {title}\n\n```text\n{usage}\n```\n\n{_text(section)}{_options(section, context)}"
+    if isinstance(section, click.Group):
+        for subcommand in section.list_commands(context):
+            yield from _sections(_command(section, context, subcommand), subcommand, context)
 
 
-def _found(group: click.Group, context: click.Context, name: str) -> click.Command:
-    found = group.get_command(context, name)
-    assert found is not None, name
-    return found
+def _command(group: click.Group, context: click.Context, name: str) -> click.Command:
+    subcommand = group.get_command(context, name)
+    assert subcommand is not None, name
+    return subcommand
 
 
-def _text(found: click.Command) -> str:
-    """Return a command's help as Markdown; what keeps its lines is commands to type, or a table."""
-    parts = inspect.cleandoc(found.help or "").split("\n\n")
+def _text(section: click.Command) -> str:
+    """Return a command's help as Markdown. Paragraphs that keep their lines become blocks of code."""
+    parts = inspect.cleandoc(section.help or "").split("\n\n")
     return "\n\n".join(_paragraph(part) for part in parts) + "\n"
 
 
@@ -67,8 +67,9 @@ def _paragraph(part: str) -> str:
     return f"{_plain(title)}\n\n```{kind}\n{block}\n```".strip()
 
 
-def _options(found: click.Command, context: click.Context) -> str:
-    records = [record for each in found.get_params(context) if (record := each.get_help_record(context))]
+def _options(section: click.Command, context: click.Context) -> str:
+    parameters = section.get_params(context)
+    records = [record for each in parameters if (record := each.get_help_record(context))]
     rows = [
         f"| `{_cell(name)}` | {_cell(_plain(text))} |"
         for name, text in records
@@ -82,7 +83,7 @@ def _cell(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text in which Markdown finds no HTML, no emphasis and no link."""
+    """Escape a text, so that Markdown shows the text without HTML, emphasis or links."""
     return re.sub(r"([<*\[\]_])", r"\\\1", text) if "`" not in text else text
 
 
@@ -90,8 +91,8 @@ _HEAD = """\
 # The command line
 
 `trtllm-hpc help COMMAND`, `trtllm-hpc COMMAND --help` and `-h` print the text of this page (`make golden`).
-`client` and `bench run` print all options with `--help-all`. [JSON output and exit codes](json.md) have a page
-of their own.
+`client` and `bench run` print all options with `--help-all`. [JSON output and exit
+codes](json.md) have a page of their own.
 
 A `RUN` is a run folder, the beginning of the run's ID, the job's name (the last submitted run of the job),
 or `latest`, the default: the last submitted or resumed run. A run that is only rendered, or that Slurm

@@ -1,4 +1,4 @@
-"""The schemas of job files and profiles, for editors."""
+"""The JSON Schemas of job files and profiles, for editors."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from trtllm_hpc.config.validate import section_at
 
 
 def job_schema() -> dict[str, Any]:
-    """A whole job file. What its values must be to each other, ``trtllm-hpc doctor`` checks."""
+    """Return the schema of a job file, without rules between keys, which ``trtllm-hpc doctor`` checks."""
     schema = _job_schema(JobDocument)
     for section in (schema, *schema["$defs"].values()):
         for key, field in section["properties"].items():
             if key != "extends" and key not in section.get("required", ()):
                 _allow_null(field, schema["$defs"])
-    # A file may have the name of the file that it extends.
+    # A file that extends another needs no keys of its own.
     required = [{"required": schema.pop("required")}, {"required": ["extends"]}]
     sections = schema.pop("$defs")
     head = {key: schema.pop(key) for key in ("$schema", "title")}
-    # Anything may be missing in a profile's job_defaults.
+    # A profile's job_defaults is a job file without required keys.
     return {
         **head,
         "$ref": "#/$defs/JobDefaults",
@@ -32,7 +32,7 @@ def job_schema() -> dict[str, Any]:
 
 
 def _allow_null(field: dict[str, Any], sections: dict[str, Any]) -> None:
-    """Allow ``null`` for a key that may be left out: it removes the value of a file that is extended."""
+    """Allow ``null`` for an optional key: ``null`` removes the value of the extended file."""
     if "$ref" in field:
         sections[field["$ref"].rpartition("/")[2]]["type"] = ["object", "null"]
     elif "anyOf" in field:
@@ -57,7 +57,7 @@ def _job_schema(model: type[JobFile]) -> dict[str, Any]:
 
 
 def cluster_schema() -> dict[str, Any]:
-    """A whole profile; ``job_defaults`` is a job file in which anything may be missing."""
+    """Return the schema of a profile; ``job_defaults`` is a job file without required keys."""
     schema: dict[str, Any] = _portable(schema_of(ClusterProfile, "validation", "trtllm-hpc cluster profile"))
     defaults = schema["properties"]["job_defaults"]
     schema["properties"]["job_defaults"] = {
@@ -69,7 +69,7 @@ def cluster_schema() -> dict[str, Any]:
 
 
 def _portable(schema: Any) -> Any:
-    r"""Replace ``\z``, which JSON Schema's regular expressions do not have; their ``$`` means the same."""
+    r"""Replace ``\z``, which is not in JSON Schema's regular expressions, by ``$``, which means the same."""
     if isinstance(schema, list):
         return [_portable(item) for item in schema]
     if not isinstance(schema, dict):

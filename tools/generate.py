@@ -1,7 +1,7 @@
-"""Write every file that is generated from the package's types and data, for ``git diff`` to review.
+"""Write every file that is generated from the package's types and data; review the change with ``git diff``.
 
-``python -m tools.generate``, a part of ``make golden``, writes the JSON Schemas, pages of ``docs/reference``
-(causes, command line, job file, profile, recipes) and ``docs/llms.txt``.
+``python -m tools.generate``, which is part of ``make golden``, writes the JSON Schemas, five pages of
+``docs/reference`` (causes, command line, job file, profile, recipes) and ``docs/llms.txt``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCHEMAS = ROOT / "templates" / "schemas"
 
 
 def documents() -> dict[Path, str]:
-    """Return the text of each file, by its path."""
+    """Return the text of each generated file by its path."""
     schemas = {"job": job_schema(), "cluster": cluster_schema(), "output": output_schema()}
     schemas["lock"] = schema_of(Lock, "validation", "lock.json of a run")
     texts = {SCHEMAS / f"{name}.schema.json": _as_text(schema) for name, schema in schemas.items()}
@@ -42,7 +42,7 @@ def _as_text(schema: dict[str, Any]) -> str:
 
 
 def _laid_out(node: Any, indent: str = "") -> str:
-    """Return JSON in which a list of words, or a short object, is one line."""
+    """Return JSON with each list of words and each short object on one line, so that diffs stay readable."""
     line = json.dumps(node, ensure_ascii=False)
     if not isinstance(node, (dict, list)) or len(indent) + len(line) <= 110 or not node:
         return line

@@ -1,4 +1,4 @@
-"""``docs/reference/job-file.md``: every key of the job file: type, default, backends, what it becomes."""
+"""Write ``docs/reference/job-file.md``: type, default, meaning, backends and effect of every key."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _WAYS = {(name, frontend) for name, frontend, _ in BACKENDS}
 _ALL = tuple(dict.fromkeys(name for name, _, _ in BACKENDS))
 _LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
 _HUGE = 100_000
-"""Limits from here on only catch slips of the pen."""
+"""Upper limits from this value on only catch typing errors, so the page omits them."""
 _JOB = JobFile(name="job", model=Model(path="/model"))
 
 Node = Mapping[str, Any]
 
 
 def page() -> str:
-    """Return the whole document."""
+    """Return the page as Markdown."""
     return _HEAD + "".join(_sections("", _ROOT, {}))
 
 
 def _sections(path: str, node: Node, described: dict[str, str]) -> Iterator[str]:
-    """Yield a section and those in it; ``described`` has the path under which each type is described."""
+    """Yield a section and its inner sections; ``described`` maps each type to the path that describes it."""
     section = resolved(node, _ROOT)
     inner = {key: ref for key, field in section["properties"].items() if (ref := _section_in(field))}
     places = {_joined(path, key): ref for key, ref in inner.items()}
@@ -59,13 +59,13 @@ def _joined(path: str, key: str) -> str:
 
 
 def _section_in(field: Node) -> str | None:
-    """Return the reference to the section that a field is, may be, or lists."""
+    """Return the reference to a field's section: the field's type, one of its types, or its items' type."""
     parts = (field, *field.get("anyOf", ()), field.get("items") or {})
     return next((part["$ref"] for part in parts if "$ref" in part), None)
 
 
 def _row(path: str, key: str, field: Node, section: str | None, is_required: bool) -> dict[str, str]:
-    """Return the cells of a key; ``section`` is the path under which its section is described."""
+    """Return the cells of a key; ``section`` is the path that describes the key's section."""
     place = _joined(path, key)
     ways = _takers(place)
     takers = tuple(dict.fromkeys(name for name, _ in ways))
@@ -80,7 +80,7 @@ def _row(path: str, key: str, field: Node, section: str | None, is_required: boo
 
 
 def _table(rows: list[dict[str, str]]) -> str:
-    """Return rows as Markdown, without the columns that are empty in all of them."""
+    """Return rows as a Markdown table, without columns that are empty in every row."""
     titles = [title for title in rows[0] if any(row[title] for row in rows)]
     lines = [[row[title].replace("|", "\\|") for title in titles] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in (titles, ["---"] * len(titles), *lines))
@@ -101,26 +101,26 @@ def _type(field: Node) -> str:
 
 
 def _default(place: str, field: Node, takers: Collection[str]) -> str:
-    """Return the default, and those of backends that have another."""
+    """Return the default, and the different defaults of some backends."""
     if "default" not in field:
         return ""
     section, _, key = place.partition(".")
-    of_backends = DEFAULTS if section == "engine" else {}
-    values = {name: json.dumps(of_backends.get(name, {}).get(key, field["default"])) for name in takers}
+    by_backend = DEFAULTS if section == "engine" else {}
+    values = {name: json.dumps(by_backend.get(name, {}).get(key, field["default"])) for name in takers}
     [(usual, _)] = Counter(values.values()).most_common(1)
     others = [f"`{value}` ({name})" for name, value in values.items() if value != usual]
     return _unquoted(", ".join([*others, f"else `{usual}`" if others else f"`{usual}`"]))
 
 
 def _unquoted(text: str) -> str:
-    """Return words as YAML has them, without JSON's quotation marks."""
+    """Return words without JSON's quotation marks, as in YAML."""
     return re.sub(r'`"([a-zA-Z][\w.-]*)"`', r"`\1`", text)
 
 
 def _takers(place: str) -> tuple[tuple[str, str], ...]:
-    """Return the backends that a key has an effect on, each with the frontend.
+    """Return the backends, each with its frontend, that a key has an effect on.
 
-    Empty for a key in a section that is the same for all.
+    Empty for a key whose section is the same for all backends.
     """
     section, key, *_ = [*place.split("."), ""]
     if section not in ("engine", "repository", "kv_cache") or not key:
@@ -134,7 +134,7 @@ def _takers(place: str) -> tuple[tuple[str, str], ...]:
 
 
 def _named(ways: Collection[tuple[str, str]]) -> str:
-    """Return the names of backends, with the frontend where the others are missing."""
+    """Return the names of backends. A name has its frontend in brackets if other frontends ignore the key."""
     if set(ways) == _WAYS:
         return "all"
     others = {name for name, _ in _WAYS - set(ways)}
@@ -143,7 +143,7 @@ def _named(ways: Collection[tuple[str, str]]) -> str:
 
 
 def _becomes(place: str, field: Node) -> str:
-    """Return what carries a key: the LLM API, programs that build engines, Triton's templates."""
+    """Return the options that a key sets in the LLM API, in engine builds and in Triton's templates."""
     arguments = _arguments(place, field)
     names = {
         "LLM API": [*arguments, *(OPTIONS[name] for name in arguments if name in OPTIONS)],
@@ -158,7 +158,7 @@ def _becomes(place: str, field: Node) -> str:
 
 
 def _arguments(place: str, field: Node) -> list[str]:
-    """Return the arguments of the LLM API that another value of a key changes."""
+    """Return the arguments of the LLM API that change with the value of a key."""
     top, _, key = place.partition(".")
     if "." in key or field.get("type", "object") == "object":
         return []
@@ -180,7 +180,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _build_options() -> dict[str, list[str]]:
-    """Return the options of the programs that build engines, by the key of the job file."""
+    """Return the options of the programs that build engines, by key of the job file."""
     lora = {"target_modules": ["attn_q"]}
     quantization = {"method": "fp8", "kv_cache": "fp8", "calibration_dataset": "/texts", "checkpoint": "/a"}
     engine = {
@@ -190,7 +190,7 @@ def _build_options() -> dict[str, list[str]]:
     }
     options: dict[str, list[str]] = {}
     for row in [*ENGINE_KEYS, *(key for key, _ in requests(Engine.model_validate(engine)))]:
-        options.setdefault(f"engine.{row.key}", []).extend(it.option for it in row.mappings)
+        options.setdefault(f"engine.{row.key}", []).extend(mapping.option for mapping in row.mappings)
     return {key: [*dict.fromkeys(names)] for key, names in options.items()}
 
 
@@ -198,27 +198,28 @@ _BUILD = _build_options()
 _HEAD = """\
 # The job file
 
-A job file names the model, the engine, the server and the measurement. This page has every key, by section.
-`trtllm-hpc init job --backend pytorch` writes a commented job file. Its first line names the JSON Schema with
-which editors complete and check keys (`trtllm-hpc schema job` prints it). An unknown key is an error that
-names the nearest valid key; you see all errors at once, with file, line and fix.
+A job file describes the model, the engine, the server and the measurement. This page lists every key by
+section. `trtllm-hpc init job --backend pytorch` writes a commented job file. The first line of a job file
+names its JSON Schema, with which editors complete and check keys (`trtllm-hpc schema job` prints the schema).
+An unknown key is an error that names the nearest valid key. You see all errors at once, with file, line and
+fix.
 
-Later layers override earlier ones: built-in defaults, the profile's `job_defaults`, the files that the job
-file [extends](../how-to/job-files.md), the job file, `--set engine.tensor_parallel=4`. `spec.yaml` in the run
-folder has the result. `null` leaves the choice to the backend, the release or the cluster.
+Later layers override earlier layers: built-in defaults, the profile's `job_defaults`, the files that the job
+file [extends](../how-to/job-files.md), the job file, `--set engine.tensor_parallel=4`. The result is
+`spec.yaml` in the run folder. `null` leaves the choice to the backend, the release or the cluster.
 
-A *time* is text such as `90s`, `15m`, `1h30m` or `30d`, or as in Slurm: `30:00` (minutes and seconds),
-`4:00:00`, `1-12:00:00`. A bare number has the unit in the key's name. Upper limits of 100,000 and more are in
-the schema only.
+A *time* is a text such as `90s`, `15m`, `1h30m` or `30d`, or in Slurm's format: `30:00` (minutes and
+seconds), `4:00:00`, `1-12:00:00`. A bare number has the unit in the key's name. Only the schema has upper
+limits of 100,000 and more.
 
 A key keeps its name and its meaning in all releases 0.1.x.
 
-The column *backends* has the values of `engine.backend` that know the key, in brackets the only
-`serve.frontend` that does. *Becomes* is what carries it:
+The column *backends* lists the values of `engine.backend` for which the key has an effect; a name in brackets
+is the only `serve.frontend` for which it has one. The column *becomes* lists what the key sets:
 
-- *LLM API*: an argument of `tensorrt_llm.LLM`, and the option of `trtllm-serve`, if there is one; NVIDIA's
-  model for Triton reads `triton_config`. All other arguments go into `engine.llm_api`.
-- *build*: an option of the programs that make an engine, by all names that it has had. `trtllm-hpc versions
-  show RELEASE` lists the options of a release.
+- *LLM API*: an argument of `tensorrt_llm.LLM`, and the option of `trtllm-serve`, if there is such an option;
+  NVIDIA's model for Triton reads `triton_config`. All other arguments belong in `engine.llm_api`.
+- *build*: an option of the programs that build an engine, with every name that the option has had.
+  `trtllm-hpc versions show RELEASE` lists the options of a release.
 - *Triton*: a placeholder in the templates of Triton's model repository.
 """

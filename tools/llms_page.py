@@ -1,4 +1,4 @@
-"""``docs/llms.txt``: every page of the site with its first sentence, for programs that read documentation."""
+"""Write ``docs/llms.txt``: each page of the site with its first sentence, for programs that read docs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 
 
 def page(texts: Mapping[Path, str]) -> str:
-    """Return the whole file; ``texts`` are the generated pages, by path."""
+    """Return the file's text; ``texts`` contains the generated pages by path."""
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     lines = [f"# {site['site_name']}", "", f"> {site['site_description']}."]
     for entry in site["nav"]:
@@ -26,11 +26,11 @@ def page(texts: Mapping[Path, str]) -> str:
 
 def _lines(pages: Any, texts: Mapping[Path, str]) -> Iterator[str]:
     if isinstance(pages, list):
-        for each in pages:
-            yield from _lines(each, texts)
+        for page_or_group in pages:
+            yield from _lines(page_or_group, texts)
     elif isinstance(pages, dict):
-        for each in pages.values():
-            yield from _lines(each, texts)
+        for page_or_group in pages.values():
+            yield from _lines(page_or_group, texts)
     else:
         path = ROOT / "docs" / pages
         text = texts.get(path) or path.read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def _title(text: str) -> str:
 
 
 def _first_sentence(text: str) -> str:
-    """Return the first sentence of the first paragraph that is prose."""
+    """Return the first sentence of a page's first paragraph of prose."""
     without_code = re.sub(r"(?ms)^```.*?^```$", "", text)
     for paragraph in without_code.split("\n\n")[1:]:
         flat = _LINK.sub(r"\1", " ".join(paragraph.split()))

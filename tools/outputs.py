@@ -1,4 +1,4 @@
-"""The type that each command prints with ``--json``; the schemas are made of it."""
+"""The types that commands print with ``--json``, and their JSON Schema."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "versions show": {"of a release": Release, "of a program of it": Program},
     "sandbox status": {"": Status},
 }
-"""By the command's words, in the order of the page, and by the form, where a command has several."""
+"""Types by command, in the order of the page, and by form if a command prints several forms."""
 
 
 def output_schema() -> dict[str, Any]:
-    """Return the schema of each command's output by its words, and below ``$defs`` that of each type."""
+    """Return the schema of each command's output below ``commands``, and of each type below ``$defs``."""
     commands, types = schemas_of({words: reduce(or_, kinds.values()) for words, kinds in OUTPUTS.items()})
     return {"$schema": DIALECT, "title": "trtllm-hpc COMMAND --json", "commands": commands, "$defs": types}

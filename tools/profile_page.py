@@ -1,4 +1,4 @@
-"""``docs/reference/profile.md``: every key of the cluster profile, with its type, default and meaning."""
+"""Write ``docs/reference/profile.md``: type, default and meaning of every key of the cluster profile."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Node = Mapping[str, Any]
 
 
 def page() -> str:
-    """Return the whole document."""
+    """Return the page as Markdown."""
     return _HEAD + "".join(_sections("", _ROOT)) + _REFUSED + "".join(_refused())
 
 
 def _refused() -> Iterator[str]:
-    """Yield a row for each option that the lists of further options may not have."""
+    """Yield a row for each option that ``sbatch_options`` and ``srun_options`` refuse."""
     for command in ("sbatch", "srun"):
         for row in managed_options()[command]:
             names = " ".join(f"`{name}`" for name in row.options.split())
@@ -30,7 +30,7 @@ def _refused() -> Iterator[str]:
 
 
 def _sections(path: str, node: Node) -> Iterator[str]:
-    """Yield the table of a section's keys, and then the sections in it; two alike are described once."""
+    """Yield the table of a section's keys, then the tables of its sections; each type is described once."""
     section = resolved(node, _ROOT)
     required = section.get("required", ())
     rows = [_row(key, field, key in required) for key, field in section["properties"].items()]
@@ -60,19 +60,20 @@ def _row(key: str, field: Node, is_required: bool) -> str:
 _HEAD = """\
 # The cluster profile
 
-A profile describes a cluster. This page has every key. `trtllm-hpc init cluster` writes a commented profile,
-filled in from the live Slurm; [Set up your site](../how-to/sites.md) has an example. Its first
-line names the JSON Schema with which editors complete and check keys (`trtllm-hpc schema cluster` prints it).
+A profile describes a cluster. This page lists every key. `trtllm-hpc init cluster` writes a commented profile
+with values from the running Slurm; [Set up your site](../how-to/sites.md) has an example. The first line of a
+profile names its JSON Schema, with which editors complete and check keys (`trtllm-hpc schema cluster` prints
+the schema).
 
-`--set cluster.KEY=VALUE` overrides one key for one run. `null` means left out. A *time* is written [as in the
-job file](job-file.md).
+`--set cluster.KEY=VALUE` overrides a key for a run. `null` means that the key is left out. The format of a
+*time* is [the job file's](job-file.md).
 """
 
 _REFUSED = """
 ## Options that keys set
 
-`sbatch_options` and `srun_options` accept every option except those below, which the toolkit or a
-key sets. `srun_options` does not accept those of sbatch either. The last column has what no key can set.
+`sbatch_options` and `srun_options` accept every option except the options below, which the toolkit or a key
+sets. `srun_options` also refuses the options listed for sbatch. The last column names what no key can set.
 
 | command | option | instead | cannot be set, and why |
 |---|---|---|---|

@@ -1,4 +1,4 @@
-"""``docs/reference/recipes.md``: each job file for the PyTorch backend, and its source."""
+"""Write ``docs/reference/recipes.md``: each job file for the PyTorch backend with its source."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SOURCE = re.compile(
 _HEAD = """\
 # Recipes
 
-The shipped job files for TensorRT-LLM's PyTorch backend, and the NVIDIA file that each takes its settings
-from. `trtllm-hpc jobs show NAME` prints a job file; its first lines name the changes. This project has run
-none of these job files on a GPU. A dash means that the file does not say it.
+The shipped job files for TensorRT-LLM's PyTorch backend, and NVIDIA's file from which each takes its
+settings. `trtllm-hpc jobs show NAME` prints a job file; its first lines list the changes. This project has
+not run these job files on a GPU. A dash means that the job file does not state the value.
 
 | job file | model | GPUs | precision | goal | NVIDIA's file |
 |---|---|---|---|---|---|
@@ -28,7 +28,7 @@ none of these job files on a GPU. A dash means that the file does not say it.
 
 
 def page() -> str:
-    """Return the whole document."""
+    """Return the page as Markdown."""
     return _HEAD + "".join(_row(job) for job in shipped_jobs() if job.backend == "pytorch")
 
 

@@ -1,4 +1,4 @@
-"""JSON Schema of the package's types, described by the docstrings of their fields."""
+"""JSON Schemas of the package's types, with the docstrings of the fields as descriptions."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def schema_of(type_: Any, mode: JsonSchemaMode, title: str) -> JsonSchemaValue:
     """Return the schema of a model, a dataclass or a TypedDict.
 
     Args:
-        type_: any annotation that pydantic knows.
-        mode: ``validation`` for what is read, ``serialization`` for what is printed.
-        title: what the document is called.
+        type_: an annotation that pydantic supports.
+        mode: ``validation`` for files that are read, ``serialization`` for printed output.
+        title: of the schema.
     """
-    found = TypeAdapter(type_).json_schema(schema_generator=_Described, mode=mode)
-    return {"$schema": DIALECT, "title": title, **found}
+    schema = TypeAdapter(type_).json_schema(schema_generator=_Described, mode=mode)
+    return {"$schema": DIALECT, "title": title, **schema}
 
 
 def schemas_of(types: Mapping[str, Any]) -> tuple[dict[str, JsonSchemaValue], JsonSchemaValue]:
-    """Return the schema of what is printed by each name, and the definitions that they share."""
+    """Return the schema of each printed type by its name, and the definitions that the schemas share."""
     inputs = [(name, "serialization", TypeAdapter(type_)) for name, type_ in types.items()]
-    found, shared = TypeAdapter.json_schemas(inputs, schema_generator=_Described)  # type: ignore[arg-type]
-    return {name: found[name, "serialization"] for name in types}, shared["$defs"]
+    schemas, shared = TypeAdapter.json_schemas(inputs, schema_generator=_Described)  # type: ignore[arg-type]
+    return {name: schemas[name, "serialization"] for name in types}, shared["$defs"]
 
 
 def plain_text(docstring: str) -> str:
-    """A docstring as one line of Markdown, in JSON's words."""
+    """Return a docstring as one line of Markdown, with JSON's ``null``, ``true`` and ``false``."""
     text = " ".join(docstring.split())
     text = re.sub(r":\w+:`~?([^`]+)`", r"``\1``", text)
     text = (
@@ -52,12 +52,12 @@ def plain_text(docstring: str) -> str:
 
 @cache
 def field_docs(owner: type) -> Mapping[str, str]:
-    """The docstring below each field of a class, its base classes' fields included."""
-    found: dict[str, str] = {}
+    """Return the docstring below each field of a class and of its base classes."""
+    docs: dict[str, str] = {}
     for base in getattr(owner, "__orig_bases__", owner.__bases__):
         if isinstance(base, type) and base.__module__.startswith("trtllm_hpc"):
-            found |= field_docs(base)
-    return found | _own_docs(owner)
+            docs |= field_docs(base)
+    return docs | _own_docs(owner)
 
 
 def _own_docs(owner: type) -> dict[str, str]:
@@ -65,8 +65,8 @@ def _own_docs(owner: type) -> dict[str, str]:
     assert module is not None
     body = ast.parse(inspect.getsource(module)).body
     for name in owner.__qualname__.split("."):
-        [found] = [node for node in body if isinstance(node, ast.ClassDef) and node.name == name]
-        body = found.body
+        [definition] = [node for node in body if isinstance(node, ast.ClassDef) and node.name == name]
+        body = definition.body
     return {
         field.target.id: plain_text(str(text.value.value))
         for field, text in pairwise(body)
@@ -86,7 +86,8 @@ def type_text(field: Mapping[str, Any], root: Mapping[str, Any]) -> str:
         choices = field.get("enum", [field.get("const")])
         return ", ".join(f"`{json.dumps(choice)}`" for choice in choices)
     if isinstance(field.get("type"), list):
-        types = ["time" if it == "string" and field.get("pattern") == TIME else it for it in field["type"]]
+        is_time = field.get("pattern") == TIME
+        types = ["time" if name == "string" and is_time else name for name in field["type"]]
         return " or ".join(type_text({**field, "type": name}, root) for name in types)
     if field.get("type") == "array":
         return f"list of {type_text(field['items'], root)}" if field.get("items") else "list"
@@ -97,7 +98,7 @@ def type_text(field: Mapping[str, Any], root: Mapping[str, Any]) -> str:
 
 
 def resolved(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a ``$ref`` in a schema points to; any other node as it is."""
+    """Return the target of a ``$ref`` in a schema; return any other node unchanged."""
     if "$ref" not in node:
         return node
     target: Mapping[str, Any] = root["$defs"][node["$ref"].rpartition("/")[2]]
@@ -105,7 +106,7 @@ def resolved(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, A
 
 
 class _Described(GenerateJsonSchema):
-    """pydantic's generator with descriptions, closed objects, and without the titles that it makes up."""
+    """pydantic's generator with descriptions and closed objects, and without generated titles."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -114,13 +115,13 @@ class _Described(GenerateJsonSchema):
         return _described(super().model_schema(schema), schema["cls"])
 
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
-        owner, found = schema["cls"], super().dataclass_schema(schema)
+        owner, described = schema["cls"], super().dataclass_schema(schema)
         for name in getattr(owner, "PRINTED", ()):
-            found["properties"][name] = self._property_schema(getattr(owner, name))
-        return _described(found, owner)
+            described["properties"][name] = self._property_schema(getattr(owner, name))
+        return _described(described, owner)
 
     def _property_schema(self, printed: property) -> JsonSchemaValue:
-        """The schema of a property whose type needs no definition of its own."""
+        """Return the schema of a property. The property's type must not need a shared definition."""
         assert printed.fget is not None
         returned = get_type_hints(printed.fget)["return"]
         inner = self.generate_inner(TypeAdapter(returned).core_schema)
@@ -130,7 +131,7 @@ class _Described(GenerateJsonSchema):
         return _described(super().typed_dict_schema(schema), schema["cls"])
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
-        # One type of two names, where that can be said: editors explain it better than a choice of schemas.
+        # A list of two types, if possible: editors explain it better than a choice of schemas (anyOf).
         inner = self.generate_inner(schema["schema"])
         if "type" not in inner:
             return super().nullable_schema(schema)
@@ -143,7 +144,7 @@ class _Described(GenerateJsonSchema):
         }
 
     def chain_schema(self, schema: core_schema.ChainSchema) -> JsonSchemaValue:
-        # A pattern that is added to a checked text is a step of its own, which pydantic would leave out.
+        # A pattern added to a validated string is a separate step, which pydantic would leave out.
         return {name: value for step in schema["steps"] for name, value in self.generate_inner(step).items()}
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
@@ -164,9 +165,10 @@ def _described(schema: JsonSchemaValue, owner: type) -> JsonSchemaValue:
     if meaning and not meaning.startswith(f"{owner.__name__}("):
         result["description"] = plain_text(meaning.split("\n\n")[0])
     if is_dataclass(owner):
-        # Every field is printed, also one with a default.
+        # Output contains every field, even a field with a default.
         result["required"] = list(properties)
         properties = {
-            name: {key: it[key] for key in it if key != "default"} for name, it in properties.items()
+            name: {key: value for key, value in field.items() if key != "default"}
+            for name, field in properties.items()
         }
     return {**result, "properties": properties, "additionalProperties": False}

@@ -1,1 +1,1 @@
-"""The parts of ``python -m benchmarks.faults``."""
+"""Parts of the benchmark ``python -m benchmarks.faults``."""

@@ -1,4 +1,4 @@
-"""What a fault is, and the table of all faults (``catalogue.toml``)."""
+"""The type of a fault, and the table of all faults (``catalogue.toml``)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SURVIVES = {"says": "every stage has completed", "exits": [0], "requests": 120}
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault; ``catalogue.toml`` says what each field means."""
+    """A fault. The head of ``catalogue.toml`` explains each field."""
 
     name: str
     title: str
@@ -50,11 +50,11 @@ def _fault(name: str, row: Mapping[str, Any]) -> Fault:
 _TOML = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 _TABLES = _TOML.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
 NOT_INJECTED: Mapping[str, str] = _TABLES.pop("not_injected")
-"""What breaks on real clusters and cannot be injected on the sandbox, with the reason."""
+"""Faults of real clusters that cannot be injected on the sandbox, each with the reason."""
 FAULTS = {
     name: _fault(name, {**table.get("defaults", {}), **row})
     for table in _TABLES.values()
     for name, row in table.items()
     if name != "defaults"
 }
-"""All faults by name, in the order of the page."""
+"""All faults by name, in the page's order."""

@@ -16,7 +16,7 @@ from tests.waiting import eventually
 from trtllm_hpc.runtime.records import RankRecord
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
-"""Debian package libfaketime."""
+"""Library of the Debian package libfaketime."""
 
 _LISTEN = """import socket, sys, time
 s = socket.socket()
@@ -41,7 +41,7 @@ _LINES = {
 
 @injection
 def change(scene: Scene, pattern: str, how: str, field: str = "", value: str = "") -> Iterator[None]:
-    """A file has another content, in place; with ``field`` another value of a field of its JSON object."""
+    """Change the content of a file in place: as ``how`` says, or (``field``) the value of a JSON field."""
     folder, _, name = scene.filled(pattern).partition("/**/")
     file = next(Path(folder).rglob(name)) if name else Path(folder)
     before = file.read_bytes()
@@ -59,11 +59,11 @@ def change(scene: Scene, pattern: str, how: str, field: str = "", value: str = "
 
 @injection
 def move(scene: Scene, name: str) -> Iterator[None]:
-    """A file or folder of the run folder is moved away."""
+    """Move a file or folder out of the run folder."""
     file = scene.paths.folder / name
     away = file.rename(scene.person.folder / f"away-{file.name}")
     yield
-    if file.is_dir():  # the jobs may have made the folder anew
+    if file.is_dir():  # the jobs may have created the folder again
         shutil.copytree(file, away, dirs_exist_ok=True)
         shutil.rmtree(file)
     away.rename(file)
@@ -72,7 +72,7 @@ def move(scene: Scene, name: str) -> Iterator[None]:
 
 @injection
 def grow_log(scene: Scene, kind: str, mib: str) -> Iterator[None]:
-    """The leader's log grows by so many MiB."""
+    """Append ``mib`` MiB to the leader's log."""
     log, line = scene.paths.rank_log("serve", 0), _LINES[kind]
     size = log.stat().st_size
     with log.open("ab") as file:
@@ -85,7 +85,7 @@ def grow_log(scene: Scene, kind: str, mib: str) -> Iterator[None]:
 
 @injection
 def small_runs(scene: Scene) -> Iterator[None]:
-    """The folder of runs is a small file system."""
+    """Put the folder of runs on a small file system."""
     scene.runs = scene.site.small
     scene.words += ["--runs", scene.runs]
     try:
@@ -97,7 +97,7 @@ def small_runs(scene: Scene) -> Iterator[None]:
 
 @injection
 def fill_runs(scene: Scene) -> Iterator[None]:
-    """Not a byte is left in the folder of runs."""
+    """Fill the file system of the folder of runs to the last byte."""
     filler = scene.runs / "filler"
     with filler.open("wb") as file:
         try:
@@ -111,9 +111,9 @@ def fill_runs(scene: Scene) -> Iterator[None]:
 
 @injection
 def freeze_runs(scene: Scene) -> Iterator[None]:
-    """Whoever writes to the file system of the runs waits, as for a server that hangs; for 70 s at most."""
+    """Freeze the file system of the runs for at most 70 s: writers wait, as for a file server that hangs."""
     freeze, thaw = (f"fsfreeze --{how} {scene.runs}" for how in ("freeze", "unfreeze"))
-    # Not by this process: it may have to wait, too.
+    # Another process unfreezes it, because this process may also have to wait.
     later = subprocess.Popen(["bash", "-c", f"sleep 70; {thaw}"], stderr=subprocess.DEVNULL)
     try:
         with shell(scene, "here", freeze, f"{thaw} 2>/dev/null || true"):
@@ -124,31 +124,31 @@ def freeze_runs(scene: Scene) -> Iterator[None]:
 
 @injection
 def take_port(scene: Scene, option: str) -> Iterator[None]:
-    """Another program listens on a port before the leader's server does."""
+    """Let another program listen on the port of the leader's server before the server does."""
     assert eventually(scene.paths.rank_record("serve", 0).exists, 30)
     node = scene.node_of(0)
 
     def chosen() -> str | None:
-        arguments = [argument for one in user_processes(node) for argument in one.arguments]
+        arguments = [argument for process in user_processes(node) for argument in process.arguments]
         ports = [
-            found[1] for argument in arguments if (found := re.fullmatch(rf"--{option}=(\d+)", argument))
+            match[1] for argument in arguments if (match := re.fullmatch(rf"--{option}=(\d+)", argument))
         ]
         return ports[0] if ports else None
 
     port = eventually(chosen, 30)
-    assert port, [one.arguments for one in user_processes(node)]
+    assert port, [process.arguments for process in user_processes(node)]
     output = scene.person.folder / "listener.out"
     node.start_daemon(["python3", "-c", _LISTEN, port], output, {"PATH": os.environ["PATH"]})
     eventually(lambda: f":{int(port):04X} 00000000:0000 0A" in node.run(["cat", "/proc/net/tcp"]), 5)
     yield
-    for one in node.processes():
-        if _LISTEN in one.arguments:
-            os.kill(one.pid, 9)
+    for process in node.processes():
+        if _LISTEN in process.arguments:
+            os.kill(process.pid, 9)
 
 
 @injection
 def own_engine(scene: Scene) -> Iterator[None]:
-    """The run has a copy of the engine for itself."""
+    """Give the run its own copy of the engine."""
     copy = scene.person.folder / "engine"
     shutil.copytree(Path(scene.sections["engine"]["directory"]), copy)
     scene.sections["engine"]["directory"] = str(copy)
@@ -157,14 +157,14 @@ def own_engine(scene: Scene) -> Iterator[None]:
 
 @injection
 def own_model(scene: Scene) -> Iterator[None]:
-    """The job file names a model's folder that is there at the submission."""
-    from trtllm_hpc.reference import synthetic  # PyTorch takes seconds to import
+    """Give the run its own copy of a model, from which the run builds its engine."""
+    from trtllm_hpc.reference import synthetic  # here, because importing PyTorch takes seconds
 
     folder = scene.person.folder / "model"
     shutil.copytree(next(scene.site.engines[1].rglob("tokenizer")), folder)
     synthetic.make_model(seed=0, dtype="float32", max_seq_len=512).save_pretrained(folder)
     for file in folder.glob("*.safetensors"):
-        file.chmod(0o644)  # transformers writes 0600, and the job's user is another one
+        file.chmod(0o644)  # transformers writes 0600, and the job's user is not the owner
     scene.sections["engine"]["directory"] = None
     scene.sections["model"] = {"path": str(folder)}
     yield
@@ -172,7 +172,7 @@ def own_model(scene: Scene) -> Iterator[None]:
 
 @injection
 def second_build(scene: Scene) -> Iterator[None]:
-    """The same job is submitted once more, and builds the same engine; both must end well."""
+    """Submit the same job a second time, which builds the same engine; both runs must complete."""
     words = ("submit", scene.job_file, "--cluster", scene.person.profile, "--wait", *scene.words)
     other = scene.person.command("trtllm-hpc", *words)
     yield
@@ -183,14 +183,15 @@ def second_build(scene: Scene) -> Iterator[None]:
 
 @injection
 def each_bash(scene: Scene, text: str) -> Iterator[None]:
-    """Every bash that runs a script of the jobs reads this first, on whichever node."""
+    """Let every bash of the jobs, on any node, read ``text`` before its script."""
     start = scene.person.folder / "start.sh"
     start.write_text(f"{text}\n")
     scene.words += ["--set", f"cluster.environment.BASH_ENV={start}"]
     yield
 
 
-# libfaketime takes the moment of an absolute sleep for a faked one, whatever the clock, and refuses it.
+# libfaketime treats the time of an absolute sleep as faked, even on the monotonic clock, and refuses it. This
+# library therefore passes clock_nanosleep to the kernel.
 _SLEEP = """
 #include <errno.h>
 #include <sys/syscall.h>
@@ -204,15 +205,15 @@ int clock_nanosleep(clockid_t clock, int flags, const struct timespec *request, 
 
 @injection
 def clock(scene: Scene, ahead_s: str) -> Iterator[None]:
-    """Every process of the jobs on the second node sees a wall clock that is ahead, or behind.
+    """Put the wall clock of every job process on the second node ahead (or, if negative, behind).
 
-    The monotonic clock stays as it is, as on a node without NTP.
+    The monotonic clock is unchanged, as on a node without NTP.
     """
     assert FAKETIME.exists(), "apt-get install libfaketime"
     sleep = scene.site.home / "sleep.so"
     compiler = ["cc", "-shared", "-fPIC", "-o", str(sleep), "-x", "c", "-"]
     subprocess.run(compiler, input=_SLEEP, text=True, check=True)
-    # libfaketime's shared memory is of one node, and srun takes the variables to the others.
+    # libfaketime's shared memory exists on one node only, but srun copies the variables to other nodes.
     options = f"FAKETIME={int(ahead_s):+} FAKETIME_DISABLE_SHM=1 FAKETIME_DONT_FAKE_MONOTONIC=1"
     there = f'[ "$(hostname)" = {scene["node1"]} ] && export LD_PRELOAD={sleep}:{FAKETIME} {options}'
     with each_bash(scene, f"{there} || unset LD_PRELOAD FAKETIME"):

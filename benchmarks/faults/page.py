@@ -1,4 +1,4 @@
-"""docs/explanation/faults.md from the results."""
+"""Write docs/explanation/faults.md from the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of processes: killed, stopped, or without memory."""
+"""Faults of processes: killed, stopped or out of memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtllm_hpc.runtime.process import descendants
 
 
 def send(pids: Sequence[int], number: signals.Signals) -> None:
-    """Signal processes, of which some may have ended."""
+    """Send a signal to processes; processes that have ended are skipped."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -25,7 +25,7 @@ def send(pids: Sequence[int], number: signals.Signals) -> None:
 
 @contextmanager
 def stopped(pids: Sequence[int]) -> Iterator[None]:
-    """SIGSTOP of processes; they go on at the end."""
+    """Stop processes with SIGSTOP, and continue them at the end."""
     send(pids, signals.SIGSTOP)
     try:
         yield
@@ -35,14 +35,14 @@ def stopped(pids: Sequence[int]) -> Iterator[None]:
 
 @injection
 def signal(scene: Scene, name: str, *target: str) -> Iterator[None]:
-    """A signal to one process."""
+    """Send a signal to a process."""
     os.kill(scene.find(*target), signals.Signals[f"SIG{name}"])
     yield
 
 
 @injection
 def stop(scene: Scene, *target: str) -> Iterator[None]:
-    """SIGSTOP of one process and all below it."""
+    """Stop a process and its descendants with SIGSTOP."""
     first = scene.find(*target)
     with stopped([first, *descendants(first)]):
         yield
@@ -50,13 +50,13 @@ def stop(scene: Scene, *target: str) -> Iterator[None]:
 
 @injection
 def stop_alone(scene: Scene, *target: str) -> Iterator[None]:
-    """SIGSTOP of one process."""
+    """Stop a single process with SIGSTOP."""
     with stopped([scene.find(*target)]):
         yield
 
 
 def _set_slurmd_timeout(scene: Scene, old_s: int, new_s: int) -> None:
-    """Change how long the controller waits for a node; 300 s is Slurm's default."""
+    """Change how many seconds the controller waits for a node that does not answer."""
     conf = Path(scene.person.sandbox.slurm_conf)
     text = conf.read_text()
     assert f"SlurmdTimeout={old_s}\n" in text
@@ -66,7 +66,7 @@ def _set_slurmd_timeout(scene: Scene, old_s: int, new_s: int) -> None:
 
 @injection
 def stop_node(scene: Scene, rank: str) -> Iterator[None]:
-    """A whole node answers nobody, as one without power; Slurm waits 300 s for it, its default."""
+    """Stop every process of a rank's node, like a power failure; Slurm waits 300 s for it by default."""
     _set_slurmd_timeout(scene, 15, 300)
     try:
         with stopped([process.pid for process in scene.node_of(int(rank)).processes()]):
@@ -77,16 +77,16 @@ def stop_node(scene: Scene, rank: str) -> Iterator[None]:
 
 @injection
 def kill_node(scene: Scene, rank: str) -> Iterator[None]:
-    """``kill -9`` of all processes of the user on the node of a rank."""
+    """Kill all processes of the user on the node of a rank with SIGKILL."""
     send([process.pid for process in user_processes(scene.node_of(int(rank)))], signals.SIGKILL)
     yield
 
 
 @injection
 def kill_step_daemon(scene: Scene, rank: str) -> Iterator[None]:
-    """``kill -9`` of the slurmstepd above a rank."""
+    """Kill the slurmstepd of a rank with SIGKILL."""
     node, pid = scene.node_of(int(rank)), scene.find("rank", f"--rank={rank}")
-    daemons = {one.pid for one in node.processes() if one.arguments[0].startswith("slurmstepd")}
+    daemons = {each.pid for each in node.processes() if each.arguments[0].startswith("slurmstepd")}
     while pid not in daemons:
         status = Path(f"/proc/{pid}/status").read_text()
         pid = int(re.findall(r"^PPid:\s+(\d+)", status, re.MULTILINE)[0])
@@ -97,11 +97,11 @@ def kill_step_daemon(scene: Scene, rank: str) -> Iterator[None]:
 
 @injection
 def limit_memory(scene: Scene, rank: str) -> Iterator[None]:
-    """The kernel kills a process of a rank, whose cgroup has no memory left."""
+    """Limit the memory of a rank's cgroup, so that the kernel kills a process of the rank."""
     group = Path("/sys/fs/cgroup/memory/trtllm-hpc-faults")
     group.mkdir(exist_ok=True)
     (group / "memory.limit_in_bytes").write_text(str(32 * 2**20))
-    # Before it starts the server: what a process has already is not charged to its new group.
+    # Before the rank starts its server: memory that a process already has is not charged to its new cgroup.
     first = scene.find(f"node={rank}", "rank", f"--rank={rank}")
     for pid in (first, *descendants(first)):
         with suppress(ProcessLookupError):
@@ -114,15 +114,15 @@ def limit_memory(scene: Scene, rank: str) -> Iterator[None]:
 
 @injection
 def ask_openai(scene: Scene) -> Iterator[None]:
-    """The first request over OpenAI's protocol, which starts the gateway."""
+    """Send a first request over the OpenAI protocol, which starts the gateway."""
     words = ("client", scene.paths.folder, "--protocol", "openai", "--prompt", "a", "--max-tokens", "2")
-    asked = scene.person.types(*words)
-    assert asked.returncode == 0, asked.stderr
+    answered = scene.person.types(*words)
+    assert answered.returncode == 0, answered.stderr
     yield
 
 
 @injection
 def cancel_later(scene: Scene) -> Iterator[None]:
-    """At the end the run is cancelled."""
+    """Cancel the run at the end."""
     yield
     scene.person.types("cancel", scene.paths.folder)

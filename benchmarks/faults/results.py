@@ -1,4 +1,4 @@
-"""What was seen of each fault: one JSON file, written again after each."""
+"""The results of all faults: a JSON file that is written again after each fault."""
 
 from __future__ import annotations
 
@@ -10,35 +10,38 @@ from pathlib import Path
 from trtllm_hpc.paths import read_json, write_text
 
 FORMAT = 1
-"""Version of the file."""
+"""Version of the file's format."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """One fault, injected once."""
+    """The result of a fault."""
 
     name: str
     title: str
     survives: bool
-    """Whether the run is to go on as if nothing had happened."""
+    """Whether the run must continue as if nothing had happened."""
     expected: str
     """Regular expression that the sentence, or the cause below it, must match."""
     expected_exits: list[int]
     bound_s: float
     sentence: str
-    """What ``status`` said."""
+    """The sentence of ``status``."""
     cause: str
-    """The likeliest cause that ``status`` showed; empty without one."""
+    """The likeliest cause that ``status`` showed; empty without a cause."""
     seconds: float | None
-    """From the injection until ``status`` said it; ``None`` if it never did, or nothing was to be said."""
+    """Seconds from the injection until ``status`` named the fault; ``None`` if ``status`` never named the
+    fault, or if the run survives."""
     exit_code: int | None
-    """Of ``submit --wait``; ``None`` if it did not end in time."""
+    """Exit code of ``submit --wait``; ``None`` if the command did not end in time."""
     left: list[str]
-    """What was left behind after the end."""
+    """Leftovers after the end of the run."""
     notes: list[str]
+    """Further sentences for the page."""
     measured_at: str
+    """Date of the measurement."""
     explained: str = ""
-    """First two lines of `explain RUN` after the end; empty where nothing failed or it was not asked."""
+    """First two lines of `explain RUN` after the end; empty if nothing failed or `explain` was not run."""
 
     @property
     def explains(self) -> bool:
@@ -47,46 +50,46 @@ class Result:
 
     @property
     def named(self) -> bool:
-        """Whether the right cause is named."""
+        """Whether ``status`` names the right cause."""
         return re.search(self.expected, self.told, re.IGNORECASE) is not None
 
     @property
     def told(self) -> str:
-        """All that a user reads first."""
+        """The sentence and the cause of ``status``, which a user reads first."""
         return f"{self.sentence}\n{self.cause}"
 
     @property
     def in_time(self) -> bool:
-        """Whether it was named within the bound."""
+        """Whether ``status`` named the fault within the bound."""
         return self.survives or (self.seconds is not None and self.seconds <= self.bound_s)
 
     @property
     def exits_rightly(self) -> bool:
-        """Whether ``submit --wait`` ended with an exit code that says what failed."""
+        """Whether the exit code of ``submit --wait`` is one of the expected codes."""
         return self.exit_code in self.expected_exits
 
     @property
     def as_expected(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether cause, time and exit code are right, and nothing is left behind."""
         return self.named and self.in_time and self.exits_rightly and not self.left
 
 
 @dataclass
 class Results:
-    """All results by the name of the fault."""
+    """All results by name of the fault."""
 
     file: Path
     found: dict[str, Result]
 
     @classmethod
     def read(cls, file: Path) -> Results:
-        """Read what an earlier run wrote, if there is such a file."""
+        """Read the results of earlier benchmarks; a missing file has no results."""
         raw = read_json(file) or {"faults": []}
-        return cls(file, {one["name"]: Result(**one) for one in raw["faults"]})
+        return cls(file, {fields["name"]: Result(**fields) for fields in raw["faults"]})
 
     def add(self, result: Result) -> None:
-        """Add or replace the result of one fault, and write the file."""
+        """Add or replace the result of a fault, and write the file."""
         self.found[result.name] = result
-        faults = [asdict(one) for one in self.found.values()]
+        faults = [asdict(each) for each in self.found.values()]
         text = json.dumps({"format": FORMAT, "faults": faults}, indent=2, ensure_ascii=False)
         write_text(self.file, text + "\n", mode=0o644)

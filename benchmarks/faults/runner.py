@@ -1,4 +1,4 @@
-"""Inject one fault into one run, and see what becomes of it."""
+"""Inject a fault into a run, and record what ``status`` shows and what is left behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-# These name injections.
+# Importing these modules registers their injections.
 import benchmarks.faults.files
 import benchmarks.faults.processes
 import benchmarks.faults.slurm
@@ -29,37 +29,38 @@ from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import read_events
 
 READY_S = 150.0
-"""How long a run may take to the moment of its fault."""
+"""Longest time in seconds until the moment of the fault."""
 END_S = 200.0
-"""How long ``submit --wait`` may take from the injection to its end."""
+"""Longest time in seconds from the injection until the end of ``submit --wait``."""
 UNDER_WAY_S = 6.0
-"""From the first answers to a fault during the benchmark: every rank has beaten twice then."""
+"""Seconds from the first answers of the benchmark to the fault, enough for two heartbeats of every rank."""
 SOUND = "stage serve runs"
-"""What ``status`` says of a run that measures."""
+"""The sentence of ``status`` during a measurement without faults."""
 LEFT_S = 15.0
-"""How long processes may take to end after their job."""
+"""Longest time in seconds that processes may need to end after their job."""
 
 Tell = Callable[[str], None]
 
 
 class NotInjected(Exception):
-    """The run did not come to the moment of its fault, or the fault could not be injected."""
+    """The run did not reach the moment of the fault, or the fault could not be injected."""
 
 
 @dataclass
 class Seen:
-    """What ``status`` said."""
+    """The last answer of ``status``."""
 
     sentence: str = ""
     cause: str = ""
     seconds: float | None = None
+    """Seconds until the answer named the fault; ``None`` if no answer did."""
 
 
 def measure(site: Site, faults: Sequence[Fault], tell: Tell) -> list[Result]:
-    """Inject one fault, or the first of several faults of a living run.
+    """Inject a fault, or as many of several faults as possible into one living run.
 
     Raises:
-        NotInjected: it could not be.
+        NotInjected: the first fault could not be injected.
     """
     fault = faults[0]
     if fault.living:
@@ -84,20 +85,21 @@ def _measure(site: Site, fault: Fault) -> Result:
             if fault.undone_when_named:
                 fault_lasts.close()
             exit_code, errors = _end(submitting, scene)
-            if not seen.sentence:  # there was no run to ask about
+            if not seen.sentence:  # `submit` made no run, so its own error counts
                 seen = Seen(errors, seconds=round(time.time() - begun_at, 1))
             fault_lasts.close()
             explained = ""
             if exit_code and not fault.survives and scene.run is not None:
                 lines = scene.person.types("explain", scene.run.folder).stdout.strip().splitlines()
-                explained = " ".join(lines[:2]) or "nothing"  # what `status` says, and the first cause
+                explained = " ".join(lines[:2]) or "nothing"  # the sentence of `status`, and the first cause
             return _result(scene, fault, seen, exit_code, leftovers(scene.person, scene.run), explained)
 
 
 def _measure_living(site: Site, faults: Sequence[Fault], tell: Tell) -> list[Result]:
-    """Inject faults one after the other into one run, which is cancelled at the end; undo each once named.
+    """Inject faults one after the other into a run; undo each fault when ``status`` names it.
 
-    A fault that ends ``submit --wait``, or after which ``status`` stays different, is the last of its run.
+    A fault that ends ``submit --wait``, or after which ``status`` does not recover, is the last fault of its
+    run. At the end the run is cancelled.
     """
     first, person = faults[0], site.person("living")
     sections = _sections(site, first)
@@ -142,8 +144,8 @@ def _result(
         _without(seen.cause, scene),
         None if fault.survives else seen.seconds,
         exit_code,
-        [_without(one, scene) for one in left],
-        [_without(one, scene) for one in scene.notes],
+        [_without(leftover, scene) for leftover in left],
+        [_without(note, scene) for note in scene.notes],
         time.strftime("%Y-%m-%d"),
         _without(explained, scene),
     )
@@ -159,7 +161,7 @@ def _sections(site: Site, fault: Fault) -> dict[str, Any]:
 
 @contextmanager
 def _submitted(scene: Scene, fault: Fault) -> Iterator[subprocess.Popen[str]]:
-    """``submit --wait`` of the job, which is killed at the end."""
+    """Run ``submit --wait`` of the job, and kill the command at the end."""
     scene.job_file = scene.person.job(fault.name, **scene.sections)
     words = ("submit", scene.job_file, "--cluster", scene.person.profile, "--wait", *scene.words)
     process = scene.person.command("trtllm-hpc", *words)
@@ -171,13 +173,12 @@ def _submitted(scene: Scene, fault: Fault) -> Iterator[subprocess.Popen[str]]:
 
 
 def _find_run(scene: Scene, mark: str = "") -> None:
-    """Find the run folder, of which there is one, or none yet."""
+    """Look for the run folder that contains the file ``mark``; it may not exist yet."""
     folders = [file for file in scene.runs.glob(f"*-*/{mark}") if file.exists()]
     scene.run = RunPaths(folders[0].parent if mark else folders[0]) if folders else None
 
 
 def _await(scene: Scene, when: str, submitting: subprocess.Popen[str]) -> None:
-    """Wait for the moment of the fault."""
 
     def submitted() -> bool:
         _find_run(scene, "jobs.json")
@@ -208,12 +209,12 @@ def _watch(scene: Scene, fault: Fault, submitting: subprocess.Popen[str], begun_
     while True:
         ended = submitting.poll() is not None or time.monotonic() > deadline
         asked_at = time.time()
-        said = _ask(scene, fault.asks)
-        if said is not None:
-            seen.sentence, seen.cause, ended_at = said
-            # The folder of a fault has the fault's name, which its words may fit.
-            told = _without(f"{seen.sentence}\n{seen.cause}", scene)
-            if not fault.survives and re.search(fault.says, told, re.IGNORECASE):
+        answer = _ask(scene, fault.asks)
+        if answer is not None:
+            seen.sentence, seen.cause, ended_at = answer
+            # The paths contain the fault's name, which the fault's pattern could match.
+            text = _without(f"{seen.sentence}\n{seen.cause}", scene)
+            if not fault.survives and re.search(fault.says, text, re.IGNORECASE):
                 since = ended_at if fault.from_slurm and ended_at is not None else begun_at
                 since = asked_at if fault.timed else since
                 seen.seconds = round(max(0.0, time.time() - since), 1)
@@ -224,31 +225,34 @@ def _watch(scene: Scene, fault: Fault, submitting: subprocess.Popen[str], begun_
 
 
 def _ask(scene: Scene, asks: str = "status") -> tuple[str, str, float | None] | None:
-    """The sentence, the likeliest cause, and when Slurm ended the job that failed."""
+    """Return the sentence and the likeliest cause of ``status``, and when Slurm ended the failed job.
+
+    ``None`` if there is no run yet. ``asks`` names another command whose first line is the sentence.
+    """
     words = {"status": ["--json"], "client": ["--prompt", "a", "--max-tokens", "2"], "explain": []}[asks]
     if scene.run is None:
         _find_run(scene)
     if scene.run is None:
         return None
     answer = scene.person.types(asks, scene.run.folder, *words)
-    # Without an answer of Slurm, `status` shows what the run's own files show, and fails.
+    # If Slurm does not answer, `status` prints text from the run's own files and fails.
     if asks != "status" or not answer.stdout.startswith("{"):
-        said = "Traceback" if "Traceback" in answer.stderr else answer.stderr.strip() or answer.stdout.strip()
-        return (said.splitlines()[0] if said else "", "", None)
+        text = "Traceback" if "Traceback" in answer.stderr else answer.stderr.strip() or answer.stdout.strip()
+        return (text.splitlines()[0] if text else "", "", None)
     status = json.loads(answer.stdout)
     ends = [stage["times"]["ended_at"] for stage in status["stages"] if stage["final"] and not stage["ok"]]
     causes = [cause["sentence"] for cause in status["causes"]]
     causes += [
-        f"instance {one['instance']}: {one['state']}, restarts: {one['restarts']}; {one['reason']}"
-        for one in status["instances"]
-        if one["reason"]
+        "instance {instance}: {state}, restarts: {restarts}; {reason}".format_map(instance)
+        for instance in status["instances"]
+        if instance["reason"]
     ]
     known = [end for end in ends if end is not None]
     return status["sentence"], causes[0] if causes else "", min(known, default=None)
 
 
 def _end(submitting: subprocess.Popen[str], scene: Scene) -> tuple[int | None, str]:
-    """The exit code of ``submit --wait`` and its first error."""
+    """Return the exit code of ``submit --wait`` and its first error."""
     try:
         _, errors = submitting.communicate(timeout=END_S)
     except subprocess.TimeoutExpired:
@@ -257,39 +261,38 @@ def _end(submitting: subprocess.Popen[str], scene: Scene) -> tuple[int | None, s
     if "Traceback" in errors:
         scene.notes.append("`submit --wait` showed a traceback")
     _, _, words = f"\n{errors}".partition("\nerror")
-    # What is wrong with a job file follows in lines of its own.
-    found = f"error{words}".splitlines()[: 2 if " problem" in words.partition("\n")[0] else 1]
-    return submitting.returncode, " ".join(map(str.strip, found)) if words else errors.strip()[-300:]
+    # The mistakes of a job file are on the lines after the error.
+    lines = f"error{words}".splitlines()[: 2 if " problem" in words.partition("\n")[0] else 1]
+    return submitting.returncode, " ".join(map(str.strip, lines)) if words else errors.strip()[-300:]
 
 
 def leftovers(person: Person, run: RunPaths | None) -> list[str]:
-    """What is left after the end of a run: jobs, processes, memory, files.
+    """Return what is left after the end of a run: jobs, processes, shared memory and files.
 
-    The empty folder that Triton's Python backend makes in /tmp shows no job, so it does not count.
+    An empty folder of Triton's Python backend in /tmp does not count, because it cannot be traced to a job.
     """
     eventually(lambda: not person.jobs_in_queue(), 30)
     left = [f"job {job}" for job in person.jobs_in_queue()]
     if not left:
         eventually(lambda: not person.leftovers(), LEFT_S)
-    left += [one[:100] for one in person.leftovers()]
+    left += [leftover[:100] for leftover in person.leftovers()]
     if run is not None and run.folder.exists():
         if person.profile.stem == "local":
-            left += [f"this machine: {one}" for one in local_leftovers(run)]
-        files = (
-            file for file in run.folder.rglob(".*") if not file.name.endswith(".lock")
-        )  # that lock is free
+            left += [f"this machine: {leftover}" for leftover in local_leftovers(run)]
+        # Hidden files are temporary files; a lock file stays, but nobody holds the lock.
+        files = (file for file in run.folder.rglob(".*") if not file.name.endswith(".lock"))
         left += [f"run folder: {file.relative_to(run.folder)}" for file in files]
     return left
 
 
 def _without(text: str, scene: Scene) -> str:
-    """A sentence without the folders of this benchmark."""
+    """Return a sentence with ``~`` in place of this benchmark's folders."""
     return text.replace(str(scene.person.folder), "~").replace(str(scene.site.home), "~")
 
 
 def _kill_submits(site: Site, fault: Fault, tell: Tell, moments: int = 20, longest_s: float = 5.0) -> Result:
-    """``kill -9`` of ``submit --wait`` at random moments; what it had submitted is then cancelled."""
-    chance, left, told = random.Random(1), list[str](), {"complete": 0, "half": 0, "nothing": 0}
+    """Kill ``submit --wait`` at random moments with SIGKILL, and cancel complete submissions."""
+    chance, left, counts = random.Random(1), list[str](), {"complete": 0, "half": 0, "nothing": 0}
     runs_with_leftovers = 0
     for number in range(moments):
         person = site.person(f"{fault.name}-{number}")
@@ -301,17 +304,17 @@ def _kill_submits(site: Site, fault: Fault, tell: Tell, moments: int = 20, longe
         _find_run(scene)
         record = read_json(scene.run.jobs) if scene.run is not None else None
         state = "nothing" if record is None else "complete" if record.get("complete") else "half"
-        told[state] += 1
+        counts[state] += 1
         if scene.run is not None and state == "complete":
             person.types("cancel", scene.run.folder)
-        found = leftovers(person, scene.run)
-        tell(f"  {number + 1}: killed after {moment:.2f} s, submitted: {state}, left: {found}")
-        runs_with_leftovers += bool(found)
-        left += [f"after {moment:.2f} s: {one}" for one in found]
+        of_run = leftovers(person, scene.run)
+        tell(f"  {number + 1}: killed after {moment:.2f} s, submitted: {state}, left: {of_run}")
+        runs_with_leftovers += bool(of_run)
+        left += [f"after {moment:.2f} s: {leftover}" for leftover in of_run]
         site.clean()
     scene.notes = [
-        f"killed {told['nothing']} times before anything was submitted, {told['half']} times half-way, "
-        f"{told['complete']} times after that (then `trtllm-hpc cancel`)"
+        f"killed {counts['nothing']} times before anything was submitted, {counts['half']} times half-way, "
+        f"{counts['complete']} times after that (then `trtllm-hpc cancel`)"
     ]
     seen = Seen(f"of {moments} runs {runs_with_leftovers} left something behind")
     return _result(scene, fault, seen, -9, left)

@@ -1,4 +1,4 @@
-"""One run into which a fault is injected, where its parts are, and what the catalogue calls injections."""
+"""A run into which a fault is injected, ways to find the run's parts, and the registry of injections."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ from trtllm_hpc.sandbox import Node, processes
 
 _P = ParamSpec("_P")
 _APPEARS_S = 20.0
-"""How long a process may take that is about to begin."""
+"""Longest wait in seconds for a process that is about to start."""
 
 
 @dataclass
 class Scene:
-    """One run, from before its submission to after its end."""
+    """A run, from before its submission until after its end."""
 
     site: Site
     person: Person
     sections: dict[str, Any]
-    """Of the job file; changed only before the submission."""
+    """Sections of the job file; changed only before the submission."""
     is_shared: bool = False
-    """Whether other faults follow in the run, so that a changed file has to come back."""
+    """Whether more faults follow in this run, so that an injection must restore a changed file."""
     words: list[str | Path] = field(default_factory=list)
-    """Further words for ``submit``."""
+    """Further arguments of ``submit``."""
     job_file: Path = Path()
     runs: Path = Path()
     """Folder of the run folders."""
     run: RunPaths | None = None
+    """The run's folder; ``None`` until it exists."""
     notes: list[str] = field(default_factory=list)
+    """Sentences for the page."""
 
     @property
     def paths(self) -> RunPaths:
@@ -49,7 +51,7 @@ class Scene:
         return self.run
 
     def node_of(self, rank: int) -> Node:
-        """The node of one rank of the server."""
+        """Return the node of a rank of the server."""
         file = self.paths.rank_record("serve", rank)
         assert eventually(file.exists, _APPEARS_S), f"rank {rank} did not begin"
         record = RankRecord.read(file)
@@ -57,7 +59,7 @@ class Scene:
         return next(node for node in self.site.sandbox.nodes if node.name == record.host)
 
     def nodes(self, where: str) -> Sequence[Node]:
-        """Nodes by a word: all ``nodes``, the second one (``node1``), or that of a rank (``rank1``)."""
+        """Return all nodes (``nodes``), a node by index (``node1``), or the node of a rank (``rank1``)."""
         every = self.site.sandbox.nodes
         if where == "nodes":
             return every
@@ -65,7 +67,7 @@ class Scene:
         return [self.node_of(number) if where.startswith("rank") else every[number]]
 
     def filled(self, text: str) -> str:
-        """A command or pattern of the catalogue with the values of its names in braces."""
+        """Return a command or pattern of the catalogue, with values for the names in braces."""
         return text.format_map(self)
 
     def __getitem__(self, name: str) -> object:
@@ -83,28 +85,32 @@ class Scene:
         return known[name]()
 
     def processes(self, where: str = "nodes") -> list[Any]:
-        """The user's processes on some nodes, or those of a run without Slurm on this machine."""
+        """Return the user's processes on some nodes; without Slurm, the run's processes on this machine."""
         if self.person.profile.stem != "local":
-            return [one for node in self.nodes(where) for one in user_processes(node)]
+            return [process for node in self.nodes(where) for process in user_processes(node)]
         mark = str(self.person.folder).encode()
-        mine = (it for it in processes.all_processes() if processes.owner(it.pid) == USER.pw_uid)
-        return sorted((it for it in mine if mark in _environment(it.pid)), key=lambda it: it.pid)
+        owned = (each for each in processes.all_processes() if processes.owner(each.pid) == USER.pw_uid)
+        return sorted((each for each in owned if mark in _environment(each.pid)), key=lambda each: each.pid)
 
     def find(self, *words: str) -> int:
-        """The process id of a process, which may be about to begin.
+        """Wait for a process, and return its process ID.
 
-        Each word is ``rank=1`` or ``node=1`` for where it runs, ``name=bash`` for its program, or a pattern
-        of one of its arguments.
+        Args:
+            words: ``rank=1`` or ``node=1`` selects the node, ``name=bash`` the program; any other word is a
+                pattern that an argument of the process must match.
         """
         named = dict(word.split("=") for word in words if word.startswith(("rank=", "node=", "name=")))
         patterns = [self.filled(word) for word in words if word.partition("=")[0] not in named]
         where = next((f"{kind}{number}" for kind, number in named.items() if kind != "name"), "nodes")
         deadline = time.monotonic() + _APPEARS_S
         while time.monotonic() < deadline:
-            for one in self.processes(where):
-                has_all = all(any(fnmatchcase(it, pattern) for it in one.arguments) for pattern in patterns)
-                if has_all and named.get("name", "") in Path(one.arguments[0]).name:
-                    return int(one.pid)
+            for process in self.processes(where):
+                words_of_process = process.arguments
+                has_all = all(
+                    any(fnmatchcase(word, pattern) for word in words_of_process) for pattern in patterns
+                )
+                if has_all and named.get("name", "") in Path(words_of_process[0]).name:
+                    return int(process.pid)
             time.sleep(0.1)
         raise AssertionError(f"no process {' '.join(words)}")
 
@@ -117,20 +123,20 @@ def _environment(pid: int) -> bytes:
 
 
 INJECTIONS: dict[str, Callable[..., AbstractContextManager[None]]] = {}
-"""What the catalogue may name."""
+"""Functions that the catalogue may use in ``inject`` and ``prepare``, by name."""
 
 
 def injection(
     function: Callable[Concatenate[Scene, _P], Iterator[None]],
 ) -> Callable[Concatenate[Scene, _P], AbstractContextManager[None]]:
-    """Let the catalogue name a function; what stands after its ``yield`` takes the fault back."""
-    made = INJECTIONS[function.__name__] = contextmanager(function)
-    return made
+    """Register a function for the catalogue. The code after the function's ``yield`` undoes the fault."""
+    manager = INJECTIONS[function.__name__] = contextmanager(function)
+    return manager
 
 
 @contextmanager
 def injected(scene: Scene, commands: Sequence[str]) -> Iterator[None]:
-    """Do what a row of the catalogue says, and take it back at the end."""
+    """Run the injections of a row of the catalogue, and undo them at the end."""
     with ExitStack() as stack:
         for command in commands:
             name, *words = shlex.split(command)
@@ -140,7 +146,7 @@ def injected(scene: Scene, commands: Sequence[str]) -> Iterator[None]:
 
 @injection
 def shell(scene: Scene, where: str, command: str, undo: str = "") -> Iterator[None]:
-    """A command of bash as root, on nodes or ``here``."""
+    """Run a bash command as root on nodes or, with ``here``, on this machine; run ``undo`` at the end."""
 
     def run(line: str) -> None:
         if where == "here":

@@ -1,4 +1,4 @@
-"""The cluster on which faults are injected, and the ordinary user who submits to it."""
+"""The cluster into which faults are injected, and the ordinary user who submits to the cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trtllm_hpc.sandbox import Node, Sandbox, processes
 from trtllm_hpc.sandbox.cluster import Cluster
 
 URGENT = "urgent"
-"""A partition whose jobs take the nodes from others."""
+"""Name of a partition whose jobs preempt other jobs."""
 
 _SMALL = "48m"
 _PREEMPTION = f"""
@@ -33,7 +33,7 @@ PartitionName={URGENT} Nodes=ALL PriorityTier=10 MaxTime=INFINITE State=UP
 
 @dataclass(frozen=True)
 class Daemon:
-    """One of Slurm's daemons, so that it can be started again as it was."""
+    """A Slurm daemon with its command line, so that the daemon can be started again."""
 
     node: Node
     name: str
@@ -41,22 +41,23 @@ class Daemon:
 
     @property
     def pids(self) -> list[int]:
-        """Its processes, by the machine's numbers."""
-        return [one.pid for one in self.node.processes() if one.arguments == self.arguments]
+        """Process IDs of the daemon, as this machine numbers processes."""
+        return [process.pid for process in self.node.processes() if process.arguments == self.arguments]
 
 
 @dataclass
 class Site:
-    """A sandbox with two nodes, and a user with the installed wheel."""
+    """A sandbox with two nodes, and a user who has installed the wheel."""
 
     sandbox: Sandbox
     home: Path
-    """The user's folder, which all nodes see."""
+    """The user's folder, visible on all nodes."""
     bin: Path
+    """Folder of the installed programs."""
     small: Path
-    """A small file system, which all nodes see."""
+    """Folder of a small file system, visible on all nodes."""
     engines: dict[int, Path]
-    """A finished engine by number of ranks."""
+    """Folder of a finished engine by number of ranks."""
 
     @property
     def cluster(self) -> Cluster:
@@ -65,7 +66,7 @@ class Site:
         return layout
 
     def person(self, name: str) -> Person:
-        """The user, with a profile, a folder of runs and a cache of engines for one fault."""
+        """Return the user with a new profile, folder of runs and engine cache for a fault."""
         folder = self.home / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -84,14 +85,14 @@ class Site:
         return Person(self.sandbox, self.bin, folder, profile)
 
     def as_root(self, *arguments: str) -> str:
-        """Run one of Slurm's commands as its administrator."""
+        """Run a Slurm command as the cluster's administrator, and return its output."""
         return self.cluster.slurm(*arguments)
 
     def daemon(self, node: Node, name: str) -> Daemon:
-        """A daemon that runs on a node."""
-        found = [one for one in node.processes() if Path(one.arguments[0]).name == name]
-        assert found, f"no {name} on {node.name}"
-        return Daemon(node, name, found[0].arguments)
+        """Return a daemon that runs on a node."""
+        running = [process for process in node.processes() if Path(process.arguments[0]).name == name]
+        assert running, f"no {name} on {node.name}"
+        return Daemon(node, name, running[0].arguments)
 
     def start(self, daemon: Daemon) -> None:
         """Start a daemon again, and wait until it answers."""
@@ -105,7 +106,7 @@ class Site:
         assert processes.wait_until(answers, 30), f"{daemon.name} does not answer"
 
     def clean(self) -> None:
-        """End every job and process of the user, and have the nodes idle for the next fault."""
+        """End every job and process of the user, and wait until the nodes are idle for the next fault."""
         self.as_root("scancel", f"--user={USER.pw_name}")
         eventually(lambda: not self.as_root("squeue", "--noheader").strip(), 40)
         for node in self.sandbox.nodes:
@@ -114,11 +115,11 @@ class Site:
                     os.kill(process.pid, 9)
             node.run(["bash", "-c", "rm -rf /dev/shm/*"])
             if self.cluster.node_states().get(node.name) != "idle":
-                with suppress(SandboxError):  # it may be idle by now
+                with suppress(SandboxError):  # the node may be idle by now
                     self.as_root("scontrol", "update", f"nodename={node.name}", "state=resume")
         if not eventually(self._is_idle, 40):
             states = self.cluster.node_states()
-            raise RuntimeError(f"the nodes are not idle again: {states}")
+            raise RuntimeError(f"the nodes are not idle again after 40 s: {states}")
 
     def _is_idle(self) -> bool:
         return set(self.cluster.node_states().values()) == {"idle"}
@@ -126,7 +127,7 @@ class Site:
 
 @contextmanager
 def site(name: str, ranks: Sequence[int], nodes: int = 2) -> Iterator[Site]:
-    """Start a sandbox, install the package and build the engines; take all of it away at the end."""
+    """Start a sandbox, install the package and build the engines; remove everything at the end."""
     home = Path(tempfile.mkdtemp(prefix=f"trtllm-hpc-{name}-", dir="/var/tmp"))
     sandbox = Sandbox(name)
     small = home / "small"
@@ -139,9 +140,9 @@ def site(name: str, ranks: Sequence[int], nodes: int = 2) -> Iterator[Site]:
         for count, folder in engines.items():
             build_engine(folder, ranks=count, synthetic="tiny-llama")
         sandbox.up(nodes, 4)
-        made = Site(sandbox, home, environment / "bin", small, engines)
-        _allow_preemption(made)
-        yield made
+        cluster = Site(sandbox, home, environment / "bin", small, engines)
+        _allow_preemption(cluster)
+        yield cluster
     finally:
         sandbox.down()
         subprocess.run(["umount", "--lazy", small], check=False, stderr=subprocess.DEVNULL)
@@ -149,8 +150,9 @@ def site(name: str, ranks: Sequence[int], nodes: int = 2) -> Iterator[Site]:
 
 
 def _mount_small(folder: Path) -> None:
-    """Before the nodes start: they need not see what is mounted later. A tmpfs could not be frozen."""
+    """Mount a small ext4 file system. Call this before the nodes start: they may not see later mounts."""
     folder.mkdir()
+    # Not a tmpfs, because fsfreeze cannot freeze a tmpfs.
     image = folder.with_suffix(".image")
     subprocess.run(["mkfs.ext4", "-q", "-m", "0", image, _SMALL], check=True)
     subprocess.run(["mount", "-o", "loop", image, folder], check=True)
@@ -159,14 +161,14 @@ def _mount_small(folder: Path) -> None:
     folder.chmod(0o700)
 
 
-def _allow_preemption(made: Site) -> None:
-    """Add a partition that goes before others; slurmctld reads how at its start only."""
-    conf = Path(made.sandbox.slurm_conf)
+def _allow_preemption(cluster: Site) -> None:
+    """Add a partition whose jobs preempt others, and restart slurmctld, which reads this at its start."""
+    conf = Path(cluster.sandbox.slurm_conf)
     conf.write_text(conf.read_text() + _PREEMPTION)
-    daemon = made.daemon(made.sandbox.head, "slurmctld")
+    daemon = cluster.daemon(cluster.sandbox.head, "slurmctld")
     for pid in daemon.pids:
         os.kill(pid, 15)
     eventually(lambda: not daemon.pids, 20)
-    made.start(daemon)
-    made.as_root("scontrol", "reconfigure")
+    cluster.start(daemon)
+    cluster.as_root("scontrol", "reconfigure")
     time.sleep(1)

@@ -1,4 +1,4 @@
-"""Faults of Slurm: its daemons and commands, and what users and administrators do to jobs."""
+"""Faults of Slurm's daemons and commands, and interventions of users and administrators."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _daemon(scene: Scene, name: str) -> Daemon:
 
 @injection
 def kill_daemon(scene: Scene, name: str, seconds: str = "") -> Iterator[None]:
-    """``kill -9`` of a daemon; it is there again at the end or after some seconds, as with systemd.
+    """Kill a daemon with SIGKILL, and start it again: at the end, or after ``seconds``, as systemd does.
 
-    In the middle of such seconds the user asks for the status.
+    With ``seconds``, the user runs ``status`` while the daemon is missing.
     """
     daemon = _daemon(scene, name)
     send(daemon.pids, signal.SIGKILL)
@@ -35,9 +35,9 @@ def kill_daemon(scene: Scene, name: str, seconds: str = "") -> Iterator[None]:
             return
         ends_at = time.monotonic() + float(seconds)
         time.sleep(float(seconds) / 3)
-        asked = scene.person.types("status", scene.paths.folder)
-        lines = (asked.stderr or asked.stdout).strip().splitlines()
-        scene.notes.append(f"`status` meanwhile (exit code {asked.returncode}): {lines[0] if lines else ''}")
+        status = scene.person.types("status", scene.paths.folder)
+        lines = (status.stderr or status.stdout).strip().splitlines()
+        scene.notes.append(f"`status` meanwhile (exit code {status.returncode}): {lines[0] if lines else ''}")
         time.sleep(max(0.0, ends_at - time.monotonic()))
     finally:
         scene.site.start(daemon)
@@ -46,7 +46,7 @@ def kill_daemon(scene: Scene, name: str, seconds: str = "") -> Iterator[None]:
 
 @injection
 def stop_daemon(scene: Scene, name: str, seconds: str) -> Iterator[None]:
-    """SIGSTOP of a daemon for some seconds."""
+    """Stop a daemon with SIGSTOP for ``seconds``."""
     with stopped(_daemon(scene, name).pids):
         time.sleep(float(seconds))
     yield
@@ -54,7 +54,7 @@ def stop_daemon(scene: Scene, name: str, seconds: str) -> Iterator[None]:
 
 @injection
 def scontrol(scene: Scene, words: str, undo: str = "") -> Iterator[None]:
-    """What an administrator types after ``scontrol``, and what takes it back."""
+    """Run ``scontrol`` as an administrator, and at the end ``scontrol`` with the words that undo it."""
     undo = scene.filled(undo)
     scene.site.as_root("scontrol", *scene.filled(words).split())
     try:
@@ -66,7 +66,7 @@ def scontrol(scene: Scene, words: str, undo: str = "") -> Iterator[None]:
 
 @injection
 def requeue_refused(scene: Scene) -> Iterator[None]:
-    """``scontrol requeue`` as an administrator types it, which Slurm refuses."""
+    """Run ``scontrol requeue`` as an administrator; Slurm must refuse it."""
     try:
         scene.site.as_root("scontrol", "requeue", scene.filled("{serve}"))
         scene.notes.append("Slurm has put the job back into the queue")
@@ -77,7 +77,7 @@ def requeue_refused(scene: Scene) -> Iterator[None]:
 
 @injection
 def preempt(scene: Scene) -> Iterator[None]:
-    """A job of a partition with a higher priority needs the whole node of the leader."""
+    """Preempt the run with a job of a higher-priority partition that needs the leader's whole node."""
     node = scene.node_of(0).name
     script = ("--wrap=sleep 20", "--output=/dev/null", "--chdir=/")
     words = (f"--partition={URGENT}", f"--nodelist={node}", "--exclusive", *script)
@@ -88,14 +88,14 @@ def preempt(scene: Scene) -> Iterator[None]:
 
 @injection
 def scancel(scene: Scene, stage: str) -> Iterator[None]:
-    """``scancel`` of one stage's job by the user."""
+    """Cancel a stage's job with ``scancel`` as the user."""
     scene.person.slurm("scancel", str(scene[stage]))
     yield
 
 
 @injection
 def answer(scene: Scene, names: str, script: str) -> Iterator[None]:
-    """Slurm's commands on the login node are another program, of bash."""
+    """Replace Slurm's commands on the login node by a bash script."""
     folder = scene.person.folder / "programs"
     folder.mkdir(mode=0o755)
     for name in names.split():

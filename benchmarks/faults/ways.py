@@ -1,4 +1,4 @@
-"""Other ways to serve under a fault: with other settings, without Slurm, or ``trtllm-serve``."""
+"""Injections that change how a run serves: other settings, no Slurm, or ``trtllm-serve``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.upstream.container import add_llm_api
 
 @injection
 def set(scene: Scene, *settings: str) -> Iterator[None]:
-    """The job is submitted with other settings."""
+    """Submit the job with ``--set`` options."""
     for setting in settings:
         scene.words += ["--set", setting]
     yield
@@ -25,7 +25,7 @@ def set(scene: Scene, *settings: str) -> Iterator[None]:
 
 @injection
 def without_slurm(scene: Scene) -> Iterator[None]:
-    """The profile ``local``: all stages are processes of this machine."""
+    """Use the profile ``local``: all stages are processes of this machine."""
     settings = json.loads(scene.person.profile.read_text())
     for key in ("slurm_conf", "partition"):
         del settings[key]
@@ -37,17 +37,17 @@ def without_slurm(scene: Scene) -> Iterator[None]:
 
 @contextmanager
 def with_upstream(person: Person, engine: Path) -> Iterator[Site]:
-    """Give a person's cluster a container with stand-ins of ``trtllm-serve`` and its launcher."""
+    """Give a person's cluster a container with fakes of ``trtllm-serve`` and its launcher."""
     profile = json.loads(person.profile.read_text())
     person.profile.write_text("\n".join(f"{key}: {json.dumps(value)}" for key, value in profile.items()))
-    with upstream_site(person, next(engine.rglob("tokenizer")), "1.2.0", {}) as made:
-        add_llm_api(made.container)
-        yield made
+    with upstream_site(person, next(engine.rglob("tokenizer")), "1.2.0", {}) as cluster:
+        add_llm_api(cluster.container)
+        yield cluster
 
 
 @injection
 def trtllm_serve(scene: Scene) -> Iterator[None]:
-    """Two ranks that a stand-in of ``trtllm-serve`` and its launcher serve."""
+    """Serve with two ranks of a fake ``trtllm-serve`` and its launcher."""
     requests = scene.sections["companion"]["benchmark"]["requests"]
     request = {"prompt": "hello", "max_tokens": 4}
     scene.sections = {
@@ -56,6 +56,6 @@ def trtllm_serve(scene: Scene) -> Iterator[None]:
         "serve": {"nodes": 2, "ready_timeout_seconds": 120},
         "companion": {"request": request, "benchmark": {**SMALL, "requests": requests}},
     }
-    with with_upstream(scene.person, scene.site.engines[1]) as made:
-        scene.person = made
+    with with_upstream(scene.person, scene.site.engines[1]) as person:
+        scene.person = person
         yield

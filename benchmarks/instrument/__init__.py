@@ -1,1 +1,1 @@
-"""The load generator over HTTP, measured against a server whose times are known."""
+"""Measure the HTTP load generator against a server whose times are known."""

@@ -1,14 +1,14 @@
-"""The load generator of ``trtllm-hpc bench`` over HTTP, measured against a server whose times are known.
+"""Measure the HTTP load generator of ``trtllm-hpc bench`` against a server whose times are known.
 
 ``python -m benchmarks.instrument [--peer aiperf=VENV] [--tls] [--page FILE]``
 
-The server (``stub.c``) streams tokens as an engine that batches does, and notes when it got each request and
-sent each token. It has one core, the client another. ``trtllm-hpc bench`` and its peers take turns, round
-after round, and what they report is compared with the server's times. Then the load rises: a measurement with
-a figure that is wrong by 2 % must be called invalid. Last, 10,000 streams are open at once.
+The server (``stub.c``) streams tokens like an engine that batches, and records the arrival of each request
+and the send of each token. The server has one core, the client another. In each round, ``trtllm-hpc bench``
+and its peers take turns, and their reports are compared with the server's times. Then the load rises: a
+measurement with a figure that is wrong by 2 % must be invalid. Last, 10,000 streams are open at once.
 
-The exit code is 1 when a bound is broken, 2 when the server or a client failed. It needs two cores that
-nobody else uses (with ``--tls`` three) and a C compiler; ``--tls`` needs HAProxy and OpenSSL.
+The exit code is 1 if a bound is broken, 2 if the server or a client failed. The benchmark needs two cores
+that no other program uses (three with ``--tls``) and a C compiler; ``--tls`` needs HAProxy and OpenSSL.
 """
 
 from __future__ import annotations
@@ -70,12 +70,13 @@ class Measured:
 
     @property
     def answers(self) -> dict[int, Answer]:
-        """Those to all but the first requests, which begin together."""
-        return {number: it for number, it in self.everything.items() if number >= self.job.load.streams}
+        """The answers without the first answer of each stream, because the first requests begin together."""
+        streams = self.job.load.streams
+        return {number: answer for number, answer in self.everything.items() if number >= streams}
 
     @property
     def tokens_per_s(self) -> float:
-        """The rate while all slots were taken."""
+        """Tokens per second while all streams were open."""
         asked_s = [answer.asked_s for answer in self.answers.values()]
         begin, end = min(asked_s), max(asked_s)
         sent = np.concatenate([answer.times_s for answer in self.everything.values()])
@@ -83,19 +84,21 @@ class Measured:
 
 
 class Instrument:
-    """Runs clients against the server, and compares what they report with its times."""
+    """Runs clients against the server, and compares the clients' reports with the server's times."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         cores = sorted(sched_getaffinity(0))
         if len(cores) < 2:
-            raise InstrumentFailed("the server and the client need a core each")
+            raise InstrumentFailed(
+                "the server and the client need a core each, and this machine has only one"
+            )
         self._server_core, self._client_core, self._other_cores = {cores[0]}, {cores[-1]}, set(cores[1:])
         self._arguments, self._folder, self._numbers = arguments, folder, count()
         self._program = build(folder)
         write_tokenizer(folder / "tokenizer")
 
     def figures(self, client: Client) -> Figures:
-        """Run one client under a load."""
+        """Run a client with one load, and return its figures."""
         measured = self._run(LOADS[client.streams], client.name, tls=client.tls)
         stamps_ms, bound_ms, failed = (NAN, NAN), NAN, 0
         if client.name == OURS:
@@ -125,7 +128,7 @@ class Instrument:
         )
 
     def rising(self, itl_ms: float) -> Step:
-        """Run ours under a heavy load, and compare the figures that it shows with the true ones."""
+        """Run our client with a heavy load, and compare its figures with the true figures."""
         measured = self._run(Load(RISING_STREAMS, itl_ms, 64), OURS)
         report = OurReport(measured.job.folder)
         answers = [measured.everything[record.input_tokens or 0] for record in report.measured]
@@ -142,7 +145,7 @@ class Instrument:
         return Step(measured.tokens_per_s, itl_ms, figure, off[figure], late_ms, bound_ms, report.reasons)
 
     def wide(self) -> Wide:
-        """Open very many streams at once."""
+        """Run our client with 10,000 streams."""
         measured = self._run(WIDE, OURS)
         report = OurReport(measured.job.folder)
         asked = np.sort([answer.asked_s for answer in measured.everything.values()])
@@ -168,28 +171,29 @@ class Instrument:
             cpu = run(command, folder, cores, ordinary=arguments.ordinary_priority)
         measured = Measured(job, read_log(log), cpu)
         if not measured.answers:
-            raise InstrumentFailed(f"{client} got {len(measured.everything)} answers only")
+            raise InstrumentFailed(f"{client} got only {len(measured.everything)} answers; see {folder}")
         return measured
 
 
 def errors_s(report: OurReport, answers: dict[int, Answer]) -> tuple[list[float], list[float]]:
-    """Return by how much each stamp of a token, and each TTFT, differs from the server's times."""
+    """Return the differences between the client's and the server's times: of each token, and of each TTFT."""
     stamps_s, ttfts_s = list[float](), list[float]()
     for record in report.measured:
         answer = answers.get(-1 if record.input_tokens is None else record.input_tokens)
         if answer is None:
             continue
         if len(answer.times_s) != len(record.chunks_s):
-            raise InstrumentFailed(f"of {len(answer.times_s)} tokens the client saw {len(record.chunks_s)}")
+            seen = f"the client recorded {len(record.chunks_s)} of {len(answer.times_s)} tokens"
+            raise InstrumentFailed(seen)
         stamps_s += (np.array(record.chunks_s) + report.zero_s - answer.times_s).tolist()
         ttfts_s.append(abs(record.chunks_s[0] - record.sent_s - answer.ttft_s))
     if not stamps_s:
-        raise InstrumentFailed("no answer of the client could be paired with one of the server")
+        raise InstrumentFailed("no answer that the client recorded matches an answer of the server")
     return stamps_s, ttfts_s
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write a tokenizer with a token for each byte, for clients that make prompts or count tokens."""
+    """Write a tokenizer with a token for each byte, for clients that generate prompts or count tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: at for at, letter in enumerate(letters)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -210,7 +214,6 @@ def _say(sentence: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
     arguments = _parser().parse_args(argv)
     arguments.peers = dict(arguments.peer)
     if arguments.quick:
@@ -248,7 +251,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _peer(value: str) -> tuple[str, Path]:
     name, _, folder = value.partition("=")
     if name not in PEERS or not (Path(folder) / "bin").is_dir():
-        raise argparse.ArgumentTypeError(f"NAME=VENV with one of {', '.join(PEERS)}")
+        names = ", ".join(PEERS)
+        raise argparse.ArgumentTypeError(f"must be NAME=VENV: NAME is one of {names}, VENV contains bin/")
     return name, Path(folder).absolute()
 
 
@@ -258,28 +262,31 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=3, metavar="N")
-    parser.add_argument("--seconds", type=float, default=6.0, metavar="S", help="of each load at least")
-    parser.add_argument("--streams", type=int, nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="repetitions of each load")
+    parser.add_argument("--seconds", type=float, default=6.0, metavar="S", help="least duration of a load")
+    parser.add_argument("--streams", type=int, nargs="+", choices=LOADS, default=list(LOADS), help="loads")
     parser.add_argument(
         "--peer",
         type=_peer,
         action="append",
         default=[],
         metavar="NAME=VENV",
-        help=f"one of {', '.join(PEERS)}",
+        help=f"another client with its virtual environment: {', '.join(PEERS)}",
     )
-    parser.add_argument("--peer-streams", type=int, nargs="+", choices=LOADS, default=[1, 32, 128, 512])
+    peers = "loads of the other clients"
     parser.add_argument(
-        "--tls", action="store_true", help="ours over TLS, too, with HAProxy before the server"
+        "--peer-streams", type=int, nargs="+", choices=LOADS, default=[1, 32, 128, 512], help=peers
+    )
+    parser.add_argument(
+        "--tls", action="store_true", help="also measure our client over TLS, with HAProxy before the server"
     )
     parser.add_argument(
         "--ordinary-priority",
         action="store_true",
-        help="without the real-time priority that ours takes if allowed",
+        help="run our client without real-time priority",
     )
-    parser.add_argument("--quick", action="store_true", help="a minute, to see that the command works")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write the results as a page")
+    parser.add_argument("--quick", action="store_true", help="check in a minute that the benchmark works")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the results to this page")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The clients that are measured: their commands, what they report, and the CPU time that they take."""
+"""The measured clients: their commands, their reports and their CPU time."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _PROMPT_TOKENS = 32
 
 
 class Job(NamedTuple):
-    """One run of a client."""
+    """A run of a client."""
 
     url: str
     load: Load
     requests: int
     folder: Path
-    """For its files; ``tokenizer`` beside it has a tokenizer of bytes."""
+    """Folder for the client's files; the folder ``tokenizer`` beside it contains a tokenizer of bytes."""
 
     @property
     def tokenizer(self) -> str:
@@ -59,21 +59,21 @@ def our_command(job: Job) -> list[str]:
 
 
 class OurReport:
-    """What ``trtllm-hpc bench`` wrote."""
+    """The results that ``trtllm-hpc bench`` wrote."""
 
     def __init__(self, folder: Path) -> None:
         results = folder / "out" / "results"
         summary = json.loads((results / "it.json").read_text())
         [level] = summary["levels"]
-        [found] = level["passes"]
-        self.metrics: dict[str, Any] = found["metrics"]
-        self.stamp_bound_s: float = found["client"]["stamp_bound_s"]
+        [only_pass] = level["passes"]
+        self.metrics: dict[str, Any] = only_pass["metrics"]
+        self.stamp_bound_s: float = only_pass["client"]["stamp_bound_s"]
         self.reasons = " ".join(finding["sentence"] for finding in summary["verdict"]["findings"])
         records = read_records(results / "it.jsonl")
         self.failed = sum(not record.ok for record in records)
         self.measured: list[RequestRecord] = [record for record in records if record.ok and record.measured]
         self.zero_s: float = summary["started_at"] - (time.time() - time.monotonic())
-        """Zero of the records on the monotonic clock."""
+        """Time of the monotonic clock at which the records' times are 0, in seconds."""
 
 
 # Peers ----------------------------------------------------------------------------------------------
@@ -107,8 +107,8 @@ def _guidellm(program: Path, job: Job) -> list[str]:
 
 
 def _guidellm_ttfts_ms(job: Job) -> list[float]:
-    [found] = json.loads((job.folder / "benchmarks.json").read_text())["benchmarks"]
-    return [request["time_to_first_token_ms"] for request in found["requests"]["successful"]]
+    [benchmark] = json.loads((job.folder / "benchmarks.json").read_text())["benchmarks"]
+    return [request["time_to_first_token_ms"] for request in benchmark["requests"]["successful"]]
 
 
 def _genai_bench(program: Path, job: Job) -> list[str]:
@@ -120,9 +120,10 @@ def _genai_bench(program: Path, job: Job) -> list[str]:
 
 
 def _genai_bench_ttfts_ms(job: Job) -> list[float]:
-    found = [json.loads(file.read_text()) for file in (job.folder / "out").rglob("*.json")]
-    [runs] = [it["individual_request_metrics"] for it in found if "individual_request_metrics" in it]
-    return [1e3 * request["ttft"] for request in runs if request.get("ttft")]
+    key = "individual_request_metrics"
+    files = [json.loads(file.read_text()) for file in (job.folder / "out").rglob("*.json")]
+    [requests] = [content[key] for content in files if key in content]
+    return [1e3 * request["ttft"] for request in requests if request.get("ttft")]
 
 
 def _vllm(program: Path, job: Job) -> list[str]:
@@ -145,8 +146,9 @@ class Peer(NamedTuple):
     """Another load generator."""
 
     command: Callable[[Path, Job], list[str]]
-    """Path of the ``bin`` folder of the client's virtual environment."""
+    """Returns the command for a job, from the ``bin`` folder of the client's virtual environment."""
     ttfts_ms: Callable[[Job], list[float]]
+    """Reads the TTFT of each request in milliseconds from the client's results."""
 
 
 PEERS = {
@@ -155,7 +157,7 @@ PEERS = {
     "genai-bench": Peer(_genai_bench, _genai_bench_ttfts_ms),
     "vllm": Peer(_vllm, _vllm_ttfts_ms),
 }
-"""By the name of the package."""
+"""The other load generators by name of their package."""
 
 
 def version_of(package: str, environment: Path) -> str:
@@ -173,24 +175,25 @@ class CpuTime:
     """CPU time of a client with all its processes."""
 
     sampled_at: Times
-    """Seconds of the monotonic clock."""
+    """Times of the samples, in seconds of the monotonic clock."""
     sampled_s: Times
+    """CPU time until each sample, in seconds."""
     total_s: float
-    """Until it has ended, by wait4(2)."""
+    """CPU time until the client's end according to wait4(2), in seconds."""
 
     def until(self, moment: float) -> float:
-        """Return the CPU time from its start to a moment of the monotonic clock."""
+        """Return the client's CPU time from its start until ``moment``, a time of the monotonic clock."""
         return float(np.interp(moment, self.sampled_at, self.sampled_s))
 
 
 class _Sampler(threading.Thread):
-    """Adds up the run times of all threads of a process and its descendants, twenty times a second."""
+    """Sums up the run times of all threads of a process and its descendants 20 times per second."""
 
     def __init__(self, process: int) -> None:
         super().__init__(daemon=True)
         self._process = process
         self._last: dict[str, int] = defaultdict(int)
-        """Nanoseconds by thread, with those that have ended."""
+        """Run time of each thread in nanoseconds; threads that have ended stay."""
         self.samples: list[tuple[float, float]] = []
         self.ended = threading.Event()
 
@@ -200,7 +203,7 @@ class _Sampler(threading.Thread):
             self.samples.append((time.monotonic(), sum(self._last.values()) * 1e-9))
 
     def _add(self, process: int) -> None:
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             for thread in Path(f"/proc/{process}/task").iterdir():
                 self._last[thread.name] = int((thread / "schedstat").read_text().split()[0])
                 for child in (thread / "children").read_text().split():
@@ -208,9 +211,16 @@ class _Sampler(threading.Thread):
 
 
 def run(command: list[str], folder: Path, cores: set[int], *, ordinary: bool) -> CpuTime:
-    """Run a client on these cores. Raises InstrumentFailed if the client fails; invalid figures do not.
+    """Run a client on the given cores, and return its CPU time. Invalid figures are not a failure.
 
-    ``ordinary`` keeps it from raising its priority, as an ordinary user's limits do.
+    Args:
+        command: of the client.
+        folder: for the client's files and log.
+        cores: numbers of the cores.
+        ordinary: keeps the client from raising its priority, as an ordinary user's limits do.
+
+    Raises:
+        InstrumentFailed: the client failed.
     """
 
     def place() -> None:

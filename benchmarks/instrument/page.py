@@ -1,4 +1,4 @@
-"""The figures of the instrument: their bounds, their tables, and the page that shows them."""
+"""The figures of the benchmark, their bounds, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from benchmarks.instrument.clients import OURS
 from trtllm_hpc import __version__
 
 MAX_WRONG = 0.02
-"""A figure is wrong if it differs from the truth by this share."""
+"""A figure is wrong if it differs from the true figure by at least this share."""
 TLS_CORES = 3
-"""TLS is judged where HAProxy, the server and the client have a core each."""
+"""Number of cores that TLS needs to be judged: one each for HAProxy, the server and the client."""
 NAN = math.nan
 
 
@@ -27,24 +27,28 @@ class Figures(NamedTuple):
     """Figures of one run of a client, or medians of several; NaN: the client does not report the figure."""
 
     cpu_us: float
-    """CPU time per token, from the first request to the last token."""
+    """CPU time per token in microseconds, from the first request to the last token."""
     whole_us: float
-    """The same with what the client does after the last token."""
+    """CPU time per token in microseconds, including the client's work after the last token."""
     request_us: float
-    """CPU time per request, from the first request to the last token."""
+    """CPU time per request in microseconds, from the first request to the last token."""
     tokens_per_s: float
     ttft_p50_ms: float
-    """Ours: error of a request's TTFT. Peers: error of the median that they report."""
+    """Median error of a request's TTFT (our client), or error of the reported median (peers)."""
     ttft_p99_ms: float
+    """p99 of the error of a request's TTFT (our client), or error of the reported p99 (peers)."""
     next_p50_ms: float
-    """From the end of an answer to the next request, as the server saw them."""
+    """Median time on the server from the end of an answer to the next request."""
     next_p99_ms: float
+    """p99 of the time on the server from the end of an answer to the next request."""
     stamp_p50_ms: float = NAN
-    """The stamp of a token minus its send."""
+    """Median of a token's time on the client minus its send by the server."""
     stamp_p99_ms: float = NAN
+    """p99 of a token's time on the client minus its send by the server."""
     bound_ms: float = NAN
-    """Upper bound, by the client itself, on the error of 99 % of its stamps."""
+    """The client's own upper bound on the error of 99 % of its token times."""
     failed: float = 0.0
+    """Number of failed requests."""
 
 
 LIMITS_MS = (
@@ -54,12 +58,12 @@ LIMITS_MS = (
     ("error of TTFT (p99)", "ttft_p99_ms", 128, 3.0),
     ("answer's end to next request (p99)", "next_p99_ms", 128, 3.0),
 )
-"""Bounds for our client: label, figure, number of streams, largest value allowed."""
+"""Bounds for our client: label, figure, number of streams, largest allowed value in milliseconds."""
 
 
-RISING = """The tokens of 512 streams come at shorter and shorter intervals. *Off most* is the one of the p50
-and p99 of TTFT and inter-token latency that differs most from the server's own. A measurement with a figure
-that is wrong by 2 % or more must be called invalid."""
+RISING = """The interval between the tokens of 512 streams becomes shorter from step to step. Of the p50 and
+p99 of TTFT and inter-token latency, *off most* is the figure that differs most from the server's figure. A
+measurement with a figure that is wrong by 2 % or more must be invalid."""
 
 
 class Step(NamedTuple):
@@ -67,31 +71,35 @@ class Step(NamedTuple):
 
     tokens_per_s: float
     itl_ms: float
+    """Interval between two tokens of a stream, in milliseconds."""
     figure: str
-    """The one that is off most."""
+    """Name of the figure with the largest error."""
     off: float
-    """Share of the true value."""
+    """The largest error as a share of the true figure."""
     late_ms: float
-    """What 99 % of the stamps are late by at most."""
+    """p99 of a token's time on the client minus its send by the server."""
     bound_ms: float
+    """The client's own upper bound on ``late_ms``."""
     reasons: str
-    """Why the verdict calls the figures invalid; empty: it does not."""
+    """Reasons of the client's verdict that the figures are invalid; empty if they are valid."""
 
 
 class Wide(NamedTuple):
-    """Very many streams at once."""
+    """Results of our client with 10,000 streams; the last three fields are those of ``Step``."""
 
     processes: int
+    """Number of processes of the client."""
     most: int
-    """Open streams at the same moment, as the server saw them."""
+    """Largest number of streams that were open at the same time, according to the server."""
     failed: int
+    """Number of failed requests."""
     late_ms: float
     bound_ms: float
     reasons: str
 
 
 class Bound(NamedTuple):
-    """A bound and what was measured."""
+    """A bound, the measured value in words, and whether the bound is kept."""
 
     name: str
     shown: str
@@ -99,7 +107,7 @@ class Bound(NamedTuple):
 
 
 class Client(NamedTuple):
-    """A row of the table: one client under one load."""
+    """A row of the table: a client with one load."""
 
     streams: int
     tls: bool
@@ -107,8 +115,8 @@ class Client(NamedTuple):
 
 
 def bounds(medians: Mapping[Client, Figures], steps: Sequence[Step], wide: Wide | None) -> list[Bound]:
-    """Judge what was measured; what was not is left out."""
-    found = list[Bound]()
+    """Return a verdict on each bound whose figures were measured."""
+    judged = list[Bound]()
     for client, figures in medians.items():
         where = f"{client.streams:,} streams{' over TLS' if client.tls else ''}"
         if client.name == OURS and (not client.tls or len(os.sched_getaffinity(0)) >= TLS_CORES):
@@ -116,34 +124,38 @@ def bounds(medians: Mapping[Client, Figures], steps: Sequence[Step], wide: Wide 
                 if streams == client.streams:
                     value_ms = getattr(figures, field)
                     kept = value_ms <= limit_ms
-                    found.append(
+                    judged.append(
                         Bound(f"{where}: {name} at most {limit_ms:g} ms", f"{value_ms:.2f} ms", kept)
                     )
-        peers = {it: medians[it].cpu_us for it in medians if it[:2] == client[:2] and it.name != OURS}
+        peers = {
+            peer: medians[peer].cpu_us for peer in medians if peer[:2] == client[:2] and peer.name != OURS
+        }
         if client.name == OURS and peers:
-            cheapest = min(peers, key=lambda it: peers[it])
+            cheapest = min(peers, key=lambda peer: peers[peer])
             share = figures.cpu_us / peers[cheapest]
-            name = f"{where}: CPU a token at most half of the cheapest peer's"
-            found.append(Bound(name, f"{share:.2f} of {cheapest.name}'s", share <= 0.5))
+            name = f"{where}: CPU per token at most half of the cheapest peer's"
+            judged.append(Bound(name, f"{share:.2f} of {cheapest.name}'s", share <= 0.5))
     if steps and min(step.itl_ms for step in steps) < 10:
         # The client keeps up if a token is read before the next one of its stream is sent.
         carried = max((step.tokens_per_s for step in steps if step.late_ms < step.itl_ms), default=0.0)
-        found.append(Bound("one core carries 50,000 tokens/s", f"{carried:,.0f} tokens/s", carried >= 50_000))
+        judged.append(
+            Bound("one core carries 50,000 tokens/s", f"{carried:,.0f} tokens/s", carried >= 50_000)
+        )
     if wrong := [step for step in steps if step.off >= MAX_WRONG]:
         called = sum(bool(step.reasons) for step in wrong)
-        name = "whatever is wrong by 2 % is called invalid"
-        found.append(Bound(name, f"{called} of {len(wrong)} steps", called == len(wrong)))
+        name = "figures that are wrong by 2 % are called invalid"
+        judged.append(Bound(name, f"{called} of {len(wrong)} steps", called == len(wrong)))
     if wide is not None:
         shown, kept = f"{wide.most:,} at once, {wide.failed} errors", wide.most >= 10_000 and not wide.failed
-        found.append(Bound("10,000 open streams without an error", shown, kept))
-    return found
+        judged.append(Bound("10,000 open streams without an error", shown, kept))
+    return judged
 
 
 def medians_of(runs: Mapping[Client, Sequence[Figures]]) -> dict[Client, Figures]:
-    """Return the medians over the rounds, by streams."""
+    """Return the medians over the rounds, sorted by number of streams."""
     return {
         client: Figures(*map(statistics.median, zip(*runs[client], strict=True)))
-        for client in sorted(runs, key=lambda it: it[:2])
+        for client in sorted(runs, key=lambda client: client[:2])
     }
 
 
@@ -155,16 +167,18 @@ def text(
         [
             f"{client.streams:,}{' TLS' if client.tls else ''}",
             f"**{client.name}**" if client.name == OURS else client.name,
-            f"{it.cpu_us:.1f}",
-            f"{it.whole_us:.1f}",
-            f"{it.request_us:,.0f}",
-            f"{it.tokens_per_s:,.0f}",
-            "" if math.isnan(it.stamp_p50_ms) else f"{it.stamp_p50_ms:.2f} / {it.stamp_p99_ms:.2f}",
-            "" if math.isnan(it.bound_ms) else f"{it.bound_ms:.2f}",
-            f"{it.ttft_p50_ms:.2f} / {it.ttft_p99_ms:.2f}",
-            f"{it.next_p50_ms:.2f} / {it.next_p99_ms:.2f}",
+            f"{median.cpu_us:.1f}",
+            f"{median.whole_us:.1f}",
+            f"{median.request_us:,.0f}",
+            f"{median.tokens_per_s:,.0f}",
+            ""
+            if math.isnan(median.stamp_p50_ms)
+            else f"{median.stamp_p50_ms:.2f} / {median.stamp_p99_ms:.2f}",
+            "" if math.isnan(median.bound_ms) else f"{median.bound_ms:.2f}",
+            f"{median.ttft_p50_ms:.2f} / {median.ttft_p99_ms:.2f}",
+            f"{median.next_p50_ms:.2f} / {median.next_p99_ms:.2f}",
         ]
-        for client, it in medians.items()
+        for client, median in medians.items()
     ]
     heads = (
         "streams | client | CPU µs a token | whole | CPU µs a request | tokens/s | stamp of a token off, ms"
@@ -201,20 +215,20 @@ def _markdown(heads: str, rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_page(page: Path, results: str, versions: Mapping[str, str], arguments: argparse.Namespace) -> None:
-    """Write the page: ``page.md``, with the machine, the versions and the results in their places."""
+    """Write the page from ``page.md``, filled in with the machine, the versions and the results."""
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     kernel, cores = platform.release().partition("-")[0], len(os.sched_getaffinity(0))
     facts = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{cpu[1] if cpu else platform.machine()}, {cores} cores, Linux {kernel}, "
         f"Python {platform.python_version()}",
-        "versions": ", ".join(f"{name} {it}" for name, it in {OURS: __version__, **versions}.items()),
+        "versions": ", ".join(f"{name} {number}" for name, number in {OURS: __version__, **versions}.items()),
         "rounds": f"{arguments.rounds}",
         "seconds": f"{arguments.seconds:g}",
-        "priority": "ordinary" if arguments.ordinary_priority else "real-time, which it takes where it may",
+        "priority": "ordinary" if arguments.ordinary_priority else "real-time, which it takes if allowed",
         "results": results,
     }
-    written = Path(__file__).with_name("page.md").read_text()
+    content = Path(__file__).with_name("page.md").read_text()
     for name, value in facts.items():
-        written = written.replace(f"{{{name}}}", value)
-    page.write_text(written)
+        content = content.replace(f"{{{name}}}", value)
+    page.write_text(content)

@@ -1,4 +1,4 @@
-"""The server of known times: it is compiled, started on a core of its own, and its log is read."""
+"""Compile the server, start it on its own core, and read the times in its log."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ TTFT_MS = 30.0
 
 
 class InstrumentFailed(Exception):
-    """The server or a client could not be run."""
+    """The server or a client failed."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A closed loop, and how fast the server answers it."""
+    """A closed loop, and the server's speed."""
 
     streams: int
+    """Number of concurrent streams."""
     itl_ms: float
+    """Interval between two tokens of a stream, in milliseconds."""
     tokens: int
     """Mean length of an answer, in tokens."""
     processes: int = 1
     """Number of processes of our client."""
 
     def requests(self, seconds: float) -> int:
-        """Return how many requests load the server for about this time; each slot sends three at least."""
+        """Return the number of requests for about ``seconds`` of load, at least three for each stream."""
         answer_s = (TTFT_MS + self.itl_ms * (self.tokens + 0.5)) / 1e3
         return self.streams * max(3, round(seconds / answer_s))
 
@@ -47,37 +49,38 @@ class Answer:
     """Times of one request on the server, in seconds of the monotonic clock."""
 
     asked_s: float
+    """Arrival of the request."""
     times_s: Times
-    """When each token was sent."""
+    """Send of each token."""
 
     @property
     def ttft_s(self) -> float:
-        """From the arrival of the request to the send of the first token."""
+        """Seconds from the arrival of the request to the send of the first token."""
         return float(self.times_s[0] - self.asked_s)
 
 
 def build(folder: Path) -> Path:
-    """Compile the server into a folder, and return the program."""
+    """Compile the server into a folder, and return the path of the program."""
     source, program = Path(__file__).with_name("stub.c"), folder / "stub"
     command = [os.environ.get("CC", "cc"), "-O2", "-o", str(program), str(source)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise InstrumentFailed(f"the server cannot be compiled: {error}") from None
+        raise InstrumentFailed(f"the server cannot be compiled: {error}; $CC names the compiler") from None
     return program
 
 
 @contextmanager
 def serving(program: Path, load: Load, log: Path, cores: set[int], *, tls: bool) -> Iterator[str]:
-    """Serve, over TLS if asked, and yield the URL; the log is complete afterwards."""
+    """Run the server, with ``tls`` behind HAProxy, and yield its URL. Afterwards the log is complete."""
     port, tls_port = free_ports(2)
     times = ("--ttft-ms", f"{TTFT_MS}", "--itl-ms", f"{load.itl_ms}")
     with ExitStack() as stack:
         stack.enter_context(_running([str(program), "--port", f"{port}", *times, "--log", str(log)], cores))
         if tls:
             stack.enter_context(_running(_terminator(log.parent, tls_port, port), cores))
-        for at in (port, tls_port)[: 1 + tls]:
-            _await(at)
+        for each_port in (port, tls_port)[: 1 + tls]:
+            _await(each_port)
         yield f"https://localhost:{tls_port}/v1" if tls else f"http://127.0.0.1:{port}/v1"
 
 
@@ -86,14 +89,14 @@ def _await(port: int) -> None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return
         time.sleep(0.05)
-    raise InstrumentFailed(f"nothing listens at port {port}")
+    raise InstrumentFailed(f"nothing listens on port {port} after 5 s")
 
 
 @contextmanager
 def _running(command: list[str], cores: set[int]) -> Iterator[None]:
     def place() -> None:
         os.sched_setaffinity(0, cores)
-        with suppress(PermissionError):  # nothing else delays it then
+        with suppress(PermissionError):  # with real-time priority, no other process delays the server
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
 
     process = subprocess.Popen(command, preexec_fn=place)
@@ -123,7 +126,7 @@ def _terminator(folder: Path, port: int, server_port: int) -> list[str]:
 
 
 def read_log(log: Path) -> dict[int, Answer]:
-    """Return the server's times by the number of the request, without answers that broke off."""
+    """Return the server's times by number of the request, without incomplete answers."""
     answers, data, at = dict[int, Answer](), log.read_bytes(), 0
     while at < len(data):
         number, tokens, asked_s = struct.unpack_from("=IId", data, at)
@@ -133,10 +136,10 @@ def read_log(log: Path) -> dict[int, Answer]:
 
 
 def turnarounds_s(answers: dict[int, Answer], streams: int) -> Times:
-    """Return the times from an answer's end to the next request, as the server saw them.
+    """Return the seconds on the server from the end of each answer to the next request.
 
-    Whoever sends has kept so many requests open: the next one after the first end takes the place of that
-    answer, and so on.
+    A client keeps ``streams`` requests open, so the first request after these follows the first answer that
+    ended, the second request the second answer, and so on.
     """
     asked = np.sort([answer.asked_s for answer in answers.values()])[streams:]
     ended = np.sort([answer.times_s[-1] for answer in answers.values()])[: len(asked)]

@@ -1,18 +1,18 @@
-/* A server with OpenAI's streamed chats whose times are known: one thread, epoll, no library.
+/* A server for streamed OpenAI chats whose times are known: one thread, epoll, no libraries.
  *
- * It sends tokens as an engine that batches does: at each tick one to every open stream, one after the other. A request gets
- * its first token at the first tick that is at least ttft-ms later, and half to one and a half times max_tokens, so that the
- * slots of a closed loop do not end together.
+ * The server sends tokens like an engine that batches: at each tick one token to every open stream, one stream after the
+ * other. The first token of a request comes at the first tick at least ttft-ms after the request. An answer has half to one
+ * and a half times max_tokens tokens, so that the streams of a closed loop do not end together.
  *
- *   --port P      listen at 127.0.0.1:P
- *   --ttft-ms T   from a request to its first token, at least
- *   --itl-ms T    from tick to tick
- *   --log FILE    for each request: u32 id, u32 number of tokens, f64 when it was asked, f64 when each token was sent
+ *   --port P      port at 127.0.0.1
+ *   --ttft-ms T   least time from a request to its first token
+ *   --itl-ms T    time from tick to tick
+ *   --log FILE    for each request: u32 ID, u32 number of tokens, f64 arrival of the request, f64 send of each token
  *
- * Times are seconds of CLOCK_MONOTONIC. A request is asked when the kernel has its last byte, which it stamps, though the
- * server may be sending then. A token is stamped right before send(2); the last one takes the end of its stream along.
- * The id is in every event ("chatcmpl-ID"), and prompt_tokens of the usage is the id, too: records that have no texts can
- * be paired with these times.
+ * Times are seconds of CLOCK_MONOTONIC. The arrival of a request is the kernel's time stamp of its last byte, because the
+ * server may be sending at that moment. The time of a token is taken right before send(2); the last token is sent together
+ * with the end of its stream. The ID is in every event ("chatcmpl-ID") and is also the prompt_tokens of the usage, so that
+ * records without texts can be matched with these times.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -39,7 +39,7 @@ typedef struct {
 } buffer;
 
 typedef struct {
-  int fd, place; /* among the open streams; -1: no stream is open */
+  int fd, place; /* place: index among the open streams; -1: no stream is open */
   buffer in, out;
   char event[512]; /* one token */
   size_t event_size;
@@ -99,7 +99,7 @@ static void watch(connection *c, int for_room) {
   c->waits_for_room = for_room;
 }
 
-/* Send what waits; returns whether the connection is still there. */
+/* Send the waiting bytes; return whether the connection is still open. */
 static int flush(connection *c) {
   while (c->out.size) {
     ssize_t n = send(c->fd, c->out.bytes, c->out.size, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -150,7 +150,7 @@ static size_t last_event(char *to, const connection *c) {
 
 static void read_requests(connection *c);
 
-/* Returns whether the stream is still open, and so still at its place. */
+/* Return whether the stream is still open and so keeps its place. */
 static int send_token(connection *c) {
   char piece[2048];
   int is_last = c->sent + 1 == c->wanted;
@@ -203,7 +203,7 @@ static const char STREAM[] = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream
 static const char MODELS[] = "{\"object\":\"list\",\"data\":[{\"id\":\"stub\",\"object\":\"model\",\"created\":1790000000,"
                              "\"owned_by\":\"stub\",\"max_model_len\":131072}]}";
 
-/* Answer the requests that are whole; one at a time. */
+/* Answer complete requests, one at a time. */
 static void read_requests(connection *c) {
   while (c->place < 0 && c->in.size) {
     c->in.bytes[c->in.size] = 0;
@@ -237,7 +237,7 @@ static void read_from(connection *c) {
   c->arrived = now(CLOCK_MONOTONIC);
   for (struct cmsghdr *it = CMSG_FIRSTHDR(&message); it != NULL; it = CMSG_NXTHDR(&message, it)) {
     if (it->cmsg_level != SOL_SOCKET || it->cmsg_type != SCM_TIMESTAMPNS) continue;
-    struct timespec at; /* on the kernel's clock of the day */
+    struct timespec at; /* CLOCK_REALTIME */
     memcpy(&at, CMSG_DATA(it), sizeof at);
     c->arrived = at.tv_sec * SECOND + at.tv_nsec - now(CLOCK_REALTIME) + now(CLOCK_MONOTONIC);
   }
@@ -270,7 +270,7 @@ int main(int count, char **words) {
     if (!strcmp(words[i], "--itl-ms")) itl_ms = atof(words[i + 1]);
     if (!strcmp(words[i], "--log")) log_file = fopen(words[i + 1], "wb");
   }
-  prctl(PR_SET_TIMERSLACK, 1000); /* ns: by default the kernel may wake it 50 us late */
+  prctl(PR_SET_TIMERSLACK, 1000); /* in ns; by default the kernel may wake the server 50 us late */
   struct rlimit files;
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;

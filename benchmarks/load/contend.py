@@ -1,4 +1,4 @@
-"""Our load generator in a process of its own, which prints its figures as one line of JSON.
+"""Run our load generator in its own process, and print its figures as one line of JSON.
 
 ``python -m benchmarks.load.contend SCENARIO LEVEL SECONDS PORT``
 """
@@ -23,7 +23,7 @@ from trtllm_hpc.wire.triton import infer_request
 
 _TOKENS_PER_S = 50
 _WARMUP_S = 0.5
-"""The first moments do not count."""
+"""Seconds at the beginning that are not measured."""
 _ZERO = np.zeros((1, 1), dtype=np.int32)
 
 
@@ -37,10 +37,10 @@ def _tokens(seconds: float) -> bytes:
 
 
 def gap_error_p99_ms(streams: Iterable[Sequence[tuple[float, bytes]]]) -> float:
-    """The p99 difference between the client's and the server's inter-token times, over all streams, in ms.
+    """Return the p99 of the difference between client's and server's inter-token times of all streams, in ms.
 
     Args:
-        streams: for each stream its responses with their arrival times in seconds.
+        streams: for each stream, its responses with their arrival times in seconds.
     """
     errors_ms = []
     for chunks in streams:
@@ -73,7 +73,7 @@ def _loaded(plan: ClosedPlan | OpenPlan) -> LoadResult:
 
 
 def _our_closed(port: int, level: int, seconds: float) -> Figures:
-    """A closed loop with ``level`` requests outstanding."""
+    """Measure a closed loop with ``level`` outstanding requests."""
     for length_s in (_WARMUP_S, seconds):
         load = _loaded(ClosedPlan(_target(port, INSTANT), [_instant()], Clock(), level, until_s=length_s))
     replies, client = load.replies, load.client
@@ -83,7 +83,7 @@ def _our_closed(port: int, level: int, seconds: float) -> Figures:
 
 
 def _our_open(port: int, level: int, seconds: float) -> Figures:
-    """An open loop: ``level`` requests per second at equal intervals."""
+    """Measure an open loop: ``level`` requests per second at equal intervals."""
     due_s = [number / level for number in range(int((seconds + _WARMUP_S) * level))]
     load = _loaded(OpenPlan(_target(port, INSTANT), [_instant()] * len(due_s), Clock(), due_s))
     replies = [reply for reply in load.replies if reply.due_s - load.start_s >= _WARMUP_S]
@@ -96,7 +96,7 @@ def _our_open(port: int, level: int, seconds: float) -> Figures:
 
 
 def _our_streams(port: int, level: int, seconds: float) -> Figures:
-    """``level`` concurrent streams; their starts are spread evenly over one inter-token time."""
+    """Measure ``level`` concurrent streams, whose starts are spread evenly over one inter-token time."""
     due_s = [number / level / _TOKENS_PER_S for number in range(level)]
     target = _target(port, TOKENS, streaming=True)
     load = _loaded(OpenPlan(target, [_tokens(seconds)] * level, Clock(), due_s))
@@ -116,7 +116,7 @@ SCENARIOS: dict[str, Callable[[int, int, float], Figures]] = {
     OPEN: _our_open,
     STREAMS: _our_streams,
 }
-"""Each takes the gRPC port, the level (requests at once, or a second, or streams) and the seconds."""
+"""Functions with three arguments: the gRPC port, the level of ``LEVELS`` and the duration in seconds."""
 
 
 if __name__ == "__main__":

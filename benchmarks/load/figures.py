@@ -1,4 +1,4 @@
-"""The figures of one contender in one scenario, the bounds that ours must keep, and the table of both."""
+"""The figures of a load generator in a scenario, the bounds for our figures, and the table of both."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ from typing import NamedTuple, TypedDict
 
 CLOSED, OPEN, STREAMS = "closed loop", "open loop", "streams"
 LEVELS = {CLOSED: 32, OPEN: 1000, STREAMS: 64}
-"""Requests at once, requests a second, and streams at once."""
+"""Outstanding requests, requests per second, and concurrent streams."""
 OURS, ANCHOR = "ours", "perf_analyzer"
 
 
 class Figures(TypedDict, total=False):
-    """The figures of one round, of which not every contender has each."""
+    """The figures of one round. Some load generators and scenarios lack some figures."""
 
     rate_per_s: float
-    """Requests answered, in the open loop sent, in each second; in streams tokens."""
+    """Answered requests (open loop: sent requests; streams: tokens) per second."""
     cpu_us_per_request: float
-    """CPU time of the client."""
+    """CPU time of the client per request, in microseconds."""
     p50_ms: float
+    """Median latency from the send, in milliseconds."""
     p99_ms: float
-    """Latency from the send."""
+    """p99 latency from the send, in milliseconds."""
     late_p99_ms: float
-    """Sent after it was due."""
+    """p99 of the delay between a request's scheduled time and its send, in milliseconds."""
     cores: float
-    """CPU time of the client over wall time."""
+    """CPU time of the client divided by wall time."""
     gap_error_p99_ms: float
-    """Inter-token time as the client saw it, against the server's own stamps."""
+    """p99 of the difference between client's and server's inter-token times, in milliseconds."""
 
 
 Rounds = Mapping[tuple[str, str], Sequence[Figures]]
-"""By scenario and contender, in the order of the rounds."""
+"""The figures of each round, by scenario and load generator."""
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest rank."""
+    """Return a percentile by the nearest-rank method."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def of_client(latencies_s: Sequence[float], cpu_s: float, wall_s: float, requests: int) -> Figures:
-    """The figures that every loop has: latencies, and the client's CPU time for so many requests."""
+    """Return the figures that every loop has: latencies, and the client's CPU time."""
     return {
         "cpu_us_per_request": cpu_s / requests * 1e6,
         "p50_ms": percentile(latencies_s, 0.5) * 1e3,
@@ -53,14 +54,15 @@ def of_client(latencies_s: Sequence[float], cpu_s: float, wall_s: float, request
 
 @dataclass(frozen=True)
 class Bound:
-    """What our figures of a scenario must keep."""
+    """A limit for one of our figures in a scenario."""
 
     scenario: str
     what: str
     limit: float
     figure: Callable[[Figures, Figures], float]
-    """From our figures of a round and those of perf_analyzer, which has none of streams."""
+    """Computes the value from the figures of a round: ours and, except for streams, perf_analyzer's."""
     at_least: bool = False
+    """Whether ``limit`` is the least value instead of the largest value."""
 
 
 def _over_anchor(name: str) -> Callable[[Figures, Figures], float]:
@@ -69,7 +71,7 @@ def _over_anchor(name: str) -> Callable[[Figures, Figures], float]:
 
 BOUNDS = (
     Bound(CLOSED, "rate over perf_analyzer's", 0.95, _over_anchor("rate_per_s"), at_least=True),
-    Bound(CLOSED, "CPU time a request over perf_analyzer's", 1.5, _over_anchor("cpu_us_per_request")),
+    Bound(CLOSED, "CPU time per request over perf_analyzer's", 1.5, _over_anchor("cpu_us_per_request")),
     Bound(OPEN, "rate off by, percent", 0.1, lambda our, _: abs(our["rate_per_s"] / LEVELS[OPEN] - 1) * 100),
     Bound(OPEN, "p99 of sent after due, ms", 1.0, lambda our, _: our["late_p99_ms"]),
     Bound(OPEN, "p99 latency over perf_analyzer's", 1.3, _over_anchor("p99_ms")),
@@ -79,7 +81,7 @@ BOUNDS = (
 
 
 class Verdict(NamedTuple):
-    """Whether one bound is kept."""
+    """The value of a bound's figure, and whether the bound is kept."""
 
     bound: str
     value: float
@@ -90,20 +92,20 @@ class Verdict(NamedTuple):
 
 
 def verdicts(rounds: Rounds) -> list[Verdict]:
-    """Each bound whose scenario was measured, by the median over the rounds.
+    """Return a verdict on each bound whose scenario was measured, by the median over the rounds.
 
-    A ratio is the median of each round's own: the two were measured one right after the other, so that what
-    else runs on the machine meets both.
+    A ratio is the median of the ratios of each round: the two load generators run one right after the other,
+    so other load on the machine affects both.
     """
-    found = []
+    judged = []
     for bound in BOUNDS:
         ours = rounds.get((bound.scenario, OURS), ())
         pairs = zip(ours, rounds.get((bound.scenario, ANCHOR), ours), strict=True)
         if values := [bound.figure(*pair) for pair in pairs]:
             value = statistics.median(values)
             kept, sign = (value >= bound.limit, "least") if bound.at_least else (value <= bound.limit, "most")
-            found.append(Verdict(f"{bound.scenario}: {bound.what}, at {sign} {bound.limit:g}", value, kept))
-    return found
+            judged.append(Verdict(f"{bound.scenario}: {bound.what}, at {sign} {bound.limit:g}", value, kept))
+    return judged
 
 
 _RATE = {CLOSED: "answers/s", OPEN: "sent/s", STREAMS: "tokens/s"}
@@ -117,19 +119,19 @@ _COLUMNS = {
 }
 _TITLES = {
     CLOSED: "{} requests at once",
-    OPEN: "{} requests a second",
+    OPEN: "{} requests per second",
     STREAMS: "{} streams, 50 tokens/s each",
 }
 
 
 def report(rounds: Rounds, judged: Iterable[Verdict]) -> str:
-    """Medians with the range of the rounds, scenario by scenario, and the bounds."""
+    """Return a table for each scenario, with medians and the range of the rounds, and the verdicts."""
     lines: list[str] = []
     for scenario, title in _TITLES.items():
-        rows = {name: figures for (of, name), figures in rounds.items() if of == scenario}
+        rows = {name: figures for (measured, name), figures in rounds.items() if measured == scenario}
         if not rows:
             continue
-        known = {key for figures in rows.values() for one in figures for key in one}
+        known = {key for figures in rows.values() for round_figures in figures for key in round_figures}
         columns = {
             key: name for key, name in {"rate_per_s": _RATE[scenario], **_COLUMNS}.items() if key in known
         }

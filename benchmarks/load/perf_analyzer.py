@@ -19,16 +19,16 @@ _WHEEL = "tritonclient==2.41.1"
 _PLATFORM = "manylinux1_x86_64"
 _PACKAGE = "libb64-0d"
 _WINDOWS = 3
-"""perf_analyzer repeats its window at least so often and gives the mean."""
+"""Number of windows that perf_analyzer measures at least; it reports their mean."""
 _NEVER_UNSTABLE = "1000000"
-"""Percent that windows may differ: the rounds show the spread, more windows would not be the same work."""
+"""Percent by which windows may differ. Our rounds show the spread; more windows would change the work."""
 
 
 class PerfAnalyzer:
-    """The program, and how to run it.
+    """Runs perf_analyzer.
 
     Args:
-        folder: kept between runs; the wheel is downloaded into it when missing.
+        folder: kept between runs; the wheel is downloaded into it if perf_analyzer is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,14 +37,14 @@ class PerfAnalyzer:
             _download(folder, self._program)
         _link_cuda_runtime(libraries)
         self._environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
-        said = self._run("--version").stderr
-        if "libb64" in said:
+        errors = self._run("--version").stderr
+        if "libb64" in errors:
             raise BenchmarkFailed(f"perf_analyzer needs a Debian package: apt-get install {_PACKAGE}")
-        if "error while loading" in said:
-            raise BenchmarkFailed(f"perf_analyzer does not start: {said.strip()}")
+        if "error while loading" in errors:
+            raise BenchmarkFailed(f"perf_analyzer does not start: {errors.strip()}")
 
     def measure(self, scenario: str, server: Endpoint, seconds: float, folder: Path) -> Figures:
-        """Load ``server`` in ``scenario`` for about ``seconds``."""
+        """Load ``server`` for about ``seconds`` as ``scenario`` requires, and return the figures."""
         table, before, level = folder / "perf_analyzer.csv", answered(server), LEVELS[scenario]
         table.unlink(missing_ok=True)
         began = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -62,7 +62,7 @@ class PerfAnalyzer:
         ended = resource.getrusage(resource.RUSAGE_CHILDREN)
         if done.returncode:
             raise BenchmarkFailed(f"perf_analyzer failed:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
-        # With its start and its exit.
+        # Includes the start and the exit of perf_analyzer.
         cpu_s = ended.ru_utime - began.ru_utime + ended.ru_stime - began.ru_stime
         (row,) = csv.DictReader(table.read_text(encoding="utf-8").splitlines())
         return {
@@ -92,11 +92,11 @@ def _download(folder: Path, program: Path) -> None:
 
 
 def _link_cuda_runtime(folder: Path) -> None:
-    """Link the CUDA runtime that nvidia-pytriton carries: perf_analyzer is linked against it even on CPUs."""
-    found = sorted(wheel_folder().parent.glob("nvidia_pytriton.libs/libcudart-*.so.*"))
-    if not found:
-        raise BenchmarkFailed("nvidia-pytriton carries no libcudart: install the pinned version")
+    """Link the CUDA runtime of nvidia-pytriton's wheel, which perf_analyzer needs even without a GPU."""
+    libraries = sorted(wheel_folder().parent.glob("nvidia_pytriton.libs/libcudart-*.so.*"))
+    if not libraries:
+        raise BenchmarkFailed("nvidia-pytriton contains no libcudart: install the version in constraints.txt")
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / "libcudart.so.12"
     link.unlink(missing_ok=True)
-    link.symlink_to(found[0])
+    link.symlink_to(libraries[0])

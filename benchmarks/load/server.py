@@ -1,4 +1,4 @@
-"""A real tritonserver with the two models of the benchmark."""
+"""Run a real tritonserver with the two models of the benchmark."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _MODELS = {
 
 
 class BenchmarkFailed(Exception):
-    """A contender could not be measured."""
+    """A load generator could not be measured."""
 
 
 def answered(server: Endpoint) -> int:
-    """Return the number of requests answered so far, by the server's own count."""
+    """Return the number of answered requests according to the server's metrics."""
     with urllib.request.urlopen(server.metrics, timeout=10) as page:
         lines = page.read().decode().splitlines()
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith("nv_inference_count{"))
@@ -42,10 +42,10 @@ def answered(server: Endpoint) -> int:
 
 @contextmanager
 def running_server(folder: Path) -> Iterator[Endpoint]:
-    """Start it in ``folder``, yield where it is once it is ready, and stop it.
+    """Start tritonserver in ``folder``, yield its endpoint when all models are ready, and stop it.
 
     Raises:
-        ServerFailed: it is not installed, or did not start.
+        ServerFailed: tritonserver is not installed, or did not start.
     """
     for name, fields in _MODELS.items():
         model = folder / "repository" / name

@@ -1,1 +1,1 @@
-"""Upstream's own Python of one release reads what this project renders: ``python -m benchmarks.upstream``."""
+"""Check rendered files with upstream's own parsers: ``python -m benchmarks.upstream``."""

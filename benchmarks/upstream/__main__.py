@@ -1,19 +1,20 @@
-"""Upstream's own Python of one release reads what this project renders, without a GPU.
+"""Check rendered command lines and files with upstream's own parsers, without a GPU.
 
 ``python -m benchmarks.upstream FOLDER [--jobs 150] [--fitting 200] [--seed 0] [--json]``
 
-FOLDER holds the Python files of TensorRT-LLM (``tensorrt_llm/commands/serve.py`` and the rest). It makes job
-files for that release, renders each on three cluster profiles, and gives to upstream's code every
-command line of ``trtllm-serve`` with its YAML file, every front's file, and every ``model.yaml`` of Triton's
-LLM API model. With ``--fitting N`` the job files are the shipped ones and N of ``init job --gpu``. What
-upstream then has of each key must be what the job file says. Where upstream imports what this machine lacks,
-it gets a stub (``stubs.py``); no model is loaded.
+FOLDER contains the Python files of a TensorRT-LLM release (``tensorrt_llm/commands/serve.py`` and the rest).
+The benchmark makes job files for this release, renders each on three cluster profiles, and passes to
+upstream's code every command line of ``trtllm-serve`` with its YAML file, every file of the disaggregated
+front server, and every ``model.yaml`` of Triton's LLM API model. With ``--fitting N``, the job files are the
+shipped ones and N job files of ``init job --gpu``. For each key, the value that upstream reads must be the
+value in the job file. A stub (``stubs.py``) replaces each module that upstream imports and that this machine
+lacks; no model is loaded.
 
-Then it compares which configurations of a list (``configurations.yaml``) upstream refuses with which the
-project's rules refuse.
+The benchmark also checks that upstream and the project's rules refuse the same configurations of a list
+(``configurations.yaml``).
 
-The exit code is 1 when upstream refuses a word or a key, has another value, or the rules differ from it;
-2 when FOLDER cannot be read.
+The exit code is 1 if upstream refuses a word or a key, reads another value, or disagrees with the rules;
+2 if FOLDER cannot be read.
 """
 
 from __future__ import annotations
@@ -48,34 +49,38 @@ STRICTER: list[Job] = _LISTS["stricter"]
 
 @dataclass
 class Found:
-    """What upstream made of all that was rendered."""
+    """Results of all checks."""
 
     version: str
-    """Of TensorRT-LLM."""
+    """Version of TensorRT-LLM."""
     counts: Counter[str] = field(default_factory=Counter)
+    """Numbers of runs, job files, command lines, words, files, keys and compared values."""
     left_out: list[str] = field(default_factory=list)
-    """Choices for job files with keys that this release is said to lack."""
+    """Choices that no job file has, because the project's data list none of their keys for this release."""
     refused: list[str] = field(default_factory=list)
+    """Cases that the rules or upstream refuse, with the reason."""
     different: list[str] = field(default_factory=list)
+    """Cases in which upstream reads another value than the job file's."""
     rules: dict[str, str] = field(default_factory=dict)
     """Who refuses each configuration of the list."""
     stubs: list[str] = field(default_factory=list)
-    """What upstream imports and this machine lacks."""
+    """Modules that upstream imports and this machine lacks."""
 
     @property
     def disagreements(self) -> list[str]:
-        """The configurations that only upstream or only the rules refuse, and not on purpose."""
-        on_purpose = {(_name(it), "ONLY THE RULES REFUSE") for it in STRICTER}
+        """The configurations that only upstream or only the rules refuse, except intended differences."""
+        on_purpose = {(_name(configuration), "ONLY THE RULES REFUSE") for configuration in STRICTER}
         return [name for name, who in self.rules.items() if who.isupper() and (name, who) not in on_purpose]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.upstream", description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="with tensorrt_llm/ in it")
-    parser.add_argument("--jobs", type=int, default=150, help="job files to make, on three profiles")
-    parser.add_argument("--fitting", type=int, metavar="N", help="N job files of init job --gpu instead")
-    parser.add_argument("--seed", type=int, default=0, help="of the job files")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder that contains tensorrt_llm/")
+    parser.add_argument("--jobs", type=int, default=150, help="number of job files, each on three profiles")
+    parser.add_argument(
+        "--fitting", type=int, metavar="N", help="check N job files of init job --gpu instead"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random choices")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
     try:
@@ -94,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Reading:
-    """Renders job files in a folder, and has upstream read what is there."""
+    """Renders job files in a folder, and checks the results with upstream's parsers."""
 
     def __init__(self, folder: Path, version: str) -> None:
         self._folder, self._found = folder, Found(version, left_out=left_out(version))
@@ -103,12 +108,12 @@ class _Reading:
             (folder / f"{name}.yaml").write_text(yaml.safe_dump(profile(name, version)))
 
     def of(self, wanted: Sequence[Case], copy: Path) -> Found:
-        """Read all cases with upstream's files in ``copy``."""
-        found, made = self._found, []
+        """Check all cases with upstream's files in ``copy``."""
+        found, rendered_cases = self._found, []
         for case in wanted:
             found.counts["runs"] += 1
             try:
-                made.append((case, self._render(case)))
+                rendered_cases.append((case, self._render(case)))
             except ConfigError as error:
                 found.refused.append(f"{case}: the rules: {_reasons(error)}")
             if case.profile == PROFILES[0]:
@@ -116,9 +121,9 @@ class _Reading:
                 if (reason := self._rules_on(case.job)) is not None:
                     found.refused.append(f"{case.name}: the rules for {self._known}: {reason}")
         configurations = [*CONFIGURATIONS, *STRICTER]
-        ours = [self._rules_on(_job_of(it)) for it in configurations]
+        ours = [self._rules_on(_job_of(configuration)) for configuration in configurations]
         with importable(copy) as stubbed:
-            for case, paths in made:
+            for case, paths in rendered_cases:
                 self._read(case, paths)
             for configuration, refusal in zip(configurations, ours, strict=True):
                 who = _VERDICTS[self._upstream_refuses(configuration), refusal is not None]
@@ -131,7 +136,7 @@ class _Reading:
         return trtllm_hpc.render(job, cluster, runs=self._folder / "runs", on_warning=lambda _: None).paths
 
     def _rules_on(self, job: Job) -> str | None:
-        """Return why the rules for the nearest known release refuse a job file; ``None``: they take it."""
+        """Return why the rules for the nearest known release refuse a job; ``None`` if they accept it."""
         file = self._written(merged(job, {"engine": {"tensorrt_llm_version": self._known}}))
         try:
             trtllm_hpc.load_job(file, self._folder / f"{PROFILES[-1]}.yaml")
@@ -155,7 +160,7 @@ class _Reading:
         return False
 
     def _read(self, case: Case, paths: RunPaths) -> None:
-        """Have upstream read all that was rendered of one job file."""
+        """Check all command lines and files of one case."""
         counts, files = self._found.counts, self._found.counts["files"]
         for role, words, file in rendered.servers(paths):
             counts.update({"command lines": 1, "words": len(words)})
@@ -168,7 +173,7 @@ class _Reading:
             file = rendered.front_file(paths, stated)
             self._compare_front(case, stated, self._asked(case, upstream.front_arguments, words, file))
         if (model := rendered.model_yaml(paths)) is not None:
-            del model["triton_config"]  # read by Triton's model itself
+            del model["triton_config"]  # Triton's model itself reads this key
             plain = upstream.llm_arguments({"model": model["model"], "gpus_per_node": GPUS})
             self._compare(case, None, self._asked(case, upstream.llm_arguments, model, model), plain)
         if counts["files"] == files:
@@ -183,7 +188,7 @@ class _Reading:
             return None
 
     def _compare(self, case: Case, role: str | None, arguments: Any | None, plain: Any) -> None:
-        """Compare arguments with what the job file says, and with those of a model alone (``plain``)."""
+        """Compare upstream's arguments with the job file and with the defaults of a model (``plain``)."""
         if arguments is None:
             return
         stated = expected_arguments(case.job, role)
@@ -191,23 +196,24 @@ class _Reading:
         self._differ(case, _count(stated), wrong)
 
     def _compare_front(self, case: Case, servers: Mapping[str, int], front: Any | None) -> None:
-        """Compare servers and router of each phase."""
+        """Compare the number of servers and the router of each phase with the job file."""
         if front is None:
             return
         for (role, count), kind, router in zip(
             servers.items(), ("ctx", "gen"), (front.ctx_router_config, front.gen_router_config), strict=True
         ):
-            seen = {"servers": sum(it.type == kind for it in front.server_configs), "router": router.type}
+            counted = sum(server.type == kind for server in front.server_configs)
+            seen = {"servers": counted, "router": router.type}
             stated = {
                 "servers": count,
                 "router": case.job["serve"]["disaggregated"].get("router", router.type),
             }
             wrong = differences(stated, seen)
-            self._differ(case, len(stated), [f"{role} {each}" for each in wrong])
+            self._differ(case, len(stated), [f"{role} {difference}" for difference in wrong])
 
     def _differ(self, case: Case, compared: int, wrong: Sequence[str]) -> None:
         self._found.counts["compared"] += compared
-        self._found.different += [f"{case}: {each}" for each in wrong]
+        self._found.different += [f"{case}: {difference}" for difference in wrong]
 
 
 def _reasons(error: ConfigError) -> str:
@@ -224,7 +230,7 @@ def _name(configuration: Job) -> str:
 
 
 def _count(value: object) -> int:
-    """Return how many keys a mapping has, with those of its mappings."""
+    """Return the number of keys in a mapping and in its inner mappings."""
     return len(value) + sum(map(_count, value.values())) if isinstance(value, Mapping) else 0
 
 
@@ -234,25 +240,25 @@ _VERDICTS = {
     (True, False): "ONLY UPSTREAM REFUSES",
     (False, True): "ONLY THE RULES REFUSE",
 }
-"""By whether upstream refuses a configuration, and whether the rules do."""
+"""Verdict by two facts: whether upstream refuses a configuration, and whether the rules refuse it."""
 
 
 def _table(found: Found) -> str:
     def lines(values: Sequence[str], title: str) -> list[str]:
-        return [f"  {len(values):6} {title}", *(f"         {each}" for each in values)]
+        return [f"  {len(values):6} {title}", *(f"         {value}" for value in values)]
 
     return "\n".join(
         [
             f"TensorRT-LLM {found.version}",
             *(f"  {count:6} {what}" for what, count in found.counts.items()),
-            f"  {len(found.left_out):6} choices left out, since this release lacks their keys",
+            f"  {len(found.left_out):6} choices left out, because this release lacks their keys",
             *lines(found.refused, "refused"),
             *lines(found.different, "different"),
             *lines(
                 [f"{who:22} {name}" for name, who in found.rules.items()],
-                "configurations shown to the rules as well",
+                "configurations checked by upstream and by the rules",
             ),
-            *lines(found.disagreements, "on which the rules and upstream differ"),
+            *lines(found.disagreements, "on which upstream and the rules disagree"),
         ]
     )
 

@@ -1,6 +1,6 @@
-"""What a job file says of the LLM API's arguments, and whether an object of upstream's says the same.
+"""Derive the LLM API's arguments from a job file, and compare them with upstream's objects.
 
-The job file is read here as plain YAML and by a table of its own, not by the code that renders it.
+This module reads a job file as plain YAML with its own table of keys, independent of the code that renders.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TRANSFER = {"kv_transfer": "backend", "kv_transfer_tokens": "max_tokens_in_buff
 
 
 def expected_arguments(job: Job, role: str | None) -> dict[str, Any]:
-    """Return the arguments that a job file states, for a server of one phase or for all servers."""
+    """Return the arguments in a job file for servers of the phase ``role``, or (``None``) for all servers."""
     engine, kv_cache, serve = (job.get(section, {}) for section in ("engine", "kv_cache", "serve"))
     phases = serve.get("disaggregated") or {}
     phase = phases.get(role, {}) if role is not None else {}
@@ -66,29 +66,29 @@ def differences(stated: Mapping[str, Any], reached: Any, path: str = "") -> Iter
 
 
 def unasked(stated: Mapping[str, Any], reached: Any, plain: Any, path: str = "") -> Iterator[str]:
-    """Yield each argument that is not stated and has another value than without any statement (``plain``)."""
+    """Yield each argument that the job file does not set but that differs from its default (``plain``)."""
     for name, field in type(reached).model_fields.items():
         inner = f"{path}.{name}" if path else name
         value, usual = getattr(reached, name), getattr(plain, name)
-        given = [stated[alias] for alias in (name, *_aliases(field)) if alias in stated]
+        values = [stated[alias] for alias in (name, *_aliases(field)) if alias in stated]
         if inner in _OURS or value == usual:
             continue
         if hasattr(type(value), "model_fields") and type(value) is type(usual):
-            section = given[0] if given and isinstance(given[0], Mapping) else {}
+            section = values[0] if values and isinstance(values[0], Mapping) else {}
             yield from unasked(section, value, usual, inner)
-        elif not given:
-            yield f"{inner}: {_plain(value)!r}, which the job file does not say"
+        elif not values:
+            yield f"{inner}: {_plain(value)!r}, which the job file does not set"
 
 
 _OURS = (
-    *("gpus_per_node", "cache_transceiver_config", "disable_overlap_scheduler"),  # the last two of phases
+    *("gpus_per_node", "cache_transceiver_config", "disable_overlap_scheduler"),  # the last two for phases
     "kv_cache_config.event_buffer_max_size",  # for the router kv_cache_aware
-    # Upstream's own, of other keys.
+    # Upstream derives these from other keys.
     *("postprocess_tokenizer_dir", "cuda_graph_config.batch_sizes", "cuda_graph_config.max_batch_size"),
-    # trtllm-serve's own; lost with any scheduler_config in its file.
+    # trtllm-serve sets this itself, unless its file has a scheduler_config.
     "scheduler_config.dynamic_batch_config",
 )
-"""Arguments that need no key of the job file."""
+"""Arguments that may differ from their defaults without a key in the job file."""
 
 
 def _aliases(field: Any) -> tuple[Any, ...]:
@@ -109,7 +109,7 @@ def _attribute(reached: Any, key: str) -> Any:
 
 
 _CONSTANTS = ("decoding_type", "algorithm")
-"""Constants of the class that upstream chooses by them, which until 1.3.0rc3 may spell them otherwise."""
+"""Keys by which upstream chooses a class. Until 1.3.0rc3 the class may spell such a constant differently."""
 
 
 def _bare(word: Any) -> str:

@@ -1,4 +1,4 @@
-"""Job files of every kind that ``trtllm-serve`` and the LLM API's Triton model serve, made from a seed."""
+"""Make job files for ``trtllm-serve`` and the LLM API's Triton model from a random seed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _MODELS = ("/models/Llama-3.1-8B", "/models/DeepSeek R1", "/modèles/l'été", '
 
 Job = dict[str, Any]
 CHOICES: Mapping[str, Sequence[Job]] = yaml.safe_load((Path(__file__).parent / "choices.yaml").read_text())
-"""What a job file can say, by subject."""
+"""Parts of job files by subject, from which job files are combined."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A job file, and the cluster profile to render it for."""
+    """A job file, and the cluster profile on which to render the job file."""
 
     name: str
     job: Job
@@ -43,33 +43,36 @@ class Case:
 
 
 def cases(version: str, count: int, seed: int) -> list[Case]:
-    """Return the shipped jobs that need no engine, then made ones: ``count`` in all, each on every profile.
+    """Return ``count`` job files on every profile: the shipped ones without engines, then combined ones.
 
     Args:
-        version: TensorRT-LLM's, for ``engine.tensorrt_llm_version``.
+        version: of TensorRT-LLM, for ``engine.tensorrt_llm_version``.
+        count: number of job files.
+        seed: of the random choices.
     """
-    jobs = chain(shipped_jobs(version).items(), _made_jobs(version, random.Random(seed)))
+    jobs = chain(shipped_jobs(version).items(), _combined_jobs(version, random.Random(seed)))
     return _on_profiles(islice(jobs, count), version)
 
 
 def fitting_cases(version: str, count: int, seed: int, folder: Path) -> list[Case]:
-    """Return the shipped jobs, and job files of ``init job --gpu``, each on every profile.
+    """Return the shipped job files and job files of ``init job --gpu``, each on every profile.
 
     Args:
-        version: TensorRT-LLM's.
-        count: job files of ``init job``, drawn from all checkpoints, kinds of GPU and goals.
+        version: of TensorRT-LLM.
+        count: number of job files of ``init job``, drawn from all checkpoints, GPU models and goals.
+        seed: of the random choices.
         folder: for the checkpoints.
     """
     goals: tuple[Goal, ...] = ("latency", "throughput")
     jobs = shipped_jobs(version)
-    here = {name: checkpoint(folder, name) for name in CHECKPOINTS}
-    wanted = [(it, gpu, goal) for it in CHECKPOINTS for gpu in gpus() for goal in goals]
+    folders = {name: checkpoint(folder, name) for name in CHECKPOINTS}
+    wanted = [(name, gpu, goal) for name in CHECKPOINTS for gpu in gpus() for goal in goals]
     most = len(jobs) + count
     for name, gpu, goal in random.Random(seed).sample(wanted, len(wanted)):
         if len(jobs) == most:
             break
         try:
-            text, _ = fitting_job(here[name], "init-job", f"/models/{name}", gpu, goal)
+            text, _ = fitting_job(folders[name], "init-job", f"/models/{name}", gpu, goal)
         except ConfigError:  # such GPUs cannot hold or compute the checkpoint
             continue
         jobs[f"init job {name} {gpu} {goal}"] = _whole(text)
@@ -82,27 +85,27 @@ def _on_profiles(jobs: Iterable[tuple[str, Job]], version: str) -> list[Case]:
 
 
 def profile(name: str, version: str) -> dict[str, Any]:
-    """Return a shipped profile with an image of that version."""
-    made: dict[str, Any] = yaml.safe_load((_SHIPPED / "slurm" / f"{name}.yaml").read_text())
-    if "container" in made:
-        made["container"]["image"] = f"{_IMAGES[name]}{version}"
-    return made
+    """Return a shipped profile with the image of a TensorRT-LLM version."""
+    shipped: dict[str, Any] = yaml.safe_load((_SHIPPED / "slurm" / f"{name}.yaml").read_text())
+    if "container" in shipped:
+        shipped["container"]["image"] = f"{_IMAGES[name]}{version}"
+    return shipped
 
 
 def shipped_jobs(version: str) -> dict[str, Job]:
-    """Return the shipped job files that need no engine, and no release after ``version``."""
-    found = {}
+    """Return the shipped job files that need no engine and no later release than ``version``."""
+    jobs = {}
     for file in sorted((_SHIPPED / "jobs").glob("*.yaml")):
         job = _whole(file.read_text())
         engine = job.get("engine", {})
         wanted = engine.get("tensorrt_llm_version", "0")
         if engine.get("backend") == "pytorch" and Version(wanted) <= Version(version):
-            found[file.stem] = job
-    return found
+            jobs[file.stem] = job
+    return jobs
 
 
 def _whole(text: str) -> Job:
-    """Return a job file together with the shipped one that it extends, of which ``null`` removes a key."""
+    """Return a job file merged with the shipped file that it extends; ``null`` removes a key of that file."""
     job: Job = yaml.safe_load(text)
     base = job.pop("extends", None)
     if base is None:
@@ -110,22 +113,26 @@ def _whole(text: str) -> Job:
     return merged(_whole((_SHIPPED / "jobs" / f"{base}.yaml").read_text()), job, null_removes=True)
 
 
-def _made_jobs(version: str, rng: random.Random) -> Iterator[tuple[str, Job]]:
-    # Every single choice at least once, then combinations.
+def _combined_jobs(version: str, rng: random.Random) -> Iterator[tuple[str, Job]]:
+    # Each choice alone, then combinations of choices.
     for key, choices in CHOICES.items():
         for place, choice in enumerate(choices):
             if _is_known(choice, version):
-                yield _made(f"{key}-{place}", rng, [choice])
+                yield _combined(f"{key}-{place}", rng, [choice])
     for number in numbers():
         keys = rng.sample(sorted(CHOICES), rng.randint(3, 8))
         chosen = [rng.choice(CHOICES[key]) for key in keys]
-        yield _made(f"made-{number}", rng, [choice for choice in chosen if _is_known(choice, version)])
+        yield _combined(f"made-{number}", rng, [choice for choice in chosen if _is_known(choice, version)])
 
 
 def left_out(version: str) -> list[str]:
-    """Return the choices that no job file has, since the release is said to lack one of their keys."""
-    every = [(f"{subject}-{place}", it) for subject, its in CHOICES.items() for place, it in enumerate(its)]
-    return [name for name, choice in every if not _is_known(choice, version)]
+    """Return the choices that no job file has, because this release lacks one of their keys."""
+    return [
+        f"{subject}-{place}"
+        for subject, choices in CHOICES.items()
+        for place, choice in enumerate(choices)
+        if not _is_known(choice, version)
+    ]
 
 
 def _is_known(choice: Mapping[str, Any], version: str) -> bool:
@@ -133,7 +140,7 @@ def _is_known(choice: Mapping[str, Any], version: str) -> bool:
     return not unknown_keys(release_of_version(version), configuration)
 
 
-def _made(name: str, rng: random.Random, choices: Sequence[Mapping[str, Any]]) -> tuple[str, Job]:
+def _combined(name: str, rng: random.Random, choices: Sequence[Mapping[str, Any]]) -> tuple[str, Job]:
     job: Job = {
         "name": name,
         "model": {"path": rng.choice(_MODELS)},
@@ -142,13 +149,13 @@ def _made(name: str, rng: random.Random, choices: Sequence[Mapping[str, Any]]) -
     }
     for choice in choices:
         job = merged(job, choice)
-    if "disaggregated" in job.get("serve", {}):  # the ranks are those of its phases
+    if "disaggregated" in job.get("serve", {}):  # the phases determine the number of ranks
         job["engine"] = {key: value for key, value in job["engine"].items() if "parallel" not in key}
     return name, job
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any], *, null_removes: bool = False) -> Job:
-    """Return both, mapping by mapping; where both have a value it is the second one's."""
+    """Merge two mappings, including their inner mappings. Values of ``second`` win."""
     both = dict(first)
     for key, value in second.items():
         before = both.get(key)

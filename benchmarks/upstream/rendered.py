@@ -1,4 +1,4 @@
-"""What upstream gets to read of a rendered run: command lines from the scripts, and files."""
+"""Read from a rendered run what upstream's programs get: command lines in the scripts, and files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ADDRESS = {"address": "127.0.0.1", "port": 8000}
 
 
 def servers(paths: RunPaths) -> Iterator[tuple[str | None, tuple[str, ...], dict[str, Any]]]:
-    """Yield each phase, what its ranks pass to ``trtllm-serve``, and the YAML file among that."""
+    """Yield each phase with the arguments of ``trtllm-serve`` and the content of their YAML file."""
     for role in (None, *PHASES):
         spec = ServerSpec.read(paths.server(role))
         if spec is not None and paths.llm_api(role).exists():
@@ -27,14 +27,14 @@ def servers(paths: RunPaths) -> Iterator[tuple[str | None, tuple[str, ...], dict
 
 
 def model_yaml(paths: RunPaths) -> dict[str, Any] | None:
-    """Return the ``model.yaml`` of the LLM API's Triton model, if the run has it."""
+    """Return the ``model.yaml`` of the LLM API's Triton model; ``None`` if the run has no such model."""
     recipe: Any = read_json(paths.repository_recipe) or {"models": []}
     files = [model["files"]["1/model.yaml"] for model in recipe["models"] if "1/model.yaml" in model["files"]]
     return next(map(yaml.safe_load, files), None)
 
 
 def front_words(paths: RunPaths) -> tuple[str, ...]:
-    """Return what ``front.sh`` passes to ``trtllm-serve``; empty if the run has no front."""
+    """Return the arguments of ``trtllm-serve`` in ``front.sh``; empty without a disaggregated front."""
     script = paths.script("front")
     if not script.exists():
         return ()
@@ -43,12 +43,12 @@ def front_words(paths: RunPaths) -> tuple[str, ...]:
 
 
 def front_file(paths: RunPaths, counts: Mapping[str, int]) -> dict[str, Any]:
-    """Return the file that the front gets once so many servers of each phase are ready."""
+    """Return the configuration that the front server gets when ``counts`` servers of each phase are ready."""
     servers = {
-        role: [f"127.0.0.1:{9000 + 100 * at + one}" for one in range(count)]
-        for at, (role, count) in enumerate(counts.items())
+        role: [f"127.0.0.1:{9000 + 100 * phase + number}" for number in range(count)]
+        for phase, (role, count) in enumerate(counts.items())
     }
-    paths.servers_key.write_text("0" * 32)  # the supervisor has made it by then
+    paths.servers_key.write_text("0" * 32)  # in a real run, the supervisor writes the key before the front
     with mock.patch.object(front, "start_bound"):
         front.Front(paths, servers, [0]).start(())
     file: dict[str, Any] = yaml.safe_load(paths.front_started.read_text())

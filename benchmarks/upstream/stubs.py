@@ -1,7 +1,7 @@
-"""Upstream's Python files without its libraries: modules that cannot be imported are stubs.
+"""Import upstream's Python files without its libraries: stubs replace modules that cannot be imported.
 
-TensorRT-LLM's package cannot be imported without a GPU's software. The files that read command lines and
-configuration need little of it, so these files are executed as they are, and everything else is a stub.
+TensorRT-LLM's package cannot be imported without GPU libraries. The files that read command lines and
+configuration need little of the package, so these files run unchanged, and everything else is a stub.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _REAL = (
     "logger lora_helper mapping models.modeling_utils plugin.plugin quantization.mode sampling_params serve "
     "tools.importlib_utils version"
 )
-"""Modules that are upstream's own, with those below them; of a package in between only its folder is."""
+"""Modules of upstream that are imported with all modules below. A package above is a stub with a folder."""
 LIBRARIES = ("click", "fastapi", "openai", "pydantic", "strenum", "torch", "transformers", "yaml")
-"""Modules that must be the real ones; yaml is in the package pyyaml."""
+"""Modules that must be installed; the package of yaml is pyyaml."""
 GPUS = 8
-"""GPUs that upstream's files find on this machine."""
+"""Number of GPUs that upstream's files find on this machine."""
 
 
 class _Stub:
-    """Stands for whatever a stub module has: a value, function, decorator, class or type."""
+    """Replaces any attribute of a stub module: a value, function, decorator, class or type."""
 
     __members__: Mapping[str, Any] = MappingProxyType({})
-    """As an enumeration, whose members upstream compares with those of its own."""
+    """Empty, for code that uses the stub as an enumeration and compares members."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -60,7 +60,7 @@ class _Stub:
         return []
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        return ()  # as a base class
+        return ()  # a class that inherits from a stub has no base class
 
     def __instancecheck__(self, value: object) -> bool:
         return False
@@ -76,27 +76,27 @@ class _Module(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = _Stub()
-        setattr(self, name, made)
-        return made
+        stub = _Stub()
+        setattr(self, name, stub)
+        return stub
 
 
 class _Stubs(MetaPathFinder, Loader):
-    """Finds upstream's modules, and what they import and this machine lacks."""
+    """Imports upstream's modules, and makes stubs of the modules that they import and this machine lacks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.stubbed: set[str] = set()
         self.absent: set[str] = set()
-        """Packages that are here, and do not work."""
+        """Installed packages that cannot be imported."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         if name == PACKAGE or name.startswith(f"{PACKAGE}."):
             inner = name[len(PACKAGE) + 1 :]
             if any(inner == real or inner.startswith(f"{real}.") for real in _REAL.split()):
-                found = PathFinder.find_spec(name, path)
-                if found is not None:
-                    return found
+                real_spec = PathFinder.find_spec(name, path)
+                if real_spec is not None:
+                    return real_spec
             spec = ModuleSpec(name, self, is_package=True)
             spec.submodule_search_locations = [str(self._folder.joinpath(*inner.split(".")))]
             return spec
@@ -115,7 +115,7 @@ class _Stubs(MetaPathFinder, Loader):
 
 
 def _asked_by_upstream() -> bool:
-    """Whether the import under way stands in a file of upstream's."""
+    """Return whether a file of upstream contains the current import statement."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("importlib"):
         frame = frame.f_back
@@ -123,34 +123,34 @@ def _asked_by_upstream() -> bool:
 
 
 class CannotImport(Exception):
-    """Upstream's files, or libraries that they cannot do without, are missing or do not go together."""
+    """Upstream's files or required libraries are missing or incompatible."""
 
 
 def version_of(folder: Path) -> str:
     """Return the version of TensorRT-LLM in a folder.
 
     Raises:
-        CannotImport: its files are not there.
+        CannotImport: the folder does not contain TensorRT-LLM.
     """
     file = folder / PACKAGE / "version.py"
-    found = re.search(r"""__version__ = ["'](.+)["']""", file.read_text()) if file.is_file() else None
-    if found is None:
-        raise CannotImport(f"{file} does not state a version: name a folder that has tensorrt_llm/ in it")
-    return found[1]
+    match = re.search(r"""__version__ = ["'](.+)["']""", file.read_text()) if file.is_file() else None
+    if match is None:
+        raise CannotImport(f"{file} does not state a version: name a folder that contains tensorrt_llm/")
+    return match[1]
 
 
 @contextmanager
 def importable(folder: Path) -> Iterator[set[str]]:
-    """Make upstream's package in ``folder`` importable for a while.
+    """Make upstream's package in ``folder`` importable within a ``with`` block.
 
     Yields:
-        the names of what upstream imports and this machine lacks.
+        the names of the modules that upstream imports and this machine lacks.
 
     Raises:
         CannotImport: a file or a library is missing.
     """
     if missing := [name.replace("yaml", "pyyaml") for name in LIBRARIES if find_spec(name) is None]:
-        raise CannotImport(f"upstream reads and checks with it: pip install {' '.join(missing)}")
+        raise CannotImport(f"upstream's parsers need more packages: pip install {' '.join(missing)}")
     finder, before = _Stubs(folder / PACKAGE), set(sys.modules)
     sys.meta_path.insert(0, finder)
     try:
@@ -166,8 +166,8 @@ def importable(folder: Path) -> Iterator[set[str]]:
 
 def _import(finder: _Stubs, before: set[str]) -> None:
     try:
-        import_module(f"{PACKAGE}.llmapi")  # before the modules that import each other through it
-    except RuntimeError:  # of mpi4py, where there is no MPI for it
+        import_module(f"{PACKAGE}.llmapi")  # first, because other modules import each other through llmapi
+    except RuntimeError:  # mpi4py raises it if the machine has no MPI
         if "mpi4py.MPI" in sys.modules:
             raise
         finder.absent.add("mpi4py")
@@ -175,7 +175,7 @@ def _import(finder: _Stubs, before: set[str]) -> None:
         return _import(finder, before)
     for name in ("commands.serve", "llmapi.llm_args", "llmapi.disagg_utils"):
         if isinstance(import_module(f"{PACKAGE}.{name}"), _Module):
-            raise CannotImport(f"there is no {PACKAGE}/{name.replace('.', '/')}.py in the folder")
+            raise CannotImport(f"{PACKAGE}/{name.replace('.', '/')}.py is missing in the folder")
 
 
 def _forget(before: set[str], *packages: str) -> None:
@@ -185,7 +185,7 @@ def _forget(before: set[str], *packages: str) -> None:
 
 
 def _adapt(patches: ExitStack) -> None:
-    """Have upstream find GPUs, and take a tokenizer's folder for the tokenizer: none is loaded."""
+    """Let upstream find GPUs, and use the path of a tokenizer instead of loading the tokenizer."""
     arguments = import_module(f"{PACKAGE}.llmapi.llm_args")
     values = {
         "torch.cuda.device_count": lambda: GPUS,
@@ -194,7 +194,7 @@ def _adapt(patches: ExitStack) -> None:
     for name, value in values.items() if "torch" in sys.modules else ():
         patches.enter_context(mock.patch(name, value))
     if hasattr(arguments, "tokenizer_factory"):
-        patches.enter_context(mock.patch.object(arguments, "tokenizer_factory", lambda it, **_: it))
+        patches.enter_context(mock.patch.object(arguments, "tokenizer_factory", lambda path, **_: path))
     logger = import_module(f"{PACKAGE}.logger").logger
     logger.set_level("error")
     patches.enter_context(mock.patch.object(logger, "set_level"))

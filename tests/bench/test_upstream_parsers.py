@@ -138,7 +138,7 @@ def test_a_folder_without_upstream_or_a_missing_library_is_an_error(
     copy: Change, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert command.main([str(tmp_path)]) == 2
-    assert "name a folder that has tensorrt_llm/ in it" in capsys.readouterr().err
+    assert "name a folder that contains tensorrt_llm/" in capsys.readouterr().err
     monkeypatch.setattr(stubs, "LIBRARIES", ["not_there_at_all"])
     assert command.main([str(copy())]) == 2
     assert "pip install not_there_at_all" in capsys.readouterr().err

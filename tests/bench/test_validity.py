@@ -154,7 +154,7 @@ def test_a_few_late_sends_count_where_a_figure_shows_them() -> None:
     ("share", "stall_s", "cause"),
     [
         (0.2, 0.0, "in one burst"),
-        (0.8, 0.0, "raise --processes"),
+        (0.8, 0.0, "use more client processes, e.g. --set processes=4"),
         (0.2, 0.002, "without a core for up to 2.0 ms"),
     ],
 )

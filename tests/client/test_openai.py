@@ -152,9 +152,9 @@ def test_options_become_the_protocols_keys(tmp_path: Path) -> None:
         (404, b'{"error": {"message": "no such model"}}', RequestFailed, "no such model"),
         (503, b'{"error": {"message": "no server"}}', ServerUnreachable, "answered 503"),
         (200, b'{"choices": []}', RequestFailed, "without a text"),
-        (200, b"{", RequestFailed, "cannot be read"),
+        (200, b"{", RequestFailed, "a response that is not JSON"),
         (200, b'{"choices": [{"index": 0, "text": 7}]}', RequestFailed, r"choices\[0\].text"),
-        (200, b"[1, 2]", RequestFailed, "does not follow OpenAI's protocol"),
+        (200, b"[1, 2]", RequestFailed, "does not follow the OpenAI protocol"),
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
@@ -187,5 +187,5 @@ def test_a_stream_may_end_without_done_but_not_without_a_reason() -> None:
             if end:
                 assert list(client.stream("x")) == ["GR", "ÜN"]
             else:
-                with pytest.raises(RequestFailed, match="ended before its end"):
+                with pytest.raises(RequestFailed, match="the stream ended early"):
                     list(client.stream("x"))

@@ -122,7 +122,7 @@ def test_parts_of_a_group_without_a_metric_in_common_are_refused() -> None:
     sample = {"doc_hash": "a" * 64, "filter": "strict", "metrics": ["exact_match"], "exact_match": 1.0}
     for other in ({"filter": "none"}, {"metrics": ["f1"], "f1": 1.0}):
         for metric in (None, "exact_match,strict"):
-            with pytest.raises(ConfigError, match=r"scores each question of each part.*\n.*name its parts"):
+            with pytest.raises(ConfigError, match=r"scores each question of each part.*\n.*list the parts"):
                 scores_of({"one": [sample], "two": [sample | other]}, metric)
 
 
@@ -193,7 +193,7 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(library: Evaluation) -> N
     with pytest.raises(ConfigError, match="likely compares log-likelihoods"):
         tasks.prepare("likely", library)
     for name in ("code", "both"):
-        with pytest.raises(ConfigError, match=f"task {name} runs code that the model writes"):
+        with pytest.raises(ConfigError, match=f"task {name} runs code written by the model"):
             tasks.prepare(name, library)
 
 

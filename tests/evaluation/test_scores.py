@@ -101,7 +101,7 @@ def test_a_metric_that_is_named_is_the_same_as_the_first() -> None:
     base = summary(scored(same, metric=None))
     assert against_run(scored(same, metric="exact_match,words"), same, base, same, "base").passed
     judged = against_run(scored(same), same, summary(scored(same, few_shot=None)), same, "base")
-    assert judged.gate == "not compared: run base used few_shot as the task says"
+    assert judged.gate == "not compared: run base used the task's own few_shot"
 
 
 def test_what_was_asked_otherwise_is_not_compared() -> None:

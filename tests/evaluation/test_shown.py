@@ -38,7 +38,7 @@ def test_a_point_that_fails_its_gate_is_not_ranked_and_the_table_says_so(tmp_pat
     found = sweep.results()
     assert [it.variant for it in found.best.ranking] == ["good"]
     assert {it.variant for it in found.points if it.frontier} == {"good"}
-    why = "Its answers fail the gate: facts 44.0 % (standard error 3.5 points, 200 questions): below"
+    why = "The answers fail the gate: facts 44.0 % (standard error 3.5 points, 200 questions): below"
     assert all(why in it.findings[0] for it in found.points if it.variant == "fast")
     assert {point.row()["score.facts"] for point in found.points} == {0.44}
     write_report(found, tmp_path / "report.html")
@@ -55,7 +55,7 @@ def test_a_point_whose_gate_was_not_answered_is_not_ranked(tmp_path: Path) -> No
     spec.write_text(f"{spec.read_text()}    threshold: 0.5\n")
     found = sweep.results()
     assert not found.best.ranking
-    assert all("Its answers were not evaluated." in it.findings for it in found.points)
+    assert all("The answers were not evaluated." in it.findings for it in found.points)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_a_run_has_its_scores_in_status_and_report(tmp_path: Path) -> None:
     from trtllm_hpc.report.html.page import report_page
 
     run = grid(tmp_path / "s").paths.run("tp2-bs16")
-    assert "Scores of its answers" not in report_page(read_report_data(run, "benchmark"))
+    assert "Scores of the answers" not in report_page(read_report_data(run, "benchmark"))
     keep(run, summary(0.5))
     page = report_page(read_report_data(run, "benchmark"))
     assert "The answers fail the gate" in page and "below the threshold of 50 %" in page
     keep(run, replace(summary(0.5), tasks=[replace(summary(0.5).tasks[0], passed=None, gate="")]))
-    assert "Scores of its answers" in report_page(read_report_data(run, "benchmark"))
+    assert "Scores of the answers" in report_page(read_report_data(run, "benchmark"))

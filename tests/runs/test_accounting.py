@@ -65,7 +65,7 @@ def test_accounting_tells_gpu_hours_waiting_and_energy(
     assert (stages["serve"]["gpu_hours"], stages["serve"]["energy_j"]) == (16.0, 7_200_000.0)
     used = {"gpu_hours": 16.5, "energy_j": 7_200_000.0}
     assert run == {**used, "server_mean_w": None, "server_peak_w": None}
-    used_words = "used: 16.5 GPU-hours (build 0.5, serve 16.0), 2.00 kWh by Slurm"
+    used_words = "used: 16.5 GPU-hours (build 0.5, serve 16.0), 2.00 kWh measured by Slurm"
     assert used_words in types("status").output
 
 

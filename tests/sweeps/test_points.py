@@ -160,7 +160,7 @@ def test_a_difference_within_the_spread_may_be_chance() -> None:
 
 def test_a_single_pass_decides_nothing() -> None:
     found = best_variant([point("a", 100.0, 1), point("b", 300.0, 1)], SLO)
-    assert found.ranking[1].significant is None and "Measure with repeats: 5" in found.sentence
+    assert found.ranking[1].significant is None and "benchmark.repeats=5" in found.sentence
 
 
 def test_without_a_level_that_counts_nothing_is_best() -> None:

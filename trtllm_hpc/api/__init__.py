@@ -1,4 +1,5 @@
-"""The package from Python. Its public names are those of ``trtllm_hpc`` itself, which imports them when used.
+"""The Python interface. ``trtllm_hpc`` exports its public names and imports each when it is first used.
 
-The command line calls the same functions, so these modules import what a call needs when it is called.
+The command line calls the same functions. Functions import what they need only when they are called, so that
+commands start fast.
 """

@@ -1,4 +1,4 @@
-"""From a job file to a plan, a run folder, and a submitted run."""
+"""Plan, render, submit and check a job file."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _warn: Warn = logging.getLogger("trtllm_hpc").warning
 
 
 def load_job(job: Path | str, cluster: Path | str | None = None, settings: Sequence[str] = ()) -> JobFile:
-    """Return a job file as its typed model, with every layer: defaults, profile, file and settings.
+    """Return a job file as its typed model, merged from defaults, profile, job file and settings.
 
     Args:
-        job: a job file, or the name of a shipped one.
-        cluster: a profile's file or name, whose ``job_defaults`` are one of the layers;
-            by default ``$TRTLLM_HPC_CLUSTER``, else ``sandbox``.
+        job: path of a job file, or the name of a shipped one.
+        cluster: path or name of a profile, whose ``job_defaults`` apply below the job file; by default
+            ``$TRTLLM_HPC_CLUSTER``, else the profile called ``default``, else ``sandbox``.
         settings: overrides such as ``serve.nodes=2``, as for ``--set``.
 
     Raises:
-        ConfigError: a file or a setting is wrong; its ``diagnostics`` say what, and where.
+        ConfigError: a file or a setting is wrong; its ``diagnostics`` name each mistake and its place.
     """
     return load(Path(job), default_profile(cluster), tuple(settings)).job
 
@@ -44,15 +44,15 @@ def plan(
     settings: Sequence[str] = (),
     runs: Path | str | None = None,
 ) -> Plan:
-    """Return what a job file and a profile lead to, without writing anything.
+    """Return the plan for a job file and a profile, without writing anything.
 
     Args:
         runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, the user's, the profile's, else ``./runs``.
 
-    Others, and the errors, are those of :func:`load_job`.
+    The other arguments and errors are those of :func:`load_job`.
 
     Raises:
-        RenderError: a path cannot be written into a script.
+        RenderError: a path contains characters that a script cannot contain.
     """
     with plan_run(JobSource.of(job, cluster, settings, runs), command="render") as planned:
         return planned
@@ -69,9 +69,9 @@ def render(
     """Write a run folder with all its scripts, and submit nothing.
 
     Args:
-        on_warning: receives each warning, a line or more; by default they go to :mod:`logging`.
+        on_warning: called with each warning, a line or more; by default warnings go to :mod:`logging`.
 
-    Others, and the errors, are those of :func:`plan`.
+    The other arguments and errors are those of :func:`plan`.
     """
     source = JobSource.of(job, cluster, settings, runs)
     return Run(*create_run(source, check=check_rendering, warn=on_warning, command="render"))
@@ -89,13 +89,14 @@ def submit(
     """Check a job as ``doctor`` does, and submit it: all of its stages or none.
 
     Args:
-        ignored_checks: ids of checks whose failure does not matter.
+        ignored_checks: IDs of checks whose failure does not stop the submission.
 
-    Others are those of :func:`render`.
+    The other arguments are those of :func:`render`.
 
     Raises:
-        ConfigError, RenderError: see :func:`plan`; or a check fails.
-        SubmissionError: Slurm refused a script, or is not there, or the run was cancelled meanwhile.
+        ConfigError: as for :func:`plan`, or a check failed.
+        RenderError: as for :func:`plan`.
+        SubmissionError: Slurm is missing or refused a script, or the run was cancelled meanwhile.
     """
     from trtllm_hpc.runs.submit import sole_command, submit_stages
 
@@ -142,12 +143,11 @@ def doctor(
     *,
     ignored_checks: Collection[str] = (),
 ) -> DoctorReport:
-    """Check a job, this machine and the cluster; without a job, machine and cluster.
+    """Check a job, this machine and the cluster; without a job, only the machine and the cluster.
 
-    Nothing is written but the small files of a ``model.hub``.
-
-    What the checks find is no error: see ``ok`` and ``checks`` of the report.
-    Arguments and errors are those of :func:`plan` and :func:`submit`.
+    With ``model.hub``, the model's small files (such as ``config.json``) are downloaded. Nothing else is
+    written. A failed check raises no exception: see ``ok`` and ``checks`` of the report. Arguments and errors
+    are those of :func:`plan` and :func:`submit`.
     """
     from trtllm_hpc.runs.hub import runs_folder
     from trtllm_hpc.tensorrt_llm.memory import MemoryPlan

@@ -1,4 +1,4 @@
-"""Measurements of a served model: made, found, and read as tables."""
+"""Measure a served model, and find and read its measurements."""
 
 from __future__ import annotations
 
@@ -34,25 +34,26 @@ if TYPE_CHECKING:
     from trtllm_hpc.config.benchmark import Benchmark
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Names of measurements and evaluations."""
+"""Pattern of the names of measurements and evaluations."""
 _TAKEN = ("progress", "request")
-"""Names of other files in the results folder."""
+"""Names that other files of the results folder use."""
 
 
 class NameRefused(ConfigError):
-    """A new measurement cannot have that name."""
+    """The name of a new measurement is invalid or in use."""
 
     def __init__(self, message: str) -> None:
         super().__init__([Diagnostic("bad-name", message, field="name")])
 
 
 class Measurement:
-    """A measurement in a run folder, or copied out of one. Printed, it is the table of ``bench show``.
+    """A measurement in a run folder, or copied out of one. ``print`` shows it as ``bench show`` does.
 
-    Its files are read when they are first needed.
+    The measurement's files are read when they are first needed.
 
     Args:
-        paths: the run's folder; of a copied measurement a stand-in, whose results folder is the copy's.
+        paths: the run's folder; for a copied measurement, paths whose results folder is the copy's folder.
+        name: of the measurement.
     """
 
     def __init__(self, paths: RunPaths, name: str) -> None:
@@ -69,14 +70,14 @@ class Measurement:
 
     @classmethod
     def find(cls, name: str | Path = "latest", runs: Path | str | None = None) -> Measurement:
-        """Return a measurement by ``RUN``, ``RUN:NAME`` or its file ``results/NAME.json``.
+        """Return a measurement by ``RUN``, ``RUN:NAME`` or the path of its file ``results/NAME.json``.
 
         Args:
-            name: a ``RUN`` alone means its newest measurement that has finished.
+            name: ``RUN`` alone means the run's newest finished measurement.
             runs: folder of the runs, as for :meth:`Run.find`.
 
         Raises:
-            RunNotFound: there is no such run, or it has no such measurement.
+            RunNotFound: the run does not exist, or has no such measurement.
         """
         path = Path(name)
         if path.suffix == ".json" and path.is_file():
@@ -88,13 +89,14 @@ class Measurement:
         paths = measured_folder(run if colon else wanted, runs)
         names = paths.measurements()
         if colon and wanted not in names:
-            there = f"it has {', '.join(names)}" if names else "it has none"
-            raise RunNotFound(f"Run {paths.run_id} has no measurement called {wanted!r}; {there}.")
+            present = f"Its measurements: {', '.join(names)}." if names else "It has no measurements."
+            raise RunNotFound(f"Run {paths.run_id} has no measurement called {wanted!r}. {present}")
         if not names:
             hint = f"trtllm-hpc bench {call_name(paths)}"
             raise RunNotFound(f"Run {paths.run_id} has no measurement yet.", hint=hint)
         if not colon:
-            wanted = next((it for it in names if paths.measurement(it).summary.is_file()), names[0])
+            # A measurement without a summary is still running, or was killed.
+            wanted = next((each for each in names if paths.measurement(each).summary.is_file()), names[0])
         return cls(paths, wanted)
 
     @classmethod
@@ -109,12 +111,11 @@ class Measurement:
 
     @property
     def _is_copy(self) -> bool:
-        """Whether it was copied out of its run folder."""
         return self.paths.results != RunPaths(self.paths.folder).results
 
     @property
     def call_name(self) -> str:
-        """How to name it in a command."""
+        """The measurement's name for commands: ``RUN:NAME``, or the file of a copied measurement."""
         if self._is_copy:
             return shlex.quote(str(self.files.summary))
         return f"{call_name(self.paths)}:{self.name}"
@@ -123,10 +124,10 @@ class Measurement:
 
     @cached_property
     def summary(self) -> MeasurementSummary:
-        """All of ``results/NAME.json``: settings, provenance, levels, tokens, errors, verdict.
+        """The content of ``results/NAME.json``: settings, provenance, levels, tokens, errors, verdict.
 
         Raises:
-            RunNotFound: it is missing, or another version wrote it.
+            RunNotFound: the file is missing, or another version of this package wrote it.
         """
         from trtllm_hpc.bench.results import read_measurement
 
@@ -134,7 +135,7 @@ class Measurement:
 
     @cached_property
     def records(self) -> Sequence[RequestRecord]:
-        """Every request, those of the warm-up too; none if the file is missing."""
+        """The record of every request, warm-up included; empty if the file of the records is missing."""
         from trtllm_hpc.bench.records import read_records
 
         try:
@@ -144,16 +145,16 @@ class Measurement:
 
     @property
     def valid(self) -> bool:
-        """Whether the figures may be used; ``summary.verdict`` says why not."""
+        """Whether the figures may be used. If not, ``summary.verdict`` contains the reasons."""
         return self.summary.valid
 
     @property
     def figures(self) -> Mapping[str, float]:
         """The figures of the headline level by key, e.g. ``output_tokens_per_s`` and ``ttft_ms.p99``.
 
-        That is the level whose figures the table shows in full: the one that a search found, else the
-        highest load that the server kept up with. Figures are means over all passes; their formulas
-        are in docs/reference/metrics.md. Empty without levels.
+        The headline level is the rate that a search found, else the highest load that the server kept up
+        with; the table shows its figures in full. Each figure is a mean over all passes; the formulas are in
+        docs/reference/metrics.md. Empty if no level was measured.
         """
         from trtllm_hpc.report.headline import headline_level, level_figures
 
@@ -164,10 +165,10 @@ class Measurement:
         """Return a table with a row for each request, or for each level of load.
 
         Args:
-            rows: ``requests`` has times in seconds since the measurement began, latencies in
-                milliseconds, and ``NaN`` where a request has no such figure; warm-up included, see the
-                column ``phase``. ``levels`` has the columns ``level``, ``valid``, ``measured`` and
-                ``failed``, and those of :attr:`figures`.
+            rows: ``requests``: times in seconds since the measurement began, latencies in milliseconds,
+                ``NaN`` for a missing figure. Requests of the warm-up are included; the column ``phase``
+                marks them. ``levels``: the columns ``level``, ``valid``, ``measured`` and ``failed``, and
+                one column for each key of :attr:`figures`.
 
         Raises:
             TrtllmHpcError: pandas is not installed.
@@ -178,13 +179,13 @@ class Measurement:
             return levels_frame(self.summary)
         return requests_frame(self.summary, self.records)
 
-    # What can be done with it -------------------------------------------------------------------
+    # Check and report ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Do nothing if the figures may be used.
+        """Raise an exception if the figures must not be used.
 
         Raises:
-            InvalidMeasurement: with every finding, the most frequent error, and what to do next.
+            InvalidMeasurement: contains every finding, the most frequent error, and the next command.
         """
         summary = self.summary
         if summary.valid:
@@ -198,16 +199,17 @@ class Measurement:
         raise InvalidMeasurement(message, hint=self._next_step())
 
     def _next_step(self) -> str:
-        """Return the next step, by what failed most often."""
+        """Return the next command for the most frequent failure."""
         from trtllm_hpc.bench.analysis.validity import TIMED_OUT, unanswered_at_the_end
         from trtllm_hpc.client.single_calls import key_hint
 
         run, summary = call_name(self.paths), self.summary
-        failed = [one for one in self.records if one.measured and not one.ok]
+        failed = [record for record in self.records if record.measured and not record.ok]
         codes = {finding.code for finding in summary.verdict.findings}
+        # A server outside any run has no logs and no status here.
         if not is_run(self.paths.folder):
-            hints = filter(None, (key_hint(one.status) for one in failed))
-            return next(hints, f"trtllm-hpc bench show {self.call_name}, and see the server's own log")
+            hints = filter(None, (key_hint(record.status) for record in failed))
+            return next(hints, f"trtllm-hpc bench show {self.call_name}, and read the server's own log")
         if codes & {"server-gone", "ended-server-gone"}:
             return f"trtllm-hpc status {run}"
         if "requests-broke" in codes:
@@ -215,12 +217,12 @@ class Measurement:
             return f"trtllm-hpc {again} {run} measures again"
         if not failed:
             return f"trtllm-hpc bench show {self.call_name}"
-        if unanswered_at_the_end(self.records) and any(one.ok for one in self.records):
+        if unanswered_at_the_end(self.records) and any(record.ok for record in self.records):
             return (
-                f"trtllm-hpc logs {run} --rank 0 shows what the server did last; with "
-                "serve.hang_timeout_seconds a server that hangs is ended"
+                f"trtllm-hpc logs {run} --rank 0 shows what the server did last; "
+                "serve.hang_timeout_seconds ends a server that hangs"
             )
-        if 2 * sum(one.status == TIMED_OUT for one in failed) > len(failed):
+        if 2 * sum(record.status == TIMED_OUT for record in failed) > len(failed):
             limit = summary.settings.get("request_timeout_seconds")
             raised = f"raise request_timeout_seconds (now {limit}) with --set"
             return f"{raised}, or request a lower rate or shorter answers"
@@ -230,17 +232,18 @@ class Measurement:
         """Write the measurement as one HTML file that opens without a network, and return its path.
 
         Args:
-            to: by default ``report.html`` of the run, or ``results/NAME.html``.
+            to: path of the file; by default ``report.html`` of the run for the companion's measurement,
+                ``results/NAME.html`` for any other.
 
         Raises:
-            RunNotFound: it is in no run folder, and a report needs the run's files.
-            TrtllmHpcError: the package that draws charts is not installed.
+            RunNotFound: the measurement is a copy outside a run folder, and a report needs the run's files.
+            TrtllmHpcError: the package that draws the charts is not installed.
         """
         from trtllm_hpc.report.html.page import write_report
 
         if self._is_copy:
             raise RunNotFound(
-                f"{self.files.summary} is in no run folder, and a report needs the run's files.",
+                f"{self.files.summary} is not in a run folder, and a report needs the run's files.",
                 hint=f"trtllm-hpc bench show {self.call_name}",
             )
         file = self.files.report if to is None else Path(to)
@@ -257,42 +260,42 @@ def bench(
     on_progress: Callable[[Snapshot], object] | None = None,
     **settings: Any,
 ) -> Measurement:
-    """Measure the served model of a run, and write everything to ``results/`` in its folder.
+    """Measure the served model of a run, and write all results to ``results/`` in the run folder.
 
-    Figures that may not be used are no error here: see :attr:`Measurement.valid` and
-    :meth:`Measurement.check`.
+    Invalid figures raise no exception: see :attr:`Measurement.valid` and :meth:`Measurement.check`.
 
     Args:
-        run: a run, or what :meth:`Run.find` finds.
-        name: of the measurement; it must be new, unless it is the companion's ``benchmark``.
-            By default ``bench-DATE-TIME``.
+        run: a run, or a name for :meth:`Run.find`.
+        name: of the measurement; must be new, except ``benchmark``, which replaces the companion's
+            measurement. By default ``bench-DATE-TIME``.
         base: settings to start from; by default ``companion.benchmark`` of the run's job file.
-        wait_s: how long to wait for the server.
-        on_progress: called twice a second from a thread of its own; ``print`` will do.
+        wait_s: seconds to wait for the server to become ready.
+        on_progress: called twice a second from its own thread; ``print`` is enough.
         settings: keys of ``companion.benchmark``, e.g. ``requests=100``, ``slo="ttft.p99<500ms"`` and
             ``workload={"kind": "normal", "input_tokens": 128}``. ``rate_per_second`` and ``concurrency``
-            also take several values, which are measured one after the other. What they exclude in ``base``
-            goes back to its default.
+            also take several values, which are measured one after the other. If a setting excludes a key of
+            ``base``, that key goes back to its default.
 
     Raises:
         TypeError: unknown setting.
         ConfigError: settings exclude each other, or a file or the name cannot be used.
-        NotReady, StartFailed, BuildFailed, RunCancelled, JobLost: there is no server, or none in time.
+        NotReady: the server was not ready in time.
+        StartFailed, BuildFailed, RunCancelled, JobLost: the run has no server and will not have one.
         RequestFailed, InvalidMeasurement: the model does not support such requests.
-        KeyboardInterrupt: what was measured until then is saved.
+        KeyboardInterrupt: Ctrl-C; the results so far are saved.
     """
     from trtllm_hpc.bench.measure import MeasuredServer
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
     from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of
 
-    found = run if isinstance(run, Run) else Run.find(run)
-    job = found.job
-    chosen = settings_of(base or job.companion.benchmark or Benchmark(), _given(settings))
+    served = run if isinstance(run, Run) else Run.find(run)
+    job = served.job
+    chosen = settings_of(base or job.companion.benchmark or Benchmark(), _fields(settings))
     refuse_over_limits(job, chosen)
-    with _reserved(found.paths, name) as measurement:
-        endpoint, follow = endpoint_of(found.paths, wait_s), follower_of(found.paths, restarts=True)
-        server = MeasuredServer(found.paths, endpoint, job, follow)
+    with _reserved(served.paths, name) as measurement:
+        endpoint, follow = endpoint_of(served.paths, wait_s), follower_of(served.paths, restarts=True)
+        server = MeasuredServer(served.paths, endpoint, job, follow)
         return _measure(server, chosen, measurement, on_progress)
 
 
@@ -307,18 +310,19 @@ def bench_url(
     on_progress: Callable[[Snapshot], object] | None = None,
     **settings: Any,
 ) -> Measurement:
-    """Measure a server that was not started by this program, and write everything to ``output/results/``.
+    """Measure a server that another program started, and write all results to ``output/results/``.
 
     Args:
-        url: ``http://`` or ``https://`` for OpenAI's protocol or Triton, ``grpc://`` for Triton's gRPC port.
-        output: the folder; it is made if it is missing. ``Measurement.find(f"{output}:{name}")`` finds it.
-        key_file: with the key that the server asks for.
-        certificate: that is trusted; by default those of the system.
+        url: ``http://`` or ``https://`` (OpenAI protocol or Triton), or ``grpc://`` (Triton's gRPC port).
+        output: folder of the results, created if missing. ``Measurement.find(f"{output}:{name}")`` finds the
+            measurement again.
+        key_file: file with the server's API key.
+        certificate: file of the certificate to trust; by default the system's certificates are trusted.
 
-    Other arguments are those of :func:`bench`; ``base`` is by default an empty ``companion.benchmark``.
+    The other arguments are those of :func:`bench`; ``base`` is by default an empty ``companion.benchmark``.
 
     Raises:
-        InvalidRequest: the URL is of no known protocol, or of another one than the settings name.
+        InvalidRequest: the URL's protocol is unknown, or differs from the protocol in the settings.
         TypeError, ConfigError, NotReady, RequestFailed, InvalidMeasurement, KeyboardInterrupt: see `bench`.
     """
     from trtllm_hpc.bench.measure import MeasuredServer
@@ -327,7 +331,7 @@ def bench_url(
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.validation.benchmark_settings import settings_of
 
-    chosen = settings_of(base or Benchmark(), _given(settings))
+    chosen = settings_of(base or Benchmark(), _fields(settings))
     paths = RunPaths(Path(output))
     protocol, endpoint = look_at(Address(url, key_file, certificate), chosen.request_timeout_seconds)
     chosen = with_protocol(chosen, protocol, url)
@@ -352,13 +356,13 @@ def _measure(
     return measurement
 
 
-def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keywords as dotted fields, and those that take several values as lists."""
+def _fields(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords as dotted fields. Keys that take several values become lists."""
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.validation.benchmark_settings import SWEEPS
 
     known = sorted(Benchmark.model_fields.keys() - set(SWEEPS.values()))
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in known:
             from difflib import get_close_matches
@@ -367,19 +371,19 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
             guess = f"; did you mean {near[0]!r}?" if near else f". The settings are {', '.join(known)}."
             raise TypeError(f"bench() has no setting {key!r}{guess}")
         if key == "workload":
-            given |= {f"workload.{inner}": it for inner, it in dict(value).items()}
+            fields |= {f"workload.{inner}": inner_value for inner, inner_value in dict(value).items()}
         elif key in SWEEPS:
-            given[key] = list(value) if isinstance(value, (list, tuple)) else [value]
+            fields[key] = list(value) if isinstance(value, (list, tuple)) else [value]
         else:
-            given[key] = value
-    return given
+            fields[key] = value
+    return fields
 
 
 def measured_folder(name: str, runs: Path | str | None = None) -> RunPaths:
-    """Return a run, or a folder that :func:`bench_url` has written into.
+    """Return the folder of a run, or a folder with results of :func:`bench_url`.
 
     Raises:
-        RunNotFound: there is neither.
+        RunNotFound: neither exists.
     """
     paths = RunPaths(name) if name and "\0" not in name else None
     if paths is not None and not is_run(paths.folder) and paths.measurements():
@@ -389,13 +393,13 @@ def measured_folder(name: str, runs: Path | str | None = None) -> RunPaths:
 
 @contextmanager
 def _reserved(paths: RunPaths, name: str | None) -> Iterator[Measurement]:
-    """Yield a new measurement, whose name no other process can take meanwhile. Raises NameRefused."""
+    """Yield a new measurement and keep its name from other processes. Raises NameRefused."""
     chosen = _checked(paths, time.strftime("bench-%Y%m%d-%H%M%S") if name is None else name)
     paths.results.mkdir(parents=True, exist_ok=True)
     lock = paths.results / f".{chosen}.lock"
     message = f"another command measures {paths.run_id} as {chosen!r} right now. Choose another name."
     with ExitStack() as held:
-        with suppress(OSError):  # the folder is closed: the results will be kept elsewhere
+        with suppress(OSError):  # the folder is read-only: the results will be kept elsewhere
             held.enter_context(locked(lock, NameRefused(message)))
             held.callback(_forget, lock)
         _checked(paths, chosen)  # the other command may just have ended
@@ -403,22 +407,23 @@ def _reserved(paths: RunPaths, name: str | None) -> Iterator[Measurement]:
 
 
 def _forget(lock: Path) -> None:
-    with suppress(OSError):  # the folder may be gone, or closed by now
+    with suppress(OSError):  # the folder may be removed or read-only by now
         lock.unlink()
 
 
 def _checked(paths: RunPaths, chosen: str) -> str:
-    """Return a name that overwrites nothing; only the companion's may be replaced. Raises NameRefused."""
+    """Return the name if it overwrites no measurement except the companion's. Raises NameRefused."""
     if not NAME.fullmatch(chosen):
         raise NameRefused(
-            f"{chosen!r} must be letters, digits, '.', '_' and '-', a letter or digit first, 100 at most."
+            f"{chosen!r} is not a valid name: use at most 100 letters, digits, '.', '_' and '-', and begin "
+            "with a letter or a digit."
         )
     if chosen in _TAKEN or chosen.endswith(RESERVED_ENDINGS):
-        raise NameRefused(f"results/{chosen}.json is another file's name; choose another one.")
+        raise NameRefused(f"results/{chosen}.json is the name of another file. Choose another name.")
     present = paths.measurement(chosen).present
     if present and chosen != COMPANION_MEASUREMENT:
         raise NameRefused(
             f"run {paths.run_id} already has a measurement called {chosen!r} ({present[0]}). "
-            "Choose another name, or leave it out: the default is the current time."
+            "Choose another name, or leave the name out: the default name has the current time."
         )
     return chosen

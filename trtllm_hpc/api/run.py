@@ -1,4 +1,4 @@
-"""A run: found, watched, asked, resumed and cancelled."""
+"""Find, watch, use, resume and cancel a run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ READY_TIMEOUT_S = 3600.0
 
 
 class Run:
-    """A run, submitted or only rendered; usually from ``submit``, ``render``, :meth:`find` or :meth:`list`.
+    """A submitted or rendered run, as returned by ``submit``, ``render``, :meth:`find` and :meth:`list`.
 
-    As a context manager it cancels the run at its end, unless that has ended.
+    As a context manager, it cancels the run at the end of the block, unless the run has ended.
 
     Args:
         paths: the run's folder.
-        engine: what the search in the engine cache found; ``None`` if the run needs no engine from
-            there, or was made by another process.
+        engine: result of the search in the engine cache; ``None`` if the run needs no cached engine, or if
+            another process created the run.
     """
 
     def __init__(self, paths: RunPaths, engine: CachedEngine | None = None) -> None:
@@ -57,16 +57,17 @@ class Run:
 
     @classmethod
     def find(cls, name: str | Path = "latest", runs: Path | str | None = None) -> Run:
-        """Return a run by its folder, its id or the beginning of it, its job's name, or ``latest``.
+        """Return a run by its folder, its ID or the beginning of its ID, its job's name, or ``latest``.
 
-        ``latest`` is the run that was submitted last. A run that is only rendered, or whose submission was
-        refused, is never the latest; its job's name finds it if no run of that job was submitted.
+        ``latest`` is the run that was submitted last. A run that was only rendered, or whose submission was
+        refused, is never the latest. Its job's name finds it if no run of this job was submitted.
 
         Args:
+            name: folder, ID, beginning of the ID, name of the job, or ``latest``.
             runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, else the user's, else ``./runs``.
 
         Raises:
-            RunNotFound: there is none, or there are several.
+            RunNotFound: no run matches, or several runs match.
         """
         return cls(find_run(str(name), default_runs_folder() if runs is None else Path(runs)))
 
@@ -105,15 +106,17 @@ class Run:
 
     @property
     def jobs(self) -> dict[str, str]:
-        """The job id of each submitted stage; with the profile ``local`` a process id."""
+        """The job ID of each submitted stage; with the profile ``local``, the process ID."""
         record = RunSnapshot(self.paths).submission
         return {} if record is None else {stage: job.job_id for stage, job in record.stages.items()}
 
-    # Its state ----------------------------------------------------------------------------------
+    # The run's state ----------------------------------------------------------------------------
 
     @property
     def status(self) -> RunStatus:
-        """The state of its jobs, ranks and instances now, by Slurm; by the run's files if Slurm is silent.
+        """The current state of the run's jobs, ranks and instances.
+
+        The state comes from Slurm, or from the run's files if Slurm does not answer.
 
         Raises:
             SubmissionError: Slurm cannot be asked at all, for example because its commands are missing.
@@ -124,7 +127,7 @@ class Run:
 
     @property
     def endpoint(self) -> Endpoint | None:
-        """Where the server is; ``None`` while it is not ready."""
+        """The server's address; ``None`` while the server is not ready."""
         return self.status.endpoint
 
     def wait(
@@ -134,19 +137,22 @@ class Run:
         timeout_s: float = READY_TIMEOUT_S,
         progress: bool | Callable[[RunProgress], object] = False,
     ) -> RunStatus:
-        """Wait until the server is ready, or until the run has ended. If its folder is removed, its jobs end.
+        """Wait until the server is ready, or until the run has ended.
+
+        If the run's folder is removed meanwhile, the run's jobs are cancelled.
 
         Args:
-            until: ``done`` is ``end``, or that only the server is left where nothing stops it
-                (``serve.keep_running``, or no companion), as for ``submit --wait``.
-            timeout_s: for ``ready``; the others end with the time limits of the jobs.
-            progress: ``True`` shows it as ``submit --wait`` does; a function is called with it
-                about twice a second.
+            until: ``ready``: the server is ready. ``end``: the run has ended. ``done``, as for
+                ``submit --wait``: the run has ended, or only a server is left that nothing stops
+                (``serve.keep_running``, or no companion).
+            timeout_s: seconds to wait for ``ready``. ``done`` and ``end`` wait until the jobs' time limits.
+            progress: ``True`` shows the progress as ``submit --wait`` does; a function is called with the
+                progress about twice a second.
 
         Raises:
             NotReady: the server was not ready in time.
-            BuildFailed, StartFailed, RunCancelled, JobLost: it can no longer become ready.
-            SubmissionError: Slurm does not answer at first, or not for a long time.
+            BuildFailed, StartFailed, RunCancelled, JobLost: the server can no longer become ready.
+            SubmissionError: Slurm did not answer the first query, or did not answer for a long time.
         """
         from trtllm_hpc.runs.submit import end_orphans
         from trtllm_hpc.runs.watch import follow, follow_until_ready
@@ -173,12 +179,12 @@ class Run:
         return replace(status, sentence=f"{status.sentence}; its jobs were cancelled")
 
     def logs(self, rank: int | None = None, stage: str = "serve", instance: int | None = None) -> str:
-        """Return the log of a rank, or of the stage's script; empty if there is none yet.
+        """Return the log of a rank, or of the stage's batch script; empty if the log does not exist yet.
 
         Args:
-            rank: ``None`` is the output of the batch script itself.
-            stage: a stage, or one of the steps ``repository`` and ``preflight`` before the server.
-            instance: of the server; ``None``: of all, one after the other.
+            rank: number of the rank; ``None`` for the output of the batch script.
+            stage: a stage, or a job step before the server: ``repository`` or ``preflight``.
+            instance: number of the server instance; ``None`` for all, one after the other.
         """
         from trtllm_hpc.logs.files import list_logs
 
@@ -186,17 +192,17 @@ class Run:
         files = [log.path for log in logs if log.rank == rank and log.path.exists()]
         return "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
 
-    # What is done with it -----------------------------------------------------------------------
+    # Use, cancel and resume ---------------------------------------------------------------------
 
     def client(self, model: str | None = None, *, protocol: Protocol | None = None) -> Client:
-        """Return a client of the server, which may be used as a context manager.
+        """Return a client of the server, which is also a context manager.
 
         Args:
-            model: by default the usual one of the server.
-            protocol: ``grpc`` by default for Triton, else ``openai``. Chats need ``openai``.
+            model: name of the model; by default the server's usual model.
+            protocol: by default ``grpc`` for Triton, else ``openai``. Chats need ``openai``.
 
         Raises:
-            NotReady: it is not ready.
+            NotReady: the server is not ready.
         """
         from trtllm_hpc.client.sync_client import Client
         from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
@@ -205,10 +211,10 @@ class Run:
         return Client(endpoint_of(self.paths, 0.0), model, protocol=protocol, follow=follow)
 
     def async_client(self, model: str | None = None, *, protocol: Protocol | None = None) -> AsyncClient:
-        """Return a client of the server for asyncio, an asynchronous context manager; see :meth:`client`.
+        """Return a client for asyncio, which is also an asynchronous context manager; see :meth:`client`.
 
         Raises:
-            NotReady: it is not ready.
+            NotReady: the server is not ready.
         """
         from trtllm_hpc.client.async_client import AsyncClient
         from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
@@ -219,7 +225,7 @@ class Run:
     def cancel(self) -> RunStatus:
         """Cancel all jobs, wait until they have ended, and return the status; idempotent.
 
-        A submission that is going on is stopped.
+        A submission in progress is stopped.
 
         Raises:
             SubmissionError: Slurm refused the cancellation, or does not answer.
@@ -229,14 +235,14 @@ class Run:
         return cancel_run(self.paths)
 
     def resume(self) -> Run:
-        """Submit again what has not ended well, in the same folder, and return this run.
+        """Submit again every stage that has not completed, in the same folder, and return this run.
 
-        Stages that have completed are not repeated, but a companion needs its server again. What the
-        former attempt wrote is kept in ``attempts/``.
+        Completed stages are not repeated, except the server if the companion needs it again. Files of the
+        former attempt are kept in ``attempts/``.
 
         Raises:
-            SubmissionError: jobs of the run are still in the queue or running, another command submits,
-                cancels or removes it, every stage has completed, or Slurm refused a script.
+            SubmissionError: jobs of the run are in the queue or running; another command submits, cancels or
+                removes the run; every stage has completed; or Slurm refused a script.
         """
         from trtllm_hpc.runs.submit import resume_run
 

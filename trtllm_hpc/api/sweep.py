@@ -1,4 +1,4 @@
-"""A sweep: the variants of one job file, submitted, followed, resumed and compared."""
+"""Submit, follow, resume and compare the variants of one job file."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def plan_sweep(
     """Check every variant of a job file, without writing anything.
 
     Args:
-        vary: keys with their values, which add to the grid of the job file's section ``sweep``; or texts such
-            as ``engine.tensor_parallel=2,4``.
-        skip_refused: leave out variants that are wrong, instead of refusing all.
-        ignored_checks: ids of checks whose failure does not matter.
+        vary: keys with their values, or texts such as ``engine.tensor_parallel=2,4``. They are added to the
+            grid of the job file's section ``sweep``.
+        skip_refused: leave out invalid variants instead of refusing the whole sweep.
+        ignored_checks: IDs of checks whose failure does not refuse a variant.
 
-    Others are those of :func:`trtllm_hpc.submit`.
+    The other arguments are those of :func:`trtllm_hpc.submit`.
 
     Raises:
         ConfigError: a file, a setting, the section ``sweep`` or a variant is wrong.
@@ -70,10 +70,10 @@ def sweep(
     """Check every variant of a job file, and submit all of them.
 
     Args:
-        on_warning: receives each warning, a line or more.
+        on_warning: called with each warning, a line or more.
 
-    Others, and the errors, are those of :func:`plan_sweep`. If Slurm refuses a script, the variants submitted
-    before stay so, and ``Sweep.find().resume()`` goes on.
+    The other arguments and errors are those of :func:`plan_sweep`. If Slurm refuses a script, the variants
+    submitted before stay submitted, and ``Sweep.find().resume()`` submits the rest.
     """
     planned = plan_sweep(
         job, cluster, settings, runs, vary=vary, skip_refused=skip_refused, ignored_checks=ignored_checks
@@ -81,13 +81,13 @@ def sweep(
     for warning in planned.warnings:
         on_warning(warning)
     planned.write()
-    made = Sweep(planned.paths)
-    made.resume()
-    return made
+    submitted = Sweep(planned.paths)
+    submitted.resume()
+    return submitted
 
 
 class Sweep:
-    """A sweep; usually from :func:`trtllm_hpc.sweep` or :meth:`find`."""
+    """A sweep, as returned by :func:`trtllm_hpc.sweep`, :meth:`find` and :meth:`list`."""
 
     def __init__(self, paths: SweepPaths) -> None:
         self.paths = paths
@@ -97,13 +97,14 @@ class Sweep:
 
     @classmethod
     def find(cls, name: str | Path = "latest", runs: Path | str | None = None) -> Sweep:
-        """Return a sweep by its folder, its id or the beginning of it, its job's name, or ``latest``.
+        """Return a sweep by its folder, its ID or the beginning of its ID, its job's name, or ``latest``.
 
         Args:
+            name: folder, ID, beginning of the ID, name of the job, or ``latest``.
             runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, else the user's, else ``./runs``.
 
         Raises:
-            RunNotFound: there is none, or there are several.
+            RunNotFound: no sweep matches, or several sweeps match.
         """
         return cls(find_sweep(str(name), default_runs_folder() if runs is None else Path(runs)))
 
@@ -129,20 +130,23 @@ class Sweep:
     @property
     def runs(self) -> dict[str, Run]:
         """The run of each variant that was not refused, by the variant's name."""
-        return {it.name: Run(self.paths.run(it.name)) for it in self.record.variants if not it.refused}
+        variants = self.record.variants
+        return {
+            variant.name: Run(self.paths.run(variant.name)) for variant in variants if not variant.refused
+        }
 
     @property
     def status(self) -> SweepStatus:
-        """The state of every variant; Slurm is asked once."""
+        """The current state of every variant, with one query to Slurm for all of them."""
         from trtllm_hpc.sweeps.status import sweep_status
 
         return sweep_status(self.paths, self.record, warn=_logger.warning)
 
     def results(self, *, slo: str | None = None) -> SweepResults:
-        """Return what has been measured so far: points, the frontier, the best variant.
+        """Return the results so far: points, the frontier and the best variant.
 
         Args:
-            slo: limits instead of those of the job file, as for ``--slo``.
+            slo: limits that replace the job file's limits, as for ``--slo``.
 
         Raises:
             BadSlo: the limits cannot be parsed.
@@ -152,7 +156,11 @@ class Sweep:
         return read_results(self.paths, slo=slo, status=self.status)
 
     def wait(self, on_progress: Callable[[SweepStatus], object] = lambda status: None) -> SweepStatus:
-        """Wait until no job of the sweep is left; ``on_progress`` receives the status every few seconds."""
+        """Wait until no job of the sweep is left.
+
+        Args:
+            on_progress: called with the status every few seconds.
+        """
         while True:
             status = self.status
             on_progress(status)
@@ -161,10 +169,10 @@ class Sweep:
             time.sleep(_PAUSE_S)
 
     def cancel(self, only: Collection[str] = ()) -> SweepStatus:
-        """Cancel the jobs of all variants, or of those named.
+        """Cancel the jobs of all variants, or of the variants named in ``only``.
 
         Raises:
-            RunNotFound: no variant has a name of ``only``.
+            RunNotFound: ``only`` contains a name that no variant has.
             SubmissionError: Slurm does not answer, or another process submits variants right now.
         """
         from trtllm_hpc.sweeps.submit import cancel_sweep
@@ -174,14 +182,15 @@ class Sweep:
     def resume(
         self, only: Collection[str] = (), on_progress: OnProgress = lambda name, number, count: None
     ) -> int:
-        """Submit the variants that have not completed and are not in the queue; return how many these were.
+        """Submit the variants that have not completed and are not in the queue, and return their number.
 
         Args:
-            only: names of variants; without any, all.
-            on_progress: receives the name of a variant that was submitted, its number, and their count.
+            only: names of variants; by default all variants.
+            on_progress: called after each submission with the variant's name, its number, and the number of
+                variants to submit.
 
         Raises:
-            RunNotFound: no variant has a name of ``only``.
+            RunNotFound: ``only`` contains a name that no variant has.
             SubmissionError: Slurm refused a script, or does not answer.
         """
         from trtllm_hpc.sweeps.submit import submit_variants

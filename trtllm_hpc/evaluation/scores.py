@@ -1,6 +1,6 @@
 """Scores of an evaluation, and the gate: a threshold, or a paired comparison with another run.
 
-``status`` reads them, so this module imports nothing large.
+``status`` imports this module, so the module imports no large library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trtllm_hpc.errors import AccuracyTooLow
 from trtllm_hpc.runtime.records import JsonRecord
 
 SIGNIFICANCE = 0.05
-"""A run is called worse if a difference as large comes by chance with at most this probability."""
+"""A run counts as worse if chance alone causes such a difference with less than this probability."""
 
 Scores = Mapping[str, float]
 """The score of each question, between 0 and 1, by a hash of the question."""
@@ -27,17 +27,20 @@ class TaskScore:
 
     task: str
     metric: str
-    """As ``lm-eval`` names it, e.g. ``exact_match,strict-match``."""
+    """Name of the metric in ``lm-eval``, e.g. ``exact_match,strict-match``."""
     score: float
     """Mean of the questions' scores, between 0 and 1."""
     standard_error: float
+    """Standard error of the score, between 0 and 1."""
     questions: int
+    """Number of questions."""
     asked: Mapping[str, Any]
-    """How: ``protocol``, ``few_shot``, ``max_tokens``, ``temperature``; ``null``: as the task says."""
+    """Options of the questions: ``protocol``, ``few_shot``, ``metric``, ``max_tokens``, ``temperature``;
+    ``null``: the task's own."""
     passed: bool | None = None
-    """Whether it passes the gate; ``None`` without a gate."""
+    """Whether the score passes the gate; ``None`` without a gate."""
     gate: str = ""
-    """Why, in words."""
+    """The reason why the score passes or fails; empty without a gate."""
 
     def __str__(self) -> str:
         error = f"standard error {100 * self.standard_error:.1f} points, {self.questions} questions"
@@ -46,23 +49,23 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class EvaluationSummary(JsonRecord):
-    """What an evaluation has found."""
+    """The scores of an evaluation."""
 
     PRINTED = ("passed",)
 
     model: str
     tasks: Sequence[TaskScore]
     asked: int
-    """Questions that the last attempt has asked."""
+    """Number of questions that the last attempt sent to the server."""
     kept: int
-    """Answers kept from earlier attempts."""
+    """Number of answers kept from earlier attempts."""
     lm_eval: str
     """Version of ``lm-eval``."""
 
     @property
     def passed(self) -> bool | None:
         """Whether every task passes the gate; ``None`` without a gate."""
-        judged = [it.passed for it in self.tasks if it.passed is not None]
+        judged = [task.passed for task in self.tasks if task.passed is not None]
         return all(judged) if judged else None
 
     def lines(self) -> list[str]:
@@ -71,26 +74,26 @@ class EvaluationSummary(JsonRecord):
 
     def check(self, hint: str) -> None:
         """Raise AccuracyTooLow if a task does not pass the gate."""
-        if failed := "; ".join(str(it) for it in self.tasks if it.passed is False):
+        if failed := "; ".join(str(task) for task in self.tasks if task.passed is False):
             raise AccuracyTooLow(f"The model answers worse than the gate allows: {failed}.", hint=hint)
 
 
 def read_evaluation(file: Path) -> EvaluationSummary | None:
-    """Return the evaluation whose summary is in a file; ``None`` if it is missing or damaged."""
-    found = EvaluationSummary.read(file)
-    tasks: Any = found and found.tasks
-    return found and replace(found, tasks=[TaskScore(**it) for it in tasks])
+    """Read the summary of an evaluation; return ``None`` if the file is missing or damaged."""
+    summary = EvaluationSummary.read(file)
+    tasks: Any = summary and summary.tasks
+    return summary and replace(summary, tasks=[TaskScore(**task) for task in tasks])
 
 
 def mean_of(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and its standard error; the error of a single question is not known, so 1."""
+    """Return the mean and its standard error; 1 for a single question, whose error is unknown."""
     count, mean = len(scores), sum(scores) / len(scores)
-    variance = sum((it - mean) ** 2 for it in scores) / (count - 1) / count if count > 1 else 1.0
+    variance = sum((score - mean) ** 2 for score in scores) / (count - 1) / count if count > 1 else 1.0
     return mean, math.sqrt(variance)
 
 
 def against_threshold(score: TaskScore, threshold: float) -> TaskScore:
-    """Return the score with its judgement by a threshold."""
+    """Return the score, marked as passed if it reaches the threshold."""
     passed = score.score >= threshold
     gate = f"{'reaches' if passed else 'below'} the threshold of {100 * threshold:g} %"
     return replace(score, passed=passed, gate=gate)
@@ -104,25 +107,37 @@ def against_run(
     run: str,
     names: Iterable[str] = (),
 ) -> TaskScore:
-    """Return the score with its judgement by the same questions of another run.
+    """Return the score, marked as passed if it is not worse than another run's score of the same questions.
 
-    The test is McNemar's, exact. Those of this run's tasks (``names``) that the other run has, too, share the
-    probability of a false alarm. A run that was asked otherwise, or other questions, cannot be compared.
+    McNemar's exact test compares the answers. The tasks that both runs have share the probability of a false
+    alarm. Runs with other questions or other options cannot be compared; the score then fails.
+
+    Args:
+        score: of a task of this run.
+        scores: of the task's questions in this run.
+        base: the other run's evaluation; ``None`` if that run was not evaluated.
+        base_scores: of the task's questions in the other run.
+        run: ID of the other run.
+        names: of all tasks of this run.
     """
     tasks = base.tasks if base else ()
-    other = next((it for it in tasks if (it.task, it.metric) == (score.task, score.metric)), None)
+    other = next((task for task in tasks if (task.task, task.metric) == (score.task, score.metric)), None)
     common = sorted(scores.keys() & base_scores.keys())
     if other is None or not common:
         return replace(score, passed=False, gate=f"not compared: run {run} has no score of these questions")
-    own = "as the task says"
-    asked = {key: it for key, it in other.asked.items() if key != "metric" and score.asked.get(key) != it}
-    if unlike := [f"{key} {own if it is None else it}" for key, it in asked.items()]:
-        return replace(score, passed=False, gate=f"not compared: run {run} used {', '.join(unlike)}")
+    different = {
+        key: value for key, value in other.asked.items() if key != "metric" and score.asked.get(key) != value
+    }
+    if different:
+        options = [
+            f"the task's own {key}" if value is None else f"{key} {value}" for key, value in different.items()
+        ]
+        return replace(score, passed=False, gate=f"not compared: run {run} used {', '.join(options)}")
     losses = [base_scores[key] - scores[key] for key in common]
     if not set(losses) <= {-1.0, 0.0, 1.0}:
         return replace(score, passed=False, gate="not compared: not every answer is right or wrong")
-    alpha = SIGNIFICANCE / len({score.task, *names} & {it.task for it in tasks})
-    # The probability that chance alone makes the second run as much worse.
+    alpha = SIGNIFICANCE / len({score.task, *names} & {task.task for task in tasks})
+    # The probability that chance alone makes this run at least as much worse.
     lost, won = losses.count(1.0), losses.count(-1.0)
     p_value = sum(math.comb(lost + won, count) for count in range(lost, lost + won + 1)) / 2 ** (lost + won)
     loss = 100 * detectable_loss(losses, alpha)
@@ -135,9 +150,10 @@ def against_run(
 
 
 def detectable_loss(losses: Sequence[float], alpha: float = SIGNIFICANCE) -> float:
-    """Return the smallest loss that the test finds in 4 of 5 cases; no difference counts as a single one."""
+    """Return the smallest loss, between 0 and 1, that the test finds in 4 of 5 cases."""
     from statistics import NormalDist
 
     errors = NormalDist().inv_cdf(1 - alpha) + NormalDist().inv_cdf(0.8)
-    spread = math.sqrt((sum(it * it for it in losses) + 1) / (len(losses) + 1))
+    # One more difference is assumed, so that the spread is above 0 if all answers agree.
+    spread = math.sqrt((sum(loss * loss for loss in losses) + 1) / (len(losses) + 1))
     return min(1.0, errors * spread / math.sqrt(len(losses)))

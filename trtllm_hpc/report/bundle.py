@@ -1,4 +1,4 @@
-"""A failed run in one short text, for those who are asked for help (``explain --bundle``)."""
+"""A failed run as one short text, for the person who is asked for help (``explain --bundle``)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trtllm_hpc.paths import read_json
 from trtllm_hpc.report.formatting import format_time
 
 BUNDLE_BYTES = 64 << 10
-"""A bundle is no longer, so that it can be pasted into an issue or a chat."""
+"""Largest size of a bundle in bytes: it can be pasted into an issue or a chat."""
 _PLAN_CHARACTERS, _LAST_CHARACTERS = 12 << 10, 24 << 10
 _SURROUNDINGS, _LAST_LINES, _LONGEST_LINE = 3, 8, 400
 _PROMPTS = re.compile(
     r"""(["']?\b(?:prompt|prompts|messages|content|text_input|input|inputs|query|question)["']?\s*[:=]\s*)"""
     r"""("(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|\[.*\]?)"""
 )
-"""What users asked a model, as JSON, Python and the logs of servers write it."""
+"""Input of the model's users, as JSON, Python and server logs write it."""
 _HOMES = re.compile(r"((?:/home|/users?|/Users|/u|/scratch|/work|/project|/data)/)([A-Za-z][\w.-]*)")
 _USER = re.compile(r"(\b(?:user|USER|username|UserId|LOGNAME|User)\s*[=:]\s*)([\w.-]+)")
 
@@ -33,20 +33,26 @@ _USER = re.compile(r"(\b(?:user|USER|username|UserId|LOGNAME|User)\s*[=:]\s*)([\
 def bundle(
     run: RunSnapshot | None, answer: Sequence[str], facts: Sequence[LogFacts], names: Sequence[str]
 ) -> str:
-    """Return what a person needs who is to help with a failed run, in at most 64 KiB of Markdown.
+    """Return at most 64 KiB of Markdown for a person who helps with a failed run.
 
-    It has the answer, the most suspicious lines with their surroundings, versions, plan, timeline and the
-    last lines of each log (``names``, of which ``facts`` are known); no keys, no prompts, no names of users.
+    The bundle contains the answer of ``explain``, the most suspicious lines with the lines around them,
+    versions, plan, timeline and the last lines of each log. It contains no keys, prompts or user names.
+
+    Args:
+        run: the failed run; ``None`` if ``explain`` read logs that belong to no run.
+        answer: the lines that ``explain`` prints.
+        facts: what is known about the logs.
+        names: paths of the logs.
     """
-    around = [
-        "\n".join([clue.quotation, *(f"    | {it}" for it in _surroundings(clue.file, clue.at))])
+    suspicious = [
+        "\n".join([clue.quotation, *(f"    | {line}" for line in _surroundings(clue.file, clue.at))])
         for clue in suspicious_lines(facts, names, {})
     ]
-    of_logs = {f"{program} {version}" for it in facts for program, version in it.versions.items()}
-    versions = [f"trtllm-hpc {__version__}", *sorted(of_logs)]
+    logged = {f"{program} {version}" for log in facts for program, version in log.versions.items()}
+    versions = [f"trtllm-hpc {__version__}", *sorted(logged)]
     parts = {
         "Answer": "\n".join(answer),
-        "Most suspicious lines": "\n".join(around),
+        "Most suspicious lines": "\n".join(suspicious),
         "Versions": "\n".join(versions),
     }
     if run is not None:
@@ -55,8 +61,10 @@ def bundle(
             plan = read_json(run.paths.plan)
         parts["Plan"] = "" if plan is None else json.dumps(plan, indent=1)[:_PLAN_CHARACTERS]
         parts["Timeline"] = "\n".join(
-            f"{format_time(it.time)} {it.stage} {it.name} {json.dumps(it.data)}" for it in run.all_events
+            f"{format_time(event.time)} {event.stage} {event.name} {json.dumps(event.data)}"
+            for event in run.all_events
         )[-_PLAN_CHARACTERS:]
+    # Each log gets an equal share of the text, but at least one line.
     share = _LAST_CHARACTERS // max(1, len(names))
     last = [f"{name}:\n" + "\n".join(_last(name))[-max(share, _LONGEST_LINE) :] for name in names]
     parts["Last lines"] = "\n\n".join(last)[:_LAST_CHARACTERS]
@@ -66,25 +74,26 @@ def bundle(
 
 
 def _cleaner(run: RunSnapshot | None) -> Callable[[str], str]:
-    """Return what takes keys, prompts and names of users out of a text."""
+    """Return a function that removes keys, prompts and user names from a text."""
     names = {os.environ.get("USER", ""), Path.home().name}
     with suppress(OSError, KeyError):
         names.add(getpass.getuser())
     with suppress(OSError, KeyError):
         names.add(run.paths.folder.owner() if run is not None else "")
+    # "root" and one-letter names are words of many log lines and identify nobody.
     known = [name for name in names if len(name) > 1 and name != "root"]
-    of_users = re.compile(rf"\b(?:{'|'.join(map(re.escape, known))})\b") if known else None
+    user_names = re.compile(rf"\b(?:{'|'.join(map(re.escape, known))})\b") if known else None
 
     def clean(text: str) -> str:
         text = quoted(text) if run is None else run.quoted(text)
         text = _USER.sub(r"\1USER", _HOMES.sub(r"\1USER", _PROMPTS.sub(r"\1***", text)))
-        return text if of_users is None else of_users.sub("USER", text)
+        return text if user_names is None else user_names.sub("USER", text)
 
     return clean
 
 
 def _surroundings(name: str, at: int) -> list[str]:
-    """Return the lines of a log around the one that begins at ``at``."""
+    """Return some lines of a log before and after byte ``at``, the beginning of a line."""
     try:
         with opened(Path(name)) as log:
             begin = max(0, at - _LONGEST_LINE * _SURROUNDINGS)
@@ -98,4 +107,5 @@ def _surroundings(name: str, at: int) -> list[str]:
 
 
 def _last(name: str) -> list[str]:
-    return [decode(uncoloured(it.encode()))[:_LONGEST_LINE] for it in last_lines(Path(name), _LAST_LINES)]
+    lines = last_lines(Path(name), _LAST_LINES)
+    return [decode(uncoloured(line.encode()))[:_LONGEST_LINE] for line in lines]

@@ -23,7 +23,7 @@ _GIB = 2**30
 
 
 def checks_table(rows: Sequence[Diagnostic], *, narrow: bool) -> Table:
-    """Return a table with a row for each check; in a ``narrow`` one the remedy is below the sentence."""
+    """Return a table with a row for each check; a ``narrow`` table shows the remedy below the sentence."""
     table = Table("check", "outcome", "what was found", *(() if narrow else ("next",)))
     for row in rows:
         below = f"\nnext: {row.hint}" if narrow and row.hint else ""
@@ -33,7 +33,7 @@ def checks_table(rows: Sequence[Diagnostic], *, narrow: bool) -> Table:
 
 
 def memory_table(plan: MemoryPlan) -> Table:
-    """Return the table of the memory planner's figures for one rank."""
+    """Return a table of the planned GPU memory of one rank."""
     table = Table("memory of one rank", "GiB", "how", right=("GiB",), one_line=("memory of one rank",))
     split = f"tp {plan.parallel.tensor}, pp {plan.parallel.pipeline}"
     steps = f"a step of {plan.step_tokens} tokens; an estimate"
@@ -52,8 +52,8 @@ def memory_table(plan: MemoryPlan) -> Table:
         longest = "" if plan.request_tokens is None else f" of {plan.request_tokens}"
         table.add_row("KV cache", _gib(plan.cache), f"{per_token}: {plan.tokens} tokens{requests}{longest}")
     if plan.capacity is not None:
-        share = f"the cache gets {plan.fraction:.0%} of what is free after loading"
-        table.add_row("all that a rank has", _gib(plan.capacity), share)
+        share = f"the cache gets {plan.fraction:.0%} of the memory that is free after loading"
+        table.add_row("available to a rank", _gib(plan.capacity), share)
     return table
 
 
@@ -63,13 +63,13 @@ def _gib(size: float) -> str:
 
 _USER, _HOME, _VALUE = "USER", "HOME", "VALUE"
 _SHORT = 8
-"""Values of variables up to this length are numbers, switches and names of interfaces."""
+"""Characters of a variable's value that is kept: so short are numbers, switches and names of interfaces."""
 
 
 def bundle_text(report: NodeReport, rows: Sequence[Diagnostic]) -> str:
-    """Return the bundle as JSON.
+    """Return the bundle as JSON, without job files, prompts, keys and environment variables.
 
-    It has no job file, prompt, key, nor environment but versions; the user's name and home are replaced.
+    Placeholders replace the user's name and home folder.
     """
     record = {
         "trtllm_hpc": __version__,
@@ -78,11 +78,12 @@ def bundle_text(report: NodeReport, rows: Sequence[Diagnostic]) -> str:
         "command_lines": {"programs": report.wanted.programs, "serve": report.wanted.serve},
         "facts": report.facts,
     }
-    # Rows quote logs, and a setup line with `set -x` writes variables into them.
+    # Rows quote logs, and with `set -x` a setup line writes values of variables into a log.
     names = {value: _VALUE for value in report.cluster.environment.values() if len(value) > _SHORT}
     user = pwd.getpwuid(os.getuid())
     homes = {str(Path.home()), user.pw_dir, os.path.realpath(user.pw_dir)} - {"/"}
     names |= {**dict.fromkeys(homes, _HOME), user.pw_name: _USER, getpass.getuser(): _USER}
+    # The longest first: a home folder contains the user's name.
     longest_first = sorted(names, key=len, reverse=True)
     pattern = "|".join(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])" for name in longest_first)
     return json.dumps(_replaced(record, re.compile(pattern), names), indent=2, ensure_ascii=False) + "\n"
@@ -93,8 +94,8 @@ def _replaced(value: Any, pattern: re.Pattern[str], names: dict[str, str]) -> An
         return pattern.sub(lambda match: names[match[0]], value)
     if isinstance(value, dict):
         return {
-            _replaced(key, pattern, names): _replaced(each, pattern, names) for key, each in value.items()
+            _replaced(key, pattern, names): _replaced(inner, pattern, names) for key, inner in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_replaced(each, pattern, names) for each in value]
+        return [_replaced(item, pattern, names) for item in value]
     return value

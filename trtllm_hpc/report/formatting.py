@@ -1,4 +1,4 @@
-"""Figures, sizes and times as text for people."""
+"""Figures, sizes and times as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LONGEST_TEXT = 300
 
 
 def quantity(value: float | None, digits: int = 3) -> str:
-    """Return a number with ``digits`` significant digits and its whole integer part: ``1,234``, ``12.3``."""
+    """Return a number with ``digits`` significant digits, but all integer digits: ``1,234``, ``12.3``."""
     if value is None:
         return NONE
     if value == 0:
@@ -30,15 +30,13 @@ def share(value: float | None) -> str:
 
 
 def cut(text: str) -> str:
-    """Return the beginning of a text: lists of prompts, or a proxy's error page, may have any length."""
+    """Return the first 300 characters of a text: a list of prompts or a proxy's error page may be long."""
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"
 
 
 def plus_minus(interval: Interval) -> str:
-    """Return the margin of the interval, as ``± 1.2``; empty for a single pass.
-
-    It is taken from the upper end, because the lower one is cut at 0.
-    """
+    """Return half the width of the interval, as ``± 1.2``; empty for a single pass."""
+    # The lower end is cut at 0, so only the upper end shows the true margin.
     return "" if interval.high is None else f"± {quantity(interval.high - interval.mean, 2)}"
 
 

@@ -1,4 +1,4 @@
-"""The levels of a measurement: labels, figures, the headline level, and tables of pandas."""
+"""The levels of a measurement: labels, figures, the headline level, and pandas tables."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 KEPT_UP = 0.9
-"""Least share of the requests sent each second that a server which keeps up finishes."""
-_PER_REQUEST = tuple(it for it in METRICS if isinstance(it, PerRequest) and it is not ITL)
-"""Metrics with one value for each request; the gaps between tokens are several."""
+"""A server keeps up if it finishes at least this share of the requests sent each second."""
+_PER_REQUEST = tuple(metric for metric in METRICS if isinstance(metric, PerRequest) and metric is not ITL)
+"""Metrics with one value for each request. Inter-token latency (ITL) has one value for each gap."""
 _FIELDS = (
     *("repeat", "phase", "index", "status", "error", "scheduled_s", "sent_s", "first_token_s", "ended_s"),
     *("session", "turn"),
@@ -26,7 +26,7 @@ _FIELDS = (
 
 
 def served(measurement: MeasurementSummary) -> list[str]:
-    """Return in words what was measured: the model, its nodes, its GPUs, and how it is split over them."""
+    """Return the model, its nodes and GPUs, and how the model is split over them, each in words."""
     server, engine = (measurement.provenance.get(part) or {} for part in ("server", "engine"))
     nodes = server.get("nodes") or list(filter(None, [server.get("host")]))
     gpus = {gpu.partition(",")[0] for rank in server.get("ranks", ()) for gpu in rank.get("gpu_models", ())}
@@ -42,29 +42,30 @@ def served(measurement: MeasurementSummary) -> list[str]:
 
 
 def level_labels(measurement: MeasurementSummary) -> list[str]:
-    """What each level is called; levels of one name are numbered."""
-    names = [result.level.label for result in measurement.levels]
-    twice = {name for name, count in Counter(names).items() if count > 1}
+    """Return the label of each level. Levels with the same label are numbered."""
+    labels = [result.level.label for result in measurement.levels]
+    repeated = {label for label, count in Counter(labels).items() if count > 1}
     return [
-        f"{name} ({names[: place + 1].count(name)})" if name in twice else name
-        for place, name in enumerate(names)
+        f"{label} ({labels[: place + 1].count(label)})" if label in repeated else label
+        for place, label in enumerate(labels)
     ]
 
 
 def ascending_levels(measurement: MeasurementSummary) -> list[tuple[str, LevelResult]]:
     """Return each level with its label, from the lowest load to the highest.
 
-    A search tries its rates in another order.
+    A search measures the levels in another order.
     """
     labelled = zip(level_labels(measurement), measurement.levels, strict=True)
     return sorted(labelled, key=lambda level: load_of(level[1]))
 
 
 def headline_level(measurement: MeasurementSummary) -> int | None:
-    """The level whose figures stand for the measurement; ``None`` without levels.
+    """Return the index of the level whose figures represent the measurement; ``None`` without levels.
 
-    The one that the search found; else, of those that are valid (of all if none is), the highest load that
-    the server kept up with; else the one with the most requests finished each second.
+    After a search this is the highest rate that holds the SLO. Otherwise it is, among the valid levels (all
+    levels if none is valid), the highest load that the server kept up with, or, if the server kept up with
+    none, the level with the most requests finished each second.
     """
     levels = measurement.levels
     search = measurement.search
@@ -78,52 +79,55 @@ def headline_level(measurement: MeasurementSummary) -> int | None:
 
 
 def figure_of(result: LevelResult, key: str, statistic: str | None = None) -> Interval | None:
-    """Return a figure of a level, of a distribution one of its statistics; ``None`` if there is none."""
-    found = result.metrics.get(key)
-    return found.get(statistic or "") if isinstance(found, dict) else found
+    """Return a figure of a level, or one ``statistic`` of a distribution; ``None`` if it was not measured."""
+    figure = result.metrics.get(key)
+    return figure.get(statistic or "") if isinstance(figure, dict) else figure
 
 
 def level_figures(result: LevelResult) -> dict[str, float]:
-    """Return the figures of a level, means over its passes; those of distributions as ``ttft_ms.p99``."""
+    """Return the figures of a level as means over its passes.
+
+    The key of a distribution's statistic is, for example, ``ttft_ms.p99``.
+    """
     figures: dict[str, float] = {}
     for key, value in result.metrics.items():
         if isinstance(value, Interval):
             figures[key] = value.mean
         else:
-            figures |= {f"{key}.{statistic}": it.mean for statistic, it in value.items()}
+            figures |= {f"{key}.{statistic}": interval.mean for statistic, interval in value.items()}
     return figures
 
 
 def is_valid(result: LevelResult) -> bool:
-    """Whether the figures of every pass over the level may be used."""
-    return all(one.verdict.valid for one in result.passes)
+    """Return whether the figures of every pass over the level may be used."""
+    return all(level_pass.verdict.valid for level_pass in result.passes)
 
 
 def keeps_up(result: LevelResult) -> bool:
-    """Whether latency did not grow, and nearly as many requests were finished each second as were sent."""
-    if any(one.verdict.unsteady for one in result.passes):
+    """Return whether latency stayed steady and the server finished at least 90 % of the sending rate."""
+    if any(level_pass.verdict.unsteady for level_pass in result.passes):
         return False
     sent = figure_of(result, "sent_rate_per_s")
     return sent is not None and finished_rate(result) >= KEPT_UP * sent.mean
 
 
 def finished_rate(result: LevelResult) -> float:
-    """Requests finished each second, over all passes; 0 if none was."""
+    """Return the mean number of requests finished each second over all passes; 0 if none finished."""
     rate = figure_of(result, "finished_rate_per_s")
     return 0.0 if rate is None else rate.mean
 
 
 def load_of(result: LevelResult) -> float:
-    """What is asked: requests a second, or requests outstanding."""
+    """Return the requested load: requests per second, or outstanding requests of a closed loop."""
     level = result.level
     return float(level.concurrency) if isinstance(level, ClosedLoop) else level.rate_per_s
 
 
-# Tables of pandas, which is imported when one is asked for -----------------------------------------
+# Tables of pandas, which is imported only when a table is requested --------------------------------
 
 
 def requests_frame(measurement: MeasurementSummary, records: Sequence[RequestRecord]) -> DataFrame:
-    """Return one row for each request, in the order of the file."""
+    """Return a table with one row for each request, in the order of ``records``."""
     labels = level_labels(measurement)
     rows = [
         {
@@ -142,7 +146,7 @@ def requests_frame(measurement: MeasurementSummary, records: Sequence[RequestRec
 
 
 def levels_frame(measurement: MeasurementSummary) -> DataFrame:
-    """Return one row for each level of load, in the order of measurement."""
+    """Return a table with one row for each level of load, in the order of measurement."""
     labels = level_labels(measurement)
     rows = [
         {

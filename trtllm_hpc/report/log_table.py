@@ -34,21 +34,21 @@ class LogRow:
     """One log of a run."""
 
     step: str
-    """The stage, or the step of one; of several instances ``serve.0`` and so on."""
+    """The stage or its job step. With several instances, ``serve.0`` is the first instance."""
     rank: int | None
-    """``None``: the output of the batch script."""
+    """Number of the rank; ``None`` for the output of the batch script."""
     host: str | None
     state: str
-    """Of the writer: ``running``, ``ended 0``, ``stopped by companion``... in a few words."""
+    """State of the process that writes the log: ``running``, ``ended 0``, ``stopped by companion``..."""
     size_bytes: int | None
-    """``None``: the log is not there yet."""
+    """Size of the log in bytes; ``None`` until the log exists."""
     first_error: str | None
     """The first line that looks like an error."""
     path: str
 
     @property
     def instance(self) -> int | None:
-        """Number of the instance; ``None`` where there is only one."""
+        """Number of the instance; ``None`` if the run has a single instance."""
         number = self.step.partition(".")[2]
         return int(number) if number else None
 
@@ -56,19 +56,19 @@ class LogRow:
 def list_with_causes(run: RunPaths) -> tuple[list[LogRow], Sequence[Finding]]:
     """Return one row for each log of a run, and the causes of its failure, the likeliest first.
 
-    Where a stage has not recorded its end itself, its state comes from Slurm,
-    if Slurm answers. A run whose logs all ended well is not looked up.
+    If a stage has not recorded its own end, its state comes from Slurm, provided that Slurm answers. Slurm is
+    not asked about a run whose logs all ended well.
     """
     snapshot = RunSnapshot(run)
     logs = list_logs(snapshot)
-    # Those of ranks that failed are read first.
+    # Logs of failed ranks are read first.
     paths = [log.path for log in sorted(logs, key=lambda log: not log.state.startswith("failed"))]
-    errors = {path: it.first_error for path, it in zip(paths, logs_facts(paths), strict=True)}
+    errors = {path: facts.first_error for path, facts in zip(paths, logs_facts(paths), strict=True)}
     rows = []
     for log in logs:
         error = errors[log.path]
-        of_log = (log.size_bytes, error and snapshot.quoted(error), str(log.path))
-        rows.append(LogRow(log.step, log.rank, log.host, log.state, *of_log))
+        file = (log.size_bytes, error and snapshot.quoted(error), str(log.path))
+        rows.append(LogRow(log.step, log.rank, log.host, log.state, *file))
     if all(log.state == _WELL or log.state.startswith(_STOPPED) for log in logs):
         return rows, ()
     try:
@@ -77,34 +77,39 @@ def list_with_causes(run: RunPaths) -> tuple[list[LogRow], Sequence[Finding]]:
         return rows, ()
     stages = {stage.stage: stage for stage in status.stages}
     for place, row in enumerate(rows):
-        stage, state, of_script = stages.get(stage_of(row.step)), row.state, row.rank is None
+        stage, state, is_script = stages.get(stage_of(row.step)), row.state, row.rank is None
         if stage is not None and stage.final and state == RUNNING:
-            state = CANCELLED if of_script and stage.state == "CANCELLED" else SILENT
-        elif stage is not None and state == NO_RECORD and of_script:
+            state = CANCELLED if is_script and stage.state == "CANCELLED" else SILENT
+        elif stage is not None and state == NO_RECORD and is_script:
             state = NEVER_STARTED if stage.final else stage.state.lower()
         rows[place] = replace(row, state=state)
     return rows, status.causes
 
 
 def print_logs(rows: Sequence[LogRow]) -> None:
-    """Print the rows, many ranks in the same state as one, and below them first errors, in a pipe whole."""
+    """Print the rows, then the first errors. Many ranks in the same state share a row.
+
+    A terminal shows the beginning of each error, a pipe the whole line.
+    """
     table = Table("stage", "rank", "host", "state", "size", right=("rank", "size"), one_line=("size",))
     errors, groups = list[str](), list[RankGroup[LogRow]]()
-    # Batch scripts stand alone, the ranks of each step in groups.
-    for (_, of_rank), some in groupby(rows, lambda row: (row.step.partition(".")[0], row.rank is not None)):
-        members = list(some)
-        groups += grouped(members) if of_rank else [RankGroup((row,)) for row in members]
+    # Each batch script has its own row; the ranks of a step are grouped.
+    for (_, is_rank), of_step in groupby(
+        rows, lambda row: (row.step.partition(".")[0], row.rank is not None)
+    ):
+        members = list(of_step)
+        groups += grouped(members) if is_rank else [RankGroup((row,)) for row in members]
     for group in groups:
         sizes = [row.size_bytes for row in group.members if row.size_bytes is not None]
         size = format_bytes(sum(sizes)) if sizes else NONE
         kind = group.members[0].step.partition(".")[0]
         step = f"{kind}.{group.instances}" if group.instances else kind
         table.add_row(step, group.ranks or NONE, group.host or NONE, group.state, size)
-        if having := [row for row in group.members if row.first_error]:
-            more = f" and {len(having) - 1} more" if len(having) > 1 else ""
-            which = f"{RankGroup((having[0],)).name}{more}: " if len(group.members) > 1 else ""
+        if with_error := [row for row in group.members if row.first_error]:
+            more = f" and {len(with_error) - 1} more" if len(with_error) > 1 else ""
+            which = f"{RankGroup((with_error[0],)).name}{more}: " if len(group.members) > 1 else ""
             ranks = f"[{group.ranks}]" if group.ranks else ""
-            errors.append(f"{step}{ranks}: {which}{having[0].first_error}")
+            errors.append(f"{step}{ranks}: {which}{with_error[0].first_error}")
     print_table(table)
     width = terminal_width()
     for error in ("\nfirst errors:", *errors) if errors else ():

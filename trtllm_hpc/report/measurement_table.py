@@ -1,5 +1,8 @@
-"""Measurements as text: one with its levels, the latencies of its headline level, and what to know; and two
-side by side."""
+"""Measurements as text.
+
+A single measurement shows its levels, the latencies of its headline level, and its verdict. A comparison
+shows two measurements side by side.
+"""
 
 from __future__ import annotations
 
@@ -42,24 +45,21 @@ _LEVEL_FIGURES = {
     "latency\np99": ("latency_ms", "p99"),
 }
 _OPTIONAL = (_GOODPUT, "latency\np99", _TOKENS, "TTFT\np99", "TPOT\np50", "TTFT\np50", "latency\np50")
-"""What a terminal that is too narrow for all figures does without, the last first."""
+"""Columns that a narrow terminal leaves out, the last one first."""
 
 
 def print_measurement(measurement: MeasurementSummary) -> None:
-    """Print the table with as many figures as there is room for in the terminal."""
+    """Print a measurement with the figures that fit into the terminal's width."""
     sys.stdout.write(measurement_text(measurement, terminal_width() or _WIDTH))
 
 
 def measurement_text(measurement: MeasurementSummary, width: int = _WIDTH) -> str:
-    """Return what there is to say of a measurement, in ``width`` columns, of which it needs 60.
-
-    Figures without room are left out.
-    """
+    """Return a measurement as text of ``width`` (at least 60) columns, without figures that do not fit."""
     tables = [_levels(measurement), energy_table(measurement)]
     level = headline_level(measurement)
     if level is not None:
         tables += [_latencies(measurement, level), turns_table(measurement, level)]
-    # The table of the levels stands there even without any.
+    # The table of the levels is shown even if it is empty.
     texts = [as_text(table, width) for table in tables if table.rows or table is tables[0]]
     texts = [f"{wrap(title(measurement), width)}\n", *texts, wrap("\n".join(sentences(measurement)), width)]
     return "\n".join(texts) + "\n"
@@ -114,7 +114,7 @@ def _latencies(measurement: MeasurementSummary, level: int) -> Table:
     table = Table(name, *headers, right=headers, optional=("p95", "mean", "p90", *margin))
     for key, latency in _LATENCIES.items():
         if key not in result.metrics and result.metrics:
-            continue  # of answers that were not streamed there are no times of tokens
+            continue  # answers that were not streamed have no token times
         p99 = figure_of(result, key, "p99")
         cells = {header: _figure(result, key, header) for header in headers}
         cells |= dict.fromkeys(margin, "" if p99 is None else plus_minus(p99))
@@ -123,27 +123,28 @@ def _latencies(measurement: MeasurementSummary, level: int) -> Table:
 
 
 _PROMPT = ("prompt tokens", "cached share")
-_OF_TURN = (
-    *(("input_tokens", "p50"), ("cached_prompt_share", "real")),  # a float by itself
+_TURN_FIGURES = (
+    # The cached share is a plain float, not a distribution; `real` returns the float itself.
+    *(("input_tokens", "p50"), ("cached_prompt_share", "real")),
     *((f"{name}_ms", statistic) for name in ("ttft", "latency") for statistic in ("p50", "p99")),
 )
 
 
 def turns_table(measurement: MeasurementSummary, level: int | None) -> Table:
-    """Return a table with a row for each turn of a level's conversations; its times are in milliseconds."""
+    """Return a table with a row for each turn of a level's conversations, with times in milliseconds."""
     headers = ("requests", "failed", *_PROMPT, "TTFT p50", "p99", "latency p50", "p99")
     table = Table("turn", *headers, right=headers, optional=_PROMPT)
-    for it in () if level is None else measurement.levels[level].turns:
+    for turn in () if level is None else measurement.levels[level].turns:
         figures = [
-            quantity(getattr(it.metrics[key], statistic)) if key in it.metrics else NONE
-            for key, statistic in _OF_TURN
+            quantity(getattr(turn.metrics[key], statistic)) if key in turn.metrics else NONE
+            for key, statistic in _TURN_FIGURES
         ]
-        table.add_row(it.turn, f"{it.requests:,}", f"{it.failed:,}", *figures)
+        table.add_row(turn.turn, f"{turn.requests:,}", f"{turn.failed:,}", *figures)
     return table
 
 
 def title(measurement: MeasurementSummary) -> str:
-    """Which measurement it is, and below that of what."""
+    """Return the measurement's name and start, what it measured, and how."""
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(measurement.started_at))
     streaming = "streaming" if measurement.streaming else "not streaming"
     return (
@@ -154,29 +155,29 @@ def title(measurement: MeasurementSummary) -> str:
 
 
 def sentences(measurement: MeasurementSummary) -> Iterator[str]:
-    """The search, the limits, tokens, errors, and the verdict last."""
+    """Yield sentences on energy, the search, the SLO, tokens, errors and, last, the verdict."""
     if measurement.energy:
         yield f"energy: {measurement.energy}"
     if (search := measurement.search) is not None:
         if search.max_rate_per_s is None:
-            found = f"No rate that was tried holds {search.slo}."
+            outcome = f"None of the tried rates holds {search.slo}."
         else:
             failing = search.first_failing_per_s
-            above = "; no rate above it failed" if failing is None else f", and fails at {failing:g}"
-            found = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s{above}."
-        yield f"search: {found} {search.stopped or ''}".rstrip()
+            above = "; no higher rate failed" if failing is None else f", and fails at {failing:g}"
+            outcome = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s{above}."
+        yield f"search: {outcome} {search.stopped or ''}".rstrip()
     yield from _slo_sentences(measurement)
     for kind in ("input", "output"):
         if (tokens := measurement.tokens.get(kind)) is None:
             continue
         counted_by = ", ".join(measurement.tokens.get(f"{kind}_by") or ["no source"])
         hits = measurement.tokens.get("kv_hit_share_by_server") if kind == "input" else None
-        found = "" if hits is None else f"; the server found {hits:.0%} of their KV blocks"
-        yield f"{kind} tokens: {tokens:,}, counted by {counted_by}{found}"
+        reused = "" if hits is None else f"; the server reused {hits:.0%} of their KV blocks"
+        yield f"{kind} tokens: {tokens:,}, counted by {counted_by}{reused}"
     for words, count in sorted(measurement.errors.items(), key=lambda item: -item[1]):
         yield f"failed: {count:,} time{'s' if count != 1 else ''} {cut(words)}"
     if not all(map(is_valid, measurement.levels)):
-        yield "!: a level whose figures are not valid"
+        yield "!: the figures of this level are not valid"
     yield from (f"note: {warning}" for warning in measurement.verdict.warnings)
     yield from (f"not valid: {finding}" for finding in measurement.verdict.findings)
     if measurement.verdict.valid:
@@ -184,35 +185,38 @@ def sentences(measurement: MeasurementSummary) -> Iterator[str]:
 
 
 _MAX_FAILED_SHARE = 0.01
-"""With a larger share of failed requests a level keeps no SLO, whatever the answered ones took."""
+"""With a larger share of failed requests a level misses every SLO, however fast the other answers were."""
 
 
 def _slo_sentences(measurement: MeasurementSummary) -> Iterator[str]:
-    """Say at which levels the limits hold, in every pass, and of each other level what breaks them."""
+    """Yield the levels that hold the SLO in every pass, then for each other level the limits it breaks."""
     slo = measurement.search.slo if measurement.search else measurement.settings.get("slo")
     try:
         limits = parse_slo(slo) if slo else None
-    except BadSlo:  # another version wrote it; the figures are still readable
+    except BadSlo:  # another version wrote the SLO; the figures are still readable
         return
     if limits is None:
         return
     holding, broken = list[str](), list[str]()
-    for label, result in ascending_levels(measurement):
-        failing = [it for it in result.passes if it.failed > _MAX_FAILED_SHARE * it.measured]
-        violating = [it for it in result.passes if limits.violations(it.metrics)]
-        missed = sum(it in failing or it in violating for it in result.passes)
+    for label, level in ascending_levels(measurement):
+        passes = level.passes
+        failing = [result for result in passes if result.failed > _MAX_FAILED_SHARE * result.measured]
+        violating = [result for result in passes if limits.violations(result.metrics)]
+        missed = sum(result in failing or result in violating for result in passes)
         if not missed:
             holding.append(label)
             continue
-        reasons = limits.violations(*(it.metrics for it in result.passes))
+        reasons = limits.violations(*(result.metrics for result in passes))
         if failing:
-            failed = sum(it.failed for it in failing)
-            reasons.append(f"{failed} of {result.measured} requests failed, which keep no limit.")
-        passes = f", in {missed} of {len(result.passes)} passes" if len(result.passes) > 1 else ""
-        broken.append(f"slo does not hold at {label}{passes}: {' '.join(reasons)}")
+            failed = sum(result.failed for result in failing)
+            reasons.append(
+                f"{failed} of {level.measured} requests failed, and a failed request misses the SLO."
+            )
+        share_of_passes = f", in {missed} of {len(passes)} passes" if len(passes) > 1 else ""
+        broken.append(f"slo does not hold at {label}{share_of_passes}: {' '.join(reasons)}")
     if holding:
         failed = sum(level.failed for level in measurement.levels)
-        limit = f" (for the requests that were answered; {failed} failed)" if failed else ""
+        limit = f" (for the answered requests; {failed} failed)" if failed else ""
         yield f"slo {slo} holds at {', '.join(holding)}{limit}"
     yield from broken
 
@@ -226,13 +230,13 @@ _NAMES |= {"finished_rate_per_s": "finished", "output_tokens_per_s": "output", "
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print the table below its remarks; a narrow terminal does without the interval."""
+    """Print the remarks, then the table. A narrow terminal leaves out the confidence interval."""
     print(wrap("\n".join(remarks(comparison)), terminal_width()))
     print_table(comparison_table(comparison))
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return a table with a row for each level and figure, and a verdict on each difference if judged."""
+    """Return a table with a row for each level and figure, with a verdict on each difference if judged."""
     numbers = ("A", "B", "change", _INTERVAL)
     table = Table(
         *("figure", *numbers, "verdict"),
@@ -261,7 +265,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """Return what a reader of the table must know, a line each."""
+    """Return the names of both measurements, what differs between them, and notes: a line each."""
     lines = [f"A: {comparison.a}", f"B: {comparison.b}"]
     for kind, sentences in (
         ("not valid", comparison.invalid),
@@ -275,7 +279,7 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def verdict(row: ComparedFigure) -> str:
-    """Return ``same``, ``better`` or ``worse``, and whether that may be chance."""
+    """Return ``same``, ``better`` or ``worse``, and whether the difference may be chance."""
     if row.better is None or not row.beyond:
         return "same"
     direction = "better" if row.better else "worse"

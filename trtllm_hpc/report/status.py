@@ -1,4 +1,4 @@
-"""The stages of a run as a table; its engine, what it has used, its guests and its ranks in words."""
+"""The stages of a run as a table; its engine, resource use, proxy clients and ranks in words."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ def status_table(stages: Sequence[StageStatus], now: float) -> Table:
     return table
 
 
-def engine_lines(found: CachedEngine | None) -> list[str]:
-    """Return what `render` and `submit` print; nothing for a run that needs no engine from the cache."""
-    if found is None:
+def engine_lines(engine: CachedEngine | None) -> list[str]:
+    """Return what ``render`` and ``submit`` print about a run's engine; ``[]`` if the cache is not used."""
+    if engine is None:
         return []
-    if found.state == "unknown":
-        return [f"engine: the job will look in the cache ({found.reason})"]
-    if found.state == "found":
+    if engine.state == "unknown":
+        return [f"engine: the job will look in the cache ({engine.reason})"]
+    if engine.state == "found":
         built = ""
-        if (made := found.entries[-1].manifest()) is not None:
-            job = f" by job {made.job_id}" if made.job_id else ""
-            took = format_duration(made.seconds)
-            built = f", built {format_time(made.built_at)}{job} on {made.host} in {took}"
-        return [f"engine: found in the cache ({found.name}{built}), nothing to build"]
-    rest = f"; of its steps, {', '.join(found.steps_found)} is there" if found.steps_found else ""
-    if found.broken:
-        return [f"engine: broken in the cache ({found.broken[0]}), it is built again{rest}"]
-    lines = [f"engine: not in the cache, it is built first ({found.name}){rest}"]
-    if found.nearest is not None:
-        lines += [f"  the nearest is {found.nearest}:", *(f"    {part}" for part in found.differences)]
+        if (manifest := engine.entries[-1].manifest()) is not None:
+            job = f" by job {manifest.job_id}" if manifest.job_id else ""
+            took = format_duration(manifest.seconds)
+            built = f", built {format_time(manifest.built_at)}{job} on {manifest.host} in {took}"
+        return [f"engine: found in the cache ({engine.name}{built}), nothing to build"]
+    steps = f"; steps already in the cache: {', '.join(engine.steps_found)}" if engine.steps_found else ""
+    if engine.broken:
+        return [f"engine: broken in the cache ({engine.broken[0]}), it is built again{steps}"]
+    lines = [f"engine: not in the cache, it is built first ({engine.name}){steps}"]
+    if engine.nearest is not None:
+        lines += [f"  the nearest is {engine.nearest}:", *(f"    {part}" for part in engine.differences)]
     return lines
 
 
 def use_sentence(status: RunStatus) -> str:
-    """Return what a run has used in words; empty if nothing is known."""
+    """Return a run's GPU-hours, energy and power in words; empty if nothing is known."""
     use = status.use
     hours = [(stage.stage, stage.gpu_hours) for stage in status.stages if stage.gpu_hours]
     parts = []
@@ -65,26 +65,26 @@ def use_sentence(status: RunStatus) -> str:
         by_stage = ", ".join(f"{stage} {quantity(value)}" for stage, value in hours)
         parts.append(f"{quantity(use.gpu_hours)} GPU-hours{f' ({by_stage})' if by_stage else ''}")
     if use.energy_j is not None:
-        parts.append(f"{quantity(use.energy_j / 3.6e6)} kWh by Slurm")
+        parts.append(f"{quantity(use.energy_j / 3.6e6)} kWh measured by Slurm")
     if use.server_mean_w is not None:
         peak = quantity(use.server_peak_w)
-        parts.append(f"{quantity(use.server_mean_w)} W on average and {peak} W at most by the server's GPUs")
+        parts.append(f"the server's GPUs {quantity(use.server_mean_w)} W on average and {peak} W at most")
     return ", ".join(parts)
 
 
 def client_lines(clients: Sequence[ProxyClient], now: float) -> list[str]:
-    """Return a line for each guest and everybody who has asked."""
+    """Return a line for each client of the proxy: guests, and everybody else who has sent requests."""
     lines = []
-    for guest in clients:
-        end = "" if guest.expires_at is None else f" until {format_time(guest.expires_at)}"
-        key = "" if guest.key_file is None else f"{'' if guest.admitted else 'not '}admitted{end}, "
-        last = "" if guest.last_at is None else f", the last {_span(guest.last_at, now)} ago"
-        lines.append(f"{guest.name}: {key}{guest.requests} request{'s' * (guest.requests != 1)}{last}")
+    for client in clients:
+        end = "" if client.expires_at is None else f" until {format_time(client.expires_at)}"
+        key = "" if client.key_file is None else f"{'' if client.admitted else 'not '}admitted{end}, "
+        last = "" if client.last_at is None else f", the last {_span(client.last_at, now)} ago"
+        lines.append(f"{client.name}: {key}{client.requests} request{'s' * (client.requests != 1)}{last}")
     return lines
 
 
 def stage_times(stage: StageStatus, now: float) -> str:
-    """Return how long a stage waits or runs, and when it may start or end; empty once it has ended."""
+    """Return a stage's waiting or running time, and its expected start or latest end; empty after its end."""
     times = stage.times
     if stage.final:
         return ""
@@ -102,13 +102,13 @@ def _span(since: float, until: float) -> str:
 
 
 LISTED = 8
-"""At most this many ranks are listed one by one; of a larger server, this many failed ones."""
+"""Up to this many ranks are listed one by one. A larger server lists this many failed ranks one by one."""
 
 _MOST_RANGES = 8
 
 
-class _OfRank(Protocol):
-    """One rank, with its state in a few words, which begin with ``failed`` if the rank failed."""
+class _RankState(Protocol):
+    """A rank with its state in a few words. The words of a failed rank begin with ``failed``."""
 
     @property
     def instance(self) -> int | None: ...
@@ -120,14 +120,14 @@ class _OfRank(Protocol):
     def state(self) -> str: ...
 
 
-Ranked = TypeVar("Ranked", bound=_OfRank)
+Ranked = TypeVar("Ranked", bound=_RankState)
 
 
 def end_line(status: RunStatus) -> str:
-    """Return the state of a run and why, without what its cause, which is printed below, says again."""
+    """Return the state of a run and its reason, without the cause, which is printed below."""
     cause = status.causes[0].sentence.rstrip(".") if status.causes else ""
-    again = cause and status.sentence.casefold().endswith(f"; {cause.casefold()}")
-    return f"{status.state.value}: {status.sentence[: -len(cause) - 2] if again else status.sentence}"
+    repeats = cause and status.sentence.casefold().endswith(f"; {cause.casefold()}")
+    return f"{status.state.value}: {status.sentence[: -len(cause) - 2] if repeats else status.sentence}"
 
 
 @dataclass(frozen=True)
@@ -138,48 +138,48 @@ class RankGroup(Generic[Ranked]):
 
     @property
     def state(self) -> str:
-        """The state of each of them."""
+        """The state that all ranks of the group share."""
         return self.members[0].state
 
     @property
     def ranks(self) -> str:
-        """Their numbers, as ``0-4,6-1023``; of several instances those of each."""
+        """The rank numbers, e.g. ``0-4,6-1023``; a group of several instances has these ranks in each."""
         return number_ranges(rank.rank for rank in self.members if rank.rank is not None)
 
     @property
     def instances(self) -> str:
-        """The numbers of their instances; empty where there is only one."""
+        """The instance numbers, e.g. ``0-63``; empty if the run has a single instance."""
         return number_ranges(rank.instance for rank in self.members if rank.instance is not None)
 
     @property
     def host(self) -> str | None:
-        """Their host, or how many there are; ``None`` if none is known."""
+        """The host's name, or the number of hosts; ``None`` if no host is known."""
         hosts = {rank.host for rank in self.members if rank.host is not None}
         return f"{len(hosts)} hosts" if len(hosts) > 1 else next(iter(hosts), None)
 
     @property
     def name(self) -> str:
-        """``rank 5``, ``instances 0-63 ranks 0-1``."""
+        """The group in words, e.g. ``rank 5`` or ``instances 0-63 ranks 0-1``."""
         kinds = (("instance", self.instances), ("rank", self.ranks))
         return " ".join(f"{kind}{'' if text.isdigit() else 's'} {text}" for kind, text in kinds if text)
 
 
 def grouped(items: Sequence[Ranked]) -> list[RankGroup[Ranked]]:
-    """Return few ranks one by one, else those in the same state together.
+    """Group ranks that are in the same state.
 
-    Of more than a few failed ranks the first are alone. Instances whose same
-    ranks are in the same state are one group.
+    Up to ``LISTED`` ranks stand alone. Of more ranks, only the first ``LISTED`` failed ranks stand alone.
+    Instances are merged into one group if the same rank numbers of each are in the same state.
     """
     if len(items) <= LISTED:
         return [RankGroup((rank,)) for rank in items]
     alone = [rank for rank in items if rank.state.startswith("failed")][:LISTED]
     named = set(map(id, alone))
-    of_instance: dict[tuple[int | None, str], list[Ranked]] = {}
+    by_instance: dict[tuple[int | None, str], list[Ranked]] = {}
     for rank in items:
         if id(rank) not in named:
-            of_instance.setdefault((rank.instance, rank.state), []).append(rank)
+            by_instance.setdefault((rank.instance, rank.state), []).append(rank)
     alike: dict[tuple[tuple[int | None, ...], str], list[Ranked]] = {}
-    for (_, state), members in of_instance.items():
+    for (_, state), members in by_instance.items():
         alike.setdefault((tuple(rank.rank for rank in members), state), []).extend(members)
     groups = [RankGroup((rank,)) for rank in alone]
     groups += [RankGroup(tuple(members)) for members in alike.values()]
@@ -187,7 +187,7 @@ def grouped(items: Sequence[Ranked]) -> list[RankGroup[Ranked]]:
 
 
 def number_ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as ranges, ``0-4,6-1023``; of many ranges the first ones and the count of all."""
+    """Return numbers as ranges, ``0-4,6-1023``; many ranges are cut, with the count of all numbers."""
     ordered = sorted(set(numbers))
     ranges: list[list[int]] = []
     for number in ordered:

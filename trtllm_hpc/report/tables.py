@@ -1,4 +1,4 @@
-"""Tables and messages fitted to the terminal: lines break between words."""
+"""Tables and messages that fit into the terminal; lines break between words."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ if TYPE_CHECKING:
 _GAP = 2
 """Spaces between two columns."""
 _ENDLESS = 1_000_000
-"""Columns of a pipe or a file, where each row is one line."""
+"""Width of a pipe or a file in columns: each row is one line."""
 
 SENTENCE_WIDTH = 80
 """Sentences are wrapped at words within so many columns of a terminal."""
 
 Cell: TypeAlias = "str | tuple[str, str]"
-"""Text, or text and its style: words such as ``bold red``."""
+"""Text, or text with its style, e.g. ``bold red``."""
 
 
 class Table:
-    """Rows of text below headers and a rule; headers and cells may have several lines.
+    """Rows of text below headers and a rule. Headers and cells may have several lines.
 
-    By their headers, columns are aligned ``right``, never wrapped (``one_line``), or ``optional``: a
-    terminal that is too narrow does without, the last first.
+    Args:
+        headers: one for each column.
+        right: headers of the columns that are aligned to the right.
+        one_line: headers of the columns that are never wrapped.
+        optional: headers of the columns that a narrow terminal leaves out, the last one first.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Table:
         from rich.table import Table as RichTable
 
         console = Console(
-            file=StringIO(),  # takes the rule in Unicode, which sys.stdout may replace
+            file=StringIO(),  # can hold the rule in Unicode, which the encoding of sys.stdout may lack
             width=_ENDLESS if width is None else width,
             height=25,  # without it, rich takes a dumb terminal to be 80 columns wide
             force_terminal=styled or None,
@@ -98,8 +101,8 @@ class Table:
     ) -> tuple[dict[int, int], list[str]]:
         """Return the widths of the columns that fit, by their places, and the headers of the others.
 
-        Each column gets its longest word, then those first that want little more. (rich would narrow the
-        widest column first, whatever its words.)
+        Each column gets the width of its longest word. Columns that need little more are widened first.
+        rich itself would narrow the widest column first and break its words.
         """
         from rich.cells import cell_len
 
@@ -131,7 +134,7 @@ def _text(cell: Cell) -> Text:
     from rich.text import Text
 
     text, style = (cell, "") if isinstance(cell, str) else cell
-    return Text.assemble((escaped(text), style))  # a part is styled, so that padding is not
+    return Text.assemble((escaped(text), style))  # styles the text only, not the padding around it
 
 
 def as_text(table: Table, width: int | None = 100) -> str:
@@ -150,7 +153,7 @@ def print_table(table: Table, *, most: int = _ENDLESS) -> None:
 
 
 def wrap(text: str, width: int | None) -> str:
-    """Wrap each line of ``text`` at words, indented as the line is; with ``None`` change nothing."""
+    """Wrap each line of ``text`` at words and keep its indentation; ``None`` changes nothing."""
     if width is None:
         return text
     lines = []
@@ -177,6 +180,6 @@ def sentences(lines: Iterable[str], *, indent: str = "", stream: TextIO | None =
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
-    """Return the width of the terminal on ``stream`` (standard output); ``None`` if it is not a terminal."""
+    """Return the terminal's width in columns; ``None`` if ``stream`` (standard output) is not a terminal."""
     stream = sys.stdout if stream is None else stream
     return shutil.get_terminal_size().columns if stream.isatty() else None

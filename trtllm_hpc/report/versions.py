@@ -1,4 +1,4 @@
-"""Tables of TensorRT-LLM's releases and of the options of their programs."""
+"""Tables of TensorRT-LLM releases and of the options of each release's programs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from trtllm_hpc.tensorrt_llm.releases.programs import Program, programs_of
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 _MANY = 6
-"""Choices beyond these are counted, not listed."""
+"""Number of an option's choices that are listed; further choices are counted."""
 
 
 def print_release(release: Release) -> None:
-    """Print the facts of a release and its programs."""
+    """Print what is known about a release, and its programs."""
     facts = {
-        "containers": ", ".join(f"{tag}-trtllm-python-py3" for tag in release.tags) or "none is known",
+        "containers": ", ".join(f"{tag}-trtllm-python-py3" for tag in release.tags) or "none known",
         "TensorRT": release.tensorrt,
         "Python": release.python,
         "CUDA": release.cuda,
@@ -36,7 +36,7 @@ def print_release(release: Release) -> None:
 
 
 def print_program(program: Program) -> None:
-    """Print every option."""
+    """Print every option of a program and of its subcommands."""
     suffix = f" for {program.family}" if program.family else ""
     print(f"{program.name}{suffix} of TensorRT-LLM {program.release}")
     print(f"  list: {program.status}")
@@ -61,6 +61,6 @@ def print_program(program: Program) -> None:
         )
         table.add_row(names, takes, default, " ".join(filter(None, remarks)))
     print_table(table)
-    for part in program.subcommands.values():
+    for subcommand in program.subcommands.values():
         print()
-        print_program(part)
+        print_program(subcommand)

@@ -1,4 +1,4 @@
-"""From a job file to the folder of a sweep: every variant is checked before the first folder is made."""
+"""Create the folder of a sweep from a job file. Every variant is checked before anything is written."""
 
 from __future__ import annotations
 
@@ -22,30 +22,32 @@ from trtllm_hpc.validation.context import SlurmAnswers
 from trtllm_hpc.validation.load import load_sweep
 
 _NAMED = 4
-"""Variants that a finding names."""
+"""Number of variants that a finding names; further variants are counted."""
 
 
 @dataclass(frozen=True)
 class PlannedSweep:
-    """A sweep of which nothing is written yet."""
+    """A checked sweep, before anything is written."""
 
     paths: SweepPaths
     record: SweepRecord
     runs: dict[str, Plan]
     """The plan of each variant that is not refused."""
     findings: tuple[Diagnostic, ...]
-    """What is wrong with variants that are refused; each names them."""
+    """The mistakes of refused variants; each finding names its variants."""
     warnings: tuple[str, ...]
 
     @cached_property
     def jobs(self) -> int:
-        """The number of jobs to be submitted."""
+        """The number of Slurm jobs to submit."""
         return 1 if self.record.allocation == "one" else sum(len(plan.stages) for plan in self.runs.values())
 
     def write(self) -> None:
-        """Download the models, write the run folder of each variant, and then the record; all or nothing.
+        """Download the models, then write the run folder of each variant and the record, or nothing at all.
 
-        Raises RenderError, or HubFailed.
+        Raises:
+            RenderError: the folder cannot be written, or a path cannot be part of a script.
+            HubFailed: a model cannot be downloaded.
         """
         for plan in self.runs.values():
             download(plan.job.model, Path(plan.run_folder))
@@ -70,15 +72,17 @@ def plan_sweep(
     """Check every variant of a job file as ``submit`` checks a job.
 
     Args:
-        options: ``KEY=A,B,C`` texts, which add to the grid of the job file.
-        skip: leave variants out that are wrong, unless all are, instead of refusing the sweep.
+        source: the job file with its profile, settings and folder of runs.
+        options: texts ``KEY=A,B,C``, which are added to the grid of the job file.
+        ignored_checks: IDs of checks whose failure does not refuse a variant.
+        skip: leave out invalid variants instead of refusing the sweep. At least one variant must be valid.
 
     Raises:
-        ConfigError: the files are wrong, or variants are; with everything that is wrong, and with which.
+        ConfigError: a file or a variant is wrong; contains each mistake and the variants that have it.
         SubmissionError: this machine cannot submit to the cluster.
     """
     loaded = load_sweep(source.job_file, source.cluster, source.settings, options, locator(source.runs))
-    first = next((it.facts for it in loaded.variants if it.facts is not None), None)
+    first = next((variant.facts for variant in loaded.variants if variant.facts is not None), None)
     runs = source.runs or (runs_folder(first.cluster) if first is not None else Path())
     name = first.job.name.partition(f".{loaded.variants[0].override.name}")[0] if first is not None else ""
     paths = SweepPaths(new_run_folder(runs / SWEEPS, name).folder)
@@ -92,7 +96,7 @@ def plan_sweep(
             if variant.facts is None or variant.diagnostics:
                 raise ConfigError(variant.diagnostics)
             plan = plan_facts(variant.facts, paths.run(variant_name), runs)
-            if slurm is None:
+            if slurm is None:  # all variants share the answers of Slurm
                 require_scheduler(plan.cluster)
                 slurm = SlurmAnswers(*plan.cluster.controller)
             if broken := list(_sweep_rules(plan, in_one=loaded.sweep.allocation == "one")):
@@ -104,35 +108,36 @@ def plan_sweep(
             wrong[variant_name] = error.diagnostics
         except RenderError as error:
             wrong[variant_name] = [Diagnostic("cannot-render", error.message, hint=error.hint)]
-        found = wrong.get(variant_name, ())
-        refused = tuple(": ".join(filter(None, (it.field, it.message))) for it in found)
+        mistakes = wrong.get(variant_name, ())
+        refused = tuple(": ".join(filter(None, (each.field, each.message))) for each in mistakes)
         variants.append(Variant(variant_name, variant.override.values, refused))
-    # Each finding once, with the variants that have it.
-    having: dict[str, tuple[Diagnostic, list[str]]] = {}
+    # Each mistake is reported once, with the variants that have it.
+    reported: dict[str, tuple[Diagnostic, list[str]]] = {}
     for variant_name, diagnostics in wrong.items():
-        for it in diagnostics:
-            having.setdefault(str(it), (it, []))[1].append(variant_name)
+        for diagnostic in diagnostics:
+            reported.setdefault(str(diagnostic), (diagnostic, []))[1].append(variant_name)
     findings = []
-    for diagnostic, names in having.values():
+    for diagnostic, names in reported.values():
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         every = len(names) == len(loaded.variants)
         which = f"all {len(names)} variants" if every else f"{', '.join(names[:_NAMED])}{more}"
         findings.append(replace(diagnostic, message=f"{diagnostic.message} (in {which})"))
     if wrong and (not skip or not planned):
-        hint = "fix them, or leave out the variants that are wrong with --skip-refused"
+        hint = "correct these variants, or leave them out with --skip-refused"
         raise ConfigError(findings, hint=hint if planned else None)
     sweep = loaded.sweep
-    of_all = (sweep.allocation, sweep.max_running, sweep.time_limit_minutes)
-    record = SweepRecord(name, source.cluster, loaded.keys, variants, *of_all)
+    limits = (sweep.allocation, sweep.max_running, sweep.time_limit_minutes)
+    record = SweepRecord(name, source.cluster, loaded.keys, variants, *limits)
     return PlannedSweep(paths, record, planned, tuple(findings), tuple(warnings))
 
 
 def _sweep_rules(plan: Plan, *, in_one: bool) -> Iterator[Diagnostic]:
-    """A variant must end by itself, or the variants after it never run; one job has one kind of nodes."""
+    """Check that a variant ends by itself and fits into the sweep's allocation."""
+    # The next variant waits for the jobs of the variant before it.
     if not plan.job.stops_server:
         field = "serve.keep_running" if plan.job.companion.enabled else "companion.enabled"
-        message = "the server would run until its time limit, and the next variant wait for it"
+        message = "the server would run until its time limit, and the next variant would wait for it"
         yield in_job("never-ends", field, message, "let the companion stop the server, which is the default")
     if in_one and any(len(stage.components) > 1 for stage in plan.stages):
-        message = "needs a heterogeneous job, which a single job for all variants is not"
+        message = "needs a heterogeneous job, but sweep.allocation=one runs all variants in one ordinary job"
         yield in_job("heterogeneous", "serve.disaggregated", message, "--set sweep.allocation=each")

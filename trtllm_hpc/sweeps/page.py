@@ -1,4 +1,4 @@
-"""The report of a sweep: the frontier, latency and goodput over load, and a table."""
+"""The HTML report of a sweep: charts of the frontier, latency and goodput, and a table of all levels."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from trtllm_hpc.sweeps.measured import SweepResults
 
 _HEIGHT = 300
 _X = "M-.7,-.7L.7,.7M.7,-.7L-.7,.7"
-"""The shape of a level that is not valid, as an SVG path."""
+"""Marker of a level that is not valid: a cross, as an SVG path."""
 _GPU = "output tokens/s/GPU"
 
 
 def write_report(results: SweepResults, to: Path) -> None:
-    """Write the page; raises TrtllmHpcError without vl-convert."""
+    """Write the report to the file ``to``. Raises TrtllmHpcError if vl-convert is not installed."""
     measured = {point.variant for point in results.points}
     values = {
         "rows": [(point, point.row()) for point in results.points],
@@ -46,9 +46,9 @@ def write_report(results: SweepResults, to: Path) -> None:
 
 def sections_of(results: SweepResults) -> Iterator[ChartSection]:
     """Yield the sections of the page in order."""
-    stream = "No level has both figures: times between tokens are known only of answers that were streamed."
+    stream = "No level has both figures: token times are known only for streamed answers."
     no_slo = "No level has goodput. It needs an SLO: --slo LIMITS."
-    kinds = {"closed-loop": "requests at once", "open-loop": "requests asked for/s"}
+    kinds = {"closed-loop": "requests at once", "open-loop": "requested requests/s"}
     load = ("load", " or ".join(sorted({kinds[point.load_kind] for point in results.points})))
     user = ("tokens_per_s_per_user", "output tokens/s/user (1000 / median TPOT in ms)")
     ttft, itl = ("ttft_ms.p99", "ms"), ("itl_ms.p99", "ms")
@@ -68,31 +68,37 @@ def sections_of(results: SweepResults) -> Iterator[ChartSection]:
 def _chart(
     results: SweepResults, key: str, title: str, along: tuple[str, str], up: tuple[str, str], missing: str
 ) -> Chart | NoChart:
-    """Return a chart of two figures: each by its name in a row, with the title of its axis."""
+    """Return a chart of two figures. ``along`` and ``up`` are each a row's key and the title of its axis."""
     rows: list[Row] = []
-    for it in results.points:
-        x, y = map(it.row().get, (along[0], up[0]))
+    for point in results.points:
+        x, y = map(point.row().get, (along[0], up[0]))
         if x is None or y is None:
             continue
-        held = it.holds_slo is not False
-        gpu, user = quantity(it.output_tokens_per_s_per_gpu), quantity(it.tokens_per_s_per_user)
-        ttft, itl = (quantity(it.figures.get(f"{name}_ms.p99")) for name in ("ttft", "itl"))
-        valid = f"yes{'' if held else ', but misses the SLO'}" if it.valid else f"no: {' '.join(it.findings)}"
-        row = {"x": x, "y": y, "load": it.load, "variant": it.variant, "level": it.level, "ok": it.valid}
-        row["figures"] = f"{gpu}/GPU, {user}/user, p99 of TTFT {ttft} ms, of ITL {itl} ms"
-        rows.append({**row, "valid": valid, "frontier": it.frontier, "held": held})
+        held = point.holds_slo is not False
+        gpu, user = quantity(point.output_tokens_per_s_per_gpu), quantity(point.tokens_per_s_per_user)
+        ttft, itl = (quantity(point.figures.get(f"{name}_ms.p99")) for name in ("ttft", "itl"))
+        valid = f"yes{'' if held else ', but misses the SLO'}"
+        if not point.valid:
+            valid = f"no: {' '.join(point.findings)}"
+        rows.append(
+            {
+                **{"x": x, "y": y, "load": point.load, "variant": point.variant, "level": point.level},
+                "figures": f"{gpu}/GPU, {user}/user, TTFT p99 {ttft} ms, ITL p99 {itl} ms",
+                **{"ok": point.valid, "valid": valid, "frontier": point.frontier, "held": held},
+            }
+        )
     if not rows:
         return NoChart(title, missing)
     xs, ys = ([row[name] for row in rows] for name in ("x", "y"))
     names = list(dict.fromkeys(row["variant"] for row in rows))
-    # So many names stand beside one another on a telephone.
+    # A telephone's screen has room for about 36 characters of the legend in a line.
     legend = {"columns": max(1, min(3, 36 // max(map(len, names))))}
-    # Few variants have a colour and a shape each, many one range of colours.
+    # A few variants have their own colour and shape; many variants share a range of colours.
     is_few = len(names) <= len(CATEGORIES)
-    looked = {"scale": {"domain": names}, "legend": legend}
-    color = word("variant", type="nominal" if is_few else "ordinal", **looked)
+    shared_looks = {"scale": {"domain": names}, "legend": legend}
+    color = word("variant", type="nominal" if is_few else "ordinal", **shared_looks)
     tooltip = [word(name) for name in ("variant", "level", "figures", "valid")]
-    layers: list[Spec] = []  # of layers without data Vega warns
+    layers: list[Spec] = []  # only layers with data, because Vega warns about empty layers
     if key == "frontier" and any(row["frontier"] for row in rows):
         step = {"type": "line", "interpolate": "step-before", "style": QUIET}
         layers.append(layer(step, "datum.frontier", order=number("x")))
@@ -102,11 +108,11 @@ def _chart(
     looks: Spec = {
         "color": color,
         "tooltip": tooltip,
-        **({"shape": word("variant", **looked)} if is_few else {}),
+        **({"shape": word("variant", **shared_looks)} if is_few else {}),
     }
     for held in sorted({row["held"] for row in rows if row["ok"]}, reverse=True):
-        point = {"type": "point", "size": 60, "filled": held, "opacity": 1}
-        layers.append(layer(point, f"datum.ok && datum.held === {str(held).lower()}", **looks))
+        mark = {"type": "point", "size": 60, "filled": held, "opacity": 1}
+        layers.append(layer(mark, f"datum.ok && datum.held === {str(held).lower()}", **looks))
     if not all(row["ok"] for row in rows):
         cross = {"type": "point", "size": 110, "shape": _X, "color": ASIDE, "filled": False}
         layers.append(layer(cross, "!datum.ok", tooltip=tooltip))

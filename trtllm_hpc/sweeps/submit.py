@@ -1,4 +1,4 @@
-"""Submitting the variants of a sweep that have not completed, in lanes or as one job, and cancelling them."""
+"""Submit the variants of a sweep that have not completed, as jobs of their own or as one job; cancel them."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, read_reco
 from trtllm_hpc.sweeps.status import SweepStatus, sweep_status
 
 _STAGE = "sweep"
-"""The only stage of a job for all variants."""
+"""Name of the only stage of a job that runs all variants."""
 
 OnProgress = Callable[[str, int, int], object]
-"""Receives the name of a variant that was submitted, its number, and how many there are to submit."""
+"""Called with a submitted variant's name, its number, and the number of variants to submit."""
 
 
 @contextmanager
 def alone(paths: SweepPaths) -> Iterator[None]:
-    """Keep other processes from submitting or cancelling variants. Raises SubmissionError if one is at it."""
+    """Lock the sweep against other processes. Raises SubmissionError while another one submits or cancels."""
     message = f"Another process submits or cancels variants of {paths.sweep_id} right now."
     with locked(paths.lock, SubmissionError(message, hint=f"trtllm-hpc sweep status {paths.sweep_id}")):
         yield
 
 
 def require_variants(record: SweepRecord, names: Collection[str]) -> None:
-    """Raise RunNotFound for a name that no variant has."""
-    known = [it.name for it in record.variants]
+    """Raise RunNotFound if a name is not the name of a variant."""
+    known = [variant.name for variant in record.variants]
     for name in names:
         if name not in known:
-            raise RunNotFound(f"No variant is called {name!r}. There are: {', '.join(known)}.")
+            raise RunNotFound(f"No variant is called {name!r}. The variants: {', '.join(known)}.")
 
 
 def submit_variants(
@@ -66,28 +66,33 @@ def submit_variants(
     only: Collection[str] = (),
     on_progress: OnProgress = lambda name, number, count: None,
 ) -> int:
-    """Submit every variant that has not completed and is not in the queue; return how many these were.
+    """Submit every variant that has not completed and is not in the queue, and return their number.
 
     Args:
-        only: names of variants; without any, all that are not refused.
+        paths: the sweep's folder.
+        record: the sweep's record.
+        only: names of variants; by default all variants that are not refused.
+        on_progress: called after each submission.
 
     Raises:
-        SubmissionError: Slurm refused a script, or does not answer. What was submitted before stays so, and
-            the same call goes on.
+        RunNotFound: ``only`` contains a name that no variant has.
+        SubmissionError: Slurm refused a script, or does not answer. Variants submitted before stay
+            submitted; a second call submits the rest.
     """
     require_variants(record, only)
     with alone(paths):
         rows = {row.run_id: row for row in listed_runs(paths.folder, warn=_refuse_silence)}
         live = [paths.run(name) for name, row in rows.items() if row.live]
         left = [
-            it.name
-            for it in record.variants
-            if not it.refused and it.name in rows and (not only or it.name in only)
-            if not rows[it.name].live and rows[it.name].state is not RunState.COMPLETED
+            variant.name
+            for variant in record.variants
+            if not variant.refused and variant.name in rows and (not only or variant.name in only)
+            if not rows[variant.name].live and rows[variant.name].state is not RunState.COMPLETED
         ]
         for run in map(paths.run, left):
             if read_submission(run) is None:
-                run.stop_request.unlink(missing_ok=True)  # of a cancel before this command
+                # An earlier `sweep cancel` may have left this file, which would stop the new submission.
+                run.stop_request.unlink(missing_ok=True)
         if record.allocation == "one":
             with ExitStack() as held:
                 for run in map(paths.run, left):
@@ -102,23 +107,24 @@ def submit_variants(
                 next(submitting)
             except (SubmissionError, OSError) as cause:
                 error = cause if isinstance(cause, SubmissionError) else SubmissionError(str(cause))
-                error.hint = f"once that is mended, trtllm-hpc sweep resume {paths.sweep_id} submits the rest"
-                error.message += f"\n{number - 1} of {len(left)} variants were submitted before, and stay so."
+                error.hint = f"correct this, then trtllm-hpc sweep resume {paths.sweep_id} submits the rest"
+                error.message += f"\n{number - 1} of {len(left)} variants are submitted and stay submitted."
                 raise error from None
             on_progress(name, number, len(left))
     return len(left)
 
 
 def _refuse_silence(sentence: str) -> None:
-    raise SubmissionError(sentence, hint="the same command again, once Slurm answers", transient=True)
+    raise SubmissionError(sentence, hint="repeat the command when Slurm answers again", transient=True)
 
 
 def _submitted(runs: Sequence[RunPaths], lanes: int | None, live: Collection[RunPaths]) -> Iterator[None]:
-    """Submit runs, rendered ones or what is left of them, one each time, at most ``lanes`` of them at once.
+    """Submit one run at each step: a rendered run, or the stages of a run that have not completed.
 
-    Each run is in a lane, and its first job waits (``afterany``) for all jobs of the run before it there. No
-    process has to live for that. Builds of the same engine wait for each other, too: the first one builds,
-    and the others find it in the cache. Raises SubmissionError.
+    With ``lanes``, at most this many runs are active at once. Each run belongs to a lane, and its first job
+    waits (``afterany``) for all jobs of the previous run in this lane, so Slurm keeps the order and no
+    process has to stay alive. Builds of the same engine also wait for each other: the first build creates the
+    engine, and later builds find the engine in the cache. Raises SubmissionError.
     """
     last: dict[int, list[str]] = {}
     length, builds = Counter[int](), dict[str, str]()
@@ -131,11 +137,13 @@ def _submitted(runs: Sequence[RunPaths], lanes: int | None, live: Collection[Run
         if engine is not None and build is not None:
             builds.setdefault(engine, build.job_id)
 
-    records = [(run, found) for run in live if (found := read_submission(run)) is not None]
-    for run, found in sorted(
-        records, key=lambda it: max((job.submitted_at for job in it[1].stages.values()), default=0.0)
-    ):
-        remember(run, found)
+    def submitted_at(record: SubmissionRecord) -> float:
+        return max((job.submitted_at for job in record.stages.values()), default=0.0)
+
+    # Runs of an earlier command already occupy lanes, in the order of their submission.
+    records = [(run, record) for run in live if (record := read_submission(run)) is not None]
+    for run, record in sorted(records, key=lambda pair: submitted_at(pair[1])):
+        remember(run, record)
     for run in runs:
         lane = min(range(lanes), key=length.__getitem__) if lanes else 0
         before = last.get(lane, []) if lanes else []
@@ -151,7 +159,7 @@ def _submitted(runs: Sequence[RunPaths], lanes: int | None, live: Collection[Run
 
 
 def _engine(run: RunPaths) -> str | None:
-    """Return what the engine of a run depends on, as text; ``None`` without a build."""
+    """Return everything that determines a run's engine, as text; ``None`` if the run builds no engine."""
     recipe = read_json(run.build_recipe)
     keys = ("model_path", "steps", "tensorrt_llm", "compute_capability")
     return None if recipe is None else json.dumps([recipe.get(key) for key in keys])
@@ -161,35 +169,35 @@ def _engine(run: RunPaths) -> str | None:
 
 
 def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) -> None:
-    """Submit one job that runs these variants, whose stages are ready to run, in their order.
+    """Submit one job that runs the named variants one after another. Their stages must be ready to run.
 
-    Raises SubmissionError if Slurm refuses it.
+    Raises SubmissionError if Slurm refuses the job.
     """
     plans = {run: readable_plan(run) for run in map(paths.run, names)}
     first, plan = next(iter(plans.items()))
     cluster = read_cluster(first.cluster)
     minutes = record.time_limit_minutes
-    if not minutes:  # what all variants may need together, and the partition allows
+    if not minutes:  # the sum of the variants' time limits, if cluster and partition allow so much
         needed = 0
         for run, planned in plans.items():
             spec = read_spec(run.spec)
             needed += spec.serve.time_limit_minutes
             needed += spec.build.time_limit_minutes if planned.stage("build") is not None else 0
         bounds = [needed, cluster.limits.time_minutes]
-        for it in query_limits(*cluster.controller) if cluster.scheduler == "slurm" else ():
-            if it.is_default if cluster.partition is None else it.name == cluster.partition:
-                bounds.append(it.minutes)
+        for partition in query_limits(*cluster.controller) if cluster.scheduler == "slurm" else ():
+            if partition.is_default if cluster.partition is None else partition.name == cluster.partition:
+                bounds.append(partition.minutes)
         minutes = min(bound for bound in bounds if bound is not None)
-    # The job asks for the most of everything that a stage of any variant asks for.
-    asked = [stage.first for planned in plans.values() for stage in planned.stages]
+    # Of each resource, the job requests the largest amount that any stage of any variant needs.
+    requests = [stage.first for planned in plans.values() for stage in planned.stages]
     resources = replace(
         next(stage.first for stage in plan.stages if stage.name == "serve"),
-        nodes=max(it.nodes for it in asked),
+        nodes=max(request.nodes for request in requests),
         tasks=None,
         tasks_per_node=1,
-        cpus_per_task=max(it.cpus_per_task * (it.tasks_per_node or 1) for it in asked),
-        memory_gib=_most_memory(it.memory_gib for it in asked),
-        gpus_per_node=max(it.gpus_per_node for it in asked),
+        cpus_per_task=max(request.cpus_per_task * (request.tasks_per_node or 1) for request in requests),
+        memory_gib=_most_memory(request.memory_gib for request in requests),
+        gpus_per_node=max(request.gpus_per_node for request in requests),
         minutes=minutes,
         warning_seconds=None,
     )
@@ -220,11 +228,11 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
     job = StageJob(job_id, time.time(), started)
     try:
         for run, planned in plans.items():
-            of_run = SubmissionRecord(cluster.scheduler, token, *cluster.controller, complete=True)
-            of_run.within = str(paths.folder)
-            of_run.stages = {stage.name: job for stage in planned.stages}
-            of_run.write(run)
-    except BaseException:  # Ctrl-C above all: a job that nobody knows must not hold nodes
+            submission = SubmissionRecord(cluster.scheduler, token, *cluster.controller, complete=True)
+            submission.within = str(paths.folder)
+            submission.stages = {stage.name: job for stage in planned.stages}
+            submission.write(run)
+    except BaseException:  # also Ctrl-C: without its records, nobody would cancel the job
         if cluster.scheduler == "local":
             signal_group(int(job_id), signal.SIGTERM)
         else:
@@ -232,21 +240,22 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
         raise
 
 
-def _most_memory(asked: Iterable[int | str | None]) -> int | str | None:
-    given = [it for it in asked if it is not None]
-    return "all" if "all" in given else max((it for it in given if isinstance(it, int)), default=None)
+def _most_memory(requests: Iterable[int | str | None]) -> int | str | None:
+    sizes = [size for size in requests if size is not None]
+    return "all" if "all" in sizes else max((size for size in sizes if isinstance(size, int)), default=None)
 
 
 # Cancelling -----------------------------------------------------------------------------------------
 
 
 def cancel_sweep(paths: SweepPaths, *, only: Collection[str] = ()) -> SweepStatus:
-    """Cancel the jobs of all variants, or of those named; return the status. Idempotent.
+    """Cancel the jobs of all variants, or of the variants named in ``only``; return the status. Idempotent.
 
-    If the record of the sweep is damaged, its variants are the run folders that are there.
-    The last variant is cancelled first: otherwise Slurm would start each one that waits for the one before.
-    Raises RunNotFound if no variant has a name of ``only``; SubmissionError as ``cancel_run``, or if another
-    process submits variants right now.
+    If the sweep's record is damaged, every run folder counts as a variant.
+
+    Raises:
+        RunNotFound: ``only`` contains a name that no variant has.
+        SubmissionError: as for ``cancel_run``, or another process submits variants right now.
     """
     try:
         record = read_record(paths)
@@ -254,11 +263,12 @@ def cancel_sweep(paths: SweepPaths, *, only: Collection[str] = ()) -> SweepStatu
         record = SweepRecord(paths.sweep_id, "", (), [Variant(name, {}) for name in run_folders(paths)])
     require_variants(record, only)
     with alone(paths):
+        # The last variant first: otherwise Slurm would start a waiting variant when its predecessor ends.
         for variant in reversed(sweep_status(paths, record).variants):
             if (variant.live or variant.state is None) and (not only or variant.name in only):
                 cancel_run(paths.run(variant.name))
-        # A job that was to run all variants: without one left it ends by itself once it has begun. No variant
-        # has recorded it if the process that submitted it was killed.
+        # Cancel the single job of `allocation: one`, too. If the submitting process was killed, no variant
+        # has recorded the job, so Slurm is asked for jobs with this script.
         runs, script = [paths.run(name) for name in run_folders(paths)], RunPaths(paths.folder).sbatch(_STAGE)
         cluster = read_cluster(runs[0].cluster) if not only and runs and script.exists() else None
         if cluster is not None and cluster.scheduler == "slurm":

@@ -1,5 +1,4 @@
-"""What travels between clients and servers: requests as bytes, and bytes as typed parts of answers.
+"""The formats of the OpenAI and Triton protocols: encode requests as bytes, and parse bytes of answers.
 
-Each format of OpenAI's and Triton's protocols is written here once. Nothing here opens a connection or
-reads a clock.
+Modules of this package open no connections and read no clocks.
 """

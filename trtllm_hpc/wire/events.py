@@ -1,10 +1,11 @@
-"""Server-sent events (HTML standard, 9.2.6), for streams of OpenAI's protocol and Triton's."""
+"""Server-sent events (HTML standard, 9.2.6), for streams of the OpenAI and Triton protocols."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 _CR = 13
+"""The byte CR."""
 
 
 class Event(NamedTuple):
@@ -12,14 +13,14 @@ class Event(NamedTuple):
 
     data: bytes
     kind: bytes = b""
-    """Its ``event:`` line; most events have none."""
+    """Value of the ``event:`` line; empty for most events."""
 
 
 class EventReader:
-    """Finds the events of a stream, wherever the network has cut it.
+    """Reads the events of a stream that arrives in pieces of any size.
 
-    Lines end with LF or CR LF, an event with an empty line. Several ``data`` lines are joined; comments and
-    other fields are left out.
+    Lines end with LF or CR LF, and an empty line ends an event. Several ``data`` lines are joined; comments
+    and other fields are left out.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class EventReader:
 
     def add(self, piece: bytes) -> list[Event]:
         """Return the events that this piece of the stream completes."""
-        # Most pieces are one event of one line, which takes a fifth of the time.
+        # Most pieces are a single event with a single line. This check makes them five times faster.
         if (
             piece.startswith(b"data: ")
             and piece.find(b"\n") == len(piece) - 2
@@ -53,13 +54,13 @@ class EventReader:
         return events
 
     def end(self) -> list[Event]:
-        """Return the last event if its empty line is missing."""
+        """Return the last event if the stream ended without the event's empty line."""
         return self.add(b"\n\n")
 
 
 def last_events(stream: bytes) -> bytes:
-    """Return the end of a stream from the beginning of an event on: 4 KiB, or a longer event.
+    """Return the last 4 KiB of a stream, from the beginning of an event on, or one longer event.
 
-    An error ends a stream, and a search of the whole stream would delay other requests that are timed.
+    Errors are at the end of a stream, and a search of the whole stream would delay other timed requests.
     """
     return stream[stream.rfind(b"\n\n", 0, max(len(stream) - 4096, 0)) + 1 :]

@@ -1,7 +1,7 @@
-"""OpenAI's completions and chats: requests as bodies, and bodies and events as responses.
+"""OpenAI's completions and chats: encode bodies of requests, and parse bodies and events of responses.
 
-Keys beyond OpenAI's are those of ``trtllm-serve`` (``tensorrt_llm/serve/openai_protocol.py``), which vLLM
-shares.
+Keys beyond OpenAI's are keys of ``trtllm-serve`` (``tensorrt_llm/serve/openai_protocol.py``), which vLLM also
+uses.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from trtllm_hpc.wire.events import Event, EventReader, last_events
 from trtllm_hpc.wire.response import Part, Response, Usage, WrongResponse, error_message
 
 COMPLETIONS_PATH, CHAT_PATH = "completions", "chat/completions"
-"""Below the server's URL."""
+"""Paths below the server's URL."""
 
 DONE = b"[DONE]"
 """Data of the event that ends a stream."""
-INCOMPLETE = "the stream ended before its end: it has neither [DONE] nor a reason why the answer ended"
+INCOMPLETE = "the stream ended early: it contains neither [DONE] nor a finish_reason"
 
 _END = re.compile(rb"data:\s*\[DONE\]\s*\Z")
 _FINISHED = re.compile(rb'"finish_reason":\s*"')
-"""For servers that end a stream without ``[DONE]``, as ``transformers serve`` does."""
+"""The end of a stream without ``[DONE]``, e.g. from ``transformers serve``."""
 _ERROR = re.compile(rb'"error"|^event:\s*error', re.MULTILINE)
-"""Not a part of a text: JSON has a backslash before a quotation mark in one, and no line breaks."""
+"""An error event. Text of an answer never matches: JSON escapes quotation marks and line breaks in a text."""
 
 
 def encode_request(
@@ -43,9 +43,12 @@ def encode_request(
     """Return the body of a request.
 
     Args:
-        prompt: a text or token ids; not sent in a chat.
-        messages: make the request a chat.
-        options: by the protocol's keys.
+        model: name of the model.
+        prompt: a text or token IDs; not sent in a chat.
+        messages: of a chat; empty for a completion.
+        stream: whether the server streams the answer.
+        include_usage: whether the server sends token counts at the end of a stream.
+        options: further keys of the protocol with their values.
     """
     body: dict[str, Any] = {"model": model}
     if messages:
@@ -59,7 +62,7 @@ def encode_request(
 
 
 class _Message(Struct):
-    """A chat's message, or what an event adds to it."""
+    """A chat's message, or the part of a message in one event."""
 
     content: str | None = None
     reasoning_content: Any = None
@@ -76,7 +79,7 @@ class _Choice(Struct):
 
 
 class _Body(Struct):
-    """What is read of a response; msgspec checks the types as it parses, and skips other keys."""
+    """The keys of a response that are read. msgspec checks their types while parsing, and skips others."""
 
     choices: list[_Choice] | UnsetType | None = UNSET
     usage: Any = UNSET
@@ -89,17 +92,17 @@ def parse_response(data: bytes) -> Response:
     """Return the response in a body, or in the data of an event. Raises WrongResponse."""
     try:
         body = _decode(data)
-    except (DecodeError, ValueError):  # the latter for what is not UTF-8
-        try:  # what Python's JSON has beyond the standard, such as NaN
+    except (DecodeError, ValueError):  # ValueError: the data are not UTF-8
+        try:  # Python's parser also accepts values outside the standard, such as NaN
             body = convert(json.loads(data), _Body)
         except ValidationError as error:
-            message = f"what does not follow OpenAI's protocol ({error}): {data[:200]!r}"
+            message = f"a response that does not follow the OpenAI protocol ({error}): {data[:200]!r}"
             raise WrongResponse(message) from None
         except ValueError:
-            raise WrongResponse(f"what cannot be read as JSON: {data[:200]!r}") from None
+            raise WrongResponse(f"a response that is not JSON: {data[:200]!r}") from None
     choices, usage = body.choices, body.usage
     if choices is UNSET and usage is UNSET:
-        raise WrongResponse(f"what cannot be read as a response of OpenAI's protocol: {data[:200]!r}")
+        raise WrongResponse(f"JSON without the keys 'choices' and 'usage': {data[:200]!r}")
     if not choices:
         return Response((), _usage(usage))
     is_last = False
@@ -110,7 +113,7 @@ def parse_response(data: bytes) -> Response:
 
 
 def _part(choice: _Choice) -> Part:
-    """Return the text of a choice, of completions or of a chat, as a whole or in a stream."""
+    """Return the text of a choice: of a completion or a chat, of a whole answer or of one event."""
     text, thought = choice.text, None
     if text is UNSET:
         message = choice.delta or choice.message
@@ -118,9 +121,9 @@ def _part(choice: _Choice) -> Part:
         thought = message and (message.reasoning_content or message.reasoning)
     log_probs: tuple[float, ...] = ()
     if isinstance(choice.logprobs, dict):
-        of_chat = (token.get("logprob") for token in choice.logprobs.get("content") or ())
-        values = choice.logprobs.get("token_logprobs") or of_chat
-        log_probs = tuple(it for it in values if isinstance(it, (int, float)))
+        chat_values = (token.get("logprob") for token in choice.logprobs.get("content") or ())
+        values = choice.logprobs.get("token_logprobs") or chat_values
+        log_probs = tuple(value for value in values if isinstance(value, (int, float)))
     return Part(
         text or "",
         thought=thought if isinstance(thought, str) else "",
@@ -133,18 +136,21 @@ _FIRST = (0, 0)
 
 
 def answer_text(events: Iterable[bytes]) -> str:
-    """Return the text of a chat's stream without what the model thinks; one call parses it, to be quick."""
-    found = json.loads(b"[%b]" % b",".join(event for event in events if event != DONE))
-    choices = [choice for plain in found for choice in plain.get("choices") or () if not choice["index"]]
+    """Return the text of a chat's stream, without reasoning."""
+    # One call of the parser for all events is faster than a call for each.
+    bodies = json.loads(b"[%b]" % b",".join(event for event in events if event != DONE))
+    choices = [choice for body in bodies for choice in body.get("choices") or () if not choice["index"]]
     return "".join((choice.get("delta") or {}).get("content") or "" for choice in choices)
 
 
 def _usage(plain: Any) -> Usage | None:
     if not isinstance(plain, dict):
         return None
-    details = [plain.get(f"{of}_tokens_details") or {} for of in ("prompt", "completion")]
-    counts = [plain.get(f"{of}_tokens") for of in ("prompt", "completion")]
-    counts += [it.get(of) for it, of in zip(details, ("cached_tokens", "reasoning_tokens"), strict=True)]
+    details = [plain.get(f"{kind}_tokens_details") or {} for kind in ("prompt", "completion")]
+    counts = [plain.get(f"{kind}_tokens") for kind in ("prompt", "completion")]
+    counts += [
+        detail.get(key) for detail, key in zip(details, ("cached_tokens", "reasoning_tokens"), strict=True)
+    ]
     return Usage(*(count if isinstance(count, int) else None for count in counts))
 
 
@@ -161,7 +167,7 @@ def event_error(event: Event) -> str | None:
 
 
 def stream_error(stream: bytes) -> str | None:
-    """Return what is wrong with a whole stream: an error at its end, or that it is not complete."""
+    """Return the error at the end of a whole stream, or ``INCOMPLETE``; ``None`` for a complete stream."""
     stream = last_events(stream)
     if _ERROR.search(stream):
         reader = EventReader()

@@ -1,4 +1,4 @@
-"""One response of a server as typed parts; every protocol fills the same types."""
+"""A server's response as typed parts. All protocols use the same types."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from typing import Any, NamedTuple
 
 
 class WrongResponse(ValueError):
-    """A response that is not in the protocol's format; the message completes "the server answered with …"."""
+    """A response does not have the protocol's format. The message completes "the server answered with …"."""
 
 
 class Part(NamedTuple):
-    """What one response has of one text of the answer."""
+    """The part of one answer text that one response contains."""
 
     text: str | bytes | None = None
-    """Bytes may end within a letter; ``None`` from a model that answers with token ids."""
+    """Text; bytes may end within a UTF-8 character. ``None`` from a model that answers with token IDs."""
     ids: Sequence[int] | None = None
-    """Token ids; ``None`` from a model that answers with text."""
+    """Token IDs; ``None`` from a model that answers with text."""
     thought: str = ""
-    """What a model thinks before it answers, in a field of its own."""
+    """Reasoning before the answer, if the server separates reasoning from the answer."""
     length: int | None = None
-    """Output tokens as the model reports them: those of this response, or of the answer so far."""
+    """Number of output tokens that the model reports, for this response or for the answer so far."""
     log_probs: Sequence[float] = ()
-    """Logarithm of each token's probability: with Triton of all tokens so far, else of the new ones."""
+    """Logarithm of each token's probability: with Triton for all tokens so far, else for new tokens only."""
     place: tuple[int, int] = (0, 0)
-    """Indices of the sequence, if a prompt gets several answers, and of the beam."""
+    """Index of the sequence (a prompt may have several answers) and index of the beam."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The server's count of tokens for a whole request; ``None``: it has not counted them."""
+    """Token counts that the server reports for a whole request; ``None``: not reported."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
-    """Of the prompt: those that the server found in its KV cache."""
+    """Prompt tokens that the server found in its KV cache, included in input_tokens."""
     reasoning_tokens: int | None = None
-    """Of the answer: what the model thought before."""
+    """Reasoning tokens, included in output_tokens."""
 
 
 class Response(NamedTuple):
-    """One response: an answer as a whole, or one of a stream."""
+    """One response: a whole answer, or one piece of a stream."""
 
     parts: Sequence[Part] = ()
     usage: Usage | None = None
     is_last: bool = False
-    """Whether it says why an answer has ended (OpenAI's protocol)."""
+    """Whether the response contains a ``finish_reason`` (OpenAI protocol)."""
     logits: Mapping[str, Any] = MappingProxyType({})
-    """Arrays of logits by output (Triton over gRPC)."""
+    """Arrays of logits by name of the output (Triton over gRPC)."""
 
 
 def error_message(body: bytes) -> str:
-    """Return the message of an error in JSON, else the body as it is.
+    """Return the message of an error in JSON; return a body without such a message unchanged.
 
-    Triton's is ``{"error": "..."}``, OpenAI's ``{"error": {"message": "..."}}``, that of ``trtllm-serve``
-    ``{"object": "error", "message": "..."}``, that of a web framework before it ``{"detail": ...}``.
+    Triton sends ``{"error": "..."}``, OpenAI ``{"error": {"message": "..."}}``, ``trtllm-serve``
+    ``{"object": "error", "message": "..."}``, and the web framework of a server ``{"detail": ...}``.
     """
-    # Triton puts the error of a stream into an event, even if it is the whole answer.
+    # For a streaming request, Triton sends an event even if the error is the whole answer.
     text = body[:65536].decode("utf-8", errors="replace").removeprefix("data:").strip()
     try:
         value = json.loads(text)

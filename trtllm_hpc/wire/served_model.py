@@ -1,4 +1,4 @@
-"""A model of a Triton server as its configuration describes it, with the names of upstream's tensors."""
+"""The configuration of a model of a Triton server, with the names of upstream's tensors."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 TEXT_OUTPUT = "text_output"
 IDS_OUTPUT = "output_ids"
 LENGTH_OUTPUT = "sequence_length"
-"""Output tokens of each sequence, for models that declare it."""
+"""Number of output tokens of each sequence. Not every model declares this output."""
 LOG_PROBS_OUTPUT = "output_log_probs"
 LOGITS_OUTPUTS = ("context_logits", "generation_logits")
 """Logits of the prompt and of the answer. Models send placeholders unless a request asks for the logits."""
 LLM_API_LENGTH = "sampling_param_max_tokens"
-"""``max_tokens`` of the LLM API's model (upstream's ``all_models/llmapi``, 0.19 on)."""
+"""Input for ``max_tokens`` of the LLM API's model (upstream's ``all_models/llmapi``, since 0.19)."""
 STREAM_INPUTS = ("stream", "streaming")
-"""Names of the input that makes a decoupled model stream: upstream's text models', and ``tensorrt_llm``'s."""
+"""Input that makes a decoupled model stream: the name in upstream's text models and in ``tensorrt_llm``."""
 ALWAYS_SENT = ("bad_words", "stop_words")
-"""Inputs that old releases of upstream's ensemble do not declare optional; an empty text asks for nothing."""
+"""Inputs that old releases of upstream's ensemble require. An empty text switches them off."""
 TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT = "lora_task_id", "lora_weights", "lora_config"
 """Inputs for LoRA adapters; the first is a UINT64."""
 
 
 CORE_MODEL = "tensorrt_llm"
 TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", CORE_MODEL)
-"""By their names, the usual one first; the last takes text if it is the LLM API's."""
+"""Names of models that take text, the usual name first. The core model takes text with the LLM API only."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class ServedModel:
     inputs: Mapping[str, str]
     """Type of each input by its name, e.g. ``TYPE_INT32``."""
     batched: bool = True
-    """Whether these have a batch dimension."""
+    """Whether the inputs have a batch dimension."""
     decoupled: bool = False
-    """Whether a request may have any number of responses: it then takes streaming calls only."""
+    """Whether a request may have any number of responses. Such a model takes streaming calls only."""
     ensemble: bool = False
-    """Whether it consists of other models. Triton does not pass on that a request to it was cancelled."""
+    """Whether the model consists of other models. Triton does not forward a cancellation to these models."""
     accumulates: bool = False
     """Whether each response of a stream repeats the text so far (``accumulate_tokens`` of BLS)."""
 
@@ -51,13 +51,13 @@ class ServedModel:
 
     @property
     def is_llm_api(self) -> bool:
-        """Whether it is the LLM API's model, whose inputs have names of their own."""
+        """Whether the model is the LLM API's, whose inputs have other names."""
         return LLM_API_LENGTH in self.inputs
 
     def prompt_values(self, prompt: str | Sequence[int]) -> dict[str, Any]:
-        """Return the inputs that hold a prompt, and those that a request always has.
+        """Return the inputs that contain a prompt, and the inputs that every request needs.
 
-        Raises ValueError for a text to a model that takes token ids, or the other way round.
+        Raises ValueError if the prompt is a text and the model takes token IDs, or the reverse.
         """
         if isinstance(prompt, str) and self.takes_text:
             always = () if self.is_llm_api else ALWAYS_SENT
@@ -81,7 +81,7 @@ ENSEMBLE = ServedModel(
 
 
 def parse_model_config(name: str, config: Mapping[str, Any]) -> ServedModel:
-    """Return what a client needs of a model's configuration, as JSON."""
+    """Return the part of a model's configuration (parsed JSON) that a client needs."""
     accumulates = config.get("parameters", {}).get("accumulate_tokens", {}).get("string_value", "")
     return ServedModel(
         name=name,
@@ -94,6 +94,6 @@ def parse_model_config(name: str, config: Mapping[str, Any]) -> ServedModel:
 
 
 def ready_models(index: Any) -> list[str]:
-    """Return the names of the ready models in Triton's index of its repository, as JSON."""
+    """Return the names of the ready models in Triton's repository index (parsed JSON)."""
     entries = [entry for entry in index if isinstance(entry, dict)] if isinstance(index, list) else []
     return [str(entry.get("name")) for entry in entries if entry.get("state", "READY") == "READY"]

@@ -1,7 +1,6 @@
-"""A decoupled model that streams one token every 20 ms, each with the time it was sent.
+"""A decoupled model that streams a token every 20 ms with the time of its send. Runs in Triton's Python stub.
 
-Runs in Triton's Python stub. Times are from the monotonic clock, which all
-processes of a machine share.
+Times are from the monotonic clock, which all processes of a machine share.
 """
 
 from __future__ import annotations

@@ -214,7 +214,8 @@ def _late_stamps(sample: Sample, client: ClientUse) -> Iterator[Caveat]:
 def _cause(client: ClientUse) -> str:
     """Return why the client was late, and what helps."""
     if client.busiest_share > FULL_CORE_SHARE:
-        return f"its process used {client.busiest_share:.0%} of a core: raise --processes"
+        share = f"{client.busiest_share:.0%} of a core"
+        return f"its process used {share}: use more client processes, e.g. --set processes=4"
     if client.stall_s > client.stamp_bound_s / 2:
         return (
             f"the machine left it without a core for up to {client.stall_s * 1e3:.1f} ms: give it cores or a "

@@ -1,4 +1,4 @@
-"""Charts as Vega-Lite descriptions: their rows, axes and colours."""
+"""Charts as Vega-Lite specifications: rows, axes and colours."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 Row: TypeAlias = dict[str, Any]
 Spec: TypeAlias = dict[str, Any]
-"""A part of a Vega-Lite description."""
+"""A part of a Vega-Lite specification."""
 
 _DECIMALS = 4
-"""Decimals of the numbers in the page: 0.1 ms of seconds. It keeps the page small."""
+"""Decimals of the numbers in the page (times in seconds: 0.1 ms). Few decimals keep the page small."""
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,17 @@ class Chart:
     """A chart that can be drawn."""
 
     key: str
-    """Id of the element in the page."""
+    """ID of the chart's element in the page."""
     title: str
     layers: Sequence[Spec]
-    """Vega-Lite without data, from back to front; each ``data`` names one of ``datasets``."""
+    """Vega-Lite layers from back to front, without data: each ``data`` names one of ``datasets``."""
     datasets: Mapping[str, Sequence[Row]]
     height: int
+    """Height in pixels."""
 
     @property
     def spec(self) -> Spec:
-        """The chart in Vega-Lite, as wide as its container."""
+        """The chart as a Vega-Lite specification, as wide as its container."""
         fit = {"type": "fit-x", "contains": "padding"}
         size = {"width": "container", "height": self.height, "autosize": fit}
         return {**size, "layer": list(self.layers), "description": self.title}
@@ -36,20 +37,22 @@ class Chart:
     def for_page(self) -> Row:
         """Return the chart in the form that the page's script reads.
 
-        Its rows are columns with rounded numbers: half the size in JSON.
+        Rows become columns with rounded numbers, which halves the size of the JSON.
         """
         data: dict[str, dict[str, list[Any]]] = {}
         for name, rows in self.datasets.items():
             columns = {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
             for key, values in columns.items():
-                columns[key] = [round(it, _DECIMALS) if isinstance(it, float) else it for it in values]
+                columns[key] = [
+                    round(value, _DECIMALS) if isinstance(value, float) else value for value in values
+                ]
             data[name] = columns
         return {"key": self.key, "spec": self.spec, "data": data}
 
 
 @dataclass(frozen=True)
 class NoChart:
-    """Stands in the place of a chart, with the reason why there is none."""
+    """Takes the place of a chart that cannot be drawn, and gives the reason."""
 
     title: str
     reason: str
@@ -57,16 +60,16 @@ class NoChart:
 
 @dataclass(frozen=True)
 class ChartSection:
-    """A section of the page: charts that answer one question."""
+    """A section of the page, with the charts that answer one question."""
 
     key: str
     title: str
     charts: Sequence[Chart | NoChart]
     wide: bool = False
-    """Whether charts stand one below the other, instead of side by side."""
+    """Whether each chart takes the whole width; otherwise charts stand side by side."""
 
 
-# Parts of a description -----------------------------------------------------------------
+# Parts of a specification ---------------------------------------------------------------
 
 
 def number(name: str, **others: Any) -> Spec:
@@ -80,18 +83,18 @@ def word(name: str, **others: Any) -> Spec:
 
 
 def layer(mark: Spec, where: str | None = None, **encoding: Any) -> Spec:
-    """Return marks for the rows that fulfil a condition, for all without one."""
+    """Return marks for the rows that fulfil the condition ``where``; without a condition, for all rows."""
     transform = {} if where is None else {"transform": [{"filter": where}]}
     return {**transform, "mark": mark, "encoding": encoding}
 
 
 def layers_over(dataset: str, layers: Sequence[Spec], **encoding: Any) -> Spec:
-    """Return layers over one of the datasets, which share an encoding."""
+    """Return layers that draw the same dataset and share an encoding."""
     return {"data": {"name": dataset}, "encoding": encoding, "layer": list(layers)}
 
 
 def axis(title: str, values: Sequence[float], *, zero: bool = True) -> Spec:
-    """Return title and scale of an axis: logarithmic if its values span more than a decade."""
+    """Return the title and scale of an axis. The scale is logarithmic if the values span over a decade."""
     low, high = min(values), max(values)
     if low <= 0 or high / low <= 10:
         return {"title": title, "scale": {"zero": zero, "nice": True}}
@@ -103,7 +106,7 @@ def axis(title: str, values: Sequence[float], *, zero: bool = True) -> Spec:
 # Hues of Okabe and Ito (2008), distinguishable with any colour vision.
 CATEGORIES = ["#2b8ac9", "#d98c00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"]
 ASIDE = "#98a3b0"
-"""Colour of requests that are not measured."""
+"""Colour of requests that are not measured (warm-up and drain)."""
 FAILED = "#d55e00"
 BAND = "band"
 """Style of the background of warm-up and drain."""
@@ -119,7 +122,7 @@ THEME: Spec = {
         "labelOverlap": "greedy",
     },
     "axisX": {"grid": False, "tickCount": 6},
-    # All of one width, so that the time axes of charts line up.
+    # Y axes have the same width, so that the time axes of charts line up.
     "axisY": {"ticks": False, "domain": False, "tickCount": 5, "minExtent": 40},
     "legend": {
         **{"orient": "top", "title": None, "columns": 3, "padding": 0, "offset": 8},

@@ -1,4 +1,4 @@
-"""The charts of a measurement, and what the run folder has for them and for the rest of its report."""
+"""The charts of a measurement's report, and the data that the report reads from the run folder."""
 
 from __future__ import annotations
 
@@ -38,34 +38,35 @@ from trtllm_hpc.report.html.chart import (
 )
 
 _MOST_LEVELS = 8
-"""At most this many curves can be told apart in one chart."""
+"""Levels in one chart: the eye cannot distinguish more curves."""
 _MOST_POINTS = 120
-"""Points of one curve; a longer one is thinned evenly by share."""
+"""Points of one distribution's curve; a curve with more points is thinned evenly by share."""
 _MOST_DOTS = 1500
 """Requests in the chart of latencies."""
 _MOST_SAMPLES = 400
-"""Points of one line; of more samples, only the largest of each interval is drawn."""
+"""Points of one line; with more samples, only the largest of each interval is drawn."""
 MOST = {"levels": _MOST_LEVELS, "points": _MOST_POINTS, "dots": _MOST_DOTS, "samples": _MOST_SAMPLES}
-"""What is drawn at most, for the page to say."""
+"""These limits by name, for the explanations in the page."""
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """One measurement and all its records."""
+    """A measurement with all its records."""
 
     run: str
-    """Id of the run."""
+    """ID of the run."""
     measurement: MeasurementSummary
     records: list[RequestRecord]
     samples: list[ServerSample]
     evaluation: EvaluationSummary | None = None
-    """The companion's evaluation, in the report of its measurement."""
+    """The companion's evaluation, shown in the report of the companion's measurement only."""
 
 
 def read_report_data(paths: RunPaths, name: str) -> ReportData:
     """Read a measurement and its records. Records of a level without a summary are left out.
 
-    Raises RunNotFound if there is no such measurement, or another version wrote it.
+    Raises:
+        RunNotFound: the measurement is missing, or another version of this package wrote it.
     """
     files = paths.measurement(name)
     measurement = read_measurement(files.summary)
@@ -81,7 +82,7 @@ def read_report_data(paths: RunPaths, name: str) -> ReportData:
 
 
 def sections_of(data: ReportData) -> Iterator[ChartSection]:
-    """Yield the sections of the page in order; each is made when it is needed."""
+    """Yield the sections of the page in order."""
     curves: list[Chart | NoChart] = [_curve(data, *kind) for kind in _LATENCIES]
     if len(data.measurement.levels) < 2:
         reason = "One level of load was measured; a curve needs two or more."
@@ -94,20 +95,21 @@ def sections_of(data: ReportData) -> Iterator[ChartSection]:
 
 
 def _steps(*tooltip: Spec) -> list[Spec]:
-    """Return a line in steps. A line has a single tooltip, so each point has an unseen mark of its own."""
+    """Return a line in steps, with an invisible mark at each point."""
+    # A line has only a single tooltip; the marks give each point its own.
     line = layer({"type": "line", "interpolate": "step-after", "clip": True})
     return [line, layer({"type": "point", "opacity": 0, "size": 80}, tooltip=list(tooltip))]
 
 
 def _evenly(count: int, most: int) -> list[int]:
-    """Return the indices of ``count`` items: all, or both ends and some evenly between."""
+    """Return at most ``most`` indices of ``count`` items: both ends, and indices spread evenly between."""
     kept = min(count, most)
     return [round(place * (count - 1) / max(kept - 1, 1)) for place in range(kept)]
 
 
 def _no_figure(data: ReportData, key: str) -> str:
     if not data.measurement.streaming and key in ("ttft_ms", "tpot_ms", "itl_ms"):
-        return "Answers were not streamed, so the times of their tokens are unknown."
+        return "Answers were not streamed, so token times are unknown."
     return "No successful request has this figure."
 
 
@@ -202,15 +204,18 @@ _SHADED = layers_over(
 
 
 def _bands(data: ReportData) -> list[Row]:
-    """Return the stretches outside the measured windows."""
+    """Return the time ranges outside the measured windows."""
     rows = []
-    for label, result in zip(level_labels(data.measurement), data.measurement.levels, strict=True):
-        for one in result.passes:
-            window = one.window
-            intervals = (("warm-up", one.started_s, window.start_s), ("drain", window.end_s, one.ended_s))
+    for label, level in zip(level_labels(data.measurement), data.measurement.levels, strict=True):
+        for result in level.passes:
+            window = result.window
+            intervals = (
+                ("warm-up", result.started_s, window.start_s),
+                ("drain", window.end_s, result.ended_s),
+            )
             rows += [
-                {"begin": begin, "end": end, "what": f"{what} of {label}, pass {one.repeat + 1}"}
-                for what, begin, end in intervals
+                {"begin": begin, "end": end, "what": f"{phase} of {label}, pass {result.repeat + 1}"}
+                for phase, begin, end in intervals
                 if end > begin
             ]
     return rows
@@ -222,8 +227,8 @@ def _seconds(field: str, end_s: float) -> Spec:
 
 
 def _end_s(data: ReportData) -> float:
-    """Return the end of the last pass, in seconds since the measurement began."""
-    ends = [one.ended_s for result in data.measurement.levels for one in result.passes]
+    """Return the end of the last pass in seconds since the measurement began."""
+    ends = [result.ended_s for level in data.measurement.levels for result in level.passes]
     return max([*ends, *(record.ended_s for record in data.records)], default=1.0)
 
 
@@ -232,7 +237,7 @@ def _timeline(data: ReportData) -> Chart | NoChart:
     labels = level_labels(data.measurement)
     if not data.records:
         return NoChart(title, "No request was recorded.")
-    # The failed and the slowest stand last and so on top; of the others an even choice is drawn.
+    # Failed and slowest requests come last, so they are drawn on top. The rest is sampled evenly.
     in_order = sorted(data.records, key=lambda record: (not record.ok, LATENCY.values(record)))
     half = max(len(in_order) - _MOST_DOTS // 2, 0)
     chosen = [in_order[place] for place in _evenly(half, _MOST_DOTS - _MOST_DOTS // 2)] + in_order[half:]
@@ -281,20 +286,20 @@ def _server(data: ReportData) -> Iterator[Chart | NoChart]:
 
 
 def _sampled(samples: Sequence[ServerSample], key: str, label: str, factor: float = 1.0) -> list[Row]:
-    """Return one series of the samples; a line for each model that has it (``queue_ms[ensemble]``)."""
+    """Return the points of one metric, with a line for each model (``queue_ms[ensemble]``)."""
     return [
         {"time": sample.time_s, "value": factor * value, "line": f"{label} {model.strip('[]')}".strip()}
         for sample in samples
         for name, value in sample.values.items()
-        for found, bracket, model in [name.partition("[")]
-        if found == key
+        for metric, bracket, model in [name.partition("[")]
+        if metric == key
     ]
 
 
 def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[Row]) -> Chart | NoChart:
     if not rows:
-        return NoChart(title, "The server has no metric for it.")
-    # Sampling goes on a little longer than the load; later points would compress the chart.
+        return NoChart(title, "The server does not report this metric.")
+    # Sampling ends a little later than the load. Points after the load would compress the chart.
     end = _end_s(data)
     by_line: dict[str, list[Row]] = {}
     for row in rows:
@@ -307,7 +312,7 @@ def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[Row]) -
         kept += [max(line[start : start + step], key=lambda row: row["value"]) for start in starts]
     if not kept:
         return NoChart(title, "No sample was taken while the load ran.")
-    # Model names go into the domain, which is data; a sort order would become an expression.
+    # Model names are data in the domain. As a sort order they would be part of a Vega expression.
     legend = {"columns": 2} if len(by_line) > 1 else None
     shared = layers_over(
         "rows",

@@ -1,4 +1,4 @@
-"""``report.html`` of one measurement."""
+"""The page ``report.html`` of a measurement."""
 
 from __future__ import annotations
 
@@ -63,12 +63,17 @@ _CARDS = (
 
 
 def write_report(paths: RunPaths, name: str, to: Path) -> None:
-    """Write a measurement's report as HTML; raises RunNotFound, or TrtllmHpcError without vl-convert."""
+    """Write a measurement's report as HTML to the file ``to``.
+
+    Raises:
+        RunNotFound: the measurement is missing, or another version of this package wrote it.
+        TrtllmHpcError: vl-convert, which draws the charts, is not installed.
+    """
     write_text(to, report_page(read_report_data(paths, name)))
 
 
 def report_page(data: ReportData) -> str:
-    """Return the whole page as text."""
+    """Return the whole page as HTML."""
     measurement = data.measurement
     defaults = set(_flat(Benchmark().model_dump(mode="json")))
     chosen = [setting for setting in _flat(measurement.settings) if setting not in defaults]
@@ -103,18 +108,26 @@ def report_page(data: ReportData) -> str:
 
 
 def rendered(template: str, sections: Sequence[ChartSection], *scripts: str, **values: Any) -> str:
-    """Return the page of a template with the charts of its sections.
+    """Return the HTML of a template with the charts of its sections.
 
-    The browser may run only the library, what draws the charts, and ``scripts``: names of templates.
+    The browser runs only the drawing library, the script that draws the charts, and ``scripts``.
+
+    Args:
+        template: name of the template in ``report/``, without its endings.
+        sections: with the charts, in the order of the page.
+        scripts: names of further script templates in ``report/``.
+        values: variables of the template.
     """
-    charts = [it.for_page() for section in sections for it in section.charts if isinstance(it, Chart)]
+    charts = [
+        chart.for_page() for section in sections for chart in section.charts if isinstance(chart, Chart)
+    ]
     texts = [drawing_library(), *(_source(f"{name}.js.j2") for name in ("charts", *scripts))]
     values |= {
         "sections": sections,
         "style": Markup(_source("style.css.j2")),
         "scripts": [Markup(text) for text in texts],
-        # As a Content-Security-Policy names scripts (CSP level 3, hash-source).
-        "script_hashes": [b64encode(hashlib.sha256(it.encode()).digest()).decode() for it in texts],
+        # A Content-Security-Policy identifies allowed scripts by hash (CSP level 3, hash-source).
+        "script_hashes": [b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts],
         "chart_data": Markup(json_in_html({"charts": charts, "theme": THEME})),
         "version": __version__,
     }
@@ -125,7 +138,8 @@ def rendered(template: str, sections: Sequence[ChartSection], *scripts: str, **v
 def drawing_library() -> str:
     """Return Vega, Vega-Lite and vega-embed as one script that is safe inside HTML.
 
-    Raises TrtllmHpcError if the package that has them is not installed.
+    Raises:
+        TrtllmHpcError: vl-convert, the package that contains these libraries, is not installed.
     """
     try:
         from vl_convert import javascript_bundle
@@ -135,33 +149,33 @@ def drawing_library() -> str:
             hint="pip install 'trtllm-hpc[report]'",
         ) from error
     pack = partial(javascript_bundle, "window.vegaEmbed = vegaEmbed;")
-    # Packing takes over a second: the script is kept in the user's cache folder.
+    # Packing takes over a second, so the script is kept in the user's cache folder.
     bundle = kept_in_cache(f"vega/{metadata.version('vl-convert-python')}.js", pack)
-    # An HTML parser ends the script element at this text, even inside a string.
+    # "</script" would end the script element, and "<!--" would open a comment, even inside a string.
     return re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE).replace("<!--", r"<\!--")
 
 
 def json_in_html(plain: Any) -> str:
-    """Return JSON that is safe in a ``script`` element: it cannot end the element or open a comment."""
+    """Return JSON that is safe in a ``script`` element: no text in it ends the element or opens a comment."""
     text = json.dumps(plain, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    made = Environment(
+    environment = Environment(
         loader=packaged_templates(),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=True,
     )
-    made.filters |= {"breakable": _breakable, "quantity": quantity}
-    return made
+    environment.filters |= {"breakable": _breakable, "quantity": quantity}
+    return environment
 
 
 def _breakable(name: str) -> Markup:
-    """Allow line breaks after ``.`` and ``_`` and before ``/GPU`` of a name in a narrow column."""
+    """Allow line breaks in a name in a narrow column: after ``.`` and ``_``, and before ``/GPU``."""
     return Markup(re.sub(r"([._])|(?=/\w\w)", r"\1<wbr>", str(escape(name))))
 
 
@@ -180,7 +194,7 @@ class Card:
 
 
 def headline_words(data: ReportData) -> str:
-    """Say which level the cards show, and why."""
+    """Return a sentence on which level the cards show, and why."""
     measurement, place = data.measurement, headline_level(data.measurement)
     if place is None:
         return "Nothing was measured."
@@ -201,8 +215,8 @@ def cards(data: ReportData) -> Iterator[Card]:
     if place is None:
         return
     result = data.measurement.levels[place]
-    asked = figure_of(result, "asked_rate_per_s")
-    notes = {"finished_rate_per_s": f"asked {quantity(asked.mean)}" if asked else ""}
+    requested = figure_of(result, "asked_rate_per_s")
+    notes = {"finished_rate_per_s": f"requested {quantity(requested.mean)}" if requested else ""}
     notes["goodput_per_s"] = "within the SLO"
     for key, statistic, label, unit in _CARDS:
         if (figure := figure_of(result, key, statistic)) is not None:
@@ -213,14 +227,16 @@ def cards(data: ReportData) -> Iterator[Card]:
 
 
 def _level_table(data: ReportData) -> Table:
-    """Return a row for each level, with its most important figures."""
     headers = ("valid", "passes", "requests", "failed", *_RATES, *_LATENCIES)
     table = Table("level", *headers, right=headers)
     for label, result in ascending_levels(data.measurement):
         figures = [figure_of(result, key) for key in _RATES.values()]
         figures += [figure_of(result, *which) for which in _LATENCIES.values()]
-        # The margin stands below the figure.
-        cells = [NONE if it is None else f"{quantity(it.mean)}\n{plus_minus(it)}".strip() for it in figures]
+        # The margin is on a line below the figure.
+        cells = [
+            NONE if figure is None else f"{quantity(figure.mean)}\n{plus_minus(figure)}".strip()
+            for figure in figures
+        ]
         counts = (str(len(result.passes)), f"{result.measured:,}", f"{result.failed:,}")
         table.add_row(label, "yes" if is_valid(result) else "NO", *counts, *cells)
     return table
