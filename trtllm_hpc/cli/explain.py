@@ -103,6 +103,7 @@ def command(
         found = [*(it for _, status in told for it in status.causes), *of_logs]
         # What status knows has a run's logs as its evidence.
         of_runs = [str(log.path) for run, _ in told for log in list_logs(run) if log.size_bytes]
+        of_runs = [name for name in of_runs if name not in logs]
         facts_of_runs = logs_facts([Path(it) for it in of_runs])
         answer = [f"{status.state.value}: {status.sentence}" for _, status in told]
         answer += cause_lines(found, places=True)
@@ -110,7 +111,7 @@ def command(
         clues = suspicious_lines([*facts_of_runs, *facts], [*of_runs, *logs], hosts) if found else []
         if clues:
             answer += ["most suspicious lines:", *(it.quotation for it in clues)]
-        elif not found and (logs or not told):
+        elif not found and logs:
             answer.append("No cause was found.")
         if as_json:
             print_json(Explanation(found, clues))
@@ -195,8 +196,13 @@ def _logs_in(
                 status = unanswered_status(run)
             status = replace(status, causes=tuple(it for it in status.causes if it.id != UNKNOWN))
             has_ended_well = status.state in (RunState.COMPLETED, RunState.CANCELLED)
-            if status.causes or (has_ended_well and not status.failed_jobs):
+            if (
+                status.causes
+                or status.state is RunState.FAILED
+                or (has_ended_well and not status.failed_jobs)
+            ):
                 told.append((run, status))
+            if status.causes or (has_ended_well and not status.failed_jobs):
                 continue
             before = reversed(status.failed_jobs)
             attempts = [RunPaths(run.paths.attempts / str(job.attempt)) for job in before]
