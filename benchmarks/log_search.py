@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_hpc.logs.causes.table import first_pass
+from trtllm_hpc.logs.causes.table import tables
 from trtllm_hpc.logs.search import for_ripgrep
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.plan_record import PlanRecord, Resources, Stage
@@ -187,7 +187,7 @@ def main() -> int:
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         texts, empty, alone = (Path(folder, name) for name in ("texts", "empty.log", "alone.log"))
-        texts.write_text("".join(f"{for_ripgrep(text)}\n" for text in first_pass()[0]))
+        texts.write_text("".join(f"{for_ripgrep(text)}\n" for text in tables().first_pass))
         empty.write_text("fine\n")
         start_s = statistics.median(cost_of([PROGRAM, "explain", str(empty)]).wall_s for _ in range(5))
         make_log(alone)

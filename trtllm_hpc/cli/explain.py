@@ -18,7 +18,7 @@ import click
 from trtllm_hpc.cli.shared import json_option, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import ExitCode, RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import Explanation, Finding, cause_lines, likeliest_first, of_lines
-from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables
+from trtllm_hpc.logs.causes.table import Degree, Kind, tables
 from trtllm_hpc.logs.facts import (
     LogFacts,
     facts_of_stream,
@@ -87,7 +87,7 @@ def command(
     error; 2 a file cannot be read.
     """
     logs, told, unread = _logs_in(files or ("-" if _is_piped() else "latest",), runs_folder(context))
-    for problem in [*unread, *map(str, own_tables()[1])]:
+    for problem in [*unread, *map(str, tables().own[1])]:
         click.echo(f"error: {escaped(problem)}", err=True)
     with tempfile.TemporaryFile() as piped:
         if "-" in logs:
