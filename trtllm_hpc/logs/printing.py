@@ -13,17 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from trtllm_hpc.logs import reading
 from trtllm_hpc.logs.files import LogFile
-from trtllm_hpc.logs.reading import (
-    LONGEST_LINE_BYTES,
-    blocks_of,
-    decode,
-    decoded,
-    lines_of,
-    seek_last_lines,
-    stat_of,
-    uncoloured,
-)
+from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, stat_of
 from trtllm_hpc.logs.search import by_ripgrep, literals
 
 CUT = "…".encode()
@@ -80,14 +72,14 @@ class GrowingLog:
             return
         with suppress(OSError), path.open("rb") as log:
             if self._seen is None and self.last is not None:
-                seek_last_lines(log, self.last)
+                reading.seek_last_lines(log, self.last)
                 self._remember(log.tell(), log)
             log.seek(self._position - len(self._before))
             if log.read(len(self._before)) != self._before:  # a requeued job truncates its log
                 yield from self._begin_again()
             self._seen = stat
             log.seek(self._position)
-            for line in lines_of(log):
+            for line in reading.lines_of(log):
                 self._grown_at = time.monotonic()
                 self._pending = line = self._pending + line
                 if self._continued and not line.strip(b"\r\n"):
@@ -146,7 +138,7 @@ class Filter:
 
 
 def _plain(line: str) -> str:
-    return decode(uncoloured(line.encode()))
+    return reading.decode(reading.uncoloured(line.encode()))
 
 
 def written_lines(logs: Sequence[LogFile], selected: Filter) -> Iterator[tuple[LogFile, list[str]]]:
@@ -162,12 +154,12 @@ def _written(path: Path, selected: Filter) -> Iterator[bytes]:
     """Yield the blocks of a log that may have selected lines; none if it does not exist."""
     with suppress(OSError), path.open("rb") as log:
         if selected.last is not None and selected.pattern is None:
-            seek_last_lines(log, selected.last)
-        yield from blocks_of(log, log.tell())
+            reading.seek_last_lines(log, selected.last)
+        yield from reading.blocks_of(log, log.tell())
 
 
 def _selected(blocks: Iterable[bytes], selected: Filter) -> Iterator[str]:
-    lines = (line for block in blocks for line in selected.matching(decoded(block)))
+    lines = (line for block in blocks for line in selected.matching(reading.decoded(block)))
     return lines if selected.last is None else iter(deque(lines, maxlen=selected.last))
 
 
@@ -184,7 +176,7 @@ def followed_lines(
         over = bool(logs) and all(log.over for log in logs)
         for log in logs:
             source = growing.setdefault(log.name, GrowingLog(log.path, selected.last))
-            lines = map(decode, source.rest() if over else source.new_lines())
+            lines = map(reading.decode, source.rest() if over else source.new_lines())
             if found := selected.matching(list(lines)):
                 yield log, found
         if over:

@@ -80,27 +80,29 @@ def _surest(runs: Iterable[set[str]]) -> set[str]:
 
 
 class TextIndex:
-    """Many texts with their places in a table, found in a line by the head of their longest word."""
+    """Many texts with their places in a table, found in a line by the first letters of their longest word."""
 
     def __init__(self, placed: Iterable[tuple[bytes, int]]) -> None:
-        self._by_head: dict[bytes, list[tuple[bytes, int]]] = {}
-        self._plain = {b""}  # words without a head: most lines consist of words that other lines have, too
+        self._by_head: dict[bytes, list[tuple[bytes, bytes, int]]] = {b"": []}
+        self._plain: set[bytes] = set()
+        """Words that no text has: most lines consist of words that other lines have, too."""
         for text, place in placed:
-            head = max(re.findall(rb"\w+", text), key=len, default=b"")[:_HEAD]
-            self._by_head.setdefault(head if len(head) == _HEAD else b"", []).append((text, place))
+            word = max(re.findall(rb"\w+", text), key=len, default=b"")
+            head = word[:_HEAD] if len(word) >= _HEAD else b""
+            self._by_head.setdefault(head, []).append((word, text, place))
 
     def places_in(self, line: bytes) -> set[int]:
         """Return the places of the texts that a line contains."""
         if len(self._plain) > _REMEMBERED:
-            self._plain = {b""}
-        heads = {b""}
+            self._plain.clear()
+        near = self._by_head[b""].copy()
         for word in set(line.split()) - self._plain:
-            known = {word[at : at + _HEAD] for at in range(len(word) - _HEAD + 1)} & self._by_head.keys()
-            heads |= known
-            if not known:
+            heads = {word[at : at + _HEAD] for at in range(len(word) - _HEAD + 1)} & self._by_head.keys()
+            of_word = [entry for head in heads for entry in self._by_head[head] if entry[0] in word]
+            near += of_word
+            if not of_word:
                 self._plain.add(word)
-        texts = (text for head in heads for text in self._by_head.get(head, ()))
-        return {place for text, place in texts if text in line}
+        return {place for _, text, place in near if text in line}
 
 
 @lru_cache(maxsize=2)
