@@ -125,7 +125,8 @@ def command(
     for log, lines in found:
         count += len(lines)
         # Lines that come together are one write.
-        text = "\n".join(f"{log.name} {line}" if prefixed else line for line in lines)
+        prefix = f"{log.name} " if prefixed else ""
+        text = "\n".join([prefix + line for line in lines])
         # color=True: what goes into a pipe or a file stays as it was written.
         click.echo(for_output(text), color=True)
     if not count and pattern is not None:

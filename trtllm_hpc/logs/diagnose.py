@@ -21,11 +21,11 @@ class RankFailure:
 
     record: RankRecord
     log: LogFacts
-    """What its log shows."""
+    """Facts of its log."""
     others: str
     """``ended``, ``silent`` (they recorded no end either) or ``running``; ``none`` if it was alone."""
     verdict: str | None = None
-    """The reason of the rank that found this one at fault, in a sentence that names it."""
+    """The reason that another rank recorded for giving this rank up."""
 
     @property
     def sentence(self) -> str:

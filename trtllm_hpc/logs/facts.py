@@ -1,4 +1,4 @@
-"""What logs show of a failure: a first pass reads all of each, and the exact look only around its hits."""
+"""Facts that logs show of a failure: a first pass reads all of a log, the exact look only around its hits."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from trtllm_hpc.logs.search import MASK, Hit, hits, hits_in
 LATE_LINES, _LATE_BYTES = 500, 64 << 10
 """So near to a log's end a line may show why its writer ended; its writer survived what stands before."""
 _ERROR, _NEXT, _ERROR_BYTES = "error: ", "next: ", 1 << 20
-"""How programs of this package begin an error, and the advice in the line after it."""
+"""Words with which programs of this package begin an error, and the advice in the line after it."""
 _MOST_KNOWN, _MOST_SHAPES, _LONGEST_SHAPE = 8192, 50_000, 4096
 _SHOWN, _SHOWN_ERROR, _LONGEST_REASON, _RARE = 300, 600, 300, 3
 """Characters that are shown of a line, and in how many lines a rare word stands."""
 _BEFORE_BYTES, _BLOCK_BYTES, _AFTER_BYTES = 32 << 10, 384 << 10, 96 << 10
-"""What is read around a hit for the exact look, and the least before and after it."""
+"""Bytes that are read around a hit for the exact look: the least before it, all, and the least after it."""
 _FIRST, _LAST, _CLUSTER_BYTES = 50, 50, 16 << 10
 """So many errors are kept of a log's beginning and end; so near to the last one is the last cluster."""
 _SURVIVED, _SURVIVED_OTHERWISE, _SURVIVED_PRECISE = 12, 30, 150
@@ -48,12 +48,12 @@ _MAYBE_WELL, _MOST_SUSPICIOUS = 3, 5  # how suspicious a line is of the kind tha
 
 @dataclass(frozen=True)
 class LogFacts:
-    """What one log shows."""
+    """Facts that one log shows."""
 
     first_error: str | None = None
     """The first line that is an error, with those in which it goes on; of a traceback it is the last line."""
     causes: tuple[Finding, ...] = ()
-    """The entries of the table of causes in it, in the order of its lines."""
+    """The entries of the table of causes that the log shows, in the order of its lines."""
     own_error: Finding | None = None
     """The first error, if a program of this package has written it; without advice ``next`` is empty."""
     late_cause: Finding | None = None

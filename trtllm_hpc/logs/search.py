@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -137,8 +137,9 @@ def by_ripgrep(
     ``None`` comes with logs that are to be searched without it: it is not installed, has not come to their
     end, or takes longer to start than they take. A log without such a line is left out.
     """
-    size = sum(stat.st_size for path in paths if (stat := stat_of(path)) is not None)
-    if not texts or size < _BYTES_FOR_RIPGREP or shutil.which("rg") is None:
+    sizes = accumulate(stat.st_size for path in paths if (stat := stat_of(path)) is not None)
+    is_large = any(size >= _BYTES_FOR_RIPGREP for size in sizes)
+    if not (texts and is_large and shutil.which("rg")):
         yield from ((path, None) for path in paths)
         return
     for first in range(0, len(paths), _FILES_AT_ONCE):

@@ -13,7 +13,7 @@ from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.paths import STEPS
 
 REPORTED = "reported"
-"""Id of a finding that is not in the table of causes: the job itself gave the reason for its end."""
+"""ID of a finding that is not in the table of causes: the job itself recorded why it ended."""
 BEFORE = "before"
 """Group of a match: a line before it that may be its reason."""
 
@@ -27,17 +27,17 @@ class Finding:
     """A cause that was found, in words."""
 
     id: str
-    """Its name in the table of causes (`docs/reference/causes.md`)."""
+    """Name of the cause in the table of causes (`docs/reference/causes.md`)."""
     kind: Kind
     """``root``, or ``consequence`` of something else."""
     sentence: str
-    """What has happened."""
+    """The failure in one sentence."""
     next: str
-    """What to do about it."""
+    """Advice for the next step."""
     file: str | None
-    """The log; ``-`` for the standard input; ``None`` if Slurm told it."""
+    """The log; ``-`` for the standard input; ``None`` if no log shows the cause."""
     line: int | None
-    """Where it stands in the log, from 1; ``None`` also where the log is too long to count its lines."""
+    """Number of the line in the log, from 1; ``None`` also where the log is too long to count its lines."""
     rank: int | None
     """Whose log it is, or whose the line says it is."""
     match: str
@@ -109,7 +109,7 @@ class SuspiciousLine:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why something has failed, and what it is concluded from."""
+    """Causes of a failure, and the lines that are evidence for them."""
 
     causes: Sequence[Finding]
     """The likeliest first."""

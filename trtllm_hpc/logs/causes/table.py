@@ -23,7 +23,7 @@ AREAS = (
 )
 """The files, in the order in which causes that match the same line are tried."""
 SPECIFIC = ("option", "code", "path", "message")
-"""What can make an entry certain."""
+"""Reasons why an entry can be certain."""
 READY = -1
 """Place of a text by which a server says that it is ready."""
 _KEYS = {
@@ -36,14 +36,14 @@ _CLAUSE_END = re.compile(r"(?<=[.:]) (?=\S)")
 
 
 class Kind(str, enum.Enum):
-    """What a match says about a failure."""
+    """Relation of a match to a failure."""
 
     ROOT = "root"
     """It may be the cause itself."""
     CONSEQUENCE = "consequence"
     """Something else has failed before, often on another rank."""
     NOISE = "noise"
-    """Printed by runs that are well, e.g. on machines without InfiniBand."""
+    """Healthy runs print it too, e.g. on machines without InfiniBand."""
 
 
 class Degree(str, enum.Enum):
@@ -67,11 +67,11 @@ class Cause:
     patterns: tuple[str, ...]
     """Regular expressions; the first line of each match has one of :func:`texts_of` them."""
     sentence: str
-    """What has happened; ``{name}`` is a named group of the patterns."""
+    """The failure in one sentence; ``{name}`` is a named group of the patterns."""
     sources: tuple[str, ...]
     """Public threads or files with such a log: ``OWNER/REPOSITORY#NUMBER`` or ``OWNER/REPOSITORY:PATH``."""
     next: str = ""
-    """What to do about it, likewise; empty for noise."""
+    """Advice for the next step, likewise; empty for noise."""
     lines: int = 1
     """How many lines a match may span."""
     generic: bool = False
@@ -79,7 +79,7 @@ class Cause:
     first: bool = False
     """It stands for an error that no other entry knows."""
     specific: str = ""
-    """What makes it certain: only this cause writes this ``option``, ``code``, ``path`` or ``message``.
+    """Why the entry is certain: only this cause writes this ``option``, ``code``, ``path`` or ``message``.
     Without it an entry is a likely cause."""
     follows: bool = False
     """It is a consequence where an entry that does not follow stands before it: time limits, exit lines."""
