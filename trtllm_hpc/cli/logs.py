@@ -112,12 +112,12 @@ def command(
         found, prefixed = followed_lines(selected, wanted), rank is None or len(selected()) != 1
     else:
         chosen = selected()
-        logs = [log for log in chosen if log.path.exists()]
-        if not logs:
+        sizes = [log.size_bytes for log in chosen]
+        if all(size is None for size in sizes):
             names = ", ".join(log.name for log in chosen) or "any step"
             message = f"Run {run.run_id} has not written the log of {names} yet."
             raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
-        logs = [log for log in logs if log.size_bytes]
+        logs = [log for log, size in zip(chosen, sizes, strict=True) if size]
         if pattern is not None:
             logs.sort(key=lambda log: not log.state.startswith("failed"))  # what explains most comes first
         found, prefixed = written_lines(logs, wanted), len(logs) > 1

@@ -15,17 +15,9 @@ from typing import BinaryIO
 from weakref import WeakKeyDictionary
 
 from trtllm_hpc.logs import reading
+from trtllm_hpc.logs.causes import explain
 from trtllm_hpc.logs.causes import lines as kinds
-from trtllm_hpc.logs.causes.explain import (
-    BEFORE,
-    Finding,
-    SuspiciousLine,
-    findings,
-    likeliest_first,
-    of_lines,
-    rank_of,
-    reported,
-)
+from trtllm_hpc.logs.causes.explain import Finding, SuspiciousLine
 from trtllm_hpc.logs.causes.lines import Match, SuspectLine
 from trtllm_hpc.logs.causes.table import READY, Cause, Degree, Kind, Tables, causes, compiled, tables, words
 from trtllm_hpc.logs.search import MASK, Hit, hits, hits_in
@@ -105,7 +97,7 @@ def facts_of_stream(log: BinaryIO, name: str, lines: Iterable[Hit] | None = None
         return LogFacts(versions=versions)
     reasons = [_reason(log, match) for match in chosen]
     matches = [
-        replace(match, groups=versions | match.groups | ({BEFORE: reason.text} if reason else {}))
+        replace(match, groups=versions | match.groups | ({explain.BEFORE: reason.text} if reason else {}))
         for match, reason in zip(chosen, reasons, strict=True)
     ]
     if all(match.cause.kind is Kind.CONSEQUENCE for match in matches):
@@ -118,11 +110,11 @@ def facts_of_stream(log: BinaryIO, name: str, lines: Iterable[Hit] | None = None
     ]
     found = [
         finding.unless(any(rival.at < match.at and rival.cause.id != finding.id for rival in rivals))
-        for finding, match in zip(findings(matches, name), matches, strict=True)
+        for finding, match in zip(explain.findings(matches, name), matches, strict=True)
     ]
     ends = zip(found, matches, strict=True)
     late = [finding for finding, match in ends if finding.ends_a_process and match.at >= late_at]
-    late_cause = next(iter(likeliest_first(of_lines([late]))), None)
+    late_cause = next(iter(explain.likeliest_first(explain.of_lines([late]))), None)
     late_error = _first_error(_chosen([match for match in looked_at if match.at >= late_at]))
     first = _first_error(chosen)
     last = max((match.at for match in looked_at if _weight(match) < _MAYBE_WELL), default=0)
@@ -170,7 +162,7 @@ def suspicious_lines(
             name := names[place],
             clue.line,
             clue.at,
-            rank_of(name) if clue.rank is None else clue.rank,
+            explain.rank_of(name) if clue.rank is None else clue.rank,
             clue.host or hosts.get(name, ""),
             clue.time,
             reading.quoted(clue.text[:_SHOWN]),
@@ -353,10 +345,8 @@ def _survived(log: BinaryIO, found: Sequence[Match], last_at: int) -> bool:
         lines = _SURVIVED_PRECISE if is_precise else _SURVIVED_OTHERWISE
         needed = max(needed, _SURVIVED if cause.survivable else lines)
     log.seek(last_at)
-    stack = words()["stack"]
-    after = (
-        text for line in reading.lines_of(log) if (text := reading.decode(line)) and not stack.match(text)
-    )
+    texts = filter(None, map(reading.decode, reading.lines_of(log)))
+    after = (text for text in texts if not words()["stack"].match(text))
     return sum(1 for _ in islice(after, needed + 1)) > needed
 
 
@@ -411,4 +401,4 @@ def _own_error(log: BinaryIO, first: Match, name: str) -> Finding:
     log.readline(_ERROR_BYTES)
     advice = reading.decode(log.readline(_ERROR_BYTES)).strip()
     following = advice.removeprefix(_NEXT) if advice.startswith(_NEXT) else ""
-    return reported(first.text.removeprefix(_ERROR), following, name, first.line)
+    return explain.reported(first.text.removeprefix(_ERROR), following, name, first.line)

@@ -5,6 +5,7 @@ Every byte is read, and few lines are looked at: lines that differ in their numb
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -143,34 +145,34 @@ def by_ripgrep(
         yield from ((path, None) for path in paths)
         return
     for first in range(0, len(paths), _FILES_AT_ONCE):
-        some, seen = paths[first : first + _FILES_AT_ONCE], list[Path]()
+        names = {os.fsencode(path): path for path in paths[first : first + _FILES_AT_ONCE]}
+        seen: list[bytes] = []
         with tempfile.NamedTemporaryFile() as file:
             file.write("\n".join(map(for_ripgrep, texts)).encode("utf-8", "surrogatepass"))
             file.flush()
-            command = ["rg", *_OPTIONS, *options, f"--file={file.name}", "--", *map(str, some)]
+            command: list[str | bytes] = ["rg", *_OPTIONS, *options, f"--file={file.name}", "--", *names]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as ripgrep:
                 assert ripgrep.stdout is not None
-                for path, sections in groupby(_sections(ripgrep.stdout), key=lambda section: section[0]):
-                    seen.append(path)
-                    yield path, (lines for _, lines in sections)
+                for name, sections in groupby(_sections(ripgrep.stdout), key=itemgetter(0)):
+                    seen.append(name)
+                    yield names[name], (lines for _, lines in sections)
         if ripgrep.returncode not in (0, 1):  # 1: no line matches
-            yield from ((path, None) for path in some if path not in seen[:-1])
+            yield from ((path, None) for name, path in names.items() if name not in seen[:-1])
 
 
-def _sections(output: IO[bytes]) -> Iterator[tuple[Path, bytes]]:
-    """Yield whole lines that ripgrep prints, after their log."""
-    path, pending = Path(), b"\n"  # as if an empty line, as between logs, stood before the first one
+def _sections(output: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield whole lines that ripgrep prints, after the name of their log."""
+    name, pending = b"", b"\n"  # as if an empty line, as between logs, stood before the first one
     while chunk := output.read(max(_READ_BYTES, len(pending))):
         pending += chunk
         end = pending.rfind(b"\n") + 1
         end -= (b"\n" + pending[:end]).endswith(b"\n\n")  # the name of a log comes next
         going_on, *others = (b"\n" + pending[:end]).split(b"\n\n")
         if going_on.strip(b"\n"):
-            yield path, going_on[1:]
+            yield name, going_on[1:]
         for section in others:
             name, _, lines = section.partition(b"\0")
-            path = Path(name.decode("utf-8", "surrogateescape"))
-            yield path, lines
+            yield name, lines
         pending = pending[end:]
 
 
