@@ -360,9 +360,9 @@ def _reason(log: BinaryIO, error: Match) -> Match | None:
     start, block = _before(log, error.at)
     shared: Counter[int] = Counter()
     for word in set(words()["distinctive"].findall(error.text)):
-        found = [one.start() for one in islice(re.finditer(re.escape(word.encode()), block), _RARE + 1)]
-        if len(found) <= _RARE:
-            shared.update({block.rfind(b"\n", 0, at) + 1 for at in found})
+        uses = list(islice(re.finditer(re.escape(word.encode()), block), _RARE + 1))
+        if len(uses) <= _RARE:
+            shared.update({block.rfind(b"\n", 0, use.start()) + 1 for use in uses})
     for begin in sorted(shared, key=lambda begin: (-shared[begin], begin)):
         text = kinds.stripped(block[begin : block.find(b"\n", begin)])[0].strip()
         if words()["did_not"].search(text) and not kinds.is_harmless(text) and text not in error.text:
