@@ -5,11 +5,12 @@
 The benchmark writes a log of 300 MB with an error in its middle, and two failed runs: one with 1,024 logs of
 200 KB, one with 64 logs of 5 MB. No two lines are equal. In each round, every command and ripgrep take turns
 on files in the page cache. ripgrep searches the same files: for one expression with ``--grep``, otherwise for
-the texts in errors and in lines with a known cause (``rg -f``). The time that our program needs to explain an
-empty log is subtracted from our times. ``without ripgrep`` is the same command without ``rg`` on the path.
+the texts in errors and in lines with a known cause (``rg -f``). The time that our program needs to start is
+subtracted from our times: to explain an empty log, or for ``--grep`` to print a line of one log. ``without
+ripgrep`` is the same command without ``rg`` on the path.
 
-Bounds: three times ripgrep's time, 40 MB/s without ripgrep and with ``--grep``, and 100 MiB of memory. The
-exit code is 1 if a bound is broken, 2 without ripgrep (Debian's package ``ripgrep``).
+Bounds: three times ripgrep's time, 40 MB/s without ripgrep and with ``--grep`` on 1,024 logs, and 100 MiB of
+memory. The exit code is 1 if a bound is broken, 2 without ripgrep (Debian's package ``ripgrep``).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_hpc.logs.causes.table import first_pass
+from trtllm_hpc.logs.causes.table import tables
 from trtllm_hpc.logs.search import for_ripgrep
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.plan_record import PlanRecord, Resources, Stage
@@ -140,10 +141,23 @@ def pairs(paths: RunPaths, texts: Path) -> dict[str, tuple[list[str], list[str]]
     return commands
 
 
+def start_of(*words: str) -> float:
+    """Return the median of the seconds in which a command that does little ends."""
+    return statistics.median(cost_of([PROGRAM, *words]).wall_s for _ in range(5))
+
+
 def compare(
-    name: str, commands: dict[str, tuple[list[str], list[str]]], rounds: int, start_s: float, size: int
+    name: str,
+    commands: dict[str, tuple[list[str], list[str]]],
+    rounds: int,
+    starts: dict[str, float],
+    size: int,
 ) -> list[str]:
-    """Print the medians of each command, and return the broken bounds. ``size``: bytes of the logs."""
+    """Print the medians of each command, and return the broken bounds.
+
+    ``starts`` has the seconds in which a command starts, by its name; ``""`` is the default. ``size``: bytes
+    of the logs.
+    """
     broken = []
     costs: dict[tuple[str, int], list[Cost]] = {}
     for round_ in range(rounds + 1):
@@ -154,7 +168,7 @@ def compare(
                     costs.setdefault((what, place), []).append(cost)
     for what in commands:
         ours, theirs = costs[what, 0], costs[what, 1]
-        pairs_ = list(zip(ours, theirs, strict=True))
+        pairs_, start_s = list(zip(ours, theirs, strict=True)), starts.get(what, starts[""])
         ratio = statistics.median((our.wall_s - start_s) / its.wall_s for our, its in pairs_)
         speed = size / 1e6 / max(0.001, statistics.median(cost.wall_s for cost in ours) - start_s)
         figures = [f"{statistics.median(cost.wall_s for cost in some):.2f}" for some in (ours, theirs)]
@@ -162,7 +176,8 @@ def compare(
         figures += [f"{statistics.median(cost.cpu_s for cost in some):.2f}" for some in (ours, theirs)]
         peak = max(cost.peak_mib for cost in ours)
         print(f"| {name} | `{what}` | {' | '.join(figures)} | {peak:.0f} |", flush=True)
-        if "without" in what or "--grep" in what:  # --grep takes Python's expressions, so ripgrep cannot help
+        # For --grep, `logs` also reads the record of each rank, which takes longer than the search itself.
+        if "without" in what or ("--grep" in what and name.startswith("1,024")):
             if speed < LEAST_MB_PER_S:
                 broken.append(f"{what}, {name}: {speed:.0f} MB/s")
         elif ratio > RATIO:
@@ -187,17 +202,18 @@ def main() -> int:
     print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         texts, empty, alone = (Path(folder, name) for name in ("texts", "empty.log", "alone.log"))
-        texts.write_text("".join(f"{for_ripgrep(text)}\n" for text in first_pass()[0]))
+        texts.write_text("".join(f"{for_ripgrep(text)}\n" for text in tables().first_pass))
         empty.write_text("fine\n")
-        start_s = statistics.median(cost_of([PROGRAM, "explain", str(empty)]).wall_s for _ in range(5))
+        starts = {"": start_of("explain", str(empty))}
         make_log(alone)
         explain, ripgrep = [PROGRAM, "explain", str(alone)], ["rg", "-f", str(texts), str(alone)]
         without = ["env", "PATH=/nowhere", *explain]
         commands = {"explain": (explain, ripgrep), "explain without ripgrep": (without, ripgrep)}
-        broken += compare("one log of 300 MB", commands, arguments.rounds, start_s, ALONE_BYTES)
+        broken += compare("one log of 300 MB", commands, arguments.rounds, starts, ALONE_BYTES)
         for number, (name, (ranks, size)) in enumerate(RUNS.items()):
             paths = make_run(Path(folder, f"run{number}"), ranks, size)
-            broken += compare(name, pairs(paths, texts), arguments.rounds, start_s, ranks * size)
+            starts["logs --grep"] = start_of("logs", str(paths.folder), "--rank", "0", "--tail", "1")
+            broken += compare(name, pairs(paths, texts), arguments.rounds, starts, ranks * size)
     for sentence in broken:
         print(f"broken: {sentence}")
     return 1 if broken else 0

@@ -90,7 +90,8 @@ def _measure(site: Site, fault: Fault) -> Result:
             fault_lasts.close()
             explained = ""
             if exit_code and not fault.survives and scene.run is not None:
-                lines = scene.person.types("explain", scene.run.folder).stdout.strip().splitlines()
+                answer = scene.person.types("explain", scene.run.folder)
+                lines = (answer.stdout.strip() or answer.stderr.strip()).splitlines()
                 explained = " ".join(lines[:2]) or "nothing"  # the sentence of `status`, and the first cause
             return _result(scene, fault, seen, exit_code, leftovers(scene.person, scene.run), explained)
 

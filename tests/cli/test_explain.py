@@ -120,6 +120,18 @@ def test_the_causes_of_a_run_are_those_of_its_status(tmp_path: Path) -> None:
     assert found[0]["sentence"] == "No server could listen at port 8000."
 
 
+def test_a_failed_run_whose_cause_status_does_not_know_begins_with_what_it_knows(tmp_path: Path) -> None:
+    """Its batch script was killed, and no log says why."""
+    run = ended_run(tmp_path / "run", "stage_end", 137)
+    run.batch_log("serve").write_text("")
+    run.rank_log("serve", 0).write_text("fine\n")
+    lines = explain(str(run.folder)).output.splitlines()
+    assert lines[:2] == [
+        "failed: stage serve has failed (exit code 137, as after SIGKILL)",
+        "No cause was found.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "label", "exit_code"),
     [
@@ -170,6 +182,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_explained(tmp_path: Path, logs
     assert "empty.out is empty." in explain(str(tmp_path / "empty.out")).output
     gone = CliRunner().invoke(command, ["explain", str(tmp_path / "none")], standalone_mode=False)
     assert code(gone) == ExitCode.USAGE
+    assert "There is no file or folder" in gone.output and "No cause was found" not in gone.output
     (tmp_path / "odd.out").write_text("fine\nthere is no such model\nthe end\n")
     assert "  | there is no such model" in explain(str(tmp_path / "odd.out")).output
 

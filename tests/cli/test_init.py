@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -22,9 +23,18 @@ from trtllm_hpc.runs.job_files import copy_of, shipped_jobs
 from trtllm_hpc.validation.load import load
 
 
+def has_pytriton(monkeypatch: pytest.MonkeyPatch, *, has: bool) -> None:
+    """Have PyTriton installed, or not; other packages are found as usual, as jinja2 needs."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name, package=None: has or None if name == "pytriton" else find_spec(name, package),
+    )
+
+
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    has_pytriton(monkeypatch, has=False)
     fake_slurm(tmp_path, monkeypatch, PARTITIONS, NEW_LIST)
 
 
@@ -154,7 +164,7 @@ def test_a_partition_that_is_not_there_is_refused_with_those_that_are() -> None:
 def test_the_profile_has_the_server_of_the_wheel_where_there_is_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "pytriton")
+    has_pytriton(monkeypatch, has=True)
     assert "chosen: Triton server of the nvidia-pytriton wheel" in init("cluster", "wheel.yaml").output
     assert load(Path("tiny-llama"), "wheel.yaml").cluster.triton.server == "pytriton"
     (tmp_path / "tritonserver").symlink_to("/bin/true")

@@ -65,7 +65,7 @@ def found(run: RunPaths, pattern: str) -> list[str]:
         ),
     ],
 )
-def test_the_lines_are_those_that_the_expression_matches(run: RunPaths, pattern: str) -> None:
+def test_the_lines_are_those_that_the_expression_matches(run: RunPaths, searched: str, pattern: str) -> None:
     colours = re.compile(r"\x1b\[[\d;]*m")
     pieces = [line[at : at + 65536] for line in LINES for at in range(0, max(len(line), 1), 65536)]
     wanted = [it for it in pieces if re.search(pattern, it) or re.search(pattern, colours.sub("", it))]
@@ -87,6 +87,19 @@ def test_the_lines_are_those_that_the_expression_matches(run: RunPaths, pattern:
 )
 def test_lines_without_a_text_that_every_match_has_are_not_looked_at(pattern: str, texts: set[str]) -> None:
     assert set(literals(pattern)) == texts
+
+
+@pytest.mark.parametrize("read_bytes", [1, 2, 3, 7, 40, 65536])
+def test_lines_belong_to_their_logs_wherever_ripgrep_s_output_is_cut(
+    tmp_path: Path, searched: str, monkeypatch: pytest.MonkeyPatch, read_bytes: int
+) -> None:
+    monkeypatch.setattr("trtllm_hpc.logs.search._READ_BYTES", read_bytes)
+    run = make_run(tmp_path / "run")
+    add_event(run, "serve", "stage_begin")
+    for rank in range(4):
+        add_rank(run, rank, world_size=4, log=f"text {rank}\n\nother\n" * (rank + 1))
+    wanted = [f"serve[{rank}] text {rank}" for rank in range(4) for _ in range(rank + 1)]
+    assert logs(run, "--grep", "text .").output.splitlines() == wanted
 
 
 def test_failed_ranks_come_first(tmp_path: Path) -> None:

@@ -324,6 +324,8 @@ def test_a_script_that_never_began_has_not_completed(run_of: RunOf, ended: str, 
     status = run_status(paths)
     assert (status.state, status.exit_code) == (FAILED, START)
     assert f"stage serve has failed{note}: its script never began, as if a file that" in status.sentence
+    # A script that fails writes an error, for which a full disk has no room.
+    assert ("file system is full or was full then" in status.sentence) is bool(note)
     job = json.loads(paths.jobs.read_text())["stages"]["serve"]["job_id"]
     add_event(paths, "serve", "stage_end", job_id=job, exit_code=3)
     assert "never began" not in run_status(paths).sentence
@@ -369,8 +371,10 @@ def test_a_lost_server_is_named_before_slurm_knows_and_not_the_companion(run_of:
     assert status.causes[0].sentence == f"R{LOST[1:]}."
 
 
-def test_a_requeued_server_is_named_and_not_the_companion_that_lost_it(run_of: RunOf) -> None:
-    paths = run_of("COMPLETED", "PENDING", "FAILED=9:0")
+@pytest.mark.parametrize("serve", ["PENDING", "CANCELLED"])
+def test_a_requeued_server_is_named_and_not_the_companion_that_lost_it(run_of: RunOf, serve: str) -> None:
+    """Also once `submit --wait` has cancelled the job that waits again."""
+    paths = run_of("COMPLETED", serve, "FAILED=9:0")
     assert "companion" in run_status(paths).sentence
     add_event(paths, "serve", "stage_begin", job_id="102")
     line = "slurmstepd: error: *** JOB 102 ON n1 CANCELLED AT 2026-11-23T10:00:00 DUE TO JOB REQUEUE ***\n"

@@ -60,6 +60,15 @@ def test_a_companion_in_the_server_s_job_ends_once_and_is_named_if_it_was_killed
     ]
 
 
+def test_a_companion_that_was_killed_for_a_reason_keeps_that_reason(runtime: Runtime) -> None:
+    """Its heartbeat kills a stopped process after it has recorded why."""
+    why = "process 7 on n1 is stopped (SIGSTOP): python -m trtllm_hpc bench run, for 45 s"
+    add_event(runtime.paths, "companion", "stage_begin")
+    add_event(runtime.paths, "companion", "failed", reason=why)
+    stage.end(runtime.paths, "companion", 137)
+    assert [event.data["reason"] for event in read_events(runtime.paths) if "reason" in event.data] == [why]
+
+
 def test_the_endpoint_of_a_killed_leader_goes_with_its_stage(runtime: Runtime) -> None:
     Endpoint("77", "n1", "10.0.0.1", 8, 9, 10, ["ensemble"], 5.0).write(runtime.paths.endpoint)
     assert runtime("end", "companion", "9").returncode == 0

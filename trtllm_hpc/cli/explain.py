@@ -18,7 +18,7 @@ import click
 from trtllm_hpc.cli.shared import json_option, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import ExitCode, RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import Explanation, Finding, cause_lines, likeliest_first, of_lines
-from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables
+from trtllm_hpc.logs.causes.table import Degree, Kind, tables
 from trtllm_hpc.logs.facts import (
     LogFacts,
     facts_of_stream,
@@ -84,7 +84,7 @@ def command(
     2 a file cannot be read.
     """
     logs, judged, unread = _logs_in(files or ("-" if _is_piped() else "latest",), runs_folder(context))
-    for problem in [*unread, *map(str, own_tables()[1])]:
+    for problem in [*unread, *map(str, tables().own[1])]:
         click.echo(f"error: {escaped(problem)}", err=True)
     with tempfile.TemporaryFile() as piped:
         if "-" in logs:
@@ -103,6 +103,7 @@ def command(
         findings = [*(finding for _, status in judged for finding in status.causes), *from_logs]
         # The evidence of a run's status is in the run's logs.
         run_logs = [str(log.path) for run, _ in judged for log in list_logs(run) if log.size_bytes]
+        run_logs = [name for name in run_logs if name not in logs]
         facts_of_runs = logs_facts([Path(name) for name in run_logs])
         answer = [f"{status.state.value}: {status.sentence}" for _, status in judged]
         answer += cause_lines(findings, places=True)
@@ -112,7 +113,7 @@ def command(
         clues = suspicious_lines([*facts_of_runs, *facts], [*run_logs, *logs], hosts) if findings else []
         if clues:
             answer += ["most suspicious lines:", *(clue.quotation for clue in clues)]
-        elif not findings and (logs or not judged):
+        elif not findings and logs:
             answer.append("No cause was found.")
         if as_json:
             print_json(Explanation(findings, clues))
@@ -200,8 +201,10 @@ def _logs_in(
             known = tuple(finding for finding in status.causes if finding.id != UNKNOWN)
             status = replace(status, causes=known)
             has_ended_well = status.state in (RunState.COMPLETED, RunState.CANCELLED)
-            if status.causes or (has_ended_well and not status.failed_jobs):
+            is_explained = status.causes or (has_ended_well and not status.failed_jobs)
+            if is_explained or status.state is RunState.FAILED:
                 judged.append((run, status))
+            if is_explained:
                 continue
             before = reversed(status.failed_jobs)
             attempts = [RunPaths(run.paths.attempts / str(job.attempt)) for job in before]

@@ -116,12 +116,12 @@ def command(
         found, prefixed = followed_lines(selected, wanted), rank is None or len(selected()) != 1
     else:
         chosen = selected()
-        logs = [log for log in chosen if log.path.exists()]
-        if not logs:
+        sizes = [log.size_bytes for log in chosen]
+        if all(size is None for size in sizes):
             names = ", ".join(log.name for log in chosen) or "any stage"
             message = f"Run {run.run_id} has not written the log of {names} yet."
             raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
-        logs = [log for log in logs if log.size_bytes]
+        logs = [log for log, size in zip(chosen, sizes, strict=True) if size]
         if pattern is not None:
             logs.sort(key=lambda log: not log.state.startswith("failed"))
         found, prefixed = written_lines(logs, wanted), len(logs) > 1
@@ -129,7 +129,8 @@ def command(
     for log, lines in found:
         count += len(lines)
         # One write for all new lines keeps lines of several logs apart.
-        text = "\n".join(f"{log.name} {line}" if prefixed else line for line in lines)
+        prefix = f"{log.name} " if prefixed else ""
+        text = "\n".join([prefix + line for line in lines])
         # color=True keeps the log's own colour codes, also in a pipe or a file.
         click.echo(for_output(text), color=True)
     if not count and pattern is not None:

@@ -21,11 +21,11 @@ class RankFailure:
 
     record: RankRecord
     log: LogFacts
-    """What its log shows."""
+    """Facts of its log."""
     others: str
     """``ended``, ``silent`` (they recorded no end either) or ``running``; ``none`` if it was alone."""
     verdict: str | None = None
-    """The reason of the rank that found this one at fault, in a sentence that names it."""
+    """The reason that another rank recorded for giving this rank up."""
 
     @property
     def sentence(self) -> str:
@@ -35,13 +35,12 @@ class RankFailure:
             return self.verdict.rstrip(".")
         if record.ended_at is None and self.others == "silent":
             return f"all {record.world_size} ranks were killed before they could record their end"
+        end = signal_or_code(record.exit_code or 0)
+        how = f"killed by {end}" if end.startswith("signal") else end
         if record.ended_at is None:
             how = "it was killed before it could record its end"
         elif record.exit_code is None:
             how = "its exit code is not known"
-        else:
-            end = signal_or_code(record.exit_code)
-            how = f"killed by {end}" if end.startswith("signal") else end
         if record.reason:
             how = f"{how}: {record.reason.rstrip('.')}"
         elif self.log.end is not None:
@@ -57,12 +56,10 @@ def first_failure(run: RunSnapshot) -> RankFailure | None:
     failed = [(records, first) for records, first in of_instances if first is not None]
     if not failed:
         return None
-    records, first = min(failed, key=lambda it: it[1].ended_at or 0.0)
+    records, first = min(failed, key=lambda instance: instance[1].ended_at or 0.0)
     ended = {record.ended_at is not None for record in records if record is not first}
-    others = "running"
-    if ended <= {True}:
-        others = "ended" if ended else "none"
-    elif ended == {False} and first.ended_at is None:
+    others = "ended" if ended == {True} else "none" if not ended else "running"
+    if ended == {False} and first.ended_at is None:
         others = "silent"
     judge = verdict(records)
     [log] = logs_facts([run.paths.rank_log(first.step, first.rank)])
@@ -101,14 +98,13 @@ def stage_error(run: RunSnapshot, stage: str) -> str | None:
     run.use_causes_of_site()
     logs = stage_logs(run, stage)
     facts = logs_facts([log.path for log in logs])
-    names = {str(log.path): log.name for log in logs}
-    causes = likeliest_first(of_lines([log.causes for log in facts]))
+    causes = likeliest_first(of_lines([fact.causes for fact in facts]))
     # That Slurm saw a task killed explains the end of its step.
-    killed = (it for it in causes if it.id == "slurm-task-failed" and "Exited with" not in it.match)
-    cause = next((it for it in causes if it.kind is Kind.ROOT), None) or next(killed, None)
-    if cause is not None and cause.file is not None:
-        return f"{names[cause.file]} says {cause.match!r}"
-    said = (
-        f"{log.name} says {it.first_error!r}" for log, it in zip(logs, facts, strict=True) if it.first_error
+    killed = (
+        cause for cause in causes if cause.id == "slurm-task-failed" and "Exited with" not in cause.match
     )
-    return next(said, None)
+    cause = next((cause for cause in causes if cause.kind is Kind.ROOT), None) or next(killed, None)
+    if cause is not None:
+        return next(f"{log.name} says {cause.match!r}" for log in logs if str(log.path) == cause.file)
+    named = zip(logs, facts, strict=True)
+    return next((f"{log.name} says {fact.first_error!r}" for log, fact in named if fact.first_error), None)

@@ -12,12 +12,8 @@ from trtllm_hpc.paths import PROGRAMS, STAGES, STEPS
 from trtllm_hpc.runtime.blame import failed_by_itself
 from trtllm_hpc.runtime.records import Event, RankRecord
 
-RUNNING = "running"
-NO_RECORD = "no record"
-NEVER_STARTED = "never started"
-SILENT = "ended without a record"
-CANCELLED = "cancelled"
-
+RUNNING, NO_RECORD, NEVER_STARTED = "running", "no record", "never started"
+SILENT, CANCELLED = "ended without a record", "cancelled"
 _OTHER_ENDS = {"stage_cancelled": CANCELLED, "submission_interrupted": "refused (half submitted)"}
 """Events other than ``stage_end`` after which a stage is over."""
 _RECORDED = ("preflight", "serve")
@@ -65,8 +61,8 @@ def stage_of(step: str) -> str:
 
 def last_mark(run: RunSnapshot, stage: str) -> Event | None:
     """Return the last event that shows whether a stage has begun, has ended or never begins."""
-    marks = (it for it in reversed(run.events(stage)) if it.name.startswith(("stage_", "submission_")))
-    return next(marks, None)
+    events = reversed(run.events(stage))
+    return next((event for event in events if event.name.startswith(("stage_", "submission_"))), None)
 
 
 def stage_end(run: RunSnapshot, stage: str) -> Event | None:
@@ -77,26 +73,20 @@ def stage_end(run: RunSnapshot, stage: str) -> Event | None:
 
 def _stage_state(run: RunSnapshot, stage: str) -> tuple[str, bool]:
     """Return the state of a stage's batch script, and whether the stage has ended or can no longer start."""
-    end, events = stage_end(run, stage), run.events(stage)
+    end, events, request = stage_end(run, stage), run.events(stage), run.stop_request
     if end is None:
-        earlier = [stage_end(run, name) for name in STAGES[: STAGES.index(stage)]]
-        failed = any(it is not None and it.data.get("exit_code") != 0 for it in earlier)
-        if events:
-            return RUNNING, False
-        return (NEVER_STARTED, True) if failed else (NO_RECORD, False)
+        earlier = (stage_end(run, name) for name in STAGES[: STAGES.index(stage)])
+        failed = any(before is not None and before.data.get("exit_code") != 0 for before in earlier)
+        return (RUNNING, False) if events else (NEVER_STARTED, True) if failed else (NO_RECORD, False)
     begun = [event.time for event in events if event.name == "stage_begin"]
-    code, begun_at, request = end.data.get("exit_code"), max(begun, default=0.0), run.stop_request
+    code, begun_at = end.data.get("exit_code"), max(begun, default=0.0)
     if end.name == "stage_cancelled" and not begun:
         return NEVER_STARTED, True
     # The script may have recorded an end of its own after `cancel`.
-    if any(event.name == "stage_cancelled" and event.time >= begun_at for event in events):
-        return CANCELLED, True
-    if (
-        request is not None
-        and request.by == "cancel"
-        and begun_at <= request.requested_at <= end.time
-        and code != 0
-    ):
+    cancelled_at = [event.time for event in events if event.name == "stage_cancelled"]
+    if request is not None and request.by == "cancel" and code != 0 and request.requested_at <= end.time:
+        cancelled_at.append(request.requested_at)
+    if any(at >= begun_at for at in cancelled_at):
         return CANCELLED, True
     return _OTHER_ENDS.get(end.name) or _exit_text(code), True
 
@@ -138,7 +128,8 @@ def planned_ranks(run: RunSnapshot, step: str) -> int | None:
     serve = None if run.plan is None else run.plan.stage("serve")
     if run.plan is None or serve is None:
         return next((record.world_size for record in run.ranks(step)), None)
-    return max(run.plan.world_sizes if step == "serve" else (it.tasks or 1 for it in serve.components))
+    components = [component.tasks or 1 for component in serve.components]
+    return max(run.plan.world_sizes if step == "serve" else components)
 
 
 def reason_without_build(run: RunSnapshot) -> str | None:
@@ -162,14 +153,13 @@ def list_logs(
     for name in STEPS if step is None else (step,):
         if rank is None and instance is None:
             files = (run.paths.sbatch(name), run.paths.batch_log(name), run.paths.stage_events(name))
-            is_there = name in STAGES and any(stat_of(file) is not None for file in files)
+            scripts = [name] if name in STAGES and any(map(stat_of, files)) else []
             # The programs of the server's job run beside it, without a rank.
             programs = PROGRAMS if name == "serve" else {name}.intersection(PROGRAMS)
-            written = (it for it in programs if stat_of(run.paths.batch_log(it)) is not None)
-            for one in (*([name] if is_there else ()), *written):
-                logs.append(
-                    LogFile(one, None, run.paths.batch_log(one), None, *_stage_state(run, stage_of(one)))
-                )
+            scripts += [program for program in programs if stat_of(run.paths.batch_log(program))]
+            for script in scripts:
+                state, over = _stage_state(run, stage_of(script))
+                logs.append(LogFile(script, None, run.paths.batch_log(script), None, state, over))
         steps = {"serve": run.serve_steps, "preflight": run.preflight_steps}.get(name, [name])
         for step_of_instance in steps if instance is None else steps[instance : instance + 1]:
             logs += _rank_logs(run, step_of_instance, rank)
@@ -184,11 +174,8 @@ def _rank_logs(run: RunSnapshot, step: str, rank: int | None) -> list[LogFile]:
         ranks = run.ranks_with_logs.get(step, set()) | set(records) | set(range(implied))
     else:  # not the records of all: there may be a thousand
         record = RankRecord.read(run.paths.rank_record(step, rank))
-        records = {} if record is None else {rank: record}
-        ranks = {rank}
-    if not ranks:
-        return []
-    of_stage, over = _stage_state(run, stage_of(step))
+        records, ranks = {} if record is None else {rank: record}, {rank}
+    of_stage, over = _stage_state(run, stage_of(step)) if ranks else ("", False)
     is_recorded = step.partition(".")[0] in _RECORDED
     logs = []
     for number in sorted(ranks):

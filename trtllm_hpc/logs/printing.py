@@ -7,29 +7,20 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from trtllm_hpc.logs import reading
 from trtllm_hpc.logs.files import LogFile
-from trtllm_hpc.logs.reading import (
-    LONGEST_LINE_BYTES,
-    blocks_of,
-    decode,
-    lines_of,
-    seek_last_lines,
-    stat_of,
-    uncoloured,
-)
-from trtllm_hpc.logs.search import literals
+from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, stat_of
+from trtllm_hpc.logs.search import by_ripgrep, literals
 
 CUT = "…".encode()
 """Ends a piece of a line whose rest follows, and begins the rest."""
-
-_MOMENT_S = 1.0
-"""A line without its end is shown when it has not grown for so long: a prompt, a progress bar."""
+_MOMENT_S = 1.0  # a line without its end is shown when it has not grown for so long: a prompt, a progress bar
 _COMPARED_BYTES = 256
 
 
@@ -51,15 +42,17 @@ class GrowingLog:
 
         A line longer than 64 KiB comes in pieces.
         """
-        stat = stat_of(self.path)
-        if self._seen is not None and (stat is None or not os.path.samestat(stat, self._seen)):
-            yield from self._lines_of_moved(self._seen)
+        stat, seen = stat_of(self.path), self._seen
+        if seen is not None and (stat is None or not os.path.samestat(stat, seen)):
+            with suppress(OSError):  # what was written before the log was renamed; a removed one is gone
+                for entry in os.scandir(self.path.parent):
+                    if entry.inode() == seen.st_ino:
+                        yield from self._read(Path(entry.path))
             if stat is not None:
                 yield from self._begin_again()
-        if stat is not None and not _same(stat, self._seen):
-            yield from self._read(self.path, stat)
+        yield from self._read(self.path)
         if self._pending and time.monotonic() - self._grown_at > _MOMENT_S:
-            yield self._piece(self._pending, cut=False, goes_on=True)
+            yield self._piece(self._pending, goes_on=True)
 
     def rest(self) -> Iterator[bytes]:
         """Yield what is left when nothing more will be written, including a last line without its end."""
@@ -67,74 +60,55 @@ class GrowingLog:
         if self._pending:
             yield self._piece(self._pending)
 
-    def _lines_of_moved(self, seen: os.stat_result) -> Iterator[bytes]:
-        """Yield what was written before the log was renamed; what was removed cannot be read."""
-        try:
-            paths = [Path(it.path) for it in os.scandir(self.path.parent) if it.inode() == seen.st_ino]
-        except OSError:
-            return
-        for path in paths:
-            stat = stat_of(path)
-            if stat is not None and os.path.samestat(stat, seen) and not _same(stat, seen):
-                yield from self._read(path, stat)
-
     def _begin_again(self) -> Iterator[bytes]:
         """Yield an incomplete line, and go on with a new log from its start."""
         if self._pending:
             yield self._piece(self._pending)
         self._position, self._before, self._continued = 0, b"", False
 
-    def _read(self, path: Path, stat: os.stat_result) -> Iterator[bytes]:
-        try:
-            log = path.open("rb")
-        except OSError:
+    def _read(self, path: Path) -> Iterator[bytes]:
+        stat = stat_of(path)
+        if stat is None or _state(stat) == _state(self._seen):
             return
-        with log:
+        with suppress(OSError), path.open("rb") as log:
             if self._seen is None and self.last is not None:
-                seek_last_lines(log, self.last)
-                self._remember(log)
-            else:
-                log.seek(self._position - len(self._before))
-                if log.read(len(self._before)) != self._before:  # a requeued job truncates its log
-                    yield from self._begin_again()
+                reading.seek_last_lines(log, self.last)
+                self._remember(log.tell(), log)
+            log.seek(self._position - len(self._before))
+            if log.read(len(self._before)) != self._before:  # a requeued job truncates its log
+                yield from self._begin_again()
             self._seen = stat
             log.seek(self._position)
-            for line in lines_of(log):
+            for line in reading.lines_of(log):
                 self._grown_at = time.monotonic()
-                line = self._pending + line
-                self._pending = line
+                self._pending = line = self._pending + line
                 if self._continued and not line.strip(b"\r\n"):
                     self._pending, self._continued = b"", False  # all of the line has been shown
                 elif line.endswith(b"\n"):
                     yield self._piece(line)
                 elif len(line) >= LONGEST_LINE_BYTES:
-                    yield self._piece(line, cut=True, goes_on=True)
-            self._remember(log)
+                    yield self._piece(line, goes_on=True) + CUT
+            self._remember(log.tell(), log)
 
-    def _piece(self, line: bytes, *, cut: bool = False, goes_on: bool = False) -> bytes:
-        """Return a line, or a piece of it, with marks where it is cut."""
+    def _piece(self, line: bytes, *, goes_on: bool = False) -> bytes:
+        """Return a line, or a piece of it, with a mark if it is not the first one."""
         begins = CUT if self._continued else b""
         self._pending, self._continued = b"", goes_on
-        return begins + line + (CUT if cut else b"")
+        return begins + line
 
-    def _remember(self, log: BinaryIO) -> None:
-        self._position = log.tell()
-        log.seek(max(0, self._position - _COMPARED_BYTES))
-        self._before = log.read(self._position - log.tell())
-
-
-def _same(one: os.stat_result, other: os.stat_result | None) -> bool:
-    """Return whether a file has not changed; many writes in one tick of its clock change its size."""
-    facts = ("st_ino", "st_size", "st_mtime_ns")
-    return other is not None and all(getattr(one, it) == getattr(other, it) for it in facts)
+    def _remember(self, position: int, log: BinaryIO) -> None:
+        log.seek(max(0, position - _COMPARED_BYTES))
+        self._position, self._before = position, log.read(position - log.tell())
 
 
-_OTHER_FLAGS = re.IGNORECASE | re.VERBOSE
-"""With these, a match need not have the texts of the expression."""
-_AT_ONCE = 500
-"""Lines of a log that are printed with one write."""
-_PAUSE_S = 0.2
-_PAUSE_PER_LOG_S = 0.001
+def _state(stat: os.stat_result | None) -> tuple[int, int, int] | None:
+    """Return by what a file has changed; many writes in one tick of its clock change its size."""
+    return None if stat is None else (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+_OTHER_FLAGS = re.IGNORECASE | re.VERBOSE  # with these, a match need not have the texts of the expression
+_AT_ONCE = 500  # lines of a log that are printed with one write
+_PAUSE_S, _PAUSE_PER_LOG_S = 0.2, 0.001
 """Each look asks the file system about every log: at thousands of logs it must not be a burden."""
 
 
@@ -146,58 +120,47 @@ class Filter:
     last: int | None = None
     """Only the last N lines, counted after the pattern."""
 
-    def matching(self, raw: bytes) -> str | None:
-        """Return a line if it matches the pattern, as it is or without its colours."""
-        text = decode(raw)
-        if self.pattern is None or self.pattern.search(text):
-            return text
-        return text if b"\x1b" in raw and self.pattern.search(decode(uncoloured(raw))) else None
+    def matching(self, lines: list[str]) -> list[str]:
+        """Return the lines that match the pattern, as they are or without their colours."""
+        if self.pattern is None:
+            return lines
+        search = self.pattern.search
+        return [line for line in lines if search(line) or ("\x1b" in line and search(_plain(line)))]
 
-    def candidates(self, block: bytes) -> Iterator[bytes]:
-        """Yield parts of a block, whole lines, which contain all those that match."""
-        pattern = self.pattern
-        texts = literals(pattern.pattern) if pattern and not pattern.flags & _OTHER_FLAGS else ()
-        # What is not UTF-8 in a log is replaced when it is decoded.
-        if not texts or b"\x1b" in block or any("\ufffd" in text for text in texts):
-            yield block
-            return
-        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-        places = {text: block.find(text) for text in encoded}
-        while places := {text: at for text, at in places.items() if at >= 0}:
-            first = min(places.values())
-            end = block.find(b"\n", first) + 1 or len(block)
-            yield block[block.rfind(b"\n", 0, first) + 1 : end]
-            places = {text: at if at >= end else block.find(text, end) for text, at in places.items()}
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Texts of which each line that matches has one; empty if none is known."""
+        if self.pattern is None or self.pattern.flags & _OTHER_FLAGS:
+            return ()
+        texts = literals(self.pattern.pattern)
+        # Colours may stand within a text; what is not UTF-8 in a log is replaced when it is decoded.
+        return (*texts, "\x1b") if texts and not any("\ufffd" in text for text in texts) else ()
+
+
+def _plain(line: str) -> str:
+    return reading.decode(reading.uncoloured(line.encode()))
 
 
 def written_lines(logs: Sequence[LogFile], selected: Filter) -> Iterator[tuple[LogFile, list[str]]]:
     """Yield the selected lines that the logs have now, in the order of the logs, many at once."""
-    for log in logs:
-        lines = _written(log.path, selected)
+    by_path = {log.path: log for log in logs}
+    for path, printed in by_ripgrep(list(by_path), selected.texts, "--threads=1"):
+        lines = _selected(_written(path, selected) if printed is None else printed, selected)
         while some := list(islice(lines, _AT_ONCE)):
-            yield log, some
+            yield by_path[path], some
 
 
-def _written(path: Path, selected: Filter) -> Iterator[str]:
-    """Yield the selected lines that a log has now; none if it does not exist."""
-    try:
-        file = path.open("rb")
-    except OSError:
-        return
-    with file:
+def _written(path: Path, selected: Filter) -> Iterator[bytes]:
+    """Yield the blocks of a log that may have selected lines; none if it does not exist."""
+    with suppress(OSError), path.open("rb") as log:
         if selected.last is not None and selected.pattern is None:
-            seek_last_lines(file, selected.last)
-        parts = (part for block in blocks_of(file, file.tell()) for part in selected.candidates(block))
-        texts = (selected.matching(line) for part in parts for line in _lines_of(part))
-        lines = (text for text in texts if text is not None)
-        yield from lines if selected.last is None else deque(lines, maxlen=selected.last)
+            reading.seek_last_lines(log, selected.last)
+        yield from reading.blocks_of(log, log.tell())
 
 
-def _lines_of(part: bytes) -> Iterable[bytes]:
-    """Return the lines of a part of a block, most often a single one."""
-    if len(part) < LONGEST_LINE_BYTES and part.find(b"\n", 0, -1) < 0:
-        return (part,)
-    return lines_of(BytesIO(part))
+def _selected(blocks: Iterable[bytes], selected: Filter) -> Iterator[str]:
+    lines = (line for block in blocks for line in selected.matching(reading.decoded(block)))
+    return lines if selected.last is None else iter(deque(lines, maxlen=selected.last))
 
 
 def followed_lines(
@@ -213,10 +176,9 @@ def followed_lines(
         over = bool(logs) and all(log.over for log in logs)
         for log in logs:
             source = growing.setdefault(log.name, GrowingLog(log.path, selected.last))
-            for raw in source.rest() if over else source.new_lines():
-                text = selected.matching(raw)
-                if text is not None:
-                    yield log, [text]
+            lines = map(reading.decode, source.rest() if over else source.new_lines())
+            if found := selected.matching(list(lines)):
+                yield log, found
         if over:
             return
         time.sleep(max(_PAUSE_S, _PAUSE_PER_LOG_S * len(logs)))

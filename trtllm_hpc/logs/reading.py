@@ -6,6 +6,7 @@ import importlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,15 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-LONGEST_LINE_BYTES = 65536
-"""A longer line is returned in pieces: a log without line ends must not fill the memory."""
-
-_BLOCK_BYTES = 65536
-"""Of a larger block each copy is new memory that the kernel must clear first."""
+LONGEST_LINE_BYTES = _BLOCK_BYTES = 65536
+"""A longer line is returned in pieces: a log without line ends must not fill the memory. Of a larger block
+each copy is new memory that the kernel must clear first."""
 _COLOURS = re.compile(rb"\x1b\[[0-9;:?]*[ -/]*[@-~]")
-"""ECMA-48's control sequences: colours, and what programs send to erase the rest of a line."""
 _SEQUENCES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
-"""The same in text, also where one character of eight bits begins them."""
+"""ECMA-48's control sequences: colours, and what erases the rest of a line. In text one character of eight
+bits may begin them, too."""
 _SECRETS = re.compile(
     r"""
       (\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}
@@ -45,11 +44,9 @@ _MOST_UNPACKED_BYTES = 1 << 30
 
 def is_packed(path: Path) -> bool:
     """Return whether a log is compressed or in UTF-16; one that cannot be read is not."""
-    try:
-        with path.open("rb") as log:
-            return _packing(log) is not None
-    except OSError:
-        return False
+    with suppress(OSError), path.open("rb") as log:
+        return _packing(log) is not None
+    return False
 
 
 def _packing(log: BinaryIO) -> str | None:
@@ -84,16 +81,12 @@ def opened(path: Path) -> BinaryIO:
 def _unpacked(log: BinaryIO, packing: str) -> Any:
     if packing == "utf-16":
         return io.BytesIO(log.read(_MOST_UNPACKED_BYTES).decode("utf-16", "replace").encode())
-    if packing == "zstd" and sys.version_info >= (3, 14):
-        return importlib.import_module("compression.zstd").open(log)
-    if packing != "zstd":
-        return importlib.import_module(packing).open(log)
+    if packing != "zstd" or sys.version_info >= (3, 14):
+        return importlib.import_module("compression.zstd" if packing == "zstd" else packing).open(log)
+    if shutil.which("zstd") is None:
+        raise OSError("it is compressed with zstd, which is not installed here")
     os.lseek(log.fileno(), 0, os.SEEK_SET)
-    try:
-        read = subprocess.run(["zstd", "-dcq"], stdin=log, stdout=subprocess.PIPE, check=False)
-    except FileNotFoundError as error:
-        raise OSError("it is compressed with zstd, which is not installed here") from error
-    return io.BytesIO(read.stdout)
+    return io.BytesIO(subprocess.run(["zstd", "-dcq"], stdin=log, capture_output=True).stdout)
 
 
 def stat_of(path: Path) -> os.stat_result | None:
@@ -141,44 +134,38 @@ def seek_last_lines(log: BinaryIO, count: int, most_bytes: int | None = None) ->
 
     ``most_bytes``: how far from the end the position may be; a log may be a single line.
     """
-    end = log.seek(0, os.SEEK_END)
-    if count == 0:
-        return
-    needed = count
-    position = end
-    while position > 0:
+    position = end = log.seek(0, os.SEEK_END)
+    while position > 0 and count and (most_bytes is None or end - position < most_bytes):
         start = max(0, position - _BLOCK_BYTES)
         log.seek(start)
         block = log.read(position - start)
         if position == end and block.endswith(b"\n"):
-            needed += 1  # no line begins after the end of the last one
-        ends = block.count(b"\n")
-        if ends >= needed:
-            at = len(block)
-            for _ in range(needed):
-                at = block.rindex(b"\n", 0, at)
-            log.seek(start + at + 1)
-            return
-        needed -= ends
-        position = start
-        if most_bytes is not None and end - position >= most_bytes:
-            break
+            count += 1  # no line begins after the end of the last one
+        before, *lines = block.rsplit(b"\n", count)
+        count -= len(lines)
+        position = start if count else start + len(before) + 1
     log.seek(position)
 
 
 def last_lines(path: Path, count: int) -> list[str]:
     """Return the last lines of a log; none if it cannot be read."""
-    try:
-        with path.open("rb") as log:
-            seek_last_lines(log, count, _BLOCK_BYTES * count)
-            return list(deque(map(decode, lines_of(log)), maxlen=count))
-    except OSError:
-        return []
+    with suppress(OSError), path.open("rb") as log:
+        seek_last_lines(log, count, _BLOCK_BYTES * count)
+        return list(deque(map(decode, lines_of(log)), maxlen=count))
+    return []
 
 
 def decode(raw: bytes) -> str:
     """Decode a line without its end; bytes that are not UTF-8 become U+FFFD."""
     return raw.decode("utf-8", errors="replace").rstrip("\r\n")
+
+
+def decoded(block: bytes) -> list[str]:
+    """Decode the lines of a block; a long line comes in pieces."""
+    if len(block) >= LONGEST_LINE_BYTES and max(map(len, block.split(b"\n"))) >= LONGEST_LINE_BYTES:
+        return list(map(decode, lines_of(cast(BinaryIO, io.BytesIO(block)))))
+    lines = block.decode("utf-8", errors="replace").removesuffix("\n").split("\n")
+    return [line.rstrip("\r") for line in lines] if b"\r" in block else lines
 
 
 def escaped(text: str) -> str:
@@ -191,10 +178,10 @@ def escaped(text: str) -> str:
         return text
     # Cc: control characters; Cf: invisible format characters, direction marks among them.
     return "".join(
-        it.encode("unicode_escape").decode("ascii")
-        if it not in "\t\n" and unicodedata.category(it) in ("Cc", "Cf")
-        else it
-        for it in _SEQUENCES.sub("", text)
+        character.encode("unicode_escape").decode("ascii")
+        if character not in "\t\n" and unicodedata.category(character) in ("Cc", "Cf")
+        else character
+        for character in _SEQUENCES.sub("", text)
     )
 
 

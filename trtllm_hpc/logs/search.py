@@ -1,39 +1,40 @@
-"""The first pass over logs: which lines contain one of many words; it reads every byte, and looks at few
-lines.
+"""Finding the lines of logs that contain one of many texts: by ripgrep where it is installed, else here.
 
-ripgrep does it where it is installed. Without it, lines that differ in their numbers only are looked at once.
+Every byte is read, and few lines are looked at: lines that differ in their numbers only count as one.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import accumulate, groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
-from trtllm_hpc.logs.reading import blocks_of
+from trtllm_hpc.logs.reading import blocks_of, stat_of
 
 MASK = bytes.maketrans(b"0123456789abcdef", b"1" * 16)
 """Makes numbers and hexadecimal identifiers of the same length equal."""
-_REMEMBERED = 200_000
-_BYTES_FOR_RIPGREP = 4 << 20
-"""Less is searched sooner than the program has started."""
+_REMEMBERED, _HEAD = 200_000, 4
+_BYTES_FOR_RIPGREP = 4 << 20  # less is searched sooner than the program has started
 _FILES_AT_ONCE = 2000  # of one command line
 _OPTIONS = (
     *("--no-config", "--no-ignore", "--no-messages", "--no-mmap", "--text", "--encoding=none"),
-    *("--color=never", "--heading", "--with-filename", "--null", "--line-number", "--byte-offset"),
-    "--max-columns=1",  # prints where a line is, and not the line
+    *("--color=never", "--heading", "--with-filename", "--null"),
 )
+_READ_BYTES = 65536
 _TOKEN = re.compile(
     r"\\(?:x..|u.{4}|\d+|(?P<escaped>\W)|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<flags>\(\?(?:[aiLmsux-]+[:)]|\())|(?P<open>\((?:\?(?:P<\w+>|<?[=!]|:))?)"
     r"|(?P<close>\))|(?P<or>\|)|(?P<many>(?:[*+?]|\{\d*,?\d*\})\??)|[.^$]|(?P<plain>.)",
     re.DOTALL,
 )
-_WORD = re.compile(r"[A-Za-z0-9_]{4,}")
 
 Hit = tuple[int, int]
 """A line: its number from 1, and where it begins."""
@@ -52,14 +53,11 @@ def literals(pattern: str) -> tuple[str, ...]:
 
 def _literals(tokens: Iterator[re.Match[str]]) -> set[str]:
     branches: list[set[str]] = []
-    runs: list[set[str]] = [{""}]
-    run, group = "", set[str]()
+    runs, run, group = [{""}], "", set[str]()
     for token in tokens:
         kind = token.lastgroup
-        if kind == "many":
-            if token[0][0] in "?*{":  # {2} is not optional, but rare
-                run, group = run[:-1], set()
-            kind = None
+        if kind == "many" and token[0][0] in "?*{":  # {2} is not optional, but rare
+            run, group = run[:-1], set()
         if group:
             runs.append(group)
             group = set()
@@ -83,45 +81,99 @@ def _surest(runs: Iterable[set[str]]) -> set[str]:
     return max(runs, key=lambda texts: min(map(len, texts)))
 
 
-def words_of(texts: Iterable[str], stems: Iterable[str], common: Collection[str]) -> tuple[str, ...]:
-    """Return few texts of which each of these has one: stems, the longest word that is not common, or all
-    of it."""
-    chosen = list(stems)
-    for text in sorted(texts, key=lambda text: (max(map(len, _WORD.findall(text)), default=0), text)):
-        if not any(word in text for word in chosen):
-            chosen.append(max(set(_WORD.findall(text)).difference(common), key=len, default=text))
-    return tuple(chosen)
+class TextIndex:
+    """Many texts with their places in a table, found in a line by the first letters of their longest word."""
+
+    def __init__(self, placed: Iterable[tuple[bytes, int]]) -> None:
+        self._by_head: dict[bytes, list[tuple[bytes, bytes, int]]] = {b"": []}
+        self._plain: set[bytes] = set()
+        """Words that no text has: most lines consist of words that other lines have, too."""
+        for text, place in placed:
+            word = max(re.findall(rb"\w+", text), key=len, default=b"")
+            head = word[:_HEAD] if len(word) >= _HEAD else b""
+            self._by_head.setdefault(head, []).append((word, text, place))
+
+    def places_in(self, line: bytes) -> set[int]:
+        """Return the places of the texts that a line contains."""
+        if len(self._plain) > _REMEMBERED:
+            self._plain.clear()
+        near = self._by_head[b""].copy()
+        for word in set(line.split()) - self._plain:
+            heads = {word[at : at + _HEAD] for at in range(len(word) - _HEAD + 1)} & self._by_head.keys()
+            of_word = [entry for head in heads for entry in self._by_head[head] if entry[0] in word]
+            near += of_word
+            if not of_word:
+                self._plain.add(word)
+        return {place for _, text, place in near if text in line}
 
 
-def hits(
-    paths: Sequence[Path], texts: Sequence[str], words: Sequence[str]
-) -> Iterator[tuple[Path, Iterator[Hit]]]:
+@lru_cache(maxsize=2)
+def _masked(texts: tuple[str, ...]) -> TextIndex:
+    return TextIndex((text.encode().translate(MASK), place) for place, text in enumerate(texts))
+
+
+def hits(paths: Sequence[Path], texts: tuple[str, ...]) -> Iterator[tuple[Path, Iterator[Hit]]]:
     """Yield plain logs with their lines that may contain a text, each log's in their order; all of each is
     read.
 
-    ``words`` are fewer texts of which each of ``texts`` has one: without ripgrep each takes time.
-
     A log without such a line may be left out, and a log may come again, if ripgrep did not come to its end.
     """
-    size = sum(path.stat().st_size for path in paths if path.is_file())
-    if size < _BYTES_FOR_RIPGREP or shutil.which("rg") is None:
-        yield from _hits_without(paths, words)
+    for path, printed in by_ripgrep(paths, texts, "--line-number", "--byte-offset", "--max-columns=1"):
+        if printed is not None:
+            yield path, (_hit(place) for lines in printed for place in lines.splitlines())
+            continue
+        with suppress(OSError), path.open("rb") as log:
+            yield path, hits_in(log, texts)
+
+
+def _hit(place: bytes) -> Hit:
+    number, at, _ = place.split(b":", 2)
+    return int(number), int(at)
+
+
+def by_ripgrep(
+    paths: Sequence[Path], texts: Sequence[str], *options: str
+) -> Iterator[tuple[Path, Iterator[bytes] | None]]:
+    """Yield logs with what ripgrep prints of their lines that contain a text, many lines at once.
+
+    ``None`` comes with logs that are to be searched without it: it is not installed, has not come to their
+    end, or takes longer to start than they take. A log without such a line is left out.
+    """
+    sizes = accumulate(stat.st_size for path in paths if (stat := stat_of(path)) is not None)
+    is_large = any(size >= _BYTES_FOR_RIPGREP for size in sizes)
+    if not (texts and is_large and shutil.which("rg")):
+        yield from ((path, None) for path in paths)
         return
     for first in range(0, len(paths), _FILES_AT_ONCE):
-        some = paths[first : first + _FILES_AT_ONCE]
+        names = {os.fsencode(path): path for path in paths[first : first + _FILES_AT_ONCE]}
+        seen: list[bytes] = []
         with tempfile.NamedTemporaryFile() as file:
-            file.write("\n".join(map(for_ripgrep, texts)).encode())
+            file.write("\n".join(map(for_ripgrep, texts)).encode("utf-8", "surrogatepass"))
             file.flush()
-            command = ["rg", *_OPTIONS, f"--file={file.name}", "--", *map(str, some)]
-            seen: list[Path] = []
+            command: list[str | bytes] = ["rg", *_OPTIONS, *options, f"--file={file.name}", "--", *names]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as ripgrep:
                 assert ripgrep.stdout is not None
-                for path, lines in groupby(_of_ripgrep(ripgrep.stdout), key=lambda it: it[0]):
-                    seen.append(path)
-                    yield path, (hit for _, hit in lines)
+                for name, sections in groupby(_sections(ripgrep.stdout), key=itemgetter(0)):
+                    seen.append(name)
+                    yield names[name], (lines for _, lines in sections)
         if ripgrep.returncode not in (0, 1):  # 1: no line matches
-            done = set(seen[:-1])
-            yield from _hits_without([path for path in some if path not in done], words)
+            yield from ((path, None) for name, path in names.items() if name not in seen[:-1])
+
+
+def _sections(output: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield whole lines that ripgrep prints, after the name of their log."""
+    name, pending = b"", b"\n"  # as if an empty line, as between logs, stood before the first one
+    while chunk := output.read(max(_READ_BYTES, len(pending))):
+        pending += chunk
+        end = pending.rfind(b"\n") + 1
+        end -= (b"\n" + pending[:end]).endswith(b"\n\n")  # the name of a log comes next
+        going_on, *others = (b"\n" + pending[:end]).split(b"\n\n")
+        if going_on.strip(b"\n"):
+            yield name, going_on[1:]
+        for section in others:
+            name, _, lines = section.partition(b"\0")
+            yield name, lines
+        pending = pending[end:]
 
 
 def for_ripgrep(text: str) -> str:
@@ -130,63 +182,23 @@ def for_ripgrep(text: str) -> str:
     return line_start + re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", plain)
 
 
-def _of_ripgrep(output: Iterable[bytes]) -> Iterator[tuple[Path, Hit]]:
-    path = Path()
-    for line in output:
-        name, found, rest = line.rpartition(b"\0")
-        path = Path(name.decode("utf-8", "surrogateescape")) if found else path
-        number, _, rest = rest.partition(b":")
-        if rest:
-            yield path, (int(number), int(rest.partition(b":")[0]))
-
-
-def _hits_without(paths: Iterable[Path], words: Sequence[str]) -> Iterator[tuple[Path, Iterator[Hit]]]:
-    for path in paths:
-        try:
-            log = path.open("rb")
-        except OSError:
-            continue
-        with log:
-            yield path, hits_in(log, words)
-
-
-def hits_in(log: BinaryIO, words: Sequence[str], start: int = 0) -> Iterator[Hit]:
-    """Yield the lines of a log from ``start`` on that may contain a word; the log's position may be moved
-    meanwhile.
-
-    Lines are compared without their numbers. Those that are new are cut at spaces, and what is new of that
-    is searched, for words; all of a new line only for texts with spaces.
+def hits_in(log: BinaryIO, texts: tuple[str, ...], start: int = 0) -> Iterator[Hit]:
+    """Yield the lines of a log from ``start`` on that may contain a text; the log's position may be moved
+    meanwhile. Lines that differ in their numbers only are searched once.
     """
-    masked = [word.encode().translate(MASK) for word in words]
-    phrases = [text for text in masked if len(text.split()) != 1 or text.strip() != text]
-    masked = [text for text in masked if text not in set(phrases)]
-    clean, hot, known, bad = set[bytes](), set[bytes](), set[bytes](), set[bytes]()
+    index, clean, hot = _masked(texts), set[bytes](), set[bytes]()
     number, at = 1, start
     for block in blocks_of(log, start):
         shapes = block.translate(MASK).split(b"\n")
-        new = {shape for shape in shapes if shape not in clean and shape not in hot}
-        if new:
-            lines = b"\n".join((b"", *new, b""))
-            tokens = set(lines.split())
-            unknown = tokens - known
-            together = b" ".join(unknown)
-            for word in masked:
-                if word in together:
-                    bad.update(token for token in unknown if word in token)
-            known |= unknown
-            if not bad.isdisjoint(tokens):
-                hot.update(shape for shape in new if not bad.isdisjoint(shape.split()))
-            for phrase in phrases:
-                if phrase in lines:
-                    hot.update(shape for shape in new if phrase in b"\n" + shape)
-            clean |= new - hot
+        for shape in set(shapes) - clean - hot:
+            (hot if index.places_in(b"\n" + shape) else clean).add(shape)
         if not hot.isdisjoint(shapes):
             begin = at
-            for index, shape in enumerate(shapes):
+            for line, shape in enumerate(shapes, number):
                 if shape in hot:
-                    yield number + index, begin
+                    yield line, begin
                 begin += len(shape) + 1
         number += len(shapes) - 1
         at += len(block)
-        if len(clean) + len(hot) + len(known) > _REMEMBERED:
-            clean, hot, known, bad = set(), set(), set(), set()
+        if len(clean) + len(hot) > _REMEMBERED:
+            clean, hot = set(), set()

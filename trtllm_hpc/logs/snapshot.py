@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -123,7 +124,7 @@ class RunSnapshot:
         """The events of all stages in the order of their times."""
         files: list[Path] = self._read(lambda: sorted(self.paths.events.iterdir()), [])
         stages = [file.stem for file in files if file.suffix == ".jsonl"]
-        return sorted((event for stage in stages for event in self.events(stage)), key=lambda it: it.time)
+        return sorted((event for stage in stages for event in self.events(stage)), key=attrgetter("time"))
 
     def ranks(self, step: str) -> list[RankRecord]:
         """Return the records of the ranks of a step, in their order."""
@@ -180,7 +181,7 @@ class RunSnapshot:
             listed = [None]
         if listed is None:
             return None
-        if isinstance(listed, list) and all(isinstance(it, dict) and "state" in it for it in listed):
+        if isinstance(listed, list) and all(isinstance(row, dict) and "state" in row for row in listed):
             return listed
         self.unread[self.paths.instances.name] = ""
         return []

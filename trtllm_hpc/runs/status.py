@@ -382,12 +382,17 @@ def _slurm_stage(
         if not its_events and log_file is not None and not log_file.st_size:
             state = STATES["FAILED"]
             note += ": its script never began, as if a file that bash reads first (BASH_ENV) had ended it"
+            if code:  # a script that fails writes an error, unless there is no room for one
+                note += ", or the run folder's file system is full or was full then"
     is_recorded = submission is None or name in submission.stages
     if not state.final and not is_recorded and _was_interrupted(run):
         note += "; its submission did not come to its end, so it does nothing once it starts"
     # It waits though its script has begun before, or that has begun twice.
     begins = its_events.count("stage_begin")
-    requeued = begins > 1 or (begins == 1 and state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD"))
+    waits = state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD")
+    if begins == 1 and state.name == "CANCELLED":  # it waited before that, if its log says so
+        waits = any("DUE TO JOB REQUEUE" in line for line in last_lines(run.paths.batch_log(name), 50))
+    requeued = begins > 1 or (begins == 1 and waits)
     if requeued:
         note += "; Slurm has ended it once and put it back into the queue"
     own: dict[str, Any] = {"exit_signal": info.exit_signal, "requeued": requeued, "times": info.times}
@@ -681,8 +686,11 @@ def _lost_server(run: RunSnapshot, stages: list[StageStatus]) -> StageStatus | N
     serve = next((stage for stage in stages if stage.stage == "serve"), None)
     if serve is None:
         return None
-    if serve.requeued and any(it.stage == "companion" and it.final and not it.ok for it in stages):
-        return replace(serve, sentence="was put back into the queue by Slurm, which ended its server")
+    companion = next((stage for stage in _failures(stages) if stage.stage == "companion"), None)
+    # A companion that was cancelled like its server may not have lost it.
+    if serve.requeued and companion is not None and not (serve.final and companion.state == "CANCELLED"):
+        sentence = "was put back into the queue by Slurm, which ended its server"
+        return replace(serve, state="REQUEUED", sentence=sentence)
     if serve.state not in ("RUNNING", "COMPLETING", UNANSWERED.name):
         return None
     last = last_mark(run, "serve")

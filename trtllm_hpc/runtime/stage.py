@@ -12,7 +12,7 @@ from trtllm_hpc.errors import Diagnostic, ExitCode, fail
 from trtllm_hpc.paths import RunPaths, call_name, read_json
 from trtllm_hpc.runtime.node import remove_of_ended_jobs
 from trtllm_hpc.runtime.process import output_of, start_ticks
-from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, read_events
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, of_last_job, read_events
 
 SUBMISSION_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
 """Overrides how long a job waits for the rest of its chain to be submitted."""
@@ -78,7 +78,9 @@ def end(paths: RunPaths, stage: str, exit_code: int) -> None:
         if was_killed and marks[-1:] in (["server_start"], ["ready"]):  # no end of the server is recorded
             add_event(paths, stage, "failed", reason=f"the supervisor of the run {killed}")
     elif stage == "companion" and was_killed:
-        add_event(paths, stage, "failed", reason=f"the companion {killed}")
+        names = {event.name for event in of_last_job(read_events(paths, stage))}
+        if "failed" not in names:  # the heartbeat records why it kills a process that stands still
+            add_event(paths, stage, "failed", reason=f"the companion {killed}")
     add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""))
 
 

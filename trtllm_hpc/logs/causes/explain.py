@@ -13,12 +13,11 @@ from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.paths import STEPS
 
 REPORTED = "reported"
-"""Id of a finding that is not in the table of causes: the job itself gave the reason for its end."""
+"""ID of a finding that is not in the table of causes: the job itself recorded why it ended."""
 BEFORE = "before"
 """Group of a match: a line before it that may be its reason."""
 
-_MOST_SHOWN = 4
-"""Causes shown on a terminal; JSON has all."""
+_MOST_SHOWN = 4  # causes shown on a terminal; JSON has all
 _OF_RANK = re.compile(rf"(?:^|/)(?:{'|'.join(STEPS)})(?:\.\d+)?_(\d+)\.(?:out|log|err)$")
 """The log of a rank of ours; a number in the name of another file may be anything."""
 
@@ -28,17 +27,17 @@ class Finding:
     """A cause that was found, in words."""
 
     id: str
-    """Its name in the table of causes (`docs/reference/causes.md`)."""
+    """Name of the cause in the table of causes (`docs/reference/causes.md`)."""
     kind: Kind
     """``root``, or ``consequence`` of something else."""
     sentence: str
-    """What has happened."""
+    """The failure in one sentence."""
     next: str
-    """What to do about it."""
+    """Advice for the next step."""
     file: str | None
-    """The log; ``-`` for the standard input; ``None`` if Slurm told it."""
+    """The log; ``-`` for the standard input; ``None`` if no log shows the cause."""
     line: int | None
-    """Where it stands in the log, from 1; ``None`` also where the log is too long to count its lines."""
+    """Number of the line in the log, from 1; ``None`` also where the log is too long to count its lines."""
     rank: int | None
     """Whose log it is, or whose the line says it is."""
     match: str
@@ -58,7 +57,12 @@ class Finding:
     def naming(self, run: str, job: str | None) -> Finding:
         """Return the finding with this run and this job in what to do, in place of RUN and JOB."""
         names = {"RUN": run, "JOB": job or "JOB"}
-        return replace(self, next=re.sub(r"\b(RUN|JOB)\b", lambda it: names[it[0]], self.next))
+        return replace(self, next=re.sub(r"\b(RUN|JOB)\b", lambda name: names[name[0]], self.next))
+
+    def unless(self, has_rival: bool) -> Finding:
+        """Return the finding, which is only likely if another error stands before it."""
+        likely = has_rival and self.degree is Degree.KNOWN
+        return replace(self, degree=Degree.LIKELY) if likely else self
 
     @property
     def entry(self) -> Cause | None:
@@ -98,15 +102,14 @@ class SuspiciousLine:
     @property
     def quotation(self) -> str:
         """Place, rank, node, time and text."""
-        place = f"{self.file}:{self.line}" if self.line else self.file
-        rank = "" if self.rank is None else f"rank {self.rank}"
-        who = filter(None, (place, rank, self.node and f"on {self.node}", self.time))
+        place = place_of(self.file, self.line, self.rank)
+        who = filter(None, (place, self.node and f"on {self.node}", self.time))
         return f"  {', '.join(who)}: {self.text}"
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why something has failed, and what it is concluded from."""
+    """Causes of a failure, and the lines that are evidence for them."""
 
     causes: Sequence[Finding]
     """The likeliest first."""
@@ -146,11 +149,14 @@ def likeliest_first(candidates: Iterable[Candidate]) -> tuple[Finding, ...]:
     Certainty decides, then precision, then the order of the logs, then that of the lines. Time decides
     nothing: a rank that lost another rank may log that before the other one logs why it failed.
     """
+
+    def order(candidate: Candidate) -> tuple[Certainty, bool, int, int]:
+        finding = candidate.finding
+        return candidate.certainty, finding.is_generic, candidate.log, finding.line or 0
+
     by_id: dict[str, Finding] = {}
-    for it in sorted(
-        candidates, key=lambda it: (it.certainty, it.finding.is_generic, it.log, it.finding.line or 0)
-    ):
-        by_id.setdefault(it.finding.id, it.finding)
+    for candidate in sorted(candidates, key=order):
+        by_id.setdefault(candidate.finding.id, candidate.finding)
     return tuple(by_id.values())
 
 
@@ -162,46 +168,54 @@ def of_lines(logs: Sequence[Sequence[Finding]]) -> list[Candidate]:
     placed = [(place, finding, finding.entry) for place, log in enumerate(logs) for finding in log]
     shown = {finding.id for _, finding, _ in placed}
     reasons = [
-        (place, it.line or 0)
-        for place, it, entry in placed
-        if it.kind is Kind.ROOT and entry is not None and not (entry.follows or entry.first)
+        (place, finding.line or 0)
+        for place, finding, entry in placed
+        if finding.kind is Kind.ROOT and entry is not None and not (entry.follows or entry.first)
     ]
     candidates = []
-    for place, it, entry in placed:
+    for place, finding, entry in placed:
+        line = finding.line or 0
         if entry and (
             not shown.isdisjoint(entry.after)
-            or (entry.follows and any(log != place or line < (it.line or 0) for log, line in reasons))
+            or (entry.follows and any(log != place or before < line for log, before in reasons))
         ):
-            it = replace(it, kind=Kind.CONSEQUENCE, degree=Degree.FIRST_ERROR)
-        if it.kind is not Kind.ROOT:
-            certainty = Certainty.CONSEQUENCE
-        elif it.degree is Degree.FIRST_ERROR:
-            certainty = Certainty.FIRST_ERROR
-        elif not it.ends_a_process:
-            certainty = Certainty.REQUEST
-        else:
-            certainty = Certainty.GENERIC_LINE if it.is_generic else Certainty.LINE
-        candidates.append(Candidate(it, certainty, place))
+            finding = replace(finding, kind=Kind.CONSEQUENCE, degree=Degree.FIRST_ERROR)
+        candidates.append(Candidate(finding, _certainty(finding), place))
     return candidates
+
+
+def _certainty(finding: Finding) -> Certainty:
+    """Return how sure a cause is that a line shows."""
+    if finding.kind is not Kind.ROOT:
+        return Certainty.CONSEQUENCE
+    if finding.degree is Degree.FIRST_ERROR:
+        return Certainty.FIRST_ERROR
+    if not finding.ends_a_process:
+        return Certainty.REQUEST
+    return Certainty.GENERIC_LINE if finding.is_generic else Certainty.LINE
 
 
 def findings(matches: Iterable[Match], name: str) -> list[Finding]:
     """Return what matches in a log of that name mean, in their order."""
     found = []
     for match in matches:
-        cause = match.cause
-        rank = match.rank if match.rank is not None else rank_of(name)
+        cause, before = match.cause, match.groups.get(BEFORE, "")
         sentence, following = (cause.told(text, match.groups) for text in (cause.sentence, cause.next))
-        before = match.groups.get(BEFORE, "")
         if cause.first and not cause.patterns:
             text = " / ".join(filter(None, (match.groups.get("text"), before)))
             following = advice(text, match.groups) or following
         if proposal := match.groups.get(PROPOSAL):
             following = f"The program itself says: {proposal.rstrip('.')}. {following}"
         sentence += f" Some lines before, the log says: {before}" if before else ""
+        rank = match.rank if match.rank is not None else rank_of(name)
         place = (name, match.line, rank, match.text)
         found.append(Finding(cause.id, cause.kind, sentence, following, *place, cause.degree))
     return found
+
+
+def reported(text: str, following: str, name: str, line: int | None) -> Finding:
+    """Return the error that a program of this package has written into a log of that name."""
+    return Finding(REPORTED, Kind.ROOT, capitalised(text), following, name, line, rank_of(name), text)
 
 
 def rank_of(name: str) -> int | None:
@@ -219,18 +233,22 @@ def capitalised(text: str) -> str:
 def cause_lines(found: Sequence[Finding], *, places: bool = False) -> list[str]:
     """Return the likeliest cause with what to do, and the others; ``places``: with the line of which log."""
     lines = []
-    for number, one in enumerate(found[:_MOST_SHOWN]):
+    for number, finding in enumerate(found[:_MOST_SHOWN]):
+        label = "also" if finding.kind is Kind.ROOT else "then"
         if number == 0:
-            label = "cause" if one.degree is Degree.KNOWN else one.degree.value
-            lines += [f"{label}: {one.sentence}", f"next: {one.next}"]
-        else:
-            lines.append(f"{'also' if one.kind is Kind.ROOT else 'then'}: {one.sentence}")
-        if places and one.file is not None:
-            rank = "" if one.rank is None else f", rank {one.rank}"
-            place = one.file if one.line is None else f"{one.file}:{one.line}"
-            lines.append(f"  {place}{rank}: {one.match}")
-        elif one.line is None:
-            lines += [f"  | {line}" for line in one.match.splitlines()]
+            label = "cause" if finding.degree is Degree.KNOWN else finding.degree.value
+        lines.append(f"{label}: {finding.sentence}")
+        if number == 0:
+            lines.append(f"next: {finding.next}")
+        if places and finding.file is not None:
+            lines.append(f"  {place_of(finding.file, finding.line, finding.rank)}: {finding.match}")
+        elif finding.line is None:
+            lines += [f"  | {line}" for line in finding.match.splitlines()]
     if len(found) > _MOST_SHOWN:
         lines.append(f"and {len(found) - _MOST_SHOWN} more (--json shows all)")
     return [escaped(line) for line in lines]
+
+
+def place_of(file: str, line: int | None, rank: int | None) -> str:
+    """Return where a line stands: its log, with its number and rank if they are known."""
+    return f"{file}{f':{line}' if line else ''}{'' if rank is None else f', rank {rank}'}"

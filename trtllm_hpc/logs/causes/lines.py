@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice, takewhile
@@ -15,38 +15,28 @@ TRACEBACK = b"Traceback (most recent call last):"
 """Its last line is the error."""
 FIRST_ERROR, SUSPECT, FAILED_ELSEWHERE = "first-error", "suspicious-line", "failed-elsewhere"
 PYTHON_ERROR, PYTHON_FAULT, MODEL_CONFIG = "python-error", "python-fault", "model-config"
-"""Ids of what the table of causes says of lines that no other entry of it knows."""
+"""Entries that stand for lines which no other entry of the table knows."""
 FATAL, ERROR, HANDLED, SUSPICIOUS, ELSEWHERE = range(5)
 """How likely a line is the root, the likeliest first: it says that the program ends; it is an error; a
-program handled it; it may speak of a failure in words that runs which are well use too; it reports another
-failure."""
+program handled it; it may speak of a failure in words that healthy runs use too; it reports another one."""
 
 PROPOSAL = "proposal"
-"""Group of a match: what the program itself proposes."""
-_WRAPPED_FROM = 60
-"""A shorter line does not go on in a next line that begins with a small letter."""
-_MOST_QUOTED, _ALIKE, _SHOWN = 5, 12, 300
+"""Group of a match: the solution that the program itself proposes."""
+_WRAPPED_FROM, _MOST_QUOTED, _ALIKE, _SHOWN = 60, 5, 12, 300
+"""Shorter lines are not wrapped; so many lines of an error, its proposal and its beginning are compared."""
 _TRACEBACK_LINES, _LINES_AFTER, _LINES_BEFORE, CHAIN_LINES = 500, 24, 80, 12
-"""So far a traceback's end, an error's text, its frames and Python's words that link it to the next are
-looked for."""
+"""How far the end of a traceback, the text of an error, its frames and the next exception are looked for."""
 _NEAR_BYTES = 400
 _ANY_DIGIT = bytes.maketrans(b"0123456789", b"0" * 10)
 _DIGITS = str.maketrans("0123456789", "0" * 10)
-_LEVELS = dict.fromkeys(("I", "INFO", "V", "VERBOSE", "D", "DEBUG", "TRACE"), "info") | {
-    **dict.fromkeys(("W", "WARN", "WARNING"), "warning"),
-    **dict.fromkeys(("E", "F", "ERROR", "FATAL", "CRITICAL"), "error"),
-}
-_LEVEL_GROUPS = {"glog", "level", "word", "ucx", "colon", "bare", "dashed"}
+_LEVELS = dict.fromkeys("IVDT", "info") | {"W": "warning"} | dict.fromkeys("EFC", "error")
+"""Levels by the first letter of their name: INFO, VERBOSE, DEBUG, TRACE, WARNING, ERROR, FATAL, CRITICAL."""
 _DIRECT, _HANDLED = "The above exception was the direct cause", "During handling of the above exception"
-_ROW = re.compile(r"^\|\s*(\S+)\s*\|\s*\d+\s*\|\s?(.*?)\s*\|?\s*$")
-_ROW_GOES_ON = re.compile(r"^\|\s+\|(?:\s+\|)?\s?(.*?)\s*\|?\s*$")
-_RAISED = re.compile(r"^\s*(?P<name>[A-Za-z_][\w.]*)(?:$|:\s*(?P<text>.*))")
-"""The end of a traceback, whatever the exception's name is."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """An entry of the table, and where a log tells it."""
+    """An entry of the table, and the line of a log that shows it."""
 
     cause: Cause
     groups: dict[str, str]
@@ -54,7 +44,7 @@ class Match:
     """From 1; ``None`` where it is not known."""
     text: str
     """The line without stamps, cut around what matched; several lines are joined by `` / ``."""
-    rank: int | None
+    rank: int | None = None
     """The rank that the line names itself, as ``srun --label`` writes it."""
     at: int = 0
     """Where the line begins, in bytes."""
@@ -76,75 +66,82 @@ class Match:
 class SuspectLine:
     """A line of a block in which the first pass has found a text."""
 
-    def __init__(self, block: bytes, start: int, raw: bytes, at: int, number: int) -> None:
-        self.start, self.raw, self.at, self.number = start, raw, at, number
-        self._block = block
+    def __init__(self, block: bytes, start: int, at: int, number: int) -> None:
+        end = block.find(b"\n", start)
+        raw = block[start : end if end >= 0 else len(block)]
+        self.raw, self.is_cut = raw[:LONGEST_LINE_BYTES], len(raw) > LONGEST_LINE_BYTES
+        self.at, self.number = at, number
+        self._block, self._start = block, start
 
     @cached_property
     def stripped(self) -> tuple[str, str, int | None]:
         """The line without colours, stamps and labels, its level, and the rank that a prefix names."""
         return stripped(self.raw)
 
-    @property
-    def text(self) -> str:
-        """The first of these."""
-        return self.stripped[0]
+    @cached_property
+    def _below(self) -> list[bytes]:
+        return self._block[self._start + len(self.raw) + 1 :].split(b"\n", _TRACEBACK_LINES)
+
+    @cached_property
+    def _above(self) -> list[bytes]:
+        """The lines before, the nearest first."""
+        above = self._block[: max(0, self._start - 1)]
+        return above.rsplit(b"\n", _LINES_BEFORE)[-_LINES_BEFORE:][::-1] if above else []
+
+    def after(self, count: int) -> list[str]:
+        """Return lines after this one, in the block."""
+        return [stripped(raw)[0] for raw in self._below[:count]]
+
+    def before(self, count: int) -> list[str]:
+        """Return lines before this one, in the block, the nearest first."""
+        return [stripped(raw)[0] for raw in self._above[:count]]
 
     @property
     def is_calm(self) -> bool:
         """Whether the line calls itself information or a warning."""
-        return self.stripped[1] in ("info", "warning") or " NCCL INFO " in self.text
+        return self.stripped[1] in ("info", "warning") or " NCCL INFO " in self.stripped[0]
 
     @property
     def is_source(self) -> bool:
         """Whether it is the source text of a frame of a traceback."""
-        indented = self.text[:1].isspace() or self.text.startswith(("raise ", "return "))
-        return indented and not is_exception(self.text) and any(map(_frame, self.before(1)))
+        text = self.stripped[0]
+        indented = text[:1].isspace() or text.startswith(("raise ", "return "))
+        return indented and not is_exception(text) and any(map(_frame, self.before(1)))
 
     @cached_property
     def texts(self) -> list[str]:
         """The line without the prefixes that are known; and without those that its neighbours have, too."""
-        text, row = self.text, _ROW.match(self.text)
-        if row is not None:  # of Triton's table of models, whose last cell is wrapped at any character
-            more = takewhile(bool, map(_ROW_GOES_ON.match, self.after(20)))
-            text = f"{row[1]}: {row[2]}{''.join(it[1] for it in more if it)}"
+        text = self.stripped[0]
+        if row := words()["row"].match(text):  # of Triton's table of models, wrapped at any character
+            more = takewhile(bool, map(words()["row_goes_on"].match, self.after(20)))
+            text = f"{row[1]}: {row[2]}{''.join(cell[1] for cell in more if cell)}"
         shorter = _without_shared(text, [*self.before(1), *self.after(1)])
         return [text] if shorter == text else [text, shorter]
 
-    def whole(self, text: str) -> str:
-        """Return a text of the line with the lines in which it goes on, where it ends with a colon."""
+    def window(self, text: str, lines: int) -> str:
+        """Return a text of the line with as many lines as a pattern spans.
+
+        A single line is returned with those in which it goes on, where it ends with a colon.
+        """
+        if lines > 1:
+            return "\n".join([text, *self.after(lines - 1)])
         return " ".join([text, *_continued(text, self.after(2))]) if text.endswith((":", ",")) else text
-
-    def after(self, count: int) -> list[str]:
-        """Return lines after this one, in the block."""
-        return [stripped(raw)[0] for raw in islice(self._following(), count)]
-
-    def before(self, count: int) -> list[str]:
-        """Return lines before this one, in the block, the nearest first."""
-        lines: list[str] = []
-        end = self.start - 1
-        while end > 0 and len(lines) < count:
-            begin = self._block.rfind(b"\n", 0, end) + 1
-            lines.append(stripped(self._block[begin:end])[0])
-            end = begin - 1
-        return lines
 
     def raised(self) -> SuspectLine | None:
         """Return the end of the traceback that begins here: its first line that is not indented."""
         prefix = self.raw[: self.raw.index(TRACEBACK)].translate(_ANY_DIGIT)
-        if not next(self._following(), b"").translate(_ANY_DIGIT).startswith(prefix):  # text before it
+        if not self._below[0].translate(_ANY_DIGIT).startswith(prefix):  # text before it
             prefix = b""
-        start = self.start + len(self.raw) + 1
-        for count, raw in enumerate(islice(self._following(), _TRACEBACK_LINES), 1):
+        offset = len(self.raw) + 1
+        for count, raw in enumerate(self._below[:_TRACEBACK_LINES], 1):
             rest = raw[len(prefix) :] if raw[: len(prefix)].translate(_ANY_DIGIT) == prefix else b""
             if rest.strip() and not rest[:1].isspace():
-                return SuspectLine(self._block, start, raw, self.at + start - self.start, self.number + count)
-            start += len(raw) + 1
+                return SuspectLine(self._block, self._start + offset, self.at + offset, self.number + count)
+            offset += len(raw) + 1
         return None
 
     def is_of_process(self, pid: str) -> bool:
-        """Return whether lines around name a process as the one that writes them, as ``pid=411`` or
-        ``:411:``."""
+        """Return whether lines around name a process as their writer, as ``pid=411`` or ``:411:``."""
         writer = rf"(?m)(?:\bpid[=: ]|^[\w.-]+:|^\[|:\d\d\.\d+ ){pid}(?=[\]\s,):])"
         return bool(pid) and re.search(writer.encode(), self._block) is not None
 
@@ -153,73 +150,70 @@ class SuspectLine:
         return _chained(self.after(CHAIN_LINES)) == _HANDLED
 
     def proposal(self) -> str:
-        """Return what the program itself proposes in the lines below; empty if it does not."""
+        """Return the solution that the program proposes in the lines below; empty if it does not."""
         after = self.after(_LINES_AFTER)
-        begin = next((at for at, it in enumerate(after) if words()["proposes"].match(it)), None)
+        begin = next((number for number, text in enumerate(after) if words()["proposes"].match(text)), None)
         if begin is None:
             return ""
-        block = takewhile(lambda it: it.strip() and not words()["other"].match(it), after[begin : begin + 8])
-        return " ".join(line.strip() for line in block)[:_SHOWN]
-
-    def _following(self) -> Iterator[bytes]:
-        end = self.start + len(self.raw)
-        while end >= 0 and end + 1 < len(self._block):
-            after = self._block.find(b"\n", end + 1)
-            yield self._block[end + 1 : len(self._block) if after < 0 else after]
-            end = after
+        block = takewhile(
+            lambda text: text.strip() and not words()["other"].match(text), after[begin : begin + 8]
+        )
+        return " ".join(map(str.strip, block))[:_SHOWN]
 
     def unknown(self, *, is_raised: bool) -> Match | None:
-        """Return what the line says of a failure, as no other entry knows it; ``is_raised``: it ends a
+        """Return what the line says of a failure that no other entry knows; ``is_raised``: it ends a
         traceback."""
         text = self.texts[-1]
-        found = words()["exception"].match(text) or (_RAISED.match(text) if is_raised else None)
+        found = words()["exception"].match(text) or (words()["raised"].match(text) if is_raised else None)
         says_error = self.stripped[1] == "error" or is_error(decode(uncoloured(self.raw)))
         is_sure = is_raised or found is not None or is_error(text) or (says_error and not text[:1].isspace())
         if is_harmless(text) or _frame(text) or not (is_sure or words()["suspect"].search(text)):
             return None
-        text = text if found else self.texts[0]  # what neighbours share may be the name of what failed
+        text = text if found else self.texts[0]  # the prefix that neighbours share may name what failed
+        parts = [text.rstrip(), *self._goes_on(text)]
+        groups = {"place": "", "caller": "", "package": "", PROPOSAL: self.proposal()}
+        link = "" if found is None else _chained(self.after(_LINES_AFTER))
+        if found is not None:
+            parts += self._raised_at(groups, (found["text"] or "") if len(parts) == 1 else None)
         weight = ERROR if is_sure else SUSPICIOUS
         if words()["elsewhere"].search(text):
             weight = ELSEWHERE
         elif words()["fatal"].search(text):
             weight = FATAL
-        elif is_sure and words()["handled"].match(text):
+        elif is_sure and (words()["handled"].match(text) or link == _HANDLED):
             weight = HANDLED
-        after = self.after(_LINES_AFTER)
-        boxed = any(it.startswith("-----") for it in self.before(1))
-        loose = 0  # so many lines after this one have no prefix, while this one has
-        if len(self.text) != len(self.raw.rstrip()):
-            bare = (
-                len(stripped(raw)[0]) == len(raw.rstrip()) for raw in islice(self._following(), CHAIN_LINES)
-            )
-            loose = sum(1 for _ in takewhile(bool, bare))
-        parts = [text.rstrip(), *_continued(text, after, loose, boxed=boxed)]
-        groups, is_direct = {"place": "", "caller": "", "package": "", PROPOSAL: self.proposal()}, False
-        if found is not None:
-            link = _chained(after)
-            is_direct = link == _DIRECT
-            weight = HANDLED if link == _HANDLED and weight == ERROR else weight
-            parts += self._raised_at(groups, (found["text"] or "") if len(parts) == 1 else None)
         text = " / ".join(parts)
         groups["text"] = text.strip().rstrip(".")
-        cause = causes()[_entry(weight, groups, is_exception(text))]
-        return Match(cause, groups, self.number, text, self.stripped[2], self.at, weight, is_direct)
+        cause, rank = causes()[_entry(weight, groups, is_exception(text))], self.stripped[2]
+        return Match(cause, groups, self.number, text, rank, self.at, weight, link == _DIRECT)
+
+    def _goes_on(self, text: str) -> list[str]:
+        """Return the lines in which an error goes on."""
+        loose = 0  # so many lines after this one have no prefix, while this one has
+        if len(self.stripped[0]) != len(self.raw.rstrip()):
+            bare = (len(stripped(raw)[0]) == len(raw.rstrip()) for raw in self._below[:CHAIN_LINES])
+            loose = sum(takewhile(bool, bare))
+        boxed = any(line.startswith("-----") for line in self.before(1))
+        return _continued(text, self.after(_LINES_AFTER), loose, boxed=boxed)
 
     def _raised_at(self, groups: dict[str, str], said: str | None) -> list[str]:
         """Fill in where an exception was raised; return the source text if it says more than the
         exception."""
-        above = list(takewhile(lambda it: "Traceback (most" not in it, self.before(_LINES_BEFORE)))
+        above = list(takewhile(lambda line: "Traceback (most" not in line, self.before(_LINES_BEFORE)))
         frames = [frame for frame in map(_frame, above) if frame is not None]
         if not frames:
             return []
-        installed = [words()["package"].search(it["file"]) for it in frames]
-        own = next((it for it in frames if not words()["library"].search(it["file"])), None)
-        places = zip(installed, frames, strict=True)
-        nearest = next((it for it, at in places if it or not words()["library"].search(at["file"])), None)
+        own = next((frame for frame in frames if not words()["library"].search(frame["file"])), None)
+        packages = (
+            (words()["package"].search(frame["file"]), words()["library"].search(frame["file"]))
+            for frame in frames
+        )
+        nearest = next((package for package, library in packages if package or not library), None)
         groups["place"] = _place(frames[0])
         groups["caller"] = _place(own) if own is not None and own is not frames[0] else ""
         groups["package"] = nearest["package"] if nearest else ""
-        source = next((it.strip() for it in above if it.strip() and not words()["passed"].match(it)), "")
+        passed = words()["passed"]
+        source = next((line.strip() for line in above if line.strip() and not passed.match(line)), "")
         near = "\n".join(above[:5])  # two frames, with marks below their source text
         groups["config"] = "config" if words()["of_config"].search(near) else ""
         is_bare = said is not None and " " not in said.strip()
@@ -240,32 +234,29 @@ def _entry(weight: int, groups: dict[str, str], is_raised: bool) -> str:
 def likeliest(errors: Iterable[Match]) -> Match | None:
     """Return the error that is the root of the others: an error before its consequences, then the first."""
     weighed: list[Match] = []
-    for one in errors:
-        if weighed and weighed[-1].is_direct and one.groups.get("place"):
-            one = replace(one, weight=ELSEWHERE)
-        weighed.append(one)
-    best = min(weighed, key=lambda one: one.weight or 0, default=None)
+    for error in errors:
+        follows = weighed and weighed[-1].is_direct and error.groups.get("place")
+        weighed.append(replace(error, weight=ELSEWHERE) if follows else error)
+    best = min(weighed, key=lambda error: error.weight or 0, default=None)
     if best is None or best.weight != FATAL:
         return best
     # What a program says as it ends, it has mostly explained just before: the first error says most.
     chain = [best]
-    for one in reversed([it for it in weighed if it.at < best.at and it.weight == ERROR]):
-        if one.at < chain[0].at - _NEAR_BYTES:
+    for error in reversed([error for error in weighed if error.at < best.at and error.weight == ERROR]):
+        if error.at < chain[0].at - _NEAR_BYTES:
             break
-        chain.insert(0, one)
-    parts = dict.fromkeys(part for one in [*chain[:2], best] for part in one.text.split(" / "))
-    text = " / ".join(parts)
+        chain.insert(0, error)
+    text = " / ".join(dict.fromkeys(part for error in [*chain[:2], best] for part in error.text.split(" / ")))
     return replace(chain[0], text=text, groups=chain[0].groups | {"text": text.strip().rstrip(".")})
 
 
 @lru_cache(maxsize=512)
 def stripped(raw: bytes) -> tuple[str, str, int | None]:
-    """Return a line without colours, stamps and labels; its level if it names one, and the rank that a
-    prefix names.
+    """Return a line without colours, stamps and labels; its level, and the rank that a prefix names.
 
     The level is ``info``, ``warning``, ``error`` or empty.
     """
-    text = uncoloured(raw[:LONGEST_LINE_BYTES]).decode("utf-8", errors="replace").rstrip("\r\n")
+    text = decode(uncoloured(raw[:LONGEST_LINE_BYTES]))
     label, stamp = words()["label"], words()["stamp"]
     rank, level = None, ""
     inner = text.lstrip()
@@ -273,16 +264,16 @@ def stripped(raw: bytes) -> tuple[str, str, int | None]:
         text = inner
     match = words()["srun_label"].match(text) or label.match(text) or stamp.match(text)
     while match is not None:
-        for name, value in match.groupdict().items():
-            if value is not None and name in _LEVEL_GROUPS:
+        for value in filter(None, match.groups()):
+            if not value.isdigit():
                 level = level or value
-            elif value is not None and rank is None:
+            elif rank is None:
                 rank = int(value)
         text = text[match.end() :]
         match = label.match(text) or stamp.match(text)
     if words()["warns"].search(text):
         level = "W"
-    return text.removesuffix('"') if level else text, _LEVELS.get(level, ""), rank
+    return text.removesuffix('"') if level else text, _LEVELS.get(level[:1], ""), rank
 
 
 def _without_shared(text: str, neighbours: Sequence[str]) -> str:
@@ -336,9 +327,8 @@ def _continued(text: str, after: Sequence[str], loose: int = 0, *, boxed: bool =
 def _chained(after: Sequence[str]) -> str:
     """Return how Python links the exception before these lines to the next one; empty if it is the last."""
     for line in after:
-        for link in (_DIRECT, _HANDLED):
-            if link in line:
-                return link
+        if link := next((link for link in (_DIRECT, _HANDLED) if link in line), ""):
+            return link
         if is_exception(line) or line.startswith("Traceback"):
             break
     return ""
@@ -370,11 +360,11 @@ def is_harmless(text: str) -> bool:
     return not text or words()["harmless"].search(text) is not None
 
 
-def suspicious(lines: Sequence[bytes], most: int = 5, *, only: bool = False) -> list[str]:
+def suspicious(lines: Iterable[bytes], most: int = 5, *, only: bool = False) -> list[str]:
     """Return the last lines that may speak of a failure; without any, the last ones, unless ``only``."""
-    texts = [decode(uncoloured(line)).strip() for line in lines]
-    spoken = (it for it in reversed(texts) if words()["suspicious"].search(it) and not is_harmless(it))
-    found = list(islice((it for it in spoken if not (only and words()["unsaid"].search(it))), most))
+    texts = [text for line in lines if (text := decode(uncoloured(line)).strip())][::-1]
+    spoken = (text for text in texts if words()["suspicious"].search(text) and not is_harmless(text))
+    found = list(islice((text for text in spoken if not (only and words()["unsaid"].search(text))), most))
     if not found and not only:
-        found = [it for it in reversed(texts) if it][:most]
-    return [it if len(it) <= _SHOWN else f"{it[: _SHOWN - 1]}…" for it in reversed(found)]
+        found = texts[:most]
+    return [text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…" for text in reversed(found)]

@@ -6,55 +6,44 @@ import enum
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.errors import ConfigError, Diagnostic
-from trtllm_hpc.logs.search import literals, words_of
+from trtllm_hpc.logs.search import TextIndex, literals
 from trtllm_hpc.paths import site_config_folder, user_config_folder
 
 AREAS = (
-    "slurm",
-    "container",
-    "mpi",
-    "nccl",
-    "cuda",
-    "tensorrt_llm",
-    "triton",
-    "disk",
-    "process",
-    "python",
-    "kinds",
+    *("slurm", "container", "mpi", "nccl", "cuda", "tensorrt_llm"),
+    *("triton", "disk", "process", "python", "kinds"),
 )
 """The files, in the order in which causes that match the same line are tried."""
-
 SPECIFIC = ("option", "code", "path", "message")
-"""What can make an entry certain."""
+"""Reasons why an entry can be certain."""
+READY = -1
+"""Place of a text by which a server says that it is ready."""
 _KEYS = {
     *("kind", "patterns", "sentence", "next", "sources"),
     *("lines", "generic", "fatal", "off", "specific", "calm"),
 }
-_site: Path | None = None
-_WITH_CAUSES: list[Callable[[], None]] = []
-"""Forget what was made of the causes before."""
 _GROUP = re.compile(r"(?<!\$)\{(\w+)\}")
 _LONGEST_VALUE = 160
 _CLAUSE_END = re.compile(r"(?<=[.:]) (?=\S)")
 
 
 class Kind(str, enum.Enum):
-    """What a match says about a failure."""
+    """Relation of a match to a failure."""
 
     ROOT = "root"
     """It may be the cause itself."""
     CONSEQUENCE = "consequence"
     """Something else has failed before, often on another rank."""
     NOISE = "noise"
-    """Printed by runs that are well, e.g. on machines without InfiniBand."""
+    """Healthy runs print it too, e.g. on machines without InfiniBand."""
 
 
 class Degree(str, enum.Enum):
@@ -78,11 +67,11 @@ class Cause:
     patterns: tuple[str, ...]
     """Regular expressions; the first line of each match has one of :func:`texts_of` them."""
     sentence: str
-    """What has happened; ``{name}`` is a named group of the patterns."""
+    """The failure in one sentence; ``{name}`` is a named group of the patterns."""
     sources: tuple[str, ...]
     """Public threads or files with such a log: ``OWNER/REPOSITORY#NUMBER`` or ``OWNER/REPOSITORY:PATH``."""
     next: str = ""
-    """What to do about it, likewise; empty for noise."""
+    """Advice for the next step, likewise; empty for noise."""
     lines: int = 1
     """How many lines a match may span."""
     generic: bool = False
@@ -90,7 +79,7 @@ class Cause:
     first: bool = False
     """It stands for an error that no other entry knows."""
     specific: str = ""
-    """What makes it certain: only this cause writes this ``option``, ``code``, ``path`` or ``message``.
+    """Why the entry is certain: only this cause writes this ``option``, ``code``, ``path`` or ``message``.
     Without it an entry is a likely cause."""
     follows: bool = False
     """It is a consequence where an entry that does not follow stands before it: time limits, exit lines."""
@@ -148,20 +137,6 @@ def texts_of(pattern: str) -> tuple[str, ...]:
 
 
 @cache
-def first_pass() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the texts of which each line that counts has one, and fewer, shorter ones.
-
-    A line counts that is an error, or that an entry knows. A text that begins with a line end stands at the
-    beginning of its line.
-    """
-    data = _data("first_pass")
-    patterns = (pattern for cause in causes().values() for pattern in cause.patterns)
-    texts = {text for pattern in patterns for text in texts_of(pattern)}
-    texts = texts.union(data["stems"], data["errors"])
-    return tuple(sorted(texts)), words_of(texts, data["stems"], data["common"])
-
-
-@cache
 def _rules() -> list[dict[str, Any]]:
     return [{**rule, "when": re.compile(rule["when"])} for rule in _data("advice")["rule"]]
 
@@ -189,28 +164,78 @@ def advice(text: str, places: dict[str, str]) -> str:
     return " ".join(said)
 
 
-@cache
-def causes() -> dict[str, Cause]:
-    """Return every cause by its id; those of :func:`own_tables` come before the shipped ones."""
-    own = {name: entry for entries in own_tables()[0].values() for name, entry in entries.items()}
-    shipped: dict[str, Cause] = {}
-    for area in AREAS:
-        entries = _data(area).items()
-        shipped.update({name: _cause(name, area, entry) for name, entry in entries if name not in own})
-    return {name: cause for name, cause in (own | shipped).items() if cause is not None}
+class Tables:
+    """The shipped entries and those of the user and the site; each value is made when it is first needed."""
 
+    def __init__(self, site: Path | None) -> None:
+        self.site = site
 
-@cache
-def own_tables() -> tuple[dict[Path, dict[str, Cause | None]], list[ConfigError]]:
-    """Return the entries of the user's and the site's tables by file, and what is wrong with other files."""
-    tables, errors = {}, []
-    for folder in filter(None, (site_config_folder() / "causes", user_config_folder() / "causes", _site)):
-        for file in sorted(folder.glob("*.toml")):
+    @cached_property
+    def own(self) -> tuple[dict[Path, dict[str, Cause | None]], list[ConfigError]]:
+        """The entries of the user's and the site's tables by file, and what is wrong with other files."""
+        entries, errors = {}, []
+        folders = (site_config_folder() / "causes", user_config_folder() / "causes", self.site)
+        for file in (file for folder in filter(None, folders) for file in sorted(folder.glob("*.toml"))):
             try:
-                tables[file] = read_table(file)
+                entries[file] = read_table(file)
             except ConfigError as error:
                 errors.append(error)
-    return tables, errors
+        return entries, errors
+
+    @cached_property
+    def causes(self) -> dict[str, Cause]:
+        """Every cause by its id; those of :attr:`own` come before the shipped ones."""
+        own = {name: entry for entries in self.own[0].values() for name, entry in entries.items()}
+        shipped = {
+            name: _cause(name, area, entry)
+            for area in AREAS
+            for name, entry in _data(area).items()
+            if name not in own
+        }
+        return {name: cause for name, cause in (own | shipped).items() if cause is not None}
+
+    @cached_property
+    def patterns(self) -> list[tuple[Cause, str]]:
+        """The patterns of all causes, each after its cause."""
+        return [(cause, pattern) for cause in self.causes.values() for pattern in cause.patterns]
+
+    @cached_property
+    def first_pass(self) -> tuple[str, ...]:
+        """The texts of which each line that counts has one: it is an error, or an entry knows it.
+
+        A text that begins with a line end stands at the beginning of its line.
+        """
+        texts = {text for _, pattern in self.patterns for text in texts_of(pattern)}
+        return tuple(sorted(texts.union(*_data("first_pass").values())))
+
+    @cached_property
+    def index(self) -> TextIndex:
+        """The texts that the patterns need, with the places of the patterns."""
+        texts = [
+            (text, place) for place, (_, pattern) in enumerate(self.patterns) for text in texts_of(pattern)
+        ]
+        ready = [(text, READY) for text in literals(words()["ready"].pattern)]
+        return TextIndex((text.encode(), place) for text, place in [*texts, *ready])
+
+
+_tables = Tables(None)
+
+
+def tables() -> Tables:
+    """Return the tables in use."""
+    return _tables
+
+
+def causes() -> dict[str, Cause]:
+    """Return every cause by its id."""
+    return _tables.causes
+
+
+def use_site_tables(folder: Path | None) -> None:
+    """Read the tables in a folder as well, as a cluster profile names it (``causes_folder``)."""
+    global _tables
+    if folder != _tables.site:
+        _tables = Tables(folder)
 
 
 def read_table(file: Path) -> dict[str, Cause | None]:
@@ -221,9 +246,8 @@ def read_table(file: Path) -> dict[str, Cause | None]:
     try:
         entries = _parsed(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            [Diagnostic("causes-file", f"is no TOML file that can be read: {error}", str(file))]
-        ) from None
+        message = f"is no TOML file that can be read: {error}"
+        raise ConfigError([Diagnostic("causes-file", message, str(file))]) from None
     problems = [
         Diagnostic("causes-entry", problem, str(file), name)
         for name, entry in entries.items()
@@ -231,12 +255,13 @@ def read_table(file: Path) -> dict[str, Cause | None]:
     ]
     if problems:
         raise ConfigError(problems, hint="docs/reference/causes.md shows the form of an entry.")
-    return {name: None if entry.get("off") else _own(name, entry) for name, entry in entries.items()}
-
-
-def _own(name: str, entry: dict[str, Any]) -> Cause:
-    """Return an entry of a site, which knows its own programs: it is certain unless it is generic."""
-    return _cause(name, "own", {"specific": "" if entry.get("generic") else "message"} | entry)
+    # A site knows its own programs: an entry is certain unless it is generic.
+    return {
+        name: None
+        if entry.get("off")
+        else _cause(name, "own", {"specific": "" if entry.get("generic") else "message"} | entry)
+        for name, entry in entries.items()
+    }
 
 
 def _problems(entry: Any) -> Iterator[str]:
@@ -277,20 +302,3 @@ def _data(name: str) -> dict[str, Any]:
 def _cause(name: str, area: str, entry: dict[str, Any]) -> Cause:
     lists = {key: tuple(entry.get(key, ())) for key in ("patterns", "sources", "states", "after")}
     return Cause(name, area, **{**entry, **lists, "kind": Kind(entry["kind"])})
-
-
-def forgotten_with_causes(forget: Callable[[], None]) -> None:
-    """Call this when other tables are used."""
-    _WITH_CAUSES.append(forget)
-
-
-def use_site_tables(folder: Path | None) -> None:
-    """Read the tables in a folder as well, as a cluster profile names it (``causes_folder``)."""
-    global _site
-    if folder != _site:
-        _site = folder
-        own_tables.cache_clear()
-        causes.cache_clear()
-        first_pass.cache_clear()
-        for forget in _WITH_CAUSES:
-            forget()
