@@ -274,7 +274,7 @@ def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, show: Show) -> JobI
             )
         if sentence != shown:
             shown = sentence
-            show(said)
+            show(shown)
         time.sleep(_LOOK_S)
     return None
 
