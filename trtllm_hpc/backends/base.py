@@ -78,9 +78,9 @@ class Backend:
     """Advice for a key of these sections without effect."""
 
     release_use: ReleaseUse = "none"
-    """What the backend needs to know about TensorRT-LLM's release; ``none``: it uses no files of upstream."""
+    """The facts about TensorRT-LLM's release that the backend needs; ``none``: it uses no upstream files."""
     memory: MemoryModel | None = MemoryModel()
-    """How the memory planner estimates buffers and the KV cache; ``None``: no estimate."""
+    """The memory planner's estimate of buffers and the KV cache; ``None``: no estimate."""
     needs_gpus = True
     """Whether the backend needs GPUs."""
     uses_mpi = True

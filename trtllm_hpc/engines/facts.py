@@ -251,9 +251,13 @@ class CommandLines:
         shows the difference.
         """
         options = self._options[role]
-        given = {*options, *folders(program), *(word.partition("=")[0] for word in _raw(self.job, role))}
+        set_options = {
+            *options,
+            *folders(program),
+            *(word.partition("=")[0] for word in _raw(self.job, role)),
+        }
         for option in program.options.values():
-            is_given = bool({option.name, *option.aliases} & given)
+            is_given = bool({option.name, *option.aliases} & set_options)
             if option.required and not is_given:
                 message = f"{program.name} {program.release} needs {option.name}"
                 choices = f", VALUE one of {', '.join(option.choices)}" if option.choices else ""

@@ -222,8 +222,8 @@ class _Templates:
         value. A placeholder without a value is left to the backend: its parameter is removed, or emptied if
         the model's code requires it.
         """
-        name, given = name or model, self.job.repository.parameters
-        by_hand = {**given.get(model, {}), **given.get(name, {})}
+        name, parameters = name or model, self.job.repository.parameters
+        by_hand = {**parameters.get(model, {}), **parameters.get(name, {})}
         from_keys = {
             placeholder: as_words(value)
             for key, places in KEYS.items()

@@ -309,8 +309,8 @@ def make_stages(
     if builds:
         # TensorRT tunes its kernels on the GPU that will run them.
         needs_gpu = backend_of(job).needs_gpus and cluster.gpus_per_node > 0
-        one = one_node(1, int(needs_gpu) if build.gpus is None else build.gpus)
-        asked = _resources(cluster, one, build.cpus, build.memory_gib, build.time_limit_minutes)
+        layout = one_node(1, int(needs_gpu) if build.gpus is None else build.gpus)
+        asked = _resources(cluster, layout, build.cpus, build.memory_gib, build.time_limit_minutes)
         stages.append(_stage("build", job, paths, asked))
     profiles = [cluster.for_phase(group.role) for group in instances.groups] or [cluster]
     components = tuple(

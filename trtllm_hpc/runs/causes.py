@@ -113,8 +113,8 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
 
 def _has_root(candidates: Sequence[Candidate]) -> bool:
     """Return whether a candidate is a recognised cause, and not merely a first error."""
-    found = (candidate.finding for candidate in candidates)
-    return any(finding.kind is Kind.ROOT and finding.degree is not Degree.FIRST_ERROR for finding in found)
+    findings = (candidate.finding for candidate in candidates)
+    return any(finding.kind is Kind.ROOT and finding.degree is not Degree.FIRST_ERROR for finding in findings)
 
 
 def _killed(first: RankFailure | None) -> Finding | None:

@@ -29,11 +29,11 @@ class ProxyClient:
     requests: int
     """Number of requests through the proxy that generate or infer."""
     last_at: float | None
-    """When the last request came, in seconds since the epoch."""
+    """Time of the last request, in seconds since the epoch."""
     key_file: str | None = None
     """File with a guest's key, which only the owner of the run can read; ``None``: not a guest any more."""
     expires_at: float | None = None
-    """When the key expires, in seconds since the epoch; ``None``: only once it is revoked."""
+    """Time at which the key expires, in seconds since the epoch; ``None``: when it is revoked."""
     admitted: bool = False
     """Whether the proxy admits the guest now."""
 

@@ -164,7 +164,7 @@ class ModelRow:
     bytes: int | None = None
     """Size of the model's files in the folder; ``None`` for a model that does not come from a hub."""
     last_used: float | None = None
-    """When the model was last requested, or used by a run, in seconds since the epoch; ``None`` as above."""
+    """Last request of the model, or last use by a run, in seconds since the epoch; ``None`` as above."""
     runs: tuple[str, ...] = ()
     """Folders of the runs whose job files name the model; empty for a model that does not come from a hub."""
 

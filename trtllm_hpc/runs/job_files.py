@@ -169,15 +169,15 @@ def _layout(checkpoint: Checkpoint, gpu: str) -> Parallel | None:
             plan = plan_memory(job, cluster, checkpoint.config, stored=checkpoint.stored)
         except UnknownModel:
             return None
-        sentence, found = plan.sentence, plan.parallel if plan.verdict == "ok" else plan.suggestion
-        if found is not None:
-            return found
+        sentence, parallel = plan.sentence, plan.parallel if plan.verdict == "ok" else plan.suggestion
+        if parallel is not None:
+            return parallel
     raise _error(checkpoint, f"it does not fit any number of {gpu}; on one, {sentence}")
 
 
 def _shipped_for(checkpoint: Checkpoint, gpu: str, goal: Goal, fewest: int) -> ShippedJob | None:
-    """Return the shipped job file for this model, GPU and goal with the fewest GPUs that hold the model."""
-    found = []
+    """Return the shipped job file for this model, GPU and goal with the fewest GPUs."""
+    candidates = []
     for job in shipped_jobs():
         text = jobs()[job.name].read_text(encoding="utf-8")
         model = re.search(r"huggingface\.co/[\w.-]+/([\w.-]*\w)", text)
@@ -186,8 +186,8 @@ def _shipped_for(checkpoint: Checkpoint, gpu: str, goal: Goal, fewest: int) -> S
         is_same = model is not None and model[1].casefold() == checkpoint.name.casefold()
         is_plain = job.backend == "pytorch" and "speculative_model_dir" not in text
         if is_same and is_plain and is_for == goal and gpu.partition("-")[0] in kinds and job.gpus >= fewest:
-            found.append(job)
-    return min(found, key=lambda job: job.gpus, default=None)
+            candidates.append(job)
+    return min(candidates, key=lambda job: job.gpus, default=None)
 
 
 def _derived(checkpoint: Checkpoint, layout: Parallel, goal: Goal) -> dict[str, Any]:

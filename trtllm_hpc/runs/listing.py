@@ -56,9 +56,9 @@ class ListedRun:
     """Address of the server, while the run serves: ``address:port`` for HTTP, or the URL of OpenAI's
     protocol."""
     created_at: float
-    """When the run was created, in seconds since the epoch."""
+    """Creation of the run, in seconds since the epoch."""
     ended_at: float | None = None
-    """When the run's last job ended, in seconds since the epoch; ``None`` before, or if unknown."""
+    """End of the run's last job, in seconds since the epoch; ``None`` before, or if unknown."""
     gpu_hours: float | None = None
     """GPU-hours of all jobs, as far as known."""
     sentence: str | None = None

@@ -55,7 +55,7 @@ class NodeReport:
     checks: tuple[Diagnostic, ...]
     """The worst finding of each check."""
     wanted: Wanted
-    """What the job checked."""
+    """The checks that the job made."""
     facts: dict[str, Any]
     """Facts seen by the first task of each part, by part."""
     cluster: ClusterProfile
@@ -97,9 +97,9 @@ def check_on_nodes(
         try:
             _write(paths, plan, checked, wanted)
             info = _run(JobWatcher(Slurm(*plan.cluster.controller)), paths, show)
-            found = read_found(paths)
-            facts = {part.part: part.facts for part in reversed(found)}
-            findings = [finding for part in found for finding in part.diagnostics]
+            parts = read_found(paths)
+            facts = {part.part: part.facts for part in reversed(parts)}
+            findings = [finding for part in parts for finding in part.diagnostics]
             findings += _missing(paths, checked, facts, info)
             worst: dict[str, Diagnostic] = {}  # by check, since several tasks ran it
             for finding in findings:
@@ -263,8 +263,8 @@ def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, show: Show) -> JobI
         if info.state.final:
             return info
         if info.state.name != "PENDING":
-            found = len(list(paths.node_findings.glob("*.json")))
-            sentence = f"job {job.job_id} runs on {info.nodes}: {found} results so far"
+            results = len(list(paths.node_findings.glob("*.json")))
+            sentence = f"job {job.job_id} runs on {info.nodes}: {results} results so far"
         elif time.monotonic() - began < _QUEUE_S:
             sentence = f"job {job.job_id} waits in the queue ({info.reason})"
         else:

@@ -144,7 +144,7 @@ class InstanceStatus:
     restarts: int
     """Number of restarts so far."""
     reason: str | None
-    """How the instance ended the last time."""
+    """Description of the instance's last end; ``None`` before."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class RunStatus:
     state: RunState
     """``rendered``: not submitted. ``serving``: the endpoint is published."""
     sentence: str
-    """What the run is doing, or what failed first and why."""
+    """Sentence about the run's current work, or about its first failure and the cause."""
     stages: tuple[StageStatus, ...]
     ranks: tuple[RankStatus, ...]
     instances: tuple[InstanceStatus, ...]
@@ -281,9 +281,9 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
         return RunJob.of(run.paths, run.plan, jobs)
     if int(run.renewal.job_id) > int(jobs.get("serve") or 0):
         jobs["serve"] = run.renewal.job_id  # the job has begun, but has not recorded its begin yet
-    found = RunJob.of(run.paths, run.plan, jobs)
+    current = RunJob.of(run.paths, run.plan, jobs)
     following = RunJob.of(run.paths, run.plan, {"serve": run.renewal.next_job_id}).get("serve")
-    return found if following is None else found | {_NEXT: following}
+    return current if following is None else current | {_NEXT: following}
 
 
 def sweep_job(folder: str, job_id: str) -> RunJob:

@@ -36,7 +36,7 @@ class RunProgress:
     benchmark: Snapshot | None
     """Progress of the companion's measurement."""
     at: float
-    """When the progress was read, in seconds since the epoch."""
+    """Time at which the progress was read, in seconds since the epoch."""
     log: tuple[str, ...] = ()
     """The last lines of the log of the running build, or of the server's rank 0."""
 

@@ -69,7 +69,7 @@ class BadNode:
     node: str
     """The node's name in Slurm."""
     why: str
-    """How the server ended."""
+    """Description of the server's end, in words."""
     job_id: str
     """Slurm's ID of the server's job."""
     kept: str | None = None

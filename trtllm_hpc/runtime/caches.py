@@ -77,7 +77,7 @@ def use_caches(environment: MutableMapping[str, str]) -> None:
 def _has_place(variable: str, environment: Mapping[str, str]) -> bool:
     """Return whether a variable stays as it is: the profile sets it, or its folder is writable.
 
-    ``HF_HOME`` stays whenever it is set: it may hold models to be read.
+    ``HF_HOME`` is never changed if it is set, because it may contain models to be read.
     """
     if variable == "HF_HOME" or variable in environment.get(GIVEN, "").split():
         return variable in environment

@@ -308,18 +308,18 @@ def tokenizer_files(folder: Path) -> Diagnostic:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
         return fail(f"the tokenizer's folder {folder} cannot be read: {error.strerror}", hint)
-    found = [name for name in names if name in VOCABULARY_FILES or name.endswith(".tiktoken")]
-    if not found:
+    present = [name for name in names if name in VOCABULARY_FILES or name.endswith(".tiktoken")]
+    if not present:
         message = f"there is no tokenizer in {folder}, and compute nodes may be unable to reach the Hub"
         return fail(message, hint)
-    for name in found:
+    for name in present:
         try:
             is_pointer = is_lfs_pointer(folder / name)
         except OSError as error:
             return fail(f"{folder / name} cannot be read: {error.strerror}", "check its permissions")
         if is_pointer:
             return fail(f"{folder / name} is a pointer of Git LFS, not the file", "run git lfs pull there")
-    return ok(f"the tokenizer in {folder} can be read ({found[0]})")
+    return ok(f"the tokenizer in {folder} can be read ({present[0]})")
 
 
 def is_lfs_pointer(path: Path) -> bool:

@@ -30,7 +30,7 @@ UNREQUESTED = "the server ended by itself, without a request to stop"
 
 @dataclass(frozen=True)
 class Observed:
-    """What one rank observes at one moment."""
+    """One rank's observations at one moment."""
 
     step: str
     rank: int

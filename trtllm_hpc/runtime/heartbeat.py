@@ -72,7 +72,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Heartbeats:
-    """What is wrong with the watched ranks: each field has the end of a sentence by rank."""
+    """Faults of the watched ranks: each field has the end of a sentence by rank."""
 
     silent: Mapping[int, str] = field(default_factory=dict)
     """Ranks that have had no heartbeat for the whole limit."""

@@ -161,7 +161,7 @@ class ReadyRecord(JsonRecord):
     models: list[str]
     """Names of the ready models."""
     started_at: float
-    """When rank 0 started its server, in seconds since the epoch."""
+    """Start of rank 0's server, in seconds since the epoch."""
     endpoint: dict[str, Any] = field(default_factory=dict)
     """Without a proxy: the server's address, as fields of :class:`~trtllm_hpc.runtime.records.Endpoint`."""
 

@@ -174,24 +174,24 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
             return _refuse(paths, expected, task, f"{why} and an MPI library built with PMIx")
         world, library = MPI.COMM_WORLD, mpi_library(MPI)
     rank, size = (world.Get_rank(), world.Get_size()) if with_mpi else (task, step_tasks() or 1)
-    found = SeenByRank(rank=rank, world_size=size, task=task, mpi_library=library, **seen)
-    ended: dict[str, Any] = {"ended_at": time.time(), "exit_code": 0, "details": asdict(found)}
+    own = SeenByRank(rank=rank, world_size=size, task=task, mpi_library=library, **seen)
+    ended: dict[str, Any] = {"ended_at": time.time(), "exit_code": 0, "details": asdict(own)}
     replace(record, world_size=size, **ended).write(paths.rank_record(step, task))
     print(
-        f"preflight: rank {rank} of {size} on {found.host}, GPUs {','.join(found.gpus) or 'none'}, {library}",
+        f"preflight: rank {rank} of {size} on {own.host}, GPUs {','.join(own.gpus) or 'none'}, {library}",
         flush=True,
     )
     if with_mpi:
-        gathered: list[SeenByRank] | None = world.gather(found, root=0)
+        gathered: list[SeenByRank] | None = world.gather(own, root=0)
         findings = [] if gathered is None else compare(gathered, expected, all_ranks=True)
         findings = world.bcast(findings, root=0)
     else:  # without MPI each rank checks only itself
-        findings = compare([found], expected, all_ranks=False)
+        findings = compare([own], expected, all_ranks=False)
     if any(finding.state == FAIL for finding in findings):
         return _refuse(paths, expected, task, sentence_of(findings[0]))
     if task == 0:
         report(paths, findings)
-        add_event(paths, "serve", "preflight_ok", world_size=found.world_size, mpi_library=library)
+        add_event(paths, "serve", "preflight_ok", world_size=own.world_size, mpi_library=library)
     return ExitCode.OK
 
 
@@ -211,21 +211,21 @@ def _look(expected: Expected) -> dict[str, Any]:
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("SLURM_STEP_GPUS") or ""
     parts = ("config.json", "decoder")
     host = socket.gethostname()
-    found = [
+    checks = [
         shared_memory(host, shm_free_gib(), expected.ranks_per_node),
         open_files(host, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     ]
     if missing := [program for program in expected.programs if shutil.which(program) is None]:
         message = f"there is no {' and no '.join(missing)} on {host}"
         hint = "take an image with TensorRT-LLM 0.19 or later, or put them on PATH"
-        found.append(fail(message, hint))
+        checks.append(fail(message, hint))
     if expected.gpus_per_node and expected.world_size > expected.ranks_per_node:
-        found += [locked_memory(host, locked_memory_kib()), transports(host, os.environ)]
+        checks += [locked_memory(host, locked_memory_kib()), transports(host, os.environ)]
     if expected.model is not None and not os.access(expected.model / "config.json", os.R_OK):
         file = f"{expected.model}/config.json"
         message = f"{file} cannot be read on {host}, so no model can be loaded from there"
         hint = "correct model.path, or mount its folder (container.mounts in the profile)"
-        found.append(fail(message, hint))
+        checks.append(fail(message, hint))
     unseen = (
         engine
         for engine, _ in expected.engines
@@ -236,7 +236,7 @@ def _look(expected: Expected) -> dict[str, Any]:
         "gpus": [gpu for gpu in gpus.split(",") if gpu],
         "unseen_engine": next((os.path.realpath(folder) for folder in unseen), None),
         "step_tasks": step_tasks(),
-        "findings": [finding for finding in found if finding is not None and finding.state in (FAIL, WARN)],
+        "findings": [finding for finding in checks if finding is not None and finding.state in (FAIL, WARN)],
     }
     if (os.environ.get("SLURM_LOCALID") or "0") == "0":  # once for all ranks of a node
         seen["packages"] = installed_versions(_PACKAGES)

@@ -84,7 +84,7 @@ class Endpoint(JsonRecord):
     models: list[str]
     """Models that were READY when the endpoint was published."""
     ready_at: float
-    """When the server was ready, in seconds since the epoch."""
+    """Time at which the server became ready, in seconds since the epoch."""
     phases_s: dict[str, float] = field(default_factory=dict)
     """Duration of each phase from the job's first line to ready, in seconds."""
     key_file: str | None = None
@@ -203,7 +203,7 @@ class RankRecord(JsonRecord):
     task_exit_code: int | None = None
     """Exit code of the rank's task, which shows what failed, even if a signal ended the server."""
     stopped_by: str | None = None
-    """What stopped this rank (``companion``, ``SIGTERM``...); ``None`` if it was not stopped."""
+    """Signal or program that stopped this rank (``companion``, ``SIGTERM``...); ``None`` if none did."""
     reason: str | None = None
     """Why the rank ended, in one sentence, if it knows."""
     blames: int | None = None
@@ -227,8 +227,8 @@ def rank_records(paths: RunPaths, step: str) -> list[RankRecord]:
         files = [*paths.ranks.glob(f"{step}_*.json")]
     except OSError:
         return []
-    found = map(RankRecord.read, files)
-    return sorted((record for record in found if record is not None), key=lambda record: record.rank)
+    records = map(RankRecord.read, files)
+    return sorted((record for record in records if record is not None), key=lambda record: record.rank)
 
 
 @dataclass(frozen=True)
@@ -315,8 +315,7 @@ class Guest:
     invited_at: float
     """Seconds since the epoch."""
     expires_at: float | None = None
-    """When the proxy begins to refuse the key, in seconds since the epoch; ``None``: only once it is
-    revoked."""
+    """Time after which the proxy refuses the key, in seconds since the epoch; ``None``: until revoked."""
 
 
 @dataclass(frozen=True)

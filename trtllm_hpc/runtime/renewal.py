@@ -58,7 +58,7 @@ class FailedJob:
     job_id: str
     """Slurm's ID of the job."""
     why: str
-    """How the job ended, and the cause, if its logs show one."""
+    """Description of the job's end, with the cause if its logs show one."""
     attempt: int
     """Number N of the folder ``attempts/N`` with the job's logs and records."""
 

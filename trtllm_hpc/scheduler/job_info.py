@@ -111,9 +111,9 @@ class JobTimes:
     ended_at: float | None = None
     """End of the job; ``None`` before."""
     ends_by: float | None = None
-    """When the time limit ends the job; ``None`` unless the job runs."""
+    """Time at which the time limit ends the job; ``None`` unless the job runs."""
     expected_at: float | None = None
-    """When Slurm expects a pending job to start."""
+    """Time at which Slurm expects a pending job to start; ``None`` if unknown."""
 
 
 @dataclass(frozen=True)

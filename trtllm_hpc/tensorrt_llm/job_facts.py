@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.releases.release import Release, UnknownRelease
 
 ReleaseUse = Literal["none", "exact", "nearest"]
-"""What a backend needs to know about a release: nothing, the facts of exactly this release, or, for an image
+"""The facts about a release that a backend needs: none, the facts of exactly this release, or, for an image
 that is newer than all known releases, the facts of the nearest one."""
 
 TAG = "{tag}"
@@ -51,7 +51,7 @@ class JobFacts:
     job: JobFile
     cluster: ClusterProfile
     release_use: ReleaseUse = "none"
-    """What the backend needs to know about the release."""
+    """The facts about the release that the backend needs."""
 
     @cached_property
     def _found_release(self) -> tuple[Release | None, UnknownRelease | None]:

@@ -45,7 +45,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", *_M
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """How a backend uses a rank's memory."""
+    """A backend's use of a rank's memory."""
 
     logit_copies: int = 7
     """Copies of a request's row of logits, in float32, in runtime and decoder."""

@@ -170,7 +170,7 @@ def needed_files(names: Collection[str]) -> Iterator[str]:
 
 
 def is_large(path: Path, size: int) -> bool:
-    """Return whether a file holds weights, or is too large to be read whole each time."""
+    """Return whether a file contains weights, or is too large to be read completely each time."""
     return path.suffix.lower() in WEIGHTS or size > _WHOLE_UP_TO
 
 

@@ -66,7 +66,7 @@ class Instance:
     restarts: int = 0
     """Number of restarts so far."""
     reason: str | None = None
-    """How the instance ended the last time."""
+    """Description of the instance's last end; ``None`` before."""
     has_served: bool = False
     """Whether the instance was ever ready."""
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -80,7 +80,7 @@ class Instance:
     look_at: float = 0.0
     """Time of the next look at ``leader`` and at the ranks' records."""
     over_since: float | None = None
-    """When a rank was first seen to have failed while the step goes on."""
+    """Time at which a rank was first found to have failed while the step continues."""
 
     def start(self, paths: RunPaths, hang_seconds: float | None, own: Path) -> None:
         """Start the instance's ranks; ``own`` is the file of the supervisor's heartbeat."""
@@ -121,7 +121,7 @@ class RunEnd:
     """The end of the run with a failure."""
 
     sentence: str
-    """How the run failed."""
+    """Description of the failure."""
     code: int = ExitCode.START
     """Exit code of the run."""
     event: str = "failed"

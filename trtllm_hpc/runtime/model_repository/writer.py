@@ -239,7 +239,7 @@ def edit(message: Any, recipe: ModelRecipe) -> None:
 CONFIG = "config.pbtxt"
 
 _BELOW = ("", "all_models", "triton_backend/all_models", "tensorrt_llm/triton_backend/all_models")
-"""Where the templates are: in an image's ``all_models`` itself, in a checkout of tensorrtllm_backend up to
+"""Folders of the templates: in an image's ``all_models`` itself, in a checkout of tensorrtllm_backend up to
 0.19, in a checkout of TensorRT-LLM since, and in tensorrtllm_backend with TensorRT-LLM as a submodule."""
 
 _LEFT_OUT = ("__pycache__", ".tmp", ".gitkeep", CONFIG)

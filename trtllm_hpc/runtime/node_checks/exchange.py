@@ -36,7 +36,7 @@ _UNATTENDED_S = 60.0
 
 @dataclass(frozen=True)
 class Wanted(JsonRecord):
-    """What to check; written beside the scripts."""
+    """The checks to make; the command writes them beside the scripts."""
 
     release: str | None = None
     """Release of TensorRT-LLM that the plan is for; ``None``: newer than all known ones, or not used."""
@@ -105,8 +105,8 @@ def write_found(
 def read_found(paths: RunPaths) -> list[PartFindings]:
     """Return all findings so far, in the order of the parts."""
     files = sorted(paths.node_findings.glob("*.json"))
-    found = [findings for file in files if (findings := PartFindings.read(file)) is not None]
-    return sorted(found, key=lambda findings: (PARTS.index(findings.part), findings.task))
+    records = [findings for file in files if (findings := PartFindings.read(file)) is not None]
+    return sorted(records, key=lambda findings: (PARTS.index(findings.part), findings.task))
 
 
 def wait_until_unattended(paths: RunPaths) -> None:
@@ -131,12 +131,12 @@ def wait_until_unattended(paths: RunPaths) -> None:
 
 @dataclass(frozen=True)
 class ChildReport:
-    """How far a child came."""
+    """The progress of a child process."""
 
     steps: dict[str, Any]
     """Result of each finished step, by name."""
     ended: str | None
-    """How the child ended early, in words; ``None``: it finished all steps."""
+    """Description of the child's early end, in words; ``None`` if it finished all steps."""
     log: str
     """The last lines that the child printed."""
 

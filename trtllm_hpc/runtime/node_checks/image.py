@@ -50,24 +50,24 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> Findings:
     installed = installed_versions(_PACKAGES)
     facts: dict[str, Any] = {"packages": installed}
     release = installed.get("tensorrt_llm")
-    found: dict[str, Diagnostic | None] = {
+    results: dict[str, Diagnostic | None] = {
         "image-release": None if wanted.release is None else planned_version(wanted.release, release),
         "image-numpy": None if wanted.has_tensorrt_llm else wheel_numpy(),
         "image-caches": _caches(),
         "image-launcher": _launcher(wanted),
     }
-    facts["programs"], found["image-programs"], found["image-options"] = _programs(wanted)
+    facts["programs"], results["image-programs"], results["image-options"] = _programs(wanted)
     if wanted.has_tensorrt_llm:
         outcome = run_child(paths, "image", alone())
         version = outcome.steps.get("import")
         if isinstance(version, str):
-            found["image-import"] = ok(f"TensorRT-LLM {version} can be imported in the image")
+            results["image-import"] = ok(f"TensorRT-LLM {version} can be imported in the image")
         else:
             why = error_of(version) or outcome.why("import tensorrt_llm")
             message = f"TensorRT-LLM cannot be imported in the image: {why}"
-            found["image-import"] = fail(message, import_hint(why))
-        found["image-parsers"] = _parsed(outcome)
-    return found, facts
+            results["image-import"] = fail(message, import_hint(why))
+        results["image-parsers"] = _parsed(outcome)
+    return results, facts
 
 
 def _writable(folder: Path) -> str | None:

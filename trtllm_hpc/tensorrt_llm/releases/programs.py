@@ -26,7 +26,7 @@ class Family:
     name: str
     """Name of the family in ``model.family``."""
     source: str
-    """Where the facts were read."""
+    """Source of the facts."""
     examples: str
     """Name of the family whose programs are used."""
     architectures: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ BY_FAMILY = ("build.py", "convert_checkpoint.py")
 """Programs that differ between families of models: their data are folders with a file for each family."""
 
 Form = Literal["flag", "value", "switch", "list"]
-"""How an option is written: ``--x``; ``--x WORD``; ``--x enable|disable``; ``--x WORD [WORD ...]``."""
+"""Forms of an option: ``--x``; ``--x WORD``; ``--x enable|disable``; ``--x WORD [WORD ...]``."""
 Value = str | int | float | bool
 """A default in upstream's parser; ``False`` means a flag that is off."""
 
@@ -120,7 +120,7 @@ class Program:
     """``verified``: the list was read at this release; otherwise, the release that it was taken from, and
     why."""
     source: str
-    """Where the list was read."""
+    """Source of the list."""
     file: str | None = None
     """Path of the program: below ``examples`` for conversion and build, else below the checkout or
     ``/app``."""

@@ -62,7 +62,7 @@ class Release:
     backends: tuple[str, ...]
     """Values of ``engine.backend`` that the container supports: ``tensorrtllm``, ``python``, ``pytorch``."""
     source: str
-    """Where the facts were read."""
+    """Source of the facts."""
     note: str | None = None
 
     def at_least(self, version: str) -> bool:
