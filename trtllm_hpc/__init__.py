@@ -10,11 +10,11 @@
 
 Importing this package reads no file, starts no process and imports nothing
 outside the standard library; each name in ``__all__`` is imported when it is
-first used. The same package, cut down to ``paths``, ``errors`` and ``runtime``,
-travels into the job as a zipapp.
+first used. The modules ``paths``, ``errors`` and ``runtime`` travel into the job
+as a zipapp.
 
-Every error is a :class:`TrtllmHpcError`: it has a sentence, an ``exit_code`` that
-tells what failed, and a ``hint`` where there is something to do.
+Every error is a :class:`TrtllmHpcError` with a sentence, an ``exit_code`` that
+shows what failed, and, if there is something to do, a ``hint``.
 """
 
 import sys
@@ -50,7 +50,7 @@ __all__ = [
     "sweep",
 ]
 
-TYPE_CHECKING = False  # typing's own would be one more import; type checkers go by the name
+TYPE_CHECKING = False  # not imported from typing, to save an import; type checkers know the name
 if TYPE_CHECKING:
     from trtllm_hpc.api.jobs import doctor, load_job, plan, render, submit
     from trtllm_hpc.api.measurement import Measurement, bench, bench_url
@@ -90,10 +90,10 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 class _Package(ModuleType):
-    """The package as a module: its functions ``bench``, ``plan`` and ``render`` hide the folders so called.
+    """The package, whose functions ``bench``, ``plan`` and ``render`` hide their namesake subpackages.
 
-    Python makes each subpackage an attribute of its package when it is imported. That would replace the
-    function. ``from trtllm_hpc.plan.model import Plan`` does not go by the attribute.
+    When Python imports a subpackage, it makes it an attribute of the package, which would replace the
+    function. ``from trtllm_hpc.plan.model import Plan`` does not use the attribute.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -104,7 +104,7 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
-if not TYPE_CHECKING:  # type checkers would take any name for one that is there
+if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept any name
 
     def __getattr__(name: str) -> object:
         """Import a public name when it is first used (PEP 562)."""
@@ -112,9 +112,9 @@ if not TYPE_CHECKING:  # type checkers would take any name for one that is there
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import import_module
 
-        found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-        globals()[name] = found
-        return found
+        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        globals()[name] = value
+        return value
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

@@ -1,6 +1,6 @@
-"""The engine cache as the login node uses it: look an engine up, list what is there, and verify it.
+"""The engine cache on the login node: look an engine up, list the entries, and verify them.
 
-What the job needs, keys, entries and the build itself, is in :mod:`trtllm_hpc.runtime.engine_cache`.
+:mod:`trtllm_hpc.runtime.engine_cache` has the parts that jobs need as well: keys, entries and the build.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ _LABELS = {
 
 @dataclass(frozen=True)
 class CachedEngine:
-    """What the cache has for a run."""
+    """The result of the search for a run's engine in the cache."""
 
     state: Literal["found", "missed", "unknown"]
-    """``found``: there is nothing to build. ``missed``: the job builds the engine first. ``unknown``: this
-    machine cannot tell, and the job looks in the cache itself."""
+    """``found``: nothing needs to be built. ``missed``: the job builds the engine first. ``unknown``: this
+    machine cannot find out, and the job searches the cache itself."""
     name: str | None = None
-    """The name that it has, or will have, in ``engines list``."""
+    """Name of the engine, now or later, in ``engines list``."""
     outputs: Mapping[str, str] = field(default_factory=dict)
-    """If it was found: the folder of each output that the run uses, by step; the engine is the last."""
+    """If found: the folder of each output that the run uses, by step; the engine is the last."""
     nearest: str | None = None
-    """If it was missed: the engine in the cache that differs least."""
+    """If missed: the engine in the cache that differs least."""
     differences: tuple[str, ...] = ()
-    """How ``nearest`` differs, a line for each part."""
+    """Differences of ``nearest``, a line for each part."""
     steps_found: tuple[str, ...] = ()
     """Steps of the build whose output is in the cache."""
     broken: tuple[str, ...] = ()
-    """What is wrong with the engine of that name, which is therefore built again."""
+    """Faults of the cached engine of that name, because of which it is built again."""
     reason: str | None = None
     """Why the state is unknown."""
 
     @property
     def entries(self) -> tuple[CacheEntry, ...]:
-        """The entries of ``outputs``."""
+        """The cache entries of ``outputs``."""
         return tuple(CacheEntry(Path(folder).parent) for folder in self.outputs.values())
 
 
 def lookup(recipe: BuildRecipe) -> CachedEngine:
-    """Look for a recipe's engine, without changing anything; if it is not there, for the nearest one."""
+    """Search the cache, without changing it, for a recipe's engine or else for the nearest one."""
     cache = Cache(Path(recipe.engines_folder))
     try:
         keys = step_keys(recipe, compute_capability=recipe.compute_capability)
@@ -83,14 +83,14 @@ def lookup(recipe: BuildRecipe) -> CachedEngine:
     except OSError as error:
         place = os.fsdecode(error.filename or recipe.engines_folder)
         return CachedEngine("unknown", reason=f"{place}: {error.strerror}")
-    # Another model is further than any option.
+    # An engine of another model counts as further away than any difference in options.
     others.sort(key=lambda other: (other[1][:1] == (_OTHER_MODEL,), len(other[1])))
     nearest, parts = others[0] if others else (None, ())
     return CachedEngine("missed", engine.name, {}, nearest, parts, found, tuple(faults))
 
 
 def _differences(wanted: Mapping[str, str], record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each part in which the engine of a ``key.json`` is not as wanted; the model first."""
+    """Yield a line for each part in which a cached engine's ``key.json`` differs from ``wanted``."""
     document = record["document"]
     before = dict(_parts(record.get("chain") or {document.get("step", ""): document}))
     if before.get("model") != wanted.get("model"):
@@ -102,7 +102,7 @@ def _differences(wanted: Mapping[str, str], record: Mapping[str, Any]) -> Iterat
 
 
 def _parts(chain: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield everything that a key depends on, by label; the documents of several steps may repeat a part."""
+    """Yield label and value of everything that a key depends on; several steps may repeat a part."""
     for step, document in chain.items():
         if document.get("model"):
             yield "model", _summary(document["model"])
@@ -137,37 +137,37 @@ def _word(record: Any) -> str:
     return f"<input {record['folder'] + 1}>"
 
 
-# What is in the cache -----------------------------------------------------------------
+# Entries of the cache -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class EngineRow:
-    """One output in the cache: an engine, or what another step of a build made."""
+    """An output in the cache: an engine, or the output of another build step."""
 
     name: str
     """Step and first digits of the key."""
     step: str
-    """The step of the build that made it."""
+    """The build step that made the output."""
     state: EntryState
-    """``half-built``: its builder is gone. ``unreadable``: by this user."""
+    """``half-built``: the builder is gone. ``unreadable``: this user may not read the entry."""
     note: str
-    """Who builds it, or what is broken."""
+    """The builder, or the faults."""
     model: str | None
     backend: str | None
     version: str | None
-    """Of what built it, e.g. of TensorRT-LLM."""
+    """Version of the program that built the output, e.g. of TensorRT-LLM."""
     layout: str | None
-    """How ranks share the model, e.g. ``tp 2``."""
+    """Parallel layout of the ranks, e.g. ``tp 2``."""
     bytes: int
-    """Size of the output; 0 without one."""
+    """Size of the output in bytes; 0 without an output."""
     built_at: float | None
-    """Seconds since the epoch."""
+    """Time of the build, in seconds since the epoch."""
     build_seconds: float | None
-    """How long the step's commands took."""
+    """Duration of the step's commands in seconds."""
     last_used: float | None
-    """Seconds since the epoch."""
+    """Time of the last use, in seconds since the epoch."""
     folder: str
-    """Where the output is, or will be."""
+    """Folder of the output, now or later."""
 
     @property
     def entry(self) -> CacheEntry:
@@ -176,7 +176,7 @@ class EngineRow:
 
 
 def list_entries(cache: Cache) -> list[EngineRow]:
-    """Return every entry, judged by names and sizes, the last used first."""
+    """Return every entry, checked by names and sizes only, the last used first."""
     rows = map(_row, cache.entries())
     return sorted(rows, key=lambda row: (-(row.last_used or 0.0), row.name))
 
@@ -218,19 +218,19 @@ def _state(entry: CacheEntry) -> tuple[EntryState, str]:
 
 
 def verify(entry: CacheEntry) -> list[str]:
-    """Read a finished output completely and compare it with its manifest; returns what is wrong.
+    """Read a finished output completely and compare it with its manifest; return the faults.
 
-    Faults are noted in the entry, so that no run takes a damaged output for the engine it needs. An entry
-    without an output has no faults.
+    The faults are recorded in the entry, so that no run uses a damaged output. An entry without an output has
+    no faults.
     """
     try:
-        found = entry.faults()
+        known = entry.faults()
     except PermissionError:
         return ["it cannot be read by this user"]
     faults = [sentence] if (sentence := entry.key_fault()) else []
     manifest = entry.manifest()
     if manifest is None:
-        return faults + (found or [])
+        return faults + (known or [])
     wrong = []
     for name, (size, digest) in manifest.files.items():
         file = entry.output / name
@@ -244,7 +244,7 @@ def verify(entry: CacheEntry) -> list[str]:
             wrong.append(fault)
     present = {str(file.relative_to(entry.output)) for file in files_in(entry.output)}
     wrong += [f"{name} was not built there" for name in sorted(present - manifest.files.keys())]
-    with suppress(OSError):  # a read-only cache
+    with suppress(OSError):  # the cache may be read-only
         if wrong:
             write_text(entry.damage, "".join(f"{line}\n" for line in wrong), mode=0o644)
         else:

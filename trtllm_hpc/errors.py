@@ -1,7 +1,7 @@
-"""The family of errors, each with its exit code; and the diagnostic: one thing that is wrong.
+"""The package's errors, each with its exit code, and the diagnostic: one finding about a file or a machine.
 
-Every error has a sentence that says what is wrong and, if there is one, the next command to type. None of
-them is shown with a traceback. Part of what is shipped into jobs: standard library only.
+Every error has a sentence about the fault and, if possible, the next command to type; it is never shown with
+a traceback. Standard library only, because this module also travels into the job.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ UNKNOWN: State = "unknown"
 """``warn``: works, but not as the user may expect. ``unknown``: cannot be judged here."""
 
 MOST_CHOICES = 20
-"""An error that says what to do has no longer list of choices."""
+"""Longest list of choices that is shown beside a hint."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class Diagnostic:
     """
 
     code: str
-    """Short and stable, e.g. ``unknown-key``; for what a check has found, the check's id."""
+    """Short stable name, e.g. ``unknown-key``; for a check's finding, the check's ID."""
     message: str
     file: str = ""
-    """Where the value came from: a path, ``--set`` or ``built-in defaults``; empty without a place."""
+    """Source of the value: a path, ``--set`` or ``built-in defaults``; empty without a source."""
     field: str = ""
-    """Dotted path, e.g. ``engine.tensor_parallel``; empty for the whole file."""
+    """Dotted path of the key, e.g. ``engine.tensor_parallel``; empty for the whole file."""
     line: int | None = None
     value: Any = None
     choices: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Diagnostic:
         return "\n".join(parts)
 
     def as_json(self) -> dict[str, Any]:
-        """The diagnostic as plain JSON types; the value as ``repr`` if it is none of them."""
+        """Return the diagnostic as plain JSON types; a value of another type becomes its ``repr``."""
         record = asdict(self)
         if not isinstance(self.value, (str, int, float, bool, type(None))):
             record["value"] = repr(self.value)
@@ -98,27 +98,27 @@ class Diagnostic:
 
 
 def ok(message: str) -> Diagnostic:
-    """A check's result: all is well. The runner of checks puts in the code."""
+    """Return a check's result "ok"; the runner of checks adds the code."""
     return Diagnostic("", message, state=OK)
 
 
 def warn(message: str, hint: str) -> Diagnostic:
-    """A check's result: this works, but not as the user may expect."""
+    """Return a check's result "warn": this works, but not as the user may expect."""
     return Diagnostic("", message, hint=hint, state=WARN)
 
 
 def fail(message: str, hint: str) -> Diagnostic:
-    """A check's result: this cannot work."""
+    """Return a check's result "fail": this cannot work."""
     return Diagnostic("", message, hint=hint)
 
 
 def unknown(message: str, hint: str | None = None) -> Diagnostic:
-    """A check's result: this cannot be judged here."""
+    """Return a check's result "unknown": this cannot be judged here."""
     return Diagnostic("", message, hint=hint, state=UNKNOWN)
 
 
 class TrtllmHpcError(Exception):
-    """Base class of the family.
+    """Base class of the package's errors.
 
     Args:
         message: one or more sentences for the user.
@@ -140,15 +140,19 @@ class TrtllmHpcError(Exception):
 
 
 class ConfigError(TrtllmHpcError, exit_code=ExitCode.CONFIG):
-    """Everything that is wrong with the files or the settings, at once."""
+    """All faults of the files or the settings, in one error."""
 
     def __init__(self, diagnostics: Sequence[Diagnostic], *, hint: str | None = None) -> None:
         self.diagnostics = tuple(diagnostics)
         count = len(self.diagnostics)
         lines = [f"{count} problem{'s' if count != 1 else ''} found."]
-        for it, following in zip(self.diagnostics, [*self.diagnostics[1:], None], strict=True):
-            again = following is not None and (it.hint, it.choices) == (following.hint, following.choices)
-            lines.append(str(replace(it, hint=None, choices=()) if again else it))
+        # If the next diagnostic has the same hint and choices, show them only once, with the last of these.
+        for fault, following in zip(self.diagnostics, [*self.diagnostics[1:], None], strict=True):
+            again = following is not None and (fault.hint, fault.choices) == (
+                following.hint,
+                following.choices,
+            )
+            lines.append(str(replace(fault, hint=None, choices=()) if again else fault))
         super().__init__("\n".join(lines), hint=hint)
 
 
@@ -157,7 +161,7 @@ class RenderError(TrtllmHpcError, exit_code=ExitCode.RENDER):
 
 
 class SubmissionError(TrtllmHpcError, exit_code=ExitCode.SUBMISSION):
-    """Slurm refused a script, or its commands cannot be run; ``transient``: it may succeed a moment later."""
+    """Slurm refused a script, or its commands cannot be run; ``transient``: a later attempt may succeed."""
 
     def __init__(self, message: str, *, hint: str | None = None, transient: bool = False) -> None:
         super().__init__(message, hint=hint)
@@ -165,7 +169,7 @@ class SubmissionError(TrtllmHpcError, exit_code=ExitCode.SUBMISSION):
 
 
 class UnclearSubmission(SubmissionError, exit_code=ExitCode.SUBMISSION):
-    """Slurm may have taken a script, or not."""
+    """It is not known whether Slurm has accepted a script."""
 
 
 class BuildFailed(TrtllmHpcError, exit_code=ExitCode.BUILD):
@@ -185,7 +189,7 @@ class RequestFailed(TrtllmHpcError, exit_code=ExitCode.REQUEST):
 
 
 class InvalidRequest(RequestFailed, exit_code=ExitCode.USAGE):
-    """A request that was not sent: the served model cannot take it."""
+    """A request was not sent, because the served model cannot take it."""
 
 
 class RequestRefused(RequestFailed):
@@ -193,7 +197,7 @@ class RequestRefused(RequestFailed):
 
 
 class ServerUnreachable(RequestFailed, exit_code=ExitCode.UNREACHABLE):
-    """The server cannot be reached, or was lost before any part of the answer had come."""
+    """The server cannot be reached, or was lost before any part of the answer arrived."""
 
 
 class AnswerTimedOut(RequestFailed, exit_code=ExitCode.TIMEOUT):

@@ -1,4 +1,4 @@
-"""Ranks to nodes: how the world of an engine is spread."""
+"""The layout of ranks, instances and phases over nodes and GPUs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the ranks of the serve step run.
+    """The distribution of ranks over nodes.
 
     Ranks are distributed in blocks: rank ``r`` runs on node ``r // ranks_per_node``.
-    TensorRT-LLM computes a rank's node and device the same way (``worldConfig.h``).
+    TensorRT-LLM computes a rank's node and device in the same way (``worldConfig.h``).
     """
 
     world_size: int
     nodes: int
     ranks_per_node: int
     gpus_per_node: int
-    """GPUs asked for on each node; every task sees all of them. 0 asks for none."""
+    """GPUs requested on each node, all of which every task sees; 0: none."""
 
 
 def make_layout(world_size: int, nodes: int | None, gpus_per_node: int) -> Layout:
@@ -26,10 +26,10 @@ def make_layout(world_size: int, nodes: int | None, gpus_per_node: int) -> Layou
 
     Args:
         world_size: tp * pp * cp of the engine.
-        nodes: nodes asked for; ``None`` takes as few as the GPUs allow, one without GPUs.
-        gpus_per_node: GPUs that the cluster has on each node; 0 for none.
+        nodes: number of nodes; ``None``: as few as the GPUs allow, or one without GPUs.
+        gpus_per_node: number of GPUs of each node of the cluster; 0 for none.
 
-    The rules ``ranks_spread`` and ``gpus_suffice`` have refused what cannot be spread.
+    The rules ``ranks_spread`` and ``gpus_suffice`` refuse impossible layouts earlier.
     """
     if nodes is None:
         divisors = (ranks for ranks in range(gpus_per_node, 0, -1) if world_size % ranks == 0)
@@ -42,82 +42,84 @@ def make_layout(world_size: int, nodes: int | None, gpus_per_node: int) -> Layou
 
 @dataclass(frozen=True)
 class PlacedServer:
-    """Where one server of a disaggregated run is."""
+    """The place of a server of a disaggregated run."""
 
     number: int
-    """Among all servers of the run."""
+    """Number of the server among all servers of the run."""
     first_node: int
-    """Within the job, or within the component of a heterogeneous one."""
+    """Number of the server's first node within the job, or within its component of a heterogeneous job."""
     first_gpu: int
-    """On that node, among those of the job."""
+    """Number of the server's first GPU on that node, among the job's GPUs."""
 
 
 @dataclass(frozen=True)
 class ServerGroup:
-    """The servers of one phase of a disaggregated run, which all have as many ranks."""
+    """The servers of a phase of a disaggregated run, which all have the same number of ranks."""
 
     role: str
     """``context`` or ``generation``."""
     layout: Layout
-    """Of one server."""
+    """Layout of one server."""
     servers: tuple[PlacedServer, ...]
     component: int | None = None
-    """Of a heterogeneous job, whose nodes are this phase's alone; ``None``: the phases share nodes."""
+    """Number of the heterogeneous job's component that belongs to this phase; ``None``: the phases share
+    nodes."""
 
 
 @dataclass(frozen=True)
 class Instances:
-    """How the instances of the server share the nodes: several on each node, or several nodes for each."""
+    """The distribution of server instances over nodes: several on each node, or several nodes for each."""
 
     count: int
+    """Number of instances."""
     per_node: int
-    """Instances on each node; where they are not alike, on the fullest one."""
+    """Instances on each node; if nodes differ, on the fullest node."""
     layout: Layout
-    """Of one instance, with its own GPUs."""
+    """Layout of one instance, with its own GPUs."""
     groups: tuple[ServerGroup, ...] = ()
-    """The servers of a disaggregated run, which are not alike; ``layout`` is the first group's."""
+    """The servers of a disaggregated run, by phase; ``layout`` is then the first group's."""
 
     @property
     def components(self) -> tuple[Layout, ...]:
-        """What the job asks for; several only of a heterogeneous one."""
+        """Nodes and ranks that the job requests; several elements only for a heterogeneous job."""
         if any(group.component is not None for group in self.groups):
             return tuple(_allocation((group,)) for group in self.groups)
         if self.groups:
             return (_allocation(self.groups),)
-        one, nodes = self.layout, self.count * self.layout.nodes // self.per_node
-        on_node = self.per_node * one.ranks_per_node, self.per_node * one.gpus_per_node
-        return (Layout(self.count * one.world_size, nodes, *on_node),)
+        instance, nodes = self.layout, self.count * self.layout.nodes // self.per_node
+        on_node = self.per_node * instance.ranks_per_node, self.per_node * instance.gpus_per_node
+        return (Layout(self.count * instance.world_size, nodes, *on_node),)
 
     @property
     def nodes(self) -> int:
-        """Nodes of the job, in all its components."""
-        return sum(one.nodes for one in self.components)
+        """Number of nodes of the job, in all its components."""
+        return sum(component.nodes for component in self.components)
 
     @property
     def world_sizes(self) -> list[int]:
-        """Ranks of each instance."""
+        """Number of ranks of each instance."""
         alike = [self.layout.world_size] * self.count
         return [group.layout.world_size for group in self.groups for _ in group.servers] or alike
 
     @property
     def behind_proxy(self) -> int:
-        """Servers among which the first node's proxy chooses: of a disaggregated run only the front."""
+        """Number of servers among which the first node's proxy chooses; 1 (the front) if disaggregated."""
         return 1 if self.groups else self.count
 
     def first_node(self, instance: int) -> int:
-        """Number of the node, within the job, of the instance's leader."""
+        """Return the number, within the job, of the node of the instance's rank 0."""
         before = 0
         for group in self.groups:
             for server in group.servers:
                 if server.number == instance:
                     return before + server.first_node
-            # The nodes of a component follow those of the component before.
+            # Nodes are numbered through all components in their order.
             before += 0 if group.component is None else _allocation((group,)).nodes
         return instance // self.per_node * self.layout.nodes
 
     @property
     def leaders(self) -> dict[int, list[int]]:
-        """The instances that the proxy of each node, by its number within the job, passes requests on to."""
+        """The instances whose rank 0 runs on each node, by the node's number within the job."""
         nodes: dict[int, list[int]] = {}
         for instance in range(self.count):
             nodes.setdefault(self.first_node(instance), []).append(instance)
@@ -125,7 +127,7 @@ class Instances:
 
 
 def _allocation(groups: tuple[ServerGroup, ...]) -> Layout:
-    """Return nodes that are alike, each large enough for the fullest."""
+    """Return an allocation of equal nodes, each large enough for the servers of the fullest node."""
     ranks: dict[int, int] = {}
     for group in groups:
         for server in group.servers:
@@ -138,22 +140,23 @@ def _allocation(groups: tuple[ServerGroup, ...]) -> Layout:
 
 @dataclass(frozen=True)
 class WantedGroup:
-    """The servers of one phase, before they have a place."""
+    """The servers of a phase, before they are placed."""
 
     role: str
     servers: int
+    """Number of servers."""
     world_size: int
-    """Ranks of each."""
+    """Number of ranks of each server."""
     gpus_per_node: int
-    """GPUs that the phase's nodes have; 0 for none."""
+    """Number of GPUs of each node of the phase; 0 for none."""
 
 
 def place_groups(wanted: Sequence[WantedGroup], *, spread: bool, apart: bool = False) -> Instances:
     """Place the servers of a disaggregated run, in their order, each on as few nodes as the GPUs allow.
 
     Args:
-        spread: no two servers on a node.
-        apart: each group has nodes of its own, a component of a heterogeneous job.
+        spread: whether each server gets nodes of its own.
+        apart: whether each group gets nodes of its own, as a component of a heterogeneous job.
     """
     node = used = number = 0
     groups, on_node = [], dict[tuple[int | None, int], int]()
@@ -179,22 +182,24 @@ def place(count: int, world_size: int, *, nodes: int | None, gpus_per_node: int,
     """Spread ``count`` instances of ``world_size`` ranks each.
 
     Args:
-        nodes: for all instances together; ``None`` takes as few as the GPUs allow, one without GPUs.
-        gpus_per_node: GPUs that the cluster has on each node; 0 for none.
-        spread: no two instances on a node.
+        nodes: number of nodes for all instances; ``None``: as few as the GPUs allow, or one without GPUs.
+        gpus_per_node: number of GPUs of each node of the cluster; 0 for none.
+        spread: whether each instance gets nodes of its own.
 
-    The rules ``ranks_spread`` and ``gpus_suffice`` have refused what cannot be spread.
+    The rules ``ranks_spread`` and ``gpus_suffice`` refuse impossible layouts earlier.
     """
     if nodes is not None:
         per_instance = max(1, nodes // count)
         return Instances(count, max(1, count // nodes), make_layout(world_size, per_instance, gpus_per_node))
-    one = make_layout(world_size, None, gpus_per_node)
-    if one.nodes > 1 or spread:
-        return Instances(count, 1, one)
-    room = gpus_per_node // world_size if gpus_per_node else count
-    return Instances(count, next(each for each in range(room, 0, -1) if count % each == 0), one)
+    layout = make_layout(world_size, None, gpus_per_node)
+    if layout.nodes > 1 or spread:
+        return Instances(count, 1, layout)
+    most = gpus_per_node // world_size if gpus_per_node else count
+    # The largest number per node that divides the count, so that all nodes are equal.
+    per_node = next(number for number in range(most, 0, -1) if count % number == 0)
+    return Instances(count, per_node, layout)
 
 
 def one_node(world_size: int, gpus: int) -> Layout:
-    """All ranks on one node, with ``gpus`` GPUs between them; for modes where ranks are not GPUs."""
+    """Return a layout of all ranks on one node with ``gpus`` GPUs, for modes without one GPU per rank."""
     return Layout(world_size, 1, world_size, gpus)

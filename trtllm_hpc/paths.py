@@ -1,6 +1,6 @@
-"""The only place that knows the name of a file in a run folder.
+"""The names of all files in a run folder, which no other module defines.
 
-Standard library only: this module also travels into the job (``runtime``).
+Standard library only, because this module also travels into the job (``runtime``).
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from trtllm_hpc.errors import ConfigError, Diagnostic
 STAGES = ("download", "build", "serve", "companion")
 """The stages of a run, in the order of their dependencies."""
 PROGRAMS = ("proxy", "gateway")
-"""Beside the server, with a log of their own."""
+"""Programs that run beside the server and have a log of their own."""
 STEPS = ("download", "build", "staging", "repository", "preflight", "serve", "front", "companion")
-"""What writes one log for each rank: the stages, and steps beside the server within ``serve``."""
+"""Steps that write one log for each rank: the stages, and further steps of the stage ``serve``."""
 COMPANION_MEASUREMENT = "benchmark"
 """Name of the companion's own measurement; others come from the ``bench`` command."""
 COMPANION_EVALUATION = "evaluation"
 """Name of the companion's own evaluation; others come from the ``evaluate`` command."""
 RESERVED_ENDINGS = (".workload", ".metrics")
-"""Endings that distinguish a measurement's files; no measurement's name ends with them."""
+"""Endings that distinguish the files of a measurement; the name of a measurement must not end with them."""
 
 
 def user_config_folder() -> Path:
-    """Where users keep profiles and causes of their own: ``$XDG_CONFIG_HOME/trtllm-hpc``."""
+    """Return the folder of the user's own profiles and causes: ``$XDG_CONFIG_HOME/trtllm-hpc``."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
-    # The XDG specification wants a relative value ignored.
+    # Relative values must be ignored (XDG Base Directory Specification).
     home = Path(base) if base.startswith("/") else Path(os.path.expanduser("~")) / ".config"  # noqa: PTH111
     return home / "trtllm-hpc"
 
 
 def user_config_file() -> Path:
-    """The user's own settings, in TOML."""
+    """Return the file of the user's own settings, in TOML."""
     return user_config_folder() / "config.toml"
 
 
 SITE_VARIABLE = "TRTLLM_HPC_SITE"
-"""Environment variable that names the folder of profiles and causes for everybody on a site."""
+"""Environment variable with the folder of a site's profiles and causes, for all its users."""
 
 
 def site_config_folder() -> Path:
-    """Where a site keeps what is for everybody: ``$TRTLLM_HPC_SITE``, else ``/etc/trtllm-hpc``."""
+    """Return the folder of the site's files for all users: ``$TRTLLM_HPC_SITE``, else ``/etc/trtllm-hpc``."""
     return Path(os.environ.get(SITE_VARIABLE) or "/etc/trtllm-hpc")
 
 
@@ -82,7 +82,7 @@ class MeasurementPaths:
 
 
 class _Named:
-    """What has one name in every run folder."""
+    """A file or folder with the same name in every run folder."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -92,7 +92,7 @@ class _Named:
 
 
 class RunPaths:
-    """Names of everything in one run folder, which is made absolute and need not exist."""
+    """Paths of everything in a run folder, which is made absolute and need not exist."""
 
     # What was requested and resolved
     spec = _Named("spec.yaml")
@@ -102,7 +102,7 @@ class RunPaths:
     plan = _Named("plan.json")
     """The plan: stages, rank layout, servers and build steps."""
     lock = _Named("lock.json")
-    """What the run is made of, without secrets: ``submit`` can repeat it."""
+    """Everything the run is made of, without secrets: ``submit`` can repeat it."""
 
     # What is run
     scripts = _Named("scripts")
@@ -112,15 +112,15 @@ class RunPaths:
     repository = _Named("repository")
     """Triton's model repository."""
     repository_recipe = _Named("repository.json")
-    """How the model repository is made from upstream's templates."""
+    """Recipe of the model repository, for upstream's templates."""
     front = _Named("front.json")
     """Configuration of a disaggregated run's front, without the addresses that are known only at run time."""
     front_started = _Named("front.yaml")
-    """The file that the front was started with."""
+    """Configuration with which the front was started."""
     servers_key = _Named("servers.key")
-    """The key that servers and front of a disaggregated run share (mode 0600)."""
+    """Key shared by the servers and the front of a disaggregated run (mode 0600)."""
     engine = _Named("engine")
-    """Link to the engine in the cache, once it is built or found."""
+    """Link to the engine in the cache, once the engine is built or found."""
     build_recipe = _Named("build.json")
     """The steps of the build as data, for the engine cache."""
     node_checks = _Named("node_checks.json")
@@ -128,7 +128,7 @@ class RunPaths:
     node_findings = _Named("node_findings")
     """Folder of the findings of the job of ``doctor --on-nodes``."""
     node_checks_over = _Named("node_checks.over")
-    """Exists once that job has looked at everything."""
+    """Exists once the job of ``doctor --on-nodes`` has finished its checks."""
 
     # What the jobs write
     logs = _Named("logs")
@@ -138,39 +138,39 @@ class RunPaths:
     ranks = _Named("ranks")
     """Folder of the rank records."""
     endpoint = _Named("endpoint.json")
-    """Host and ports of the leader; exists only once it is ready."""
+    """Address and access of the server; exists only while the server is ready."""
     stop_request = _Named("stop.json")
-    """Exists once the server was asked to stop, and names who asked."""
+    """The request to stop the server, with its requester; exists once there was one."""
     heartbeat = _Named("companion.alive")
     """Touched every few seconds while the companion lives."""
     jobs = _Named("jobs.json")
-    """The submission record: job ids by stage, and whether it is complete."""
+    """The submission record: job IDs by stage, and whether the submission is complete."""
     commands_lock = _Named(".lock")
-    """Held by the command that submits, resumes, cancels or removes the run."""
+    """Lock of the command that submits, resumes, cancels or removes the run."""
     ended = _Named("ended.json")
-    """How the run ended, for lists of runs: no need to ask Slurm again."""
+    """The end of the run for lists of runs, so that Slurm need not be asked again."""
     submitit = _Named("submitit")
     """Folder for submitit's own files (local profile)."""
     attempts = _Named("attempts")
-    """Folder of what earlier attempts wrote, by number; exists once the run was resumed."""
+    """Folder of the files of earlier attempts, by number; exists once the run was resumed or renewed."""
     key = _Named("key")
     """The key of the run's server (mode 0600)."""
     guests = _Named("guests.json")
-    """The colleagues who have been invited to ask the server; without their keys."""
+    """The guests who may use the server, without their keys."""
     visits = _Named("visits.json")
-    """The guests whom the proxy lets in now, and how often everybody has asked."""
+    """The guests whom the proxy admits now, and the number of requests of each client."""
     certificate = _Named("certificate.crt")
-    """The certificate that the proxy shows."""
+    """The proxy's certificate."""
     certificate_key = _Named("certificate.pem")
-    """The same with its private key (mode 0600), as HAProxy reads it."""
+    """The certificate with its private key (mode 0600), for HAProxy."""
     instances = _Named("instances.json")
-    """What the supervisor knows of each instance, once it has begun."""
+    """The state of each instance, from the supervisor."""
     renewal = _Named("renewal.json")
-    """The job that serves and the one that waits for its end; exists only with ``serve.renew``."""
+    """The serving job and the job that waits for its end; exists only with ``serve.renew``."""
     bad_nodes = _Named("bad_nodes.json")
-    """The nodes because of which servers of the run have ended; exists only once there was one."""
+    """Nodes that ended servers of the run; exists only once there was one."""
 
-    # What was measured
+    # Measurements
     results = _Named("results")
     """Folder of answers and measurements."""
     answer = _Named("results/request.json")
@@ -178,7 +178,7 @@ class RunPaths:
     logits = _Named("results/logits.npz")
     """Logits of the companion's first request and its answer, if the job file asks for them."""
     benchmark_progress = _Named("results/progress.json")
-    """How far the companion's benchmark is."""
+    """Progress of the companion's benchmark."""
     report = _Named("report.html")
     """The report, one HTML file."""
 
@@ -190,7 +190,7 @@ class RunPaths:
 
     @property
     def run_id(self) -> str:
-        """The folder's own name; unique among the runs beside it."""
+        """The folder's name, unique among the runs in the same folder."""
         return self.folder.name
 
     def sbatch(self, stage: str) -> Path:
@@ -202,12 +202,12 @@ class RunPaths:
         return self.scripts / f"{name}.sh"
 
     def staged_model(self, folder: str, model: str) -> str:
-        """Return where the run finds its model in a folder of each node's own."""
+        """Return the link to the run's model below ``folder``, on each node's own disk."""
         run = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:12]
         return f"{folder}/trtllm-hpc-{run}/{Path(model).name}"
 
     def side_output(self, step: str) -> Path:
-        """Return the link to what a build step makes besides the engine, e.g. ``lora``."""
+        """Return the link to the output of a build step other than the engine's, e.g. ``lora``."""
         return self.folder / step
 
     def converted_adapter(self, name: str) -> Path:
@@ -215,11 +215,11 @@ class RunPaths:
         return self.side_output("lora") / name
 
     def llm_api(self, role: str | None = None) -> Path:
-        """Return the LLM API's configuration for ``trtllm-serve``, in a disaggregated run of one phase."""
+        """Return the LLM API's configuration for ``trtllm-serve``; ``role``: a disaggregated run's phase."""
         return self.folder / ("llm_api.yaml" if role is None else f"llm_api.{role}.yaml")
 
     def server(self, role: str | None = None) -> Path:
-        """How the server starts, or the servers of one phase of a disaggregated run."""
+        """Return the specification of the server; ``role``: the phase of a disaggregated run."""
         return self.folder / ("server.json" if role is None else f"server.{role}.json")
 
     def batch_log(self, stage: str) -> Path:
@@ -231,19 +231,19 @@ class RunPaths:
         return self.logs / f"{step}_{rank}.out"
 
     def stage_events(self, stage: str) -> Path:
-        """Return the events of one stage, one JSON object a line.
+        """Return the events of a stage, one JSON object a line.
 
-        One file a stage and not one a run: the stages run on different nodes,
-        and appending to one file from two hosts loses lines on NFS.
+        Each stage has a file of its own, because stages run on different nodes, and on NFS lines are lost if
+        two hosts append to one file.
         """
         return self.events / f"{stage}.jsonl"
 
     def proxy(self, node: int) -> Path:
-        """Return the configuration of HAProxy on the node of that number within the job."""
+        """Return the configuration of HAProxy on a node, given by its number within the job."""
         return self.scripts / (f"haproxy.node{node}.cfg" if node else "haproxy.cfg")
 
     def proxy_ports(self, node: int) -> Path:
-        """Return the file in which the proxy of a further node records its address and ports."""
+        """Return the file in which the proxy on a further node records its address and ports."""
         return self.ranks / f"proxy_{node}.json"
 
     def guest_key(self, name: str) -> Path:
@@ -255,11 +255,11 @@ class RunPaths:
         return self.ranks / f"{step}.ready.json"
 
     def rank_record(self, step: str, rank: int) -> Path:
-        """Return the record of one rank (host, process, end), which the rank writes itself."""
+        """Return the record of a rank (host, process, end), which the rank's supervisor writes."""
         return self.ranks / f"{step}_{rank}.json"
 
     def rank_heartbeat(self, step: str, rank: int) -> Path:
-        """Return the file that the supervisor of one rank changes every few seconds while it lives."""
+        """Return the file that a rank's supervisor rewrites every few seconds while it lives."""
         return self.ranks / f"{step}_{rank}.alive"
 
     def gpu_readings(self, step: str, rank: int | str) -> Path:
@@ -267,11 +267,11 @@ class RunPaths:
         return self.ranks / f"{step}_{rank}.gpus.jsonl"
 
     def failure_reason(self, step: str, rank: int) -> Path:
-        """Return the file in which a rank's server leaves one sentence if it knows why it fails."""
+        """Return the file into which a rank's server writes the reason of its failure, if it knows."""
         return self.ranks / f"{step}_{rank}.reason"
 
     def measurement(self, name: str) -> MeasurementPaths:
-        """Return the files of the measurement of that name."""
+        """Return the files of a measurement."""
 
         def file(ending: str) -> Path:
             return self.results / f"{name}.{ending}"
@@ -308,7 +308,8 @@ class RunPaths:
         Raises FileExistsError: the run folder already exists.
         """
         for parent in reversed(self.folder.parents):
-            # Whatever the umask: whoever can write to the folder of the runs can replace a run.
+            # Not writable for others, whatever the umask: who can write to the folder of runs can replace a
+            # run.
             parent.mkdir(mode=0o755, exist_ok=True)
         self.folder.mkdir(mode=0o700)
         for folder in (self.scripts, self.repository, self.logs, self.events, self.ranks, self.results):
@@ -317,12 +318,14 @@ class RunPaths:
 
 @contextmanager
 def locked(lock: Path, refusal: Exception, *, wait_s: float = 0.0) -> Iterator[bool]:
-    """Hold the lock of a file, which is made if it is missing, against the processes of all machines.
+    """Lock a file, which is made if missing, against processes on all machines.
 
-    Yields whether the file system has locks: one without (Lustre with ``noflock``) keeps nobody out. On NFS
-    flock(2) locks the file on the server, which releases the lock of a lost machine. Raises ``refusal`` if
-    another process holds the lock for longer than ``wait_s``, or has removed the file; OSError if the file
-    cannot be made. The kernel releases the lock when the process ends, however it ends.
+    Yields whether the file system has locks; without locks (Lustre with ``noflock``) nobody is kept out. On
+    NFS, flock(2) locks the file on the server, which releases the lock of a lost machine. The kernel releases
+    the lock when the process ends, for whatever reason.
+
+    Raises ``refusal`` if another process holds the lock for longer than ``wait_s``, or has removed the file;
+    OSError if the file cannot be made.
     """
     deadline = time.monotonic() + wait_s
     try:
@@ -347,27 +350,27 @@ def locked(lock: Path, refusal: Exception, *, wait_s: float = 0.0) -> Iterator[b
 
 
 _ASIDE = ".aside"
-"""Suffix of what is written beside a file or folder to replace it."""
+"""Suffix of a temporary file or folder that replaces its target."""
 _ASIDE_NAME = re.compile(rf"\..+\.(?P<job>[^.]*)\.[^.]+{re.escape(_ASIDE)}")
 _ABANDONED_S = 3600.0
-"""Longer than any command writes a file without changing it."""
+"""Seconds after which an unchanged temporary file of a command counts as abandoned."""
 
 
 def _aside_prefix(path: Path) -> str:
-    """Return how the name of a temporary file begins: with its target, and with the writer's job, if any."""
+    """Return the prefix of a temporary file: the name of its target, and the writer's job ID, if any."""
     return f".{path.name}.{os.environ.get('TRTLLM_HPC_JOB_ID', '')}."
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files that killed writers left in the folder of a run whose jobs have all ended.
+    """Remove the temporary files of killed writers from the folder of a run whose jobs have all ended.
 
-    A command outside the jobs may be writing: its files are removed once they are an hour old.
+    Files of commands outside the jobs, which may still be writing, are removed once they are an hour old.
     """
-    for parent, folders, files in os.walk(folder):  # a folder that cannot be read is passed over
-        for found in filter(None, map(_ASIDE_NAME.fullmatch, (*folders, *files))):
-            aside = Path(parent, found[0])
-            with suppress(OSError):  # somebody else's run may not be writable
-                if not found["job"] and time.time() - aside.lstat().st_mtime < _ABANDONED_S:
+    for parent, folders, files in os.walk(folder):  # unreadable folders are skipped
+        for match in filter(None, map(_ASIDE_NAME.fullmatch, (*folders, *files))):
+            aside = Path(parent, match[0])
+            with suppress(OSError):  # another user's run may not be writable
+                if not match["job"] and time.time() - aside.lstat().st_mtime < _ABANDONED_S:
                     continue
                 try:
                     aside.unlink()
@@ -379,8 +382,8 @@ def remove_abandoned(folder: Path) -> None:
 def write_aside(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` that replaces ``path`` at the end, unless there was an error.
 
-    Readers see the whole old file or the whole new one, whichever process is
-    killed and when (``os.replace`` is atomic on one file system).
+    Readers see either the complete old or the complete new file, even if a process is killed (``os.replace``
+    is atomic within a file system).
     """
     handle, name = tempfile.mkstemp(prefix=_aside_prefix(path), suffix=_ASIDE, dir=path.parent)
     os.close(handle)
@@ -389,7 +392,7 @@ def write_aside(path: Path) -> Iterator[Path]:
         yield aside
         aside.replace(path)
     except OSError as error:
-        # The error of a full disk names no file.
+        # The error of a write to a full disk names no file.
         error.filename = error.filename or str(path)
         raise
     finally:
@@ -406,7 +409,7 @@ def write_folder_aside(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rename(old)
         aside.rename(folder)
-    except BaseException:  # after Ctrl-C, too, the old folder comes back
+    except BaseException:  # restore the old folder, after Ctrl-C, too
         if old.exists() and not folder.exists():
             old.rename(folder)
         raise
@@ -416,21 +419,21 @@ def write_folder_aside(folder: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Write ``text`` as UTF-8; a reader never sees half of it."""
+    """Write ``text`` as UTF-8, atomically."""
     with write_aside(path) as aside:
         aside.write_text(text, encoding="utf-8")
         aside.chmod(mode)
 
 
 def write_json(path: Path, record: Any) -> None:
-    """Write a JSON document; a reader never sees half of it."""
+    """Write a JSON document, atomically."""
     write_text(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any | None:
-    """Read a JSON document; ``None`` if there is no such file.
+    """Read a JSON document; ``None`` if the file is missing.
 
-    Raises ValueError: the file exists but is not JSON.
+    Raises ValueError: the file exists, but is not JSON.
     """
     try:
         return json.loads(path.read_bytes())
@@ -444,16 +447,16 @@ def serve_steps(count: int) -> list[str]:
 
 
 def preflight_step(component: int) -> str:
-    """Return the name of the preflight's step on the nodes of a component."""
+    """Return the name of the preflight's job step on the nodes of a component."""
     return f"preflight.{component}" if component else "preflight"
 
 
 SWEEPS = "sweeps"
-"""Folder of the sweeps, within the folder of the runs."""
+"""Name of the folder of sweeps, in the folder of runs."""
 RUNS_VARIABLE = "TRTLLM_HPC_RUNS"
-"""Environment variable that names the folder of runs."""
+"""Environment variable with the folder of runs."""
 ENGINES_VARIABLE = "TRTLLM_HPC_ENGINES"
-"""Environment variable that names the cache of engines."""
+"""Environment variable with the folder of the engine cache."""
 
 
 def own_runs_folder() -> Path | None:
@@ -461,26 +464,27 @@ def own_runs_folder() -> Path | None:
 
     Raises ConfigError: the file is wrong.
     """
-    file, found = user_config_file(), os.environ.get(RUNS_VARIABLE)
-    if not found and file.is_file():
+    file, folder = user_config_file(), os.environ.get(RUNS_VARIABLE)
+    if not folder and file.is_file():
         toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
         try:
-            found = os.path.expanduser(toml.loads(file.read_text(encoding="utf-8"))["runs_folder"])  # noqa: PTH111
-            if not found.startswith("/"):
+            settings = toml.loads(file.read_text(encoding="utf-8"))
+            folder = os.path.expanduser(settings["runs_folder"])  # noqa: PTH111
+            if not folder.startswith("/"):
                 raise ValueError("runs_folder is not an absolute path")
         except (OSError, ValueError, KeyError, TypeError) as error:
             hint = 'write one line: runs_folder = "/scratch/me/runs"'
             raise ConfigError([Diagnostic("bad-value", f"{error}", str(file), hint=hint)]) from None
-    return Path(found).absolute() if found else None
+    return Path(folder).absolute() if folder else None
 
 
 def default_runs_folder() -> Path:
-    """Return the folder in which runs are looked for: the user's, else ``./runs``."""
+    """Return the folder in which commands look for runs: the user's folder of runs, else ``./runs``."""
     return own_runs_folder() or Path("runs").absolute()
 
 
 def user_cache() -> Path:
-    """The user's folder for what can be made again: ``$XDG_CACHE_HOME/trtllm-hpc``, else below ``~/.cache``.
+    """Return the user's folder of files that can be made again: in ``$XDG_CACHE_HOME``, else ``~/.cache``.
 
     Raises RuntimeError: the user has no home.
     """
@@ -488,7 +492,7 @@ def user_cache() -> Path:
 
 
 def user_data() -> Path:
-    """The user's folder for what is kept: ``$XDG_DATA_HOME/trtllm-hpc``, else below ``~/.local/share``.
+    """Return the user's folder of files to keep: in ``$XDG_DATA_HOME``, else ``~/.local/share``.
 
     Raises RuntimeError: the user has no home.
     """
@@ -497,25 +501,25 @@ def user_data() -> Path:
 
 def _user_folder(variable: str, below_home: str) -> Path:
     chosen = os.environ.get(variable, "")
-    # Relative values are to be ignored (XDG Base Directory Specification).
+    # Relative values must be ignored (XDG Base Directory Specification).
     base = Path(chosen) if chosen.startswith("/") else Path.home() / below_home
     return base / "trtllm-hpc"
 
 
 def kept_in_cache(name: str, make: Callable[[], str]) -> str:
-    """Return a text from the user's cache folder; made now, and kept there, if it is missing.
+    """Return a text from the user's cache folder; if it is missing, make it and store it there.
 
-    ``name`` is its file below :func:`user_cache`, and must name all that the text depends on.
+    ``name`` is the file below :func:`user_cache`; it must contain everything that the text depends on.
     """
-    kept: Path | None = None
+    cached: Path | None = None
     with suppress(OSError, RuntimeError, UnicodeDecodeError):
-        kept = user_cache() / name
-        return kept.read_text(encoding="utf-8")
+        cached = user_cache() / name
+        return cached.read_text(encoding="utf-8")
     text = make()
-    if kept is not None:
-        with suppress(OSError):  # a folder that cannot be written costs time, and nothing else
-            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_text(kept, text)
+    if cached is not None:
+        with suppress(OSError):  # without a writable cache, the text is made again each time
+            cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_text(cached, text)
     return text
 
 
@@ -526,9 +530,9 @@ def engines_folder(named: str | None, runs_folder: Path) -> Path:
 
 
 def call_name(paths: RunPaths) -> str:
-    """Return how to name this run in a command, quoted for the shell.
+    """Return the run's name for a command line, quoted for the shell.
 
-    The id if the run is in the default folder of runs, else the whole folder.
+    This is the run ID if the run is in the default folder of runs, else the whole path.
     """
     at_home = paths.folder.parent == default_runs_folder()
     return shlex.quote(paths.run_id if at_home else str(paths.folder))

@@ -62,7 +62,7 @@ def test_a_list_says_how_surely_it_was_read_and_for_what(words: tuple[str, ...],
     ("word", "message"),
     [
         ("0.99", "TensorRT-LLM 0.99 is not a release known here"),
-        ("24.03", "which TensorRT-LLM is in the container 24.03"),
+        ("24.03", "the release of TensorRT-LLM in the container 24.03"),
     ],
 )
 def test_an_unknown_release_is_refused(word: str, message: str) -> None:

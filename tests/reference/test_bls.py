@@ -49,7 +49,7 @@ def test_each_streamed_text_is_that_of_its_tokens_or_of_all_so_far(
     [
         ("text_input is not valid UTF-8", b'{"text_input": "\xff\xfe", "max_tokens": 3}'),
         ("stop_words is not valid UTF-8", b'{"text_input": "x", "max_tokens": 3, "stop_words": ["\xc3("]}'),
-        ("holds 2 prompts", b'{"text_input": ["x", "y"], "max_tokens": [3, 3]}'),
+        ("contains 2 prompts", b'{"text_input": ["x", "y"], "max_tokens": [3, 3]}'),
         ("temperature is nan", b'{"text_input": "x", "max_tokens": 3, "temperature": NaN}'),
         ("beam_width asks for", b'{"text_input": "x", "max_tokens": 3, "beam_width": 99}'),
         ("max_input_len 96", json.dumps({"text_input": "word " * 1000, "max_tokens": 3}).encode()),

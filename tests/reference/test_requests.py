@@ -131,14 +131,14 @@ def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
         ({"embedding_bias": [[0.0, 1.0]]}, "embedding_bias asks for a bias of tokens"),
         ({"lora_task_id": [0]}, "lora_task_id asks for LoRA adapters"),
         ({"input_ids": [[]], "input_lengths": [0]}, "prompt is empty"),
-        ({"input_lengths": [9]}, "input_lengths is 9, but input_ids holds 4"),
+        ({"input_lengths": [9]}, "input_lengths is 9, but input_ids contains 4"),
         ({"request_output_len": [0]}, "it must be at least 1"),
         ({"request_output_len": [21]}, "make 25; this engine was built for max_seq_len 24"),
         (
             {"input_ids": [[1] * 17], "input_lengths": [17]},
             "17 tokens; this engine was built for max_input",
         ),
-        ({"input_ids": [[1, 5, 512, 7]]}, "input_ids holds 512"),
+        ({"input_ids": [[1, 5, 512, 7]]}, "input_ids contains 512"),
         ({"end_id": [512]}, "end_id is 512"),
         ({"draft_input_ids": [[0]]}, "draft_input_ids asks for speculative decoding"),
         ({"prompt_embedding_table": [[[0.0]]]}, "prompt_embedding_table asks for prompt tuning"),
@@ -157,7 +157,7 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(changes: dict[str, Any],
 def test_what_one_answer_cannot_hold_is_refused() -> None:
     with pytest.raises(RequestFailed, match=r"streaming=true needs a decoupled model.*repository\.decoupled"):
         read(streaming=[True], decoupled=False)
-    with pytest.raises(RequestFailed, match="holds 2 prompts"):
+    with pytest.raises(RequestFailed, match="contains 2 prompts"):
         read(input_ids=[[1], [2]], input_lengths=[1, 1], request_output_len=[8, 8])
     with pytest.raises(RequestFailed, match=r"request_output_len \(max_tokens\) is missing"):
         parse({"input_ids": np.array([[1]])}, INFO, decoupled=True)

@@ -75,7 +75,7 @@ def test_a_disk_that_fills_up_leaves_nothing_half_made(tmp_path: Path, size: int
 def test_a_umask_that_shuts_out_its_owner_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     before = os.umask(0o777)
     try:
-        with pytest.raises(RenderError, match="umask of your shell, 0777, keeps you from") as caught:
+        with pytest.raises(RenderError, match="umask of your shell, 0777, you cannot use") as caught:
             write_run(plan(tmp_path / "run"))
     finally:
         os.umask(before)

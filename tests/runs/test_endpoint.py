@@ -86,7 +86,7 @@ def test_an_endpoint_without_a_listening_server_is_not_ready(run: RunPaths) -> N
 def test_a_damaged_endpoint_is_named(run: RunPaths, content: str) -> None:
     add_event(run, "serve", "stage_begin")
     run.endpoint.write_text(content)
-    with pytest.raises(NotReady, match=f"{run.endpoint} is empty, cut short, or does not hold"):
+    with pytest.raises(NotReady, match=f"{run.endpoint} is empty, cut short, or does not contain"):
         endpoint_of(run, 0)
 
 

@@ -40,7 +40,7 @@ def test_a_guest_gets_a_key_and_loses_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "owner", "anybody", "a b", "../a", "a\n", "ä"])
 def test_names_that_a_guest_cannot_have(tmp_path: Path, name: str) -> None:
     _, run = written(tmp_path / "run")
-    with pytest.raises(ConfigError, match="cannot name a guest"):
+    with pytest.raises(ConfigError, match="cannot be the name of a guest"):
         invite(run, name, None)
 
 

@@ -166,7 +166,7 @@ def test_what_is_wrong_with_a_name_is_a_sentence(hub: Hub, tmp_path: Path) -> No
     token = tmp_path / "token"
     for content in ("", "two words", "hf_a\nhf_b"):
         token.write_text(content)
-        with pytest.raises(HubFailed, match="does not hold a token") as raised:
+        with pytest.raises(HubFailed, match="does not contain a token") as raised:
             whole(tmp_path, token_file=token)
         assert not content or content not in str(raised.value)
 

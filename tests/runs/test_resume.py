@@ -109,7 +109,9 @@ def test_a_run_whose_jobs_may_live_is_refused(run_of: RunOf, fake_slurm: FakeSlu
     leave_traces(paths)
     (paths.folder / name).unlink()
     (paths.folder / name).mkdir()
-    with pytest.raises(SubmissionError, match=f"{name} of run .* cannot be read, so its jobs may live: Is a"):
+    with pytest.raises(
+        SubmissionError, match=f"{name} of run .* cannot be read, so its jobs may still run: Is a"
+    ):
         resume_run(paths)
     assert new_jobs(fake_slurm, 3) == []
 

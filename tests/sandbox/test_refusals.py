@@ -75,7 +75,7 @@ def test_another_system_than_linux_is_refused(
 
 @pytest.mark.parametrize("name", ["", "Default", "../x", "-a", "x" * 33, "a\nb"])
 def test_names_that_cannot_be_host_names_are_refused(name: str, refused: Refused) -> None:
-    assert "cannot name a sandbox" in refused("status", "--name", name, code=ExitCode.SANDBOX)
+    assert "cannot be the name of a sandbox" in refused("status", "--name", name, code=ExitCode.SANDBOX)
 
 
 def test_the_status_of_no_sandbox_is_down(root_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,7 +147,7 @@ def test_a_path_that_the_system_refuses_fails(checked: Checked, key: str, check:
 
 def test_a_tokenizer_is_needed(checked: Checked, model: Path, engine: Path) -> None:
     (model / "tokenizer.json").unlink()
-    says(checked(), "tokenizer", "there is no tokenizer in", "may not reach the Hub")
+    says(checked(), "tokenizer", "there is no tokenizer in", "may be unable to reach the Hub")
     (model / "tokenizer.model").write_bytes(b"words")
     assert state(checked(), "tokenizer") == "ok"
     reference = checked(engine={"backend": "reference", "tensorrt_llm_version": None}, model={})

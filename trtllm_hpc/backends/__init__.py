@@ -1,4 +1,4 @@
-"""The ways of serving a model: one object for each, which everything else asks."""
+"""The ways of serving a model, one backend object for each; the rest of the package asks these objects."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ BACKENDS: dict[tuple[str, str, str], Backend] = {
     ("reference", "triton", "leader"): Reference(),
     ("command", "openai", "leader"): CommandServer(),
 }
-"""By ``engine.backend``, ``serve.frontend`` and ``serve.mode``."""
+"""Backend for each combination of ``engine.backend``, ``serve.frontend`` and ``serve.mode``."""
 
 
 def backend_of(job: JobFile) -> Backend:
-    """Return how the job's model is served.
+    """Return the backend that serves the job's model.
 
-    Where nothing serves it in this way (rules refuse that), in the nearest way: in leader mode, and by the
-    usual frontend.
+    For a combination without a backend, which rules refuse, return the nearest one: in leader mode, or with
+    the usual frontend.
     """
     engine, frontend = job.engine.backend, job.frontend
-    ways = [(engine, frontend, job.serve.mode), (engine, frontend, "leader")]
-    known = next((way for way in ways if way in BACKENDS), None)
-    return BACKENDS[known or next(way for way in BACKENDS if way[0] == engine)]
+    combinations = [(engine, frontend, job.serve.mode), (engine, frontend, "leader")]
+    known = next((key for key in combinations if key in BACKENDS), None)
+    return BACKENDS[known or next(key for key in BACKENDS if key[0] == engine)]
 
 
 def facts_of(job: JobFile, cluster: ClusterProfile) -> JobFacts:
-    """Return what the job file and the profile mean together."""
+    """Return the facts that follow from the job file and the profile together."""
     return backend_of(job).facts(job, cluster)

@@ -1,4 +1,4 @@
-"""What every way of serving a model decides; one class for each, whose differences are in its own file."""
+"""The interface of a way of serving a model; each way is a subclass in a file of its own."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from trtllm_hpc.tensorrt_llm.memory import MemoryModel
 
 @dataclass(frozen=True)
 class RepositoryModel:
-    """One model of Triton's repository with a template of our own."""
+    """A model of Triton's repository whose template belongs to this package."""
 
     name: str
     config_template: str
-    """Template of its ``config.pbtxt``, relative to the templates folder."""
+    """Template of ``config.pbtxt``, relative to the templates folder."""
     source: str
-    """Text of its ``1/model.py``; empty for an ensemble."""
+    """Text of ``1/model.py``; empty for an ensemble."""
     values: Mapping[str, str | int | bool]
-    """Of the template."""
+    """Values for the template."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ServedEngine:
 
     folder: str
     ranks: int
-    """That it is built for."""
+    """Number of ranks that the engine is built for."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class ServerPlan:
     """A server of the run."""
 
     spec: ServerSpec
-    """Written to ``server.json``."""
+    """Content of ``server.json``."""
     configuration: str | None = None
-    """Text of the file with the LLM API's configuration that ``trtllm-serve`` reads."""
+    """Text of the file with the LLM API's configuration, which ``trtllm-serve`` reads."""
 
 
 @dataclass(frozen=True)
@@ -56,71 +56,72 @@ class FrontPlan:
     """The process in front of the servers of a disaggregated run."""
 
     command: tuple[str, ...]
-    """With its options, but for its file."""
+    """Command line, without the option for the configuration file."""
     configuration: Mapping[str, Any] = field(default_factory=dict)
-    """Its file, without the addresses that are known only when the servers are ready."""
+    """Content of the configuration file, without the addresses, which are known only once the servers are
+    ready."""
 
 
 class Backend:
-    """One way of serving a model: what is loaded, and what answers.
+    """One way of serving a model: what is loaded, and what answers requests.
 
-    A backend says what it has and needs (attributes), and decides the rest (methods). Defaults suit a server
-    with OpenAI's protocol; a backend that loads a checkpoint overrides ``loaded_model``.
+    Attributes describe what a backend has and needs; methods return the rest. Defaults suit a server with
+    OpenAI's protocol; a backend that loads a checkpoint overrides ``loaded_model``.
     """
 
     own_keys: ClassVar[Mapping[str, str]] = {}
-    """Keys that only backends which list them have; the values end the sentence that refuses the key."""
+    """Keys that exist only for backends that list them; the value ends the sentence that refuses the key."""
     keys: Mapping[str, tuple[str, ...]] = {}
-    """Keys of ``engine``, ``repository`` and ``kv_cache`` that have an effect; of a section that is not here,
-    every key that no rule refuses."""
+    """Keys of ``engine``, ``repository`` and ``kv_cache`` that have an effect; in a section that is not
+    listed, every key has an effect that no rule refuses."""
     unused_hint = "remove it"
-    """What to do with a key of these sections without effect."""
+    """Advice for a key of these sections without effect."""
 
     release_use: ReleaseUse = "none"
-    """What the backend needs of TensorRT-LLM's release; with ``none`` it does without upstream's files."""
+    """The facts about TensorRT-LLM's release that the backend needs; ``none``: it uses no upstream files."""
     memory: MemoryModel | None = MemoryModel()
-    """How the memory planner estimates buffers and the KV cache; ``None``: it cannot."""
+    """The memory planner's estimate of buffers and the KV cache; ``None``: no estimate."""
     needs_gpus = True
-    """Whether the backend computes on GPUs only."""
+    """Whether the backend needs GPUs."""
     uses_mpi = True
     """Whether MPI joins the ranks."""
     spawns_workers = False
     """Whether one server starts the workers of all ranks by MPI."""
     meets_in_folder = False
-    """Whether the ranks of an instance find each other by files in a folder of their own."""
+    """Whether the ranks of an instance find each other through files in a folder of their own."""
     launcher: str | None = None
-    """The program that joins the ranks of a server on Slurm."""
+    """Program that joins the ranks of a server on Slurm."""
 
     has_tokenizer = False
-    """Whether what is loaded brings its tokenizer."""
+    """Whether the engine brings its own tokenizer."""
     checks_paged_context = False
     """Whether reuse and chunked context need an engine whose prompts are computed over a paged cache."""
     text_model: str | None = None
-    """Triton's model that takes and gives text; ``None`` where the server has one model only."""
+    """Triton's model that takes and returns text; ``None`` if the server has only one model."""
     request_protocol: Literal["openai", "grpc"] = "openai"
-    """Over what the companion sends its first request."""
+    """Protocol of the companion's first request."""
     can_have_gateway = False
-    """Whether a gateway of ours can speak OpenAI's protocol, behind the proxy."""
+    """Whether this package's gateway can serve OpenAI's protocol behind the proxy."""
     why_no_logits: str | None = "OpenAI's protocol returns no logits"
     """Why requests cannot ask for logits; ``None``: they can."""
     why_no_adapters: str | None = "OpenAI's protocol takes no weights of LoRA adapters"
-    """Why requests cannot bring weights of LoRA adapters; ``None``: they can."""
+    """Why requests cannot carry weights of LoRA adapters; ``None``: they can."""
     proxy_kinds: tuple[str, ...] = OPENAI_KINDS
-    """What the proxy listens for, without the gateway."""
+    """Protocols for which the proxy listens, without the gateway's."""
     health_path = "/health"
-    """By which the proxy sees that a server is ready."""
+    """Path at which the proxy checks whether a server is ready."""
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules of job files with this backend, in the order in which they are judged."""
+        """The rules for job files with this backend, in the order in which they are checked."""
         return ()
 
     def facts(self, job: JobFile, cluster: ClusterProfile) -> JobFacts:
-        """Return what the job file and the profile mean together."""
+        """Return the facts that follow from the job file and the profile together."""
         return JobFacts(job, cluster, self.release_use)
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
-        """Return how the servers and their ranks are spread over nodes and GPUs."""
+        """Return the distribution of servers and ranks over nodes and GPUs."""
         serve = job.serve
         return place(
             serve.instances,
@@ -131,30 +132,30 @@ class Backend:
         )
 
     def build_steps(self, facts: JobFacts, layout: Layout, python: str) -> tuple[BuildStep, ...]:
-        """Return the build stage's steps in order; the server loads the output of the last.
+        """Return the build stage's steps in order; the server loads the output of the last step.
 
-        ``python`` runs them, in the container if there is one. Without steps there is no build stage.
+        ``python`` runs the steps, in the container if there is one. Without steps there is no build stage.
         """
         return ()
 
     def notes(self, facts: JobFacts) -> tuple[str, ...]:
-        """Return what the user should know of what is built and loaded, though nothing is wrong."""
+        """Return notes for the user about the build and the server, without any fault."""
         return ()
 
     def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
-        """Return the server of each instance; of a disaggregated run the servers of each phase."""
+        """Return the server that every instance runs; for a disaggregated run, the server of each phase."""
         raise NotImplementedError
 
     def front(self, job: JobFile) -> FrontPlan | None:
-        """Return what stands in front of the servers of both phases."""
+        """Return the process in front of the servers of a disaggregated run; ``None`` for other runs."""
         return None
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...] | RepositoryRecipe:
-        """Return the models of Triton's repository, or how to fill upstream's templates."""
+        """Return the models of Triton's repository, or the recipe that fills upstream's templates."""
         return ()
 
     def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
-        """Return the engines that the preflight looks at."""
+        """Return the engines that the preflight checks."""
         return ()
 
     def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
@@ -162,11 +163,11 @@ class Backend:
         return None
 
     def tokenizer(self, job: JobFile) -> str | None:
-        """Return the folder of the tokenizer; ``None``: what is loaded brings its own, or none is named."""
+        """Return the folder of the tokenizer; ``None``: the engine brings its own, or none is named."""
         return None if self.has_tokenizer else job.model.tokenizer or job.model.path
 
     def paged_context_key(self, job: JobFile) -> str | None:
-        """Return the key that needs an engine with attention over a paged cache for prompts too."""
+        """Return the key that requires an engine with paged context attention, if any."""
         if self.checks_paged_context and job.kv_cache.enable_block_reuse:
             return "kv_cache.enable_block_reuse"
         is_chunked = self.checks_paged_context and job.engine.enable_chunked_prefill
@@ -174,7 +175,7 @@ class Backend:
 
 
 class TritonBackend(Backend):
-    """Triton in front of what is loaded."""
+    """A backend behind a Triton server."""
 
     proxy_kinds = TRITON_KINDS
     health_path = "/v2/health/ready"
@@ -184,16 +185,16 @@ class TritonBackend(Backend):
     why_no_logits: str | None = None
     why_no_adapters: str | None = None
     worker_models: tuple[str, ...] = ("tensorrt_llm",)
-    """What ranks above 0 load."""
+    """Models that ranks above 0 load."""
 
     def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
-        """Return ``tritonserver``: rank 0 with the whole repository, the others with their part."""
+        """Return ``tritonserver``: rank 0 loads the whole repository, other ranks load ``worker_models``."""
         triton, kinds = facts.cluster.triton, ("http", "grpc", "metrics")
         program = literal(triton.server)
         common = [
             "--model-repository={repository}",
             "--disable-auto-complete-config",
-            # Two jobs may share a node, and two ranks too: the prefix carries both.
+            # The prefix has the job and the rank, because two jobs or two ranks may share a node.
             "--backend-config=python,shm-region-prefix-name={prefix}",
             *(() if instances.layout.gpus_per_node else ("--allow-gpu-metrics=false",)),
             *map(literal, (*self.options(facts, instances.layout), *triton.options)),
@@ -204,12 +205,13 @@ class TritonBackend(Backend):
             listens = [f"--{kind}-port={{{kind}_port}}" for kind in kinds]
             if facts.cluster.scheduler == "local":
                 listens += [f"--{kind}-address={{address}}" for kind in kinds]
-        explicit = ["--model-control-mode=explicit", *(f"--load-model={it}" for it in self.worker_models)]
+        explicit = ["--model-control-mode=explicit"]
+        explicit += [f"--load-model={model}" for model in self.worker_models]
         closed = ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"]
         spec = ServerSpec(
             driver="triton",
             leader=[program, *common, *listens],
-            # A worker never returns from loading its part, and opens no port.
+            # A worker stays in the loading of its model as long as it works, and needs no port.
             worker=[program, *common, *explicit, *closed],
             environment=dict(self.environment(facts)),
             launcher=self.launcher if facts.cluster.scheduler == "slurm" else None,
@@ -217,7 +219,7 @@ class TritonBackend(Backend):
         return (ServerPlan(spec),)
 
     def environment(self, facts: JobFacts) -> Mapping[str, str]:
-        """Return the variables of every rank."""
+        """Return the environment variables of every rank."""
         return {}
 
     def options(self, facts: JobFacts, layout: Layout) -> Sequence[str]:

@@ -1,6 +1,6 @@
-"""Any server with OpenAI's protocol, by its own command line: vLLM, SGLang, ``transformers serve``, ...
+"""Any server with OpenAI's protocol, started by its own command line: vLLM, SGLang, ``transformers serve``...
 
-One process on the instance's first node, or one on each of its nodes.
+An instance is one process on its first node, or one process on each of its nodes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from trtllm_hpc.runtime.server_spec import ServerSpec, expand, literal
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 ON_NODE = ("address", "port", "node_rank", "leader_address", "leader_port")
-"""Placeholders whose values the nodes know: where the server is to listen, the number of this node within the
-instance, and where the processes of the instance meet."""
+"""Placeholders whose values are known only on the node: the server's address and port, the number of the node
+within the instance, and the address and port at which the instance's processes find each other."""
 _ENGINE_PLACEHOLDERS = ("tensor_parallel", "pipeline_parallel", "max_seq_len", "max_batch_size")
 IN_JOB = ("model", "name", *_ENGINE_PLACEHOLDERS)
 """Placeholders that stand for keys of the job file."""
@@ -30,7 +30,7 @@ PLACEHOLDERS = (*ON_NODE, *IN_JOB, "nodes", "gpus_per_node")
 
 
 def _values(job: JobFile, layout: Layout) -> dict[str, str]:
-    """Return what the placeholders stand for; those of the nodes stand for themselves."""
+    """Return the values of the placeholders; placeholders known only on the node stay as they are."""
     values = {
         "model": job.model.path,
         "name": job.name,
@@ -43,7 +43,7 @@ def _values(job: JobFile, layout: Layout) -> dict[str, str]:
 
 
 def command_has_a_port(facts: JobFacts) -> Diagnostics:
-    """The command listens where the proxy looks for it."""
+    """The command must use the port at which the proxy expects the server."""
     command = facts.job.serve.command
     if command and not any("{port}" in word for word in command):
         message = "has no {port}: the port is chosen on the node, and the server must listen there"
@@ -58,11 +58,12 @@ def placeholders_have_values(facts: JobFacts) -> Diagnostics:
     unset = {name: key for name, key in keys.items() if name not in known}
     commands = {"serve.command": job.serve.command, "serve.worker_command": job.serve.worker_command or []}
     for field, words in commands.items():
-        yield from placeholder_problems(field, words, [it for it in PLACEHOLDERS if it in known], unset)
+        set_here = [placeholder for placeholder in PLACEHOLDERS if placeholder in known]
+        yield from placeholder_problems(field, words, set_here, unset)
 
 
 def node_rank_is_passed(facts: JobFacts) -> Diagnostics:
-    """On several nodes one command for all uses {node_rank}; another one for the workers needs no number."""
+    """On several nodes, the command must use {node_rank}, unless workers have a command of their own."""
     job = facts.job
     gpus, instances = facts.cluster.gpus_per_node, job.serve.instances
     is_split = (job.serve.nodes or 1) > instances or (gpus and job.engine.world_size > gpus)
@@ -95,7 +96,7 @@ class CommandServer(Backend):
     )  # fmt: skip
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
-        """Return one process for each node of an instance, with all the GPUs that the instance has there."""
+        """Return one process for each node of an instance, with all the instance's GPUs on that node."""
         ranks = super().topology(job, cluster)
         return replace(ranks, layout=replace(ranks.layout, world_size=ranks.layout.nodes, ranks_per_node=1))
 

@@ -1,6 +1,6 @@
-"""Engines of TensorRT-LLM, which ended with release 1.2.1: behind Triton in three modes, or ``trtllm-serve``.
+"""TensorRT-LLM engines, whose last release is 1.2.1: behind Triton in three modes, or with ``trtllm-serve``.
 
-What only engines need is in ``engines/``, imported when a job has an engine.
+Code that only engines need is in ``engines/``, which is imported when a job has an engine.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
     from trtllm_hpc.engines.facts import EngineFacts
 
 _MPI_KV_CACHE = "0.18.0", "0.20.0"
-"""From the first release until the one before the second, only a variable makes disaggregated serving send
-the KV cache by MPI (upstream's disaggregated_serving/README.md of 0.18.2 and 0.19.0)."""
+"""First release, and first later release, between which disaggregated serving needs a variable to send the KV
+cache by MPI (upstream's disaggregated_serving/README.md of 0.18.2 and 0.19.0)."""
 _NO_POOLS_SINCE = "24.06"
-"""From the tag after this one on, an orchestrator's server must not take GPU memory for itself
-(upstream's ``launch_triton_server.py``, ``check_triton_version``)."""
+"""Last tag whose orchestrator server may take GPU memory for itself (upstream's ``launch_triton_server.py``,
+``check_triton_version``)."""
 
 
 class EngineBackend(Backend):
-    """What loads an engine, whatever answers."""
+    """A backend that loads an engine, behind any server."""
 
     release_use = "exact"
     checks_paged_context = True
     own_keys: ClassVar[Mapping[str, str]] = {"build.commands": ", which takes no engine of TensorRT-LLM"}
 
     def facts(self, job: JobFile, cluster: ClusterProfile) -> EngineFacts:
-        """Return the facts of the engine, too."""
+        """Return the facts, including those of the engine."""
         from trtllm_hpc.engines.facts import EngineFacts
 
         return EngineFacts(job, cluster, self.release_use)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules of engines."""
+        """The rules for engines."""
         from trtllm_hpc.engines import build_rules
 
         return (
@@ -73,7 +73,7 @@ class EngineBackend(Backend):
         return make_steps(_engine_facts(facts), layout)
 
     def notes(self, facts: JobFacts) -> tuple[str, ...]:
-        """Return what the build's command lines leave out or assume."""
+        """Return notes about what the build's command lines leave out or assume."""
         lines = _engine_facts(facts).command_lines
         return () if lines is None else tuple(lines.notes())
 
@@ -83,7 +83,7 @@ class EngineBackend(Backend):
 
 
 def built_model_is_named(facts: JobFacts) -> Diagnostics:
-    """Synthetic models are made by the reference backend only."""
+    """A model must be named, unless a finished engine is."""
     if facts.job.engine.directory is None:
         yield from tensorrt_llm_rules.model_is_named(facts)
 
@@ -96,7 +96,7 @@ class TrtllmServeEngine(EngineBackend):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules of engines, and those of the LLM API that do not depend on what is loaded."""
+        """The rules for engines, and the LLM API's rules that also apply to engines."""
         own = (tensorrt_llm_rules.server_is_there, tensorrt_llm_rules.llm_api_leaves_the_plan)
         return (*super().rules, *own)
 
@@ -113,7 +113,7 @@ class TrtllmServeEngine(EngineBackend):
 
 
 class TritonEngine(EngineBackend, TritonBackend):
-    """An engine behind Triton's C++ or Python backend, in leader mode: a server a rank, rank 0 answers."""
+    """An engine behind Triton's C++ or Python backend in leader mode: a server per rank, rank 0 answers."""
 
     keys: Mapping[str, tuple[str, ...]] = {
         "engine": tuple(key for key in Engine.model_fields if key != "llm_api"),
@@ -128,7 +128,7 @@ class TritonEngine(EngineBackend, TritonBackend):
         return (*super().rules, *OF_REPOSITORY)
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
-        """Return how to fill the release's templates."""
+        """Return the recipe that fills the release's templates."""
         from trtllm_hpc.engines.template_values import recipe
 
         assert facts.release is not None
@@ -136,7 +136,7 @@ class TritonEngine(EngineBackend, TritonBackend):
 
 
 class Orchestrator(TritonEngine):
-    """One server spawns the workers of several copies of the engine."""
+    """Orchestrator mode: one server spawns the workers of several copies of the engine."""
 
     keys: Mapping[str, tuple[str, ...]] = {"engine": TritonEngine.keys["engine"]}
 
@@ -145,17 +145,17 @@ class Orchestrator(TritonEngine):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules of the copies, too."""
+        """The rules of the base class, and those for copies."""
         from trtllm_hpc.engines.triton_rules import OF_ORCHESTRATOR
 
         return (*super().rules, *OF_ORCHESTRATOR)
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
-        """Return the one process that srun starts, with the GPUs of all copies."""
+        """Return a single process, which srun starts with the GPUs of all copies."""
         return Instances(1, 1, one_node(1, _gpus_named(_copies(job), cluster)))
 
     def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
-        """Return the engine of each copy, without the same one twice."""
+        """Return the engines of all copies, each engine once."""
         own = _engine(job, paths)
         copies = job.repository.models
         served = [ServedEngine(copy.engine or own, len(copy.gpu_device_ids)) for copy in copies]
@@ -166,7 +166,7 @@ class Orchestrator(TritonEngine):
         return {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
 
     def options(self, facts: JobFacts, layout: Layout) -> Sequence[str]:
-        """Return what keeps the server from taking GPU memory for itself."""
+        """Return the options that keep the server from taking GPU memory for itself."""
         tags = facts.release.tags if facts.release is not None else ()
         if tags and max(map(Version, tags)) <= Version(_NO_POOLS_SINCE):
             return ()
@@ -175,27 +175,27 @@ class Orchestrator(TritonEngine):
 
 
 class TritonDisaggregated(TritonEngine):
-    """An orchestrator and a rank for each GPU of each phase, on one node."""
+    """Disaggregated mode: an orchestrator and one rank for each GPU of each phase, on one node."""
 
     worker_models = ("context", "generation")
-    # The models of this mode take other requests than ensemble elsewhere.
+    # This mode's models take other requests than the usual ensemble.
     can_have_gateway = False
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules of the phases, too."""
+        """The rules of the base class, and those for phases."""
         from trtllm_hpc.engines.triton_rules import OF_PHASES
 
         return (*super().rules, *OF_PHASES)
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
-        """Return the orchestrator's rank, and those of the copies."""
+        """Return the orchestrator's rank and the ranks of the copies."""
         copies = _copies(job)
         ranks = 1 + sum(map(len, copies))
         return Instances(1, 1, one_node(ranks, _gpus_named(copies, cluster)))
 
     def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
-        """Return the engines of both phases, without the same one twice."""
+        """Return the engines of both phases, each engine once."""
         phases = job.serve.disaggregated
         if phases is None:
             return super().served_engines(job, paths)
@@ -234,6 +234,6 @@ def _copies(job: JobFile) -> list[list[int]]:
 
 
 def _gpus_named(copies: Sequence[Sequence[int]], cluster: ClusterProfile) -> int:
-    """Return how many GPUs the copies name, counted from 0; none on a cluster without GPUs."""
-    named = (gpu for gpus in copies for gpu in gpus)
-    return min(cluster.gpus_per_node, 1 + max(named, default=-1))
+    """Return the number of GPUs up to the highest that the copies name; 0 on a cluster without GPUs."""
+    numbers = (gpu for gpus in copies for gpu in gpus)
+    return min(cluster.gpus_per_node, 1 + max(numbers, default=-1))

@@ -1,7 +1,7 @@
-"""The LLM API on PyTorch: its arguments, and its own model behind Triton.
+"""The LLM API on PyTorch: its arguments, and upstream's Triton model for it.
 
-Its keys are the arguments of ``tensorrt_llm.LLM``. In ``model.yaml`` there is also ``triton_config``, what
-upstream's ``model.py`` tells Triton (TensorRT-LLM, ``triton_backend/all_models/llmapi/tensorrt_llm/1``).
+The keys are the arguments of ``tensorrt_llm.LLM``. ``model.yaml`` also has ``triton_config``, which
+upstream's ``model.py`` passes to Triton (TensorRT-LLM, ``triton_backend/all_models/llmapi/tensorrt_llm/1``).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, 
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 LAUNCHER = "trtllm-llmapi-launch"
-"""Joins the ranks of the LLM API; in the container from 0.19 on (``tensorrt_llm/llmapi``)."""
+"""Program that joins the ranks of the LLM API; in the container from 0.19 on (``tensorrt_llm/llmapi``)."""
 _TEMPLATE = "llmapi/tensorrt_llm"
 
 
 class PyTorchBackend(Backend):
-    """What loads a checkpoint with the LLM API on PyTorch, whatever answers."""
+    """A backend that loads a checkpoint with the LLM API on PyTorch, behind any server."""
 
     release_use = "nearest"
     rules: tuple[Rule, ...] = tensorrt_llm_rules.RULES
@@ -35,13 +35,13 @@ class PyTorchBackend(Backend):
     unused_hint = tensorrt_llm_rules.UNUSED_HINT
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
-        """Return one task without Slurm, where there is no launcher: the LLM API starts its own workers."""
+        """Return the topology; without Slurm there is no launcher, so one task starts its own workers."""
         if cluster.scheduler == "local":
             return Instances(1, 1, one_node(1, job.engine.world_size if cluster.gpus_per_node else 0))
         return super().topology(job, cluster)
 
     def notes(self, facts: JobFacts) -> tuple[str, ...]:
-        """Return what is assumed of an image that is newer than every known release."""
+        """Return a note about assumptions if the image is newer than every known release."""
         if facts.assumed_release is None or facts.release is None:
             return ()
         why = facts.assumed_release.message.rstrip(".")
@@ -56,22 +56,22 @@ class PyTorchBackend(Backend):
 
 
 class TritonLlmApi(PyTorchBackend, TritonBackend):
-    """The LLM API as upstream's model of Triton."""
+    """The LLM API as upstream's Triton model."""
 
     keys: Mapping[str, tuple[str, ...]] = {**tensorrt_llm_rules.KEYS, "repository": ("decoupled",)}
     text_model = "tensorrt_llm"
     worker_models = ()
-    # Upstream's model takes other requests than ensemble.
+    # Upstream's model takes other requests than the usual ensemble.
     can_have_gateway = False
-    # Without it each server would spawn workers, which Slurm's PMIx refuses.
+    # Without a launcher each server would spawn workers, which Slurm's PMIx refuses.
     launcher = LAUNCHER
     why_no_logits = "the LLM API's model returns no logits"
     why_no_adapters = "the LLM API's model takes no weights of LoRA adapters"
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
-        """Return how to make the repository of upstream's one model."""
+        """Return the recipe of the repository, which has one model of upstream's."""
         assert facts.release is not None
-        # In model.yaml too; here for a server that is started without auto-completion.
+        # model.yaml has the value too, but a server without auto-completion reads only config.pbtxt.
         edits = ModelEdits(decoupled=facts.job.repository.decoupled)
         files = {"1/model.yaml": model_yaml(facts.job, paths)}
         model = ModelRecipe("tensorrt_llm", _TEMPLATE, {}, edits, files=files)
@@ -80,13 +80,13 @@ class TritonLlmApi(PyTorchBackend, TritonBackend):
 
 def model_yaml(job: JobFile, paths: RunPaths) -> str:
     """Return the text of ``model.yaml``."""
-    # Upstream's model takes one request at a time, and batches inside.
+    # 0: upstream's model takes one request at a time, and batches internally.
     triton = {"max_batch_size": 0, "decoupled": job.repository.decoupled}
     return yaml_text({**pytorch_arguments(job, paths), "triton_config": triton}, job.engine.llm_api)
 
 
 def pytorch_arguments(job: JobFile, paths: RunPaths) -> dict[str, Any]:
-    """Return the arguments of the LLM API on PyTorch that the job file's own keys mean."""
+    """Return the LLM API's arguments for PyTorch from the job file's own keys."""
     engine, model = job.engine, job.model.path
     assert model is not None, "a rule refuses a job without a model"
     dtype = None if engine.dtype == "auto" else engine.dtype
@@ -95,7 +95,7 @@ def pytorch_arguments(job: JobFile, paths: RunPaths) -> dict[str, Any]:
 
 
 def arguments(job: JobFile) -> dict[str, Any]:
-    """Return the arguments of the LLM API that do not depend on what is loaded."""
+    """Return the LLM API's arguments that are the same for checkpoints and engines."""
     engine, policy = job.engine, job.engine.capacity_scheduler_policy
     return {
         "tensor_parallel_size": engine.tensor_parallel,
@@ -112,13 +112,14 @@ def arguments(job: JobFile) -> dict[str, Any]:
 
 
 def yaml_text(values: Mapping[str, Any], further: Mapping[str, Any]) -> str:
-    """Return both as YAML; where both have a value it is the second one's.
+    """Return both mappings merged, as YAML; values in ``further`` override those in ``values``.
 
-    The text is ASCII: upstream's model opens the file in the locale's encoding, which in a Triton stub is
-    ASCII. It is JSON but for the escapes of other characters: YAML does not join JSON's surrogate pairs.
+    The text is ASCII, because upstream's model opens the file in the locale's encoding, which is ASCII in a
+    Triton stub. The text is JSON except for non-ASCII characters: YAML does not join JSON's surrogate pairs.
     """
     text = json.dumps(merged(values, further), indent=2, ensure_ascii=False)
-    return "".join(it if it.isascii() else f"\\U{ord(it):08x}" for it in text) + "\n"
+    escaped = (letter if letter.isascii() else f"\\U{ord(letter):08x}" for letter in text)
+    return "".join(escaped) + "\n"
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The reference backend: PyTorch/transformers behind TensorRT-LLM's Triton models.
+"""The reference backend: PyTorch and transformers behind TensorRT-LLM's Triton models.
 
-The models' code is read as text and never imported here: rendering works on machines without torch.
+The models' code is read as text and never imported here, so rendering works on machines without torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.memory import MemoryModel
 
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
-"""Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
+"""Models of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
 
 _ENGINE_WRITERS = ("build.py", "corpus.txt", "engine_folder.py", "synthetic.py")
 
@@ -29,27 +29,27 @@ _ENGINE_KEYS = (
     *("tensor_parallel", "dtype", "max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens"),
     "tokens_per_block",
 )
-"""What the build has an option for, of the same name."""
+"""Keys for which the build program has an option of the same name."""
 
 BLS_INSTANCES = 2
-"""Instances of the BLS model by default: requests that it serves at once."""
+"""Default number of instances of the BLS model: the requests that it serves at once."""
 
 
 @cache
 def _builder() -> str:
-    """Short hash of the code that writes engines: their format may change between two releases."""
+    """Return a short hash of the code that writes engines, whose format may change between two releases."""
     folder = resources.files("trtllm_hpc.reference")
     code = b"".join(folder.joinpath(name).read_bytes() for name in _ENGINE_WRITERS)
     return hashlib.sha256(code).hexdigest()[:8]
 
 
 def model_source(name: str) -> str:
-    """Text of the Python file that belongs at ``<repository>/<name>/1/model.py``."""
+    """Return the text of a model's ``1/model.py``."""
     return (resources.files("trtllm_hpc.reference") / "models" / f"{name}.py").read_text(encoding="utf-8")
 
 
 class Reference(TritonBackend):
-    """The backend of this package."""
+    """This package's own backend."""
 
     rules: tuple[Rule, ...] = (
         Excludes("engine.pipeline_parallel!=1 engine.context_parallel!=1", "",
@@ -62,7 +62,7 @@ class Reference(TritonBackend):
     why_no_logits = "the reference backend returns no logits"
     why_no_adapters = "the reference backend has no LoRA adapters"
     keys: Mapping[str, tuple[str, ...]] = {
-        # A rule of its own accepts two of the engine's keys at 1 only.
+        # A rule accepts pipeline_parallel and context_parallel only as 1.
         "engine": ("backend", "directory", "pipeline_parallel", "context_parallel", *_ENGINE_KEYS),
         "repository": (
             *("decoupled", "preprocessing_instances", "postprocessing_instances", "bls_instances"),
@@ -70,11 +70,12 @@ class Reference(TritonBackend):
         ),
         "kv_cache": ("max_tokens",),
     }
-    # PyTorch's allocator, CUDA graphs and unfused layers against TensorRT's one arena; measured on an H200.
+    # More memory for activations than TensorRT's single arena: PyTorch's allocator, CUDA graphs and unfused
+    # layers, measured on an H200.
     memory = MemoryModel(logit_copies=2, activations=8, fills_memory=False, pipelines=(1,))
 
     def build_steps(self, facts: JobFacts, layout: Layout, python: str) -> tuple[BuildStep, ...]:
-        """Return the one step that makes the engine folder."""
+        """Return the single step that makes the engine folder."""
         job = facts.job
         if job.engine.directory is not None:
             return ()
@@ -83,12 +84,14 @@ class Reference(TritonBackend):
         if model.path:
             source = ("--model", FolderArgument("model"))
         values = {key: getattr(job.engine, key) for key in _ENGINE_KEYS}
-        given = [(f"--{key.replace('_', '-')}", str(it)) for key, it in values.items() if it is not None]
+        options = [
+            (f"--{key.replace('_', '-')}", str(value)) for key, value in values.items() if value is not None
+        ]
         command = (
             *(python, "-m", "trtllm_hpc.reference.build"),
             *("--output", FolderArgument("output")),
             *source,
-            *(word for option in given for word in option),
+            *(word for option in options for word in option),
         )
         identity = {"backend": "reference", "trtllm_hpc": __version__, "builder": _builder()}
         inputs = ("model",) if model.path else ()
@@ -107,7 +110,7 @@ class Reference(TritonBackend):
             "preprocessing_instance_count": keys.preprocessing_instances,
             "postprocessing_instance_count": keys.postprocessing_instances,
             "bls_instance_count": keys.bls_instances or BLS_INSTANCES,
-            # Triton's parameters are strings, and an empty one has its default.
+            # Triton's parameters are strings; an empty string means the default.
             "accumulate_tokens": str(keys.accumulate_tokens).lower(),
             "max_queue_size": str(keys.max_queue_size),
             "max_tokens_in_paged_kv_cache": str(job.kv_cache.max_tokens or ""),

@@ -1,6 +1,6 @@
-"""Rules of TensorRT-LLM's backends: of all of them, and of those with the LLM API.
+"""Rules for TensorRT-LLM's backends: for all of them, and for those with the LLM API.
 
-A key that would have no effect, or that the release does not take, is refused.
+They refuse keys that would have no effect, or that the release does not take.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ LEAST_CAPABILITY: Mapping[str, tuple[int, int]] = {
     "nvfp4": (10, 0),
     "bfloat16": (8, 0),
 }
-"""Lowest compute capability for each type (TensorRT-LLM, docs/source/reference/precision.md)."""
+"""Lowest compute capability that computes each type (TensorRT-LLM, docs/source/reference/precision.md)."""
 
 _LAST_WITH_ENGINES = "1.2.1"
-"""The last release with the TensorRT backend and Triton's C++ backend, which TensorRT-LLM #15907 and #15918
-removed in June and July 2026."""
+"""The last release with the TensorRT backend and Triton's C++ backend (TensorRT-LLM #15907 and #15918 removed
+them in June and July 2026)."""
 _GO_ON = "trtllm-hpc init job pytorch.yaml --backend pytorch writes a job without an engine, for any release"
 
 
 def release_is_known(facts: JobFacts) -> Diagnostics:
-    """The release of TensorRT-LLM is known from the image's name or a key."""
+    """The release of TensorRT-LLM must be known from the image's name or a key."""
     error, cluster = facts.unknown_release, facts.cluster
     if error is None:
         return
@@ -47,7 +47,7 @@ def release_is_known(facts: JobFacts) -> Diagnostics:
 
 
 def backend_is_there(facts: JobFacts) -> Diagnostics:
-    """The release's container has the backend that the job names."""
+    """The release's container must have the job's backend."""
     job, release = facts.job, facts.release
     if release is None or job.engine.backend in release.backends:
         return
@@ -57,7 +57,7 @@ def backend_is_there(facts: JobFacts) -> Diagnostics:
 
 
 def model_is_named(facts: JobFacts) -> Diagnostics:
-    """Synthetic models are made by the reference backend only."""
+    """A model must be named: only the reference backend makes synthetic models."""
     job = facts.job
     if job.model.path is None and job.model.hub is None:
         message = f"the backend {job.engine.backend} needs a model's folder"
@@ -66,7 +66,7 @@ def model_is_named(facts: JobFacts) -> Diagnostics:
 
 
 def experts_divide(facts: JobFacts) -> Diagnostics:
-    """moe_tensor_parallel times moe_expert_parallel is tensor_parallel."""
+    """moe_tensor_parallel times moe_expert_parallel must be tensor_parallel."""
     engine = facts.job.engine
     split, spread = engine.moe_tensor_parallel, engine.moe_expert_parallel
     if split is None and spread is None:
@@ -81,11 +81,11 @@ def experts_divide(facts: JobFacts) -> Diagnostics:
 
 
 def gpu_computes_type(facts: JobFacts) -> Diagnostics:
-    """The profile's GPUs support the types that the job names."""
+    """The profile's GPUs must be able to compute the job's types."""
     job, cluster, release = facts.job, facts.cluster, facts.release
     if release is None or cluster.compute_capability is None:
         return
-    there = tuple(map(int, cluster.compute_capability.split(".")))
+    capability = tuple(map(int, cluster.compute_capability.split(".")))
     kinds = {
         "engine.quantization.method": job.engine.quantization.method,
         "engine.quantization.kv_cache": job.engine.quantization.kv_cache,
@@ -93,7 +93,7 @@ def gpu_computes_type(facts: JobFacts) -> Diagnostics:
     }
     for key, kind in kinds.items():
         least = LEAST_CAPABILITY.get(kind or "", (0, 0))
-        if there < least:
+        if capability < least:
             message = f"{kind} needs GPUs of compute capability {least[0]}.{least[1]}, these have"
             message += f" {cluster.compute_capability}"
             yield in_job("release", key, message, "choose another type, or another partition", kind)
@@ -108,7 +108,7 @@ _OWN_KEYS = {
     "pipeline_parallel_size": "engine.pipeline_parallel",
     "context_parallel_size": "engine.context_parallel",
 }
-"""Arguments that the plan decides by: the job's ranks and mounts follow from their keys."""
+"""Arguments on which the plan depends (ranks, GPUs, mounts), and the job file's keys for them."""
 
 KV_CACHE_KEYS = (
     *("free_gpu_memory_fraction", "max_tokens", "enable_block_reuse", "host_cache_size"),
@@ -118,7 +118,8 @@ SAME_KEYS = (
     *("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width"),
     "enable_chunked_prefill",
 )
-"""Arguments of ``LLM()`` with a key of the same name in ``engine``; those above have one in ``kv_cache``."""
+"""Arguments of ``LLM()`` that are keys of ``engine`` with the same name; KV_CACHE_KEYS are keys of
+``kv_cache``."""
 KEYS = {
     "engine": (
         *("backend", "tensorrt_llm_version", "dtype", "llm_api", "capacity_scheduler_policy"),
@@ -133,19 +134,19 @@ UNUSED_HINT = "remove it; further arguments of LLM() go into engine.llm_api"
 
 
 def llm_api_leaves_the_plan(facts: JobFacts) -> Diagnostics:
-    """What the plan decides is said by the job file's own keys, not by ``llm_api``."""
+    """``llm_api`` must not set arguments on which the plan depends: they have keys of their own."""
     for section, configuration in _configurations(facts.job):
         for key, own in _OWN_KEYS.items():
             if key in configuration:
                 name = own.removeprefix("engine.")
-                there = f"{section}.{name}" if name in PHASE_KEYS else own
-                message = f"is what {there} says, by which ranks, GPUs and mounts are planned"
-                hint = f"set {there} instead"
+                planned = f"{section}.{name}" if name in PHASE_KEYS else own
+                message = f"is set by {planned}, by which ranks, GPUs and mounts are planned"
+                hint = f"set {planned} instead"
                 yield in_job("conflict", f"{section}.llm_api.{key}", message, hint, configuration[key])
 
 
 def llm_api_has_the_keys(facts: JobFacts) -> Diagnostics:
-    """The release takes each key of ``llm_api``, and its server each value, where these are known."""
+    """The release must take each key of ``llm_api``, if the release's keys are known."""
     release = facts.release
     if release is None or facts.assumed_release is not None:
         return
@@ -158,7 +159,7 @@ def llm_api_has_the_keys(facts: JobFacts) -> Diagnostics:
 
 
 def values_are_taken(facts: JobFacts) -> Diagnostics:
-    """``trtllm-serve`` takes each value of ``llm_api``, where the release's are known."""
+    """``trtllm-serve`` must take each value of ``llm_api``, if the release's values are known."""
     release = facts.release
     if release is None or facts.assumed_release is not None:
         return
@@ -169,7 +170,7 @@ def values_are_taken(facts: JobFacts) -> Diagnostics:
 
 
 def server_is_there(facts: JobFacts) -> Diagnostics:
-    """The release has ``trtllm-serve`` for several ranks."""
+    """The release must have ``trtllm-serve`` for several ranks."""
     release = facts.release
     if release is not None and "pytorch" not in release.backends:
         message = f"TensorRT-LLM {release.version} has no {SERVER} for several ranks: it came with 0.19.0"
@@ -177,7 +178,7 @@ def server_is_there(facts: JobFacts) -> Diagnostics:
 
 
 def _configurations(job: JobFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each section that has a configuration of the LLM API, with that."""
+    """Yield each section with a configuration of the LLM API, and the configuration."""
     yield "engine", job.engine.llm_api
     phases = job.serve.disaggregated
     for name, phase in () if phases is None else phases.roles:
@@ -185,18 +186,20 @@ def _configurations(job: JobFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def longest_prompt(job: JobFile) -> int | None:
-    """Return the most tokens that a context server takes; ``None`` if only the model limits them."""
+    """Return the most tokens of a prompt that a context server takes; ``None``: the model's own limit."""
     phases = job.serve.disaggregated
     context = job if phases is None else job.with_phase(phases.context)
     keys = ("max_seq_len", "max_num_tokens", "enable_chunked_prefill")
-    longest, step, is_chunked = (context.engine.llm_api.get(it, getattr(context.engine, it)) for it in keys)
-    # Longer prompts than a step, upstream's of 8,192 tokens by default, are refused or computed in chunks.
+    longest, step, is_chunked = (
+        context.engine.llm_api.get(key, getattr(context.engine, key)) for key in keys
+    )
+    # A prompt longer than max_num_tokens (8,192 by upstream's default) is refused, or computed in chunks.
     limits = [longest] if is_chunked else [longest, step if isinstance(step, int) else 8192]
     return min((limit for limit in limits if isinstance(limit, int)), default=None)
 
 
 def block_tokens(job: JobFile) -> int:
-    """Return the size of a block of the KV cache; upstream's default is 32."""
+    """Return the size of a block of the KV cache in tokens; upstream's default is 32."""
     cache = job.engine.llm_api.get("kv_cache_config")
     block = cache.get("tokens_per_block") if isinstance(cache, dict) else None
     return block if isinstance(block, int) and block > 0 else 32

@@ -1,6 +1,6 @@
 """``trtllm-serve``: upstream's own server with OpenAI's protocol, with a checkpoint or an engine.
 
-Disaggregated, it is servers for each phase, and a process in front of them. Sources: TensorRT-LLM's
+A disaggregated run has servers for each phase and a front before them. Sources: TensorRT-LLM's
 ``examples/disaggregated/README.md`` (v0.19.0 to v1.2.0), ``docs/source/features/disagg-serving.md`` (1.2) and
 ``tensorrt_llm/commands/serve.py``.
 """
@@ -38,8 +38,8 @@ OPTIONS = {
     "max_seq_len": "--max_seq_len",
     "max_beam_width": "--max_beam_width",
 }
-"""Options of ``trtllm-serve`` in every release that has the launcher. What else the job file says goes into
-the file: as an option ``--kv_cache_free_gpu_memory_fraction`` would be lost beside a ``kv_cache_config``."""
+"""Options of ``trtllm-serve`` in every release that has the launcher. Other arguments go into the file: the
+option ``--kv_cache_free_gpu_memory_fraction``, for example, has no effect beside a ``kv_cache_config``."""
 
 
 class TrtllmServe(PyTorchBackend):
@@ -52,7 +52,7 @@ class TrtllmServe(PyTorchBackend):
     )
 
     def servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
-        """Return the command of every rank; the launcher runs the first rank's alone."""
+        """Return the command of every rank; the launcher runs it on the first rank only."""
         known = pytorch_arguments(facts.job, paths)
         return (server_plan(facts, instances.layout, known, {}, paths),)
 
@@ -66,19 +66,19 @@ def server_plan(
     role: str | None = None,
     environment: dict[str, str | None] | None = None,
 ) -> ServerPlan:
-    """Return ``trtllm-serve`` with its options, and its file.
+    """Return ``trtllm-serve`` with its options and its file.
 
     Args:
-        known: arguments of the LLM API that the job file's own keys mean.
-        further: others, which go into the file only.
-        role: the phase that it computes in a disaggregated run, with a file of its own.
+        known: the LLM API's arguments from the job file's own keys.
+        further: further arguments, which go only into the file.
+        role: the server's phase in a disaggregated run; each phase has a file of its own.
     """
     job, model = facts.job, known["model"]
     if layout.gpus_per_node:
         known["gpus_per_node"] = layout.ranks_per_node
-    # Until 1.2 the file goes before the options, and after it the other way round.
-    said = known.keys() - job.engine.llm_api.keys()
-    options = [f"{option}={known[key]}" for key, option in OPTIONS.items() if key in said]
+    # Leave out options that llm_api sets: until 1.2 the file overrides options, and later options the file.
+    own_keys = known.keys() - job.engine.llm_api.keys()
+    options = [f"{option}={known[key]}" for key, option in OPTIONS.items() if key in own_keys]
     file = f"--extra_llm_api_options={paths.llm_api(role)}"
     words = [SERVER, *map(literal, (model, *options, file)), "--host={address}", "--port={port}"]
     rest = {key: value for key, value in known.items() if key not in ("model", *OPTIONS)}
@@ -97,17 +97,17 @@ def server_plan(
 
 
 _OLDEST = "1.0.0"
-"""From this release on the servers' file names how the KV cache is sent; before, variables did."""
+"""First release whose servers read the transport of the KV cache from their file; before, from variables."""
 _CPP_RUNTIME = "1.4.0rc1"
-"""From this version on a Python transceiver is the default, which needs NIXL (TensorRT-LLM 18134)."""
+"""First version whose default is a Python transceiver, which needs NIXL (TensorRT-LLM 18134)."""
 _EVENTS = 1024
-"""Upstream's own examples of events of the KV cache, without which kv_cache_aware sees no cache."""
+"""Buffer size for events of the KV cache in upstream's examples; kv_cache_aware needs these events."""
 _BUFFER_SIZED = "1.3.0rc3"
-"""From this version on upstream itself makes a buffer of ``max_seq_len`` tokens (TensorRT-LLM 11082)."""
+"""First version that by itself makes a buffer of ``max_seq_len`` tokens (TensorRT-LLM 11082)."""
 
 
 def _transfer_keys(facts: JobFacts, role: str) -> dict[str, Any]:
-    """Return the LLM API's keys of a server of one phase."""
+    """Return the LLM API's keys that a server of a phase needs to transfer the KV cache."""
     phases = facts.job.serve.disaggregated
     assert phases is not None
     transceiver: dict[str, Any] = {"backend": phases.kv_transfer}
@@ -115,16 +115,16 @@ def _transfer_keys(facts: JobFacts, role: str) -> dict[str, Any]:
         transceiver["max_tokens_in_buffer"] = phases.kv_transfer_tokens
     if phases.kv_transfer == "UCX" and facts.image_is_at_least(_CPP_RUNTIME):
         transceiver["transceiver_runtime"] = "CPP"
-    # A context server hands the cache over after each step, which must be over then.
+    # A context server sends the cache after each step, so steps must not overlap.
     overlap = {"disable_overlap_scheduler": True} if role == "context" else {}
     events = {"event_buffer_max_size": _EVENTS} if phases.router == "kv_cache_aware" else {}
     return {"cache_transceiver_config": transceiver, "kv_cache_config": events, **overlap}
 
 
 def _with_buffer(job: JobFile) -> JobFile:
-    """Return the job with a buffer of whole blocks, larger than the longest prompt where it names none.
+    """Return the job with a transfer buffer of whole blocks, by default larger than the longest prompt.
 
-    Without a buffer NIXL fails on long prompts up to 1.2.1, and later it is as large as max_seq_len.
+    Without a buffer size NIXL fails on long prompts up to 1.2.1; later the default size is max_seq_len.
     """
     phases, longest, block = job.serve.disaggregated, longest_prompt(job), block_tokens(job)
     assert phases is not None
@@ -149,7 +149,7 @@ def topology_of(phases: Phases, job: JobFile, cluster: ClusterProfile) -> Instan
 
 
 def servers_can_be_split(facts: JobFacts) -> Diagnostics:
-    """The servers of two phases are as many as the nodes hold."""
+    """The servers of both phases must need exactly ``serve.nodes`` nodes, if that is set."""
     job, cluster, serve = facts.job, facts.cluster, facts.job.serve
     phases = serve.disaggregated
     if phases is None:
@@ -162,7 +162,7 @@ def servers_can_be_split(facts: JobFacts) -> Diagnostics:
 
 
 def kv_cache_can_be_sent(facts: JobFacts) -> Diagnostics:
-    """The servers of two phases can send the KV cache to each other, also of long prompts."""
+    """The servers of both phases must be able to send the KV cache to each other, even of long prompts."""
     job, phases = facts.job, facts.job.serve.disaggregated
     if phases is None:
         return
@@ -179,20 +179,20 @@ def kv_cache_can_be_sent(facts: JobFacts) -> Diagnostics:
 
 
 def front_keys_are_taken(facts: JobFacts) -> Diagnostics:
-    """The front of the release knows its keys: one that it does not know has no effect."""
+    """The release's front must know the keys of ``front``: it ignores unknown keys."""
     phases, section = facts.job.serve.disaggregated, "serve.disaggregated"
     if phases is None:
         return
-    for it in unknown_keys(facts.release, phases.front, FRONT) if facts.assumed_release is None else ():
+    for key in unknown_keys(facts.release, phases.front, FRONT) if facts.assumed_release is None else ():
         version = f"TensorRT-LLM {facts.release.version}: it " if facts.release else ""
         hint = "remove it, or take an image that has it (serve.image)"
-        if it.suggestion and it.suggestion.startswith(f"{FRONT}."):
-            hint = f"did you mean {section}.{it.suggestion}?"
-        yield in_job("unknown-key", f"{section}.{it.path}", f"{version}{it.message}", hint)
+        if key.suggestion and key.suggestion.startswith(f"{FRONT}."):
+            hint = f"did you mean {section}.{key.suggestion}?"
+        yield in_job("unknown-key", f"{section}.{key.path}", f"{version}{key.message}", hint)
 
 
 def release_has_phases(facts: JobFacts) -> Diagnostics:
-    """The release's servers read from their file how the KV cache is sent."""
+    """The release's servers must read the transport of the KV cache from their file."""
     release = facts.release
     if release is not None and not release.at_least(_OLDEST):
         message = f"phases of {SERVER} need TensorRT-LLM {_OLDEST} or later, not {release.version}"
@@ -200,7 +200,7 @@ def release_has_phases(facts: JobFacts) -> Diagnostics:
 
 
 class DisaggregatedTrtllmServe(TrtllmServe):
-    """Servers of both phases, on any number of nodes, behind upstream's front."""
+    """Disaggregated serving: servers of both phases, on any number of nodes, behind upstream's front."""
 
     rules: tuple[Rule, ...] = (
         *TrtllmServe.rules,
@@ -233,13 +233,14 @@ class DisaggregatedTrtllmServe(TrtllmServe):
         """Return the servers of each phase."""
         phases, job = facts.job.serve.disaggregated, _with_buffer(facts.job)
         assert phases is not None
-        # Upstream's own scripts for Slurm unset it: the KV cache goes by other ways than MPI.
+        # As upstream's scripts for Slurm do: Slurm's PMIx plugin sets UCX_TLS for every task, which would
+        # limit the transfer of the KV cache.
         environment: dict[str, str | None] = {"UCX_TLS": None}
         servers = []
         for (role, phase), group in zip(phases.roles, instances.groups, strict=True):
-            of_phase = replace(facts, job=job.with_phase(phase))
-            known, further = pytorch_arguments(of_phase.job, paths), _transfer_keys(of_phase, role)
-            servers.append(server_plan(of_phase, group.layout, known, further, paths, role, environment))
+            phase_facts = replace(facts, job=job.with_phase(phase))
+            known, further = pytorch_arguments(phase_facts.job, paths), _transfer_keys(phase_facts, role)
+            servers.append(server_plan(phase_facts, group.layout, known, further, paths, role, environment))
         return tuple(servers)
 
     def front(self, job: JobFile) -> FrontPlan | None:

@@ -1,4 +1,4 @@
-"""Rules of building an engine: its programs, its keys among each other, LoRA and quantization."""
+"""Rules for building an engine: programs, combinations of keys, LoRA and quantization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trtllm_hpc.tensorrt_llm.releases.programs import families
 
 
 def family_is_known(facts: EngineFacts) -> Diagnostics:
-    """The model's family is known from its config.json or model.family."""
+    """The model's family must be known from its config.json or model.family."""
     job = facts.job
     if facts.release is None or facts.family is not None or not facts.builds_engine or job.model.path is None:
         return
@@ -27,7 +27,7 @@ def family_is_known(facts: EngineFacts) -> Diagnostics:
         hint = f"did you mean {near}? {hint}" if near else hint
         yield in_job("bad-value", "model.family", message, hint, stated)
     elif config is None:
-        message = f"the model's {job.model.path}/config.json cannot be read here, so nothing tells its family"
+        message = f"the model's {job.model.path}/config.json cannot be read here, so its family is not known"
         hint = "correct the path; if only the nodes see it, set model.family (--set model.family=llama)"
         yield in_job("unreadable", "model.path", message, hint, job.model.path)
     else:
@@ -38,33 +38,35 @@ def family_is_known(facts: EngineFacts) -> Diagnostics:
 
 
 def toolchain_exists(facts: EngineFacts) -> Diagnostics:
-    """The release has programs that build an engine of such a model."""
+    """The release must have programs that build an engine of such a model."""
     if facts.no_toolchain is not None:
         yield from facts.no_toolchain.diagnostics
 
 
 def examples_are_known(facts: EngineFacts) -> Diagnostics:
-    """The folder of upstream's conversion programs is known."""
+    """The folder of upstream's conversion programs must be known."""
     release = facts.release
     is_named = any("{examples}" in word for command in facts.job.build.commands for word in command)
     if release is None or facts.examples_folder is not None or not (facts.toolchain or is_named):
         return
-    message = f"where upstream's examples are in the container of TensorRT-LLM {release.version} is not known"
+    message = (
+        f"the folder of upstream's examples in the container of TensorRT-LLM {release.version} is not known"
+    )
     hint = f"clone TensorRT-LLM v{release.version} and set it to the clone's folder 'examples'"
     yield in_cluster("missing", "container.examples", message, hint)
 
 
 def keys_have_options(facts: EngineFacts) -> Diagnostics:
-    """The release's programs have options for every key of the engine, and for ``engine.options``."""
+    """The release's programs must have options for every key of the engine, and for ``engine.options``."""
     if facts.command_lines is not None:
         first: dict[str, Diagnostic] = {}
         for problem in facts.command_lines.problems:
-            first.setdefault(problem.field, problem)  # all options of one key fail for the same reason
+            first.setdefault(problem.field, problem)  # one per key: all options of a key fail for one reason
         yield from first.values()
 
 
 def own_commands_are_whole(facts: EngineFacts) -> Diagnostics:
-    """Commands of the job file write an engine, with placeholders that are known."""
+    """Commands of the job file must write an engine, and use only known placeholders."""
     commands = facts.job.build.commands
     for number, words in enumerate(commands):
         field = f"build.commands[{number}]"
@@ -72,7 +74,7 @@ def own_commands_are_whole(facts: EngineFacts) -> Diagnostics:
         for place, word in enumerate(words):
             inside = next((name for name in OWN_FOLDERS if f"{{{name}}}" in word[1:]), None)
             if inside is not None and f"{{{{{inside}}}}}" not in word:
-                message = f"{{{inside}}} stands for a folder, and must be the beginning of its word"
+                message = f"{{{inside}}} stands for a folder, and must be at the beginning of its word"
                 hint = f'write the option and its folder as two words, e.g. "--folder", "{{{inside}}}"'
                 yield in_job("bad-value", f"{field}[{place}]", message, hint, word)
     if commands and not any("{output}" in word for word in commands[-1]):
@@ -80,7 +82,7 @@ def own_commands_are_whole(facts: EngineFacts) -> Diagnostics:
         yield in_job("missing", "build.commands", message, 'add it, e.g. "--output_dir", "{output}"')
 
 
-# Keys among each other ----------------------------------------------------------------
+# Combinations of keys -----------------------------------------------------------------
 
 
 def inflight_needs_paged_cache(facts: EngineFacts) -> Diagnostics:
@@ -99,7 +101,7 @@ def inflight_needs_paged_cache(facts: EngineFacts) -> Diagnostics:
     if toolchain is not None and toolchain.by_build_py and not engine.inflight_batching:
         build = toolchain.builder
         message = f"{job.repository.batching_strategy} needs an engine that {build.name} of {build.release}"
-        message += " has made for it"
+        message += " has built for it"
         hint = "set engine.inflight_batching to true, or repository.batching_strategy to V1"
         yield in_job("conflict", "repository.batching_strategy", message, hint)
 
@@ -126,7 +128,7 @@ def prompts_over_paged_cache(facts: EngineFacts) -> Diagnostics:
 
 
 def lora_names_modules(facts: EngineFacts) -> Diagnostics:
-    """An engine for LoRA adapters has their modules and their rank."""
+    """An engine for LoRA adapters needs the adapters' modules and rank."""
     job = facts.job
     if not facts.builds_engine:
         return
@@ -136,11 +138,12 @@ def lora_names_modules(facts: EngineFacts) -> Diagnostics:
         yield in_job("missing", "engine.lora.target_modules", message, "e.g. [attn_q, attn_k, attn_v]")
     if not rank and (lora.target_modules or lora.adapters):
         hint = "set engine.max_lora_rank to the adapters' rank, or remove engine.lora"
-        yield in_job("conflict", "engine.lora", "is set, but engine.max_lora_rank is 0: built without", hint)
+        message = "is set, but engine.max_lora_rank is 0, which builds an engine without LoRA"
+        yield in_job("conflict", "engine.lora", message, hint)
 
 
 def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:
-    """The release has a program that converts adapters, and no two have the same folder name."""
+    """The release must have a program that converts adapters, and adapters need different folder names."""
     job, toolchain = facts.job, facts.toolchain
     adapters = job.engine.lora.adapters
     if toolchain is None or not adapters:
@@ -152,14 +155,14 @@ def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:
         return
     names = [PurePosixPath(adapter).name for adapter in adapters]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        message = f"two adapters are called {name}, which names the folder of each"
+        message = f"two adapters are called {name}, but each needs an output folder of its own name"
         yield in_job("conflict", "engine.lora.adapters", message, "rename the folder of one")
 
 
 def gptq_has_weights(facts: EngineFacts) -> Diagnostics:
-    """GPTQ's weights are named where the conversion reads them beside the model.
+    """GPTQ's weights must be named, unless the conversion reads them from the model's folder.
 
-    Qwen's reads them from the model's folder (examples/qwen/README.md, 'INT4-GPTQ').
+    Qwen's conversion does that (examples/qwen/README.md, 'INT4-GPTQ').
     """
     wanted = facts.job.engine.quantization
     if facts.toolchain is None or wanted.method != "int4_gptq" or wanted.checkpoint is not None:

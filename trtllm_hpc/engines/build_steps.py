@@ -1,7 +1,7 @@
-"""The steps that build an engine of TensorRT-LLM: upstream's programs, with their arguments and folders.
+"""The steps that build a TensorRT-LLM engine: upstream's programs with their arguments and folders.
 
-``EngineFacts`` knows which programs the release has, and their options. Here each program becomes a step
-that reads from one folder and writes into another.
+``EngineFacts`` has the release's programs and their options. Here each program becomes a step that reads from
+one folder and writes into another.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from trtllm_hpc.tensorrt_llm.releases.programs import Program
 
 _MODEL, _OUTPUT = FolderArgument("model"), FolderArgument("output")
 OWN_FOLDERS = ("model", "output", "work")
-"""Placeholders of ``build.commands`` that stand for a folder, at the beginning of a word."""
+"""Placeholders of ``build.commands`` for a folder, at the beginning of a word."""
 OWN_NUMBERS = ("tensor_parallel", "pipeline_parallel", "world_size")
-"""Placeholders of ``build.commands`` that stand for a number of ``engine``; ``{examples}`` is the last."""
+"""Placeholders of ``build.commands`` for a number of ``engine``; the only other placeholder is
+``{examples}``."""
 _WORK = "/.work"
-"""The folder ``{work}`` below the output, which the step removes at its end."""
+"""Path of ``{work}`` below the output folder; the step removes it at its end."""
 _GPUS_PER_NODE, _DEFAULT_GPUS_PER_NODE = "--gpus_per_node", 8
 _NO_GPUS_PER_NODE = "1.2.0"
-"""The first release whose ``trtllm-build`` has lost the option again."""
+"""The first release whose ``trtllm-build`` lacks the option again."""
 
 
 def make_steps(facts: EngineFacts, layout: Layout) -> tuple[BuildStep, ...]:
-    """Return the steps from the model to its engine, which is the output of the last.
+    """Return the steps from the model to its engine, which is the output of the last step.
 
-    ``layout`` is that of the serve stage: an engine of several ranks contains the number of GPUs of a node.
-    Raises NoToolchain if the release cannot build it: the rules refuse such files when they are loaded.
+    ``layout`` is the layout of the serve stage, because an engine of several ranks contains the number of
+    GPUs per node. Raises NoToolchain if the release cannot build the engine; rules refuse such job files
+    earlier.
     """
     if facts.job.build.commands:
         numbers = {key: getattr(facts.job.engine, key) for key in OWN_NUMBERS}
@@ -59,19 +61,19 @@ def make_steps(facts: EngineFacts, layout: Layout) -> tuple[BuildStep, ...]:
 def _step(
     facts: EngineFacts, toolchain: Toolchain, layout: Layout, role: Role, program: Program
 ) -> BuildStep:
-    """Return what a program of the toolchain does, and what its output depends on."""
+    """Return the build step of a program of the toolchain."""
     assert facts.command_lines is not None
     engine, (source, output) = facts.job.engine, folders(program)
     is_builder = role in ("build", "build_py")
     before = next(iter(toolchain.programs))
     weights = _MODEL
     if before == "prepare" and is_builder:
-        # It writes into a subfolder named after the ranks.
+        # The preparation writes into a subfolder named after the number of ranks.
         weights = FolderArgument(before, f"/{engine.tensor_parallel}-gpu")
     elif before != role:
         weights = FolderArgument(before)
-    # A rank's device is its number modulo the GPUs of a node that the engine names (worldConfig.h). The
-    # default of 8 stops an engine of 8 ranks on nodes of 4 GPUs.
+    # A rank's device is its number modulo the engine's number of GPUs per node (worldConfig.h). With the
+    # default of 8, an engine of 8 ranks cannot run on nodes of 4 GPUs.
     gpus = layout.gpus_per_node if engine.world_size > 1 else 0
     names_gpus = bool(gpus) and is_builder and _GPUS_PER_NODE in program.options
     command = (
@@ -84,7 +86,7 @@ def _step(
     further: tuple[tuple[Argument, ...], ...] = ()
     needs_gpus = not is_builder and gpus not in (0, _DEFAULT_GPUS_PER_NODE)
     if needs_gpus and toolchain.release.at_least(_NO_GPUS_PER_NODE):
-        # The build copies the number from the checkpoint.
+        # Write the number into the checkpoint, from which the build copies it.
         runtime = FolderArgument("run", "/runtime.pyz")
         python = facts.cluster.container.python
         further = ((python, runtime, "gpus-per-node", str(gpus), _OUTPUT),)
@@ -95,16 +97,16 @@ def _step(
         (command, *further),
         inputs=(weights.name, *dict.fromkeys(name for name in read if name and name in command)),
         identity=_layout_identity(facts) if is_builder else {"tensorrt_llm": toolchain.release.version},
-        # Quantization measures on the GPU, but what it writes does not depend on the kind of GPU.
+        # Quantization also runs on the GPU, but its output does not depend on the kind of GPU.
         on_gpu=is_builder,
     )
 
 
 def _lora_step(facts: EngineFacts, toolchain: Toolchain) -> BuildStep:
-    """``hf_lora_convert.py`` for each adapter, into a folder with the adapter's name."""
+    """Return the step that runs ``hf_lora_convert.py`` for each adapter, into a folder with its name."""
     lora = facts.job.engine.lora
     program = toolchain.release.program(LORA_PROGRAM, toolchain.family.examples)
-    # The rules have checked that the release has it, and that the names differ.
+    # Rules have checked that the release has the program, and that the adapters' names differ.
     script = _script(facts, (program and program.file) or LORA_PROGRAM)
     commands = tuple(
         (
@@ -119,7 +121,7 @@ def _lora_step(facts: EngineFacts, toolchain: Toolchain) -> BuildStep:
 
 
 def _script(facts: EngineFacts, file: str) -> tuple[Argument, ...]:
-    """How a program of the examples is started. Raises RenderError where their folder is unknown."""
+    """Return the words that start one of upstream's examples; raise RenderError without their folder."""
     examples = facts.examples_folder
     if examples is None:
         version = facts.release.version if facts.release else ""
@@ -129,7 +131,7 @@ def _script(facts: EngineFacts, file: str) -> tuple[Argument, ...]:
 
 
 def _layout_identity(facts: EngineFacts) -> dict[str, Any]:
-    """What an engine depends on besides its commands: the release, and one parallel layout."""
+    """Return what an engine depends on besides its commands: the release and the parallel layout."""
     assert facts.release is not None
     keys = ("world_size", "tensor_parallel", "pipeline_parallel", "context_parallel")
     layout = {key: getattr(facts.job.engine, key) for key in keys}

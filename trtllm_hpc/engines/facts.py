@@ -1,9 +1,8 @@
-"""What a job file and a cluster profile mean for an engine: model family, programs, command lines.
+"""Facts about an engine that follow from a job file and a profile: model family, programs, command lines.
 
-Every key of the engine section that is set becomes a request; the release's own list of options
-decides which option carries it, and a key without one becomes a problem of the job file. ``engine.options``,
-which are further arguments, are checked against the same lists. So every job file that is not refused can be
-rendered.
+Each key that is set in the engine section is passed as an option. The release's own list of options decides
+which one; a key without an option is a fault of the job file. ``engine.options``, which are further
+arguments, are checked against the same lists. So every job file that is not refused can be rendered.
 """
 
 from __future__ import annotations
@@ -44,9 +43,10 @@ PROGRAMS: Mapping[Role, str] = {
     "build": "trtllm-build",
 }
 LORA_PROGRAM = "hf_lora_convert.py"
-"""Converts a Hugging Face adapter into the arrays that requests carry; no part of a toolchain."""
+"""Program that converts a Hugging Face adapter into the arrays that requests carry; not part of a
+toolchain."""
 _MODEL_OPTIONS = ("--checkpoint_dir", "--model_dir", "--in-file")
-"""Options for what a program reads, in the order of preference."""
+"""Options for a program's input folder, in the order of preference."""
 _OUTPUT_OPTIONS = ("--output_dir", "--export_path", "--out-dir")
 
 
@@ -59,12 +59,12 @@ class NoToolchain(ConfigError):
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What makes a model into an engine."""
+    """The programs that turn a model into an engine."""
 
     release: Release
     family: Family
     programs: Mapping[Role, Program]
-    """In the order in which they run."""
+    """Programs by role, in the order in which they run."""
 
     @property
     def first(self) -> Program:
@@ -78,12 +78,12 @@ class Toolchain:
 
     @property
     def by_build_py(self) -> bool:
-        """Whether ``build.py`` builds the engine; it reads the model itself."""
+        """Whether ``build.py`` builds the engine, directly from the model."""
         return "build_py" in self.programs
 
 
 def folders(program: Program) -> tuple[str, str]:
-    """Return the options that name what a program reads and where it writes."""
+    """Return the options for a program's input and output folders."""
     source, output = (
         next((option for option in spellings if option in program.options), spellings[0])
         for spellings in (_MODEL_OPTIONS, _OUTPUT_OPTIONS)
@@ -94,9 +94,10 @@ def folders(program: Program) -> tuple[str, str]:
 def find_toolchain(
     job: JobFile, release: Release, family: Family, model_config: Mapping[str, Any] | None = None
 ) -> Toolchain:
-    """Return the programs for this model, of a ``config.json`` that could be read, in this release.
+    """Return the programs that build an engine of a model with this release.
 
-    Raises NoToolchain if the release cannot build it.
+    ``model_config`` is the model's ``config.json``, if it could be read. Raises NoToolchain if the release
+    cannot build the engine.
     """
     built, first = first_release(family, model_config) or (None, None)
     if first is not None and not release.at_least(first):
@@ -106,7 +107,7 @@ def find_toolchain(
         raise NoToolchain(key, message, f"take TensorRT-LLM {first} or later, or another model")
     roles: tuple[Role, ...]
     if release.program("build.py", family.examples) is not None:
-        # GPT's reads FasterTransformer's format only (examples/gpt/README.md of 0.5 to 0.8).
+        # GPT's build.py reads only FasterTransformer's format (examples/gpt/README.md of 0.5 to 0.8).
         roles = ("prepare", "build_py") if family.examples == "gpt" else ("build_py",)
     else:
         roles = ("quantize" if by_quantize(job.engine.quantization) else "convert", "build")
@@ -128,28 +129,32 @@ def _program(role: Role, release: Release, family: str) -> Program:
 
 
 _NOT_OF_THE_ENGINE = ("--workers", "--log_level")
-"""Options that do not change the engine."""
+"""Options that do not affect the engine."""
 _TYPES = ("float16", "bfloat16", "float32")
 _KEYS: Mapping[tuple[str, str], str] = {
-    **{(it.role, it.option): f"engine.{key.key}" for key in reversed(ENGINE_KEYS) for it in key.mappings},
+    **{
+        (mapping.role, mapping.option): f"engine.{key.key}"
+        for key in reversed(ENGINE_KEYS)
+        for mapping in key.mappings
+    },
     ("build", "--gpus_per_node"): "serve.nodes",
 }
-"""The key that is to be set instead of an option, by program and option."""
+"""The key to set instead of an option, by program and option."""
 
 
 class CommandLines:
-    """The options of a toolchain's programs, what is wrong with the keys, and what the user should know."""
+    """The options of a toolchain's programs, the faults of the job file's keys, and notes for the user."""
 
     def __init__(self, job: JobFile, toolchain: Toolchain, model_config: Mapping[str, Any] | None) -> None:
-        """Compile a job file; ``model_config`` is the model's ``config.json``, where it could be read."""
+        """Compile a job file; ``model_config`` is the model's ``config.json``, if it could be read."""
         self.job, self.toolchain = job, toolchain
         self.problems: list[Diagnostic] = []
         self._options: dict[Role, dict[str, tuple[str, ...]]] = {role: {} for role in toolchain.programs}
-        """By program and option, in the order of the table; then defaults that differ between releases. Empty
-        where an option expresses a value by being left out."""
+        """Arguments by program and option, in the order of the table, then defaults that differ between
+        releases. An empty tuple: the option expresses its value by being omitted."""
         dtype: str | None = job.engine.dtype
         if dtype == "auto":
-            # Upstream takes the checkpoint's own type, but float16 for float32.
+            # As upstream: the checkpoint's own type, but float16 for float32.
             own = (model_config or {}).get("torch_dtype") or (model_config or {}).get("dtype")
             dtype = {"float32": "float16", "float16": "float16", "bfloat16": "bfloat16"}.get(str(own))
         self._engine = job.engine.model_copy(update={"dtype": dtype})
@@ -161,12 +166,12 @@ class CommandLines:
             self._complete(role, program)
 
     def argv(self, role: Role) -> tuple[str, ...]:
-        """Return all arguments of one program but the folders that it reads and writes."""
+        """Return all arguments of a program except its input and output folders."""
         keys = (word for option in self._options[role].values() for word in option)
         return (*keys, *_raw(self.job, role))
 
     def _express(self, key: EngineKey, value: Any) -> None:
-        """Add the options that carry a value, or a problem where no program of the toolchain has one."""
+        """Add the options that carry a key's value, or a fault if no program of the toolchain has one."""
         done: set[Role] = set()
         reasons: list[str] = []
         for mapping in key.mappings:
@@ -186,7 +191,7 @@ class CommandLines:
                 reasons.append(f"{program.name}'s {option.name} {cannot}")
                 continue
             done.add(mapping.role)
-            # An option that one key sets stays, though another leaves it out.
+            # Keep an option that another key has set, if this key omits it.
             options = self._options[mapping.role]
             options[option.name] = arguments or options.get(option.name, ())
         if not done and key.needed:
@@ -194,7 +199,7 @@ class CommandLines:
             self.problems.append(in_job("release", f"engine.{key.key}", message, hint, value))
 
     def _no_option(self, key: str, value: Any, reasons: Sequence[str]) -> tuple[str, str]:
-        """Return message and hint; ``reasons`` say why the options that are there do not take the value."""
+        """Return message and hint; ``reasons``: why the existing options cannot carry the value."""
         version = self.toolchain.release.version
         if reasons:
             message = f"TensorRT-LLM {version} cannot do {shown(value)}: {'; '.join(reasons)}"
@@ -202,8 +207,9 @@ class CommandLines:
         message = f"no program that builds this engine with TensorRT-LLM {version} has an option for it"
         hint = "or take another release"
         if key.startswith("plugins."):
-            every = (option for it in self.toolchain.programs.values() for option in it.options)
-            plugins = [it[1] for it in map(re.compile(r"--(?:use_)?(.+)_plugin").fullmatch, every) if it]
+            every = (option for program in self.toolchain.programs.values() for option in program.options)
+            matches = map(re.compile(r"--(?:use_)?(.+)_plugin").fullmatch, every)
+            plugins = [match[1] for match in matches if match]
             if near := nearest(key.removeprefix("plugins."), plugins):
                 return message, f"did you mean '{near}'?"
         elif key == "quantization.checkpoint":
@@ -211,13 +217,13 @@ class CommandLines:
         return message, f"leave engine.{key} out, {hint}"
 
     def _raw_problems(self, role: Role, given: Sequence[str]) -> Iterator[Diagnostic]:
-        """Yield what is wrong with ``engine.options`` of a program: what it lacks, and what a key sets."""
+        """Yield faults of ``engine.options`` of a program: unknown options, and options that a key sets."""
         field, program = f"engine.options.{role}", self.toolchain.programs.get(role)
         if program is None:
             if given:
-                programs = ", then ".join(it.name for it in self.toolchain.programs.values())
+                programs = ", then ".join(other.name for other in self.toolchain.programs.values())
                 runs = f"TensorRT-LLM {self.toolchain.release.version} runs {programs}"
-                message = f"are for a program that has no part in this: {runs}"
+                message = f"are for a program that is not used here: {runs}"
                 hint = "remove them, or write them under the program that they are for"
                 yield in_job("release", field, message, hint)
             return
@@ -239,15 +245,19 @@ class CommandLines:
                 yield in_job("release", f"{field}[{index}]", message, hint, word)
 
     def _complete(self, role: Role, program: Program) -> None:
-        """Add a problem for each required option that is missing, and defaults that differ between releases.
+        """Add a fault for each missing required option, and write out defaults that differ between releases.
 
-        The plan then shows what it relies on, and planning the same job file for another release shows the
-        difference.
+        So a plan shows the defaults that it relies on, and the plan of the same job file for another release
+        shows the difference.
         """
         options = self._options[role]
-        given = {*options, *folders(program), *(word.partition("=")[0] for word in _raw(self.job, role))}
+        set_options = {
+            *options,
+            *folders(program),
+            *(word.partition("=")[0] for word in _raw(self.job, role)),
+        }
         for option in program.options.values():
-            is_given = bool({option.name, *option.aliases} & given)
+            is_given = bool({option.name, *option.aliases} & set_options)
             if option.required and not is_given:
                 message = f"{program.name} {program.release} needs {option.name}"
                 choices = f", VALUE one of {', '.join(option.choices)}" if option.choices else ""
@@ -257,14 +267,14 @@ class CommandLines:
                 continue
             default = option.default
             if option.name.endswith("_plugin") and default in _TYPES and self._engine.dtype is not None:
-                # Before 0.11 the attention plugin's default is float16 whatever the model is,
-                # and a plugin of another type than the model does not compute it.
+                # Before 0.11 the attention plugin's default is float16 for every model, but a plugin must
+                # have the model's type.
                 default = self._engine.dtype
             if arguments := argv(option, default):
                 options[option.name] = arguments
 
     def notes(self) -> Iterator[str]:
-        """Yield what the user should know, though nothing is wrong."""
+        """Yield notes for the user, without any fault."""
         engine, toolchain, version = self.job.engine, self.toolchain, self.toolchain.release.version
         first = toolchain.first
         option = first.options.get("--dtype") or first.options.get("--storage-type")
@@ -290,13 +300,13 @@ class CommandLines:
 
 
 def _raw(job: JobFile, role: Role) -> tuple[str, ...]:
-    """Return the further arguments of a program; the one that prepares weights has none."""
+    """Return the further arguments of a program; none for the program that prepares weights."""
     return tuple(getattr(job.engine.options, role, ()))
 
 
 @dataclass(frozen=True)
 class EngineFacts(JobFacts):
-    """The facts of a job with an engine of TensorRT-LLM."""
+    """The facts about a job with a TensorRT-LLM engine."""
 
     @cached_property
     def family(self) -> Family | None:
@@ -305,12 +315,12 @@ class EngineFacts(JobFacts):
 
     @property
     def examples_folder(self) -> str | None:
-        """The folder of upstream's ``examples`` in the container; ``None`` where it is not known."""
+        """The folder of upstream's ``examples`` in the container; ``None``: not known."""
         return self.cluster.container.examples or (self.release.paths.examples if self.release else None)
 
     @property
     def builds_engine(self) -> bool:
-        """Whether the job's keys build its engine: it names no finished one, and no commands of its own."""
+        """Whether the job's keys build its engine: the job names neither a finished engine nor commands."""
         return self.job.engine.directory is None and not self.job.build.commands
 
     @cached_property
@@ -324,7 +334,7 @@ class EngineFacts(JobFacts):
 
     @property
     def toolchain(self) -> Toolchain | None:
-        """The programs that build the engine; ``None`` where none is built, or none can be."""
+        """The programs that build the engine; ``None`` if no engine is built, or none can be."""
         return self._found_toolchain if isinstance(self._found_toolchain, Toolchain) else None
 
     @property
@@ -334,5 +344,5 @@ class EngineFacts(JobFacts):
 
     @cached_property
     def command_lines(self) -> CommandLines | None:
-        """The options of the toolchain's programs; ``None`` where there is no toolchain."""
+        """The options of the toolchain's programs; ``None`` without a toolchain."""
         return None if self.toolchain is None else CommandLines(self.job, self.toolchain, self.model_config)

@@ -1,8 +1,9 @@
-"""The keys of ``engine`` as options of upstream's programs: one table, and the keys that depend on others.
+"""The keys of ``engine`` as options of upstream's programs: a table, and the keys that depend on other keys.
 
-For each key, the options that have carried it in one release or another, in the order of preference. Sources:
-the lists of options in ``releases/data``, each with its own source; the README files of examples/quantization
-and examples/llama of 0.7, 0.9, 0.15 and 0.16, with their ``quantize.py`` and ``convert_checkpoint.py``.
+The table lists, for each key, the options that have carried it in any release, in the order of preference.
+Sources: the lists of options in ``releases/data``, each with its own source; the README files of
+examples/quantization and examples/llama of 0.7, 0.9, 0.15 and 0.16, with their ``quantize.py`` and
+``convert_checkpoint.py``.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.tensorrt_llm.releases.programs import Program, ProgramOption
 
 Role = Literal["build_py", "prepare", "convert", "quantize", "build"]
-"""What a program does in a toolchain; ``engine.options`` has the same names, but for ``prepare``."""
+"""Role of a program in a toolchain; ``engine.options`` has the same names, except ``prepare``."""
 OMIT: Any = object()
-"""A value that is expressed by leaving the option out."""
+"""Marks a value that is expressed by omitting the option."""
 
 
 class NotExpressible(TrtllmHpcError):
@@ -26,23 +27,24 @@ class NotExpressible(TrtllmHpcError):
 
 
 Translate = Callable[[Any, ProgramOption, Program, Engine], Any]
-"""Return the value as the option takes it; ``None`` if this option cannot carry it.
+"""Returns the option's value for a key's value; ``None`` if the option cannot carry it.
 
-The engine's ``dtype`` is never ``auto``, but ``None`` where only the model's ``config.json`` tells it.
+The engine's ``dtype`` is never ``auto``, but ``None`` if the type is not known without the model's
+``config.json``.
 """
 
 
 @dataclass(frozen=True)
 class OptionMapping:
-    """One option of one program, and how the value of the key becomes the option's."""
+    """An option of a program, and the translation of the key's value to the option's value."""
 
     role: Role
     option: str
     translate: Mapping[Any, Any] | Translate | None = None
-    """The option's value for the key's; a mapping need not hold every value. ``None``: the same value."""
+    """Translation of the key's value; a mapping need not contain every value. ``None``: the same value."""
 
     def value(self, value: Any, option: ProgramOption, program: Program, engine: Engine) -> Any:
-        """Return the value as this option takes it; ``None`` if it cannot carry it."""
+        """Return the option's value; ``None`` if the option cannot carry the key's value."""
         if self.translate is None:
             return value
         if callable(self.translate):
@@ -53,7 +55,7 @@ class OptionMapping:
 def same(
     option: str, *roles: Role, translate: Mapping[Any, Any] | Translate | None = None
 ) -> tuple[OptionMapping, ...]:
-    """Return the option of that name in each of these programs."""
+    """Return a mapping to the option of the same name in each program of ``roles``."""
     return tuple(OptionMapping(role, option, translate) for role in roles)
 
 
@@ -62,21 +64,21 @@ class EngineKey:
     """A key of the engine section and the options that carry it."""
 
     key: str
-    """Dotted, below ``engine``."""
+    """Dotted name of the key below ``engine``."""
     mappings: tuple[OptionMapping, ...]
-    """In the order of preference."""
+    """Options that can carry the key, in the order of preference."""
     in_every_program: bool = False
-    """Whether each program that has an option for it gets it; else the first only."""
+    """Whether every program with an option for the key gets it; otherwise only the first program does."""
     neutral: Any = None
-    """A value that needs no option, since every release does the same without one."""
+    """A value that needs no option, because every release behaves so without the option."""
     always: bool = False
-    """Whether the neutral value is written, too, where there is an option for it."""
+    """Whether the neutral value is passed, too, if there is an option for it."""
     needed: bool = True
-    """Whether it is an error that no program has an option for a value that is not neutral."""
+    """Whether a value other than the neutral one is an error if no program has an option for it."""
 
 
 def argv(option: ProgramOption, value: Any) -> tuple[str, ...] | None:
-    """Return an option as arguments, none for a flag that is off; ``None`` if it cannot have the value."""
+    """Return an option as arguments, empty for a flag that is off; ``None`` if it cannot have the value."""
     if value is OMIT:
         return ()
     if value is None:
@@ -99,38 +101,38 @@ def argv(option: ProgramOption, value: Any) -> tuple[str, ...] | None:
     return (option.name, *words)
 
 
-# How values become those of an option ------------------------------------------------
+# Translation of values ----------------------------------------------------------------
 
 
 def _output_len(value: Any, option: ProgramOption, program: Program, engine: Engine) -> int | None:
-    """Prompt and answer together as the answer alone, which releases before 0.11 ask for."""
+    """Return the length of the answer alone, which releases before 0.11 take."""
     prompt = engine.max_input_len
     if prompt is None:
         default = program.options.get("--max_input_len")
         prompt = default.default if default is not None and isinstance(default.default, int) else None
     if prompt is None:
         raise NotExpressible(
-            f"is written as {option.name} in {program.name} {program.release}, without the prompt",
+            f"becomes {option.name}, the length of the answer alone, in {program.name} {program.release}",
             hint="set engine.max_input_len too",
         )
     if value <= prompt:
         raise NotExpressible(
-            f"leaves no room for an answer: without engine.max_input_len a prompt of {program.name} "
-            f"{program.release} may have {prompt} tokens",
+            f"leaves no room for an answer: without engine.max_input_len, {program.name} {program.release} "
+            f"allows prompts of {prompt} tokens",
             hint=f"set it above {prompt}, or set engine.max_input_len",
         )
     return int(value) - prompt
 
 
 def _model_dtype(value: Any, option: ProgramOption, program: Program, engine: Engine) -> str | None:
-    """``auto`` as the type itself, where the release's option does not know ``auto``."""
+    """Return the type, with ``auto`` replaced by the model's type if the option does not know ``auto``."""
     if value != "auto" or "auto" in option.choices or option.default == "auto":
         return str(value)
     return engine.dtype
 
 
 def _storage_type(value: Any, option: ProgramOption, program: Program, engine: Engine) -> str | None:
-    """The type of prepared weights, as ``build.py`` reads them: float16 as such, all others as float32."""
+    """Return the type of prepared weights for ``build.py``: float16 for float16, float32 for other types."""
     dtype = _model_dtype(value, option, program, engine)
     if "fp16" not in option.choices:
         return dtype
@@ -149,16 +151,16 @@ def _plugin_value(value: Any, option: ProgramOption, program: Program, engine: E
 
 
 _BUILDERS: tuple[Role, ...] = ("build", "build_py")
-"""Programs of which a toolchain has one."""
+"""Programs that build; a toolchain has one of them."""
 
 
 def _plain(*keys: str) -> Iterator[EngineKey]:
-    """Keys for which the build has an option of the same name."""
+    """Yield keys for which the build has an option of the same name."""
     return (EngineKey(key, same(f"--{key}", *_BUILDERS)) for key in keys)
 
 
 _WORLD = same("--world_size", "build_py", "convert")
-"""All ranks; programs that know tensor parallelism only have this instead of ``--tp_size``."""
+"""Number of ranks; programs that know only tensor parallelism have this option instead of ``--tp_size``."""
 _ALL_LOGITS = same("--gather_all_token_logits", *_BUILDERS)
 
 ENGINE_KEYS: Sequence[EngineKey] = (
@@ -193,12 +195,12 @@ ENGINE_KEYS: Sequence[EngineKey] = (
     ),
     *_plain("max_num_tokens", "opt_num_tokens", "max_beam_width"),
     *_plain("max_prompt_embedding_table_size", "tokens_per_block"),
-    # What an answer may carry besides its tokens.
+    # Logits in answers.
     *(
         EngineKey(key, same(f"--{key}", *_BUILDERS) + _ALL_LOGITS, neutral=False)
         for key in ("gather_context_logits", "gather_generation_logits")
     ),
-    # How it is computed.
+    # Kernels and caches.
     EngineKey(
         "kv_cache_type",
         same("--kv_cache_type", "build")
@@ -224,10 +226,10 @@ ENGINE_KEYS: Sequence[EngineKey] = (
 
 
 _TAKES_LORA: tuple[Role, ...] = ("build", "convert", "build_py")
-"""In 0.8 the conversion, later the build."""
+"""Programs with options for LoRA: in 0.8 the conversion, later the build."""
 
 Requests = Iterator[tuple[EngineKey, Any]]
-"""Keys with their values, each to be expressed by an option."""
+"""Keys and values, each to be passed as an option."""
 
 
 def requests(engine: Engine) -> Requests:
@@ -243,14 +245,14 @@ def requests(engine: Engine) -> Requests:
     if engine.max_lora_rank:
         yield EngineKey("max_lora_rank", same("--max_lora_rank", *_TAKES_LORA)), engine.max_lora_rank
         if "lora" not in engine.plugins:
-            # Without its plugin an engine takes no adapters. Its type is the model's.
+            # An engine takes adapters only with the LoRA plugin, in the model's type.
             yield _plugin("max_lora_rank", "lora"), "auto"
         if modules := engine.lora.target_modules:
             yield EngineKey("lora.target_modules", same("--lora_target_modules", *_TAKES_LORA)), modules
 
 
 def _plugin(key: str, name: str) -> EngineKey:
-    """A TensorRT plugin, on with a type or off; upstream names them with and without ``use_``."""
+    """Return the key of a TensorRT plugin; upstream's options have names with and without ``use_``."""
     named = same(f"--{name}_plugin", "build", translate=_plugin_value)
     return EngineKey(key, named + same(f"--use_{name}_plugin", "build", "build_py", translate=_plugin_value))
 
@@ -258,14 +260,15 @@ def _plugin(key: str, name: str) -> EngineKey:
 # Quantization -------------------------------------------------------------------------
 
 _CONVERT_OR_BUILD: tuple[Role, ...] = ("convert", "build_py")
-"""A release that builds by ``build.py`` quantizes weights by it; others in the conversion."""
+"""Programs that quantize weights: ``build.py`` in releases that build with it, otherwise the conversion."""
 CONVERTED = ("--quant_ckpt_path", "--modelopt_quant_ckpt_path", "--ammo_quant_ckpt_path")
-"""Options of ``convert_checkpoint.py`` for weights that are quantized already; the tool was renamed twice."""
+"""Options of ``convert_checkpoint.py`` for weights that are quantized already; the option was renamed
+twice."""
 _PRECISIONS = {"int8_wo": "int8", "int4_wo": "int4", "int4_gptq": "int4_gptq"}
 
 
 def by_quantize(quantization: Quantization) -> bool:
-    """Return whether ``quantize.py`` converts the model, and quantizes it by samples."""
+    """Return whether ``quantize.py`` converts the model, and quantizes it with calibration samples."""
     method = quantization.method
     return method not in (*_PRECISIONS, "fp8_rowwise") and (method or quantization.kv_cache) is not None
 
@@ -279,7 +282,7 @@ def _quantization(quantization: Quantization) -> Requests:
     elif method is not None:
         yield EngineKey(key, same("--use_weight_only", *_CONVERT_OR_BUILD), needed=False), True
         options = ("--weight_only_precision", "--use-weight-only-with-precision")
-        precision = tuple(OptionMapping(role, it) for role in _CONVERT_OR_BUILD for it in options)
+        precision = tuple(OptionMapping(role, option) for role in _CONVERT_OR_BUILD for option in options)
         yield EngineKey(key, precision), _PRECISIONS[method]
         if method == "int4_gptq":
             yield EngineKey(key, same("--per_group", *_CONVERT_OR_BUILD), needed=False), True

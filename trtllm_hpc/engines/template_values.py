@@ -1,4 +1,4 @@
-"""Which placeholders of upstream's templates each key fills, and the recipe of a whole model repository."""
+"""The placeholders of upstream's templates that each key fills, and the recipe of a model repository."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUPS: Mapping[str, str] = {
     **dict.fromkeys(_PIPELINE, "inflight_batcher_llm"),
     "disaggregated_serving_bls": "disaggregated_serving",
 }
-"""Models of a repository and the group of their templates."""
+"""Group of the template of each model of a repository."""
 _BLS = ("tensorrt_llm_bls", "disaggregated_serving_bls")
 _OF_THE_SAME_NAME = (
     *("batching_strategy", "enable_trt_overlap", "gpu_device_ids", "decoding_mode"),
@@ -44,7 +44,7 @@ KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "repository.max_queue_size": _in("max_queue_size", "tensorrt_llm", "preprocessing"),
     "kv_cache.enable_block_reuse": _in("enable_kv_cache_reuse", "tensorrt_llm"),
     "engine.enable_chunked_prefill": _in("enable_chunked_context", "tensorrt_llm"),
-    # 0.6 has the window under another name.
+    # 0.6 has another name for the window.
     "kv_cache.max_attention_window": (
         ("tensorrt_llm", "max_attention_window_size"),
         ("tensorrt_llm", "max_kv_cache_length"),
@@ -60,7 +60,8 @@ KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "kv_cache.sink_token_length": _in("sink_token_length", "tensorrt_llm"),
     **{f"repository.{name}": _in(name, "tensorrt_llm") for name in _OF_THE_SAME_NAME},
 }
-"""Keys that are placeholders; the others are changes of the parsed configuration, which any release takes."""
+"""Placeholders that each key fills. Other keys change the parsed configuration, which works with any
+release."""
 
 PLANNED: Mapping[tuple[str, str], str] = {
     **{place: key for key, places in KEYS.items() for place in places},
@@ -87,7 +88,7 @@ def placeholders(release: Release, model: str) -> Mapping[str, Placeholder]:
 
 
 def as_words(value: object) -> bool | int | float | str:
-    """A key's value as its placeholder takes it: a list is text with commas."""
+    """Return a key's value in the form of its placeholder: a list becomes text with commas."""
     if isinstance(value, (list, tuple)):
         return ",".join(str(item) for item in value)
     assert isinstance(value, (bool, int, float, str)), value
@@ -107,17 +108,19 @@ def default_of(key: str) -> Any:
 
 
 MOST_BLS_INSTANCES = 8
-"""Instances of the BLS model by default, at most: each is a process that answers one request at a time."""
+"""Largest default number of instances of the BLS model; each is a process that answers a request at a
+time."""
 Values = Mapping[str, Value | None]
 
 
 def recipe(facts: EngineFacts, release: Release, paths: RunPaths) -> RepositoryRecipe:
-    """Return how to make the job's repository from the release's templates."""
+    """Return the recipe that makes the job's repository from the release's templates."""
     job = facts.job
     engine, phases = job.engine.directory or str(paths.engine), job.serve.disaggregated
     template = _Templates(job, release)
     if job.serve.mode == "disaggregated" and phases is not None:
-        # Rank 0 orchestrates; then come the context's ranks, then the generation's.
+        # Rank 0 is the orchestrator, followed by the ranks of the context phase, then of the generation
+        # phase.
         rank = 1 + sum(map(len, phases.context.instances))
         engines = [
             template.phase("context", phases.context.engine or engine, phases.context.instances, 1),
@@ -145,20 +148,20 @@ def recipe(facts: EngineFacts, release: Release, paths: RunPaths) -> RepositoryR
 
 
 def _named_as(model: str, copy: str) -> str:
-    """``ensemble`` of ``tensorrt_llm``, ``ensemble_2`` of ``tensorrt_llm_2``, ``ensemble_x`` of ``x``."""
+    """Return a name for a copy: ``ensemble_2`` for ``tensorrt_llm_2``, ``ensemble_x`` for ``x``."""
     end = copy.removeprefix("tensorrt_llm").lstrip("_")
     return f"{model}_{end}" if end else model
 
 
 class _Templates:
-    """What fills the release's template of each kind of model."""
+    """Makes the recipe of each kind of model for a release's templates."""
 
     def __init__(self, job: JobFile, release: Release) -> None:
         self.job = job
         self.release = release
-        # Requests that Triton hands over at once: as asked, or what the engine is built for.
-        asked = job.repository.triton_max_batch_size or job.engine.max_batch_size
-        self.batch = asked or release.build_default("--max_batch_size") or 1
+        # Requests that Triton passes on at once: the job file's value, or the engine's batch size.
+        wanted = job.repository.triton_max_batch_size or job.engine.max_batch_size
+        self.batch = wanted or release.build_default("--max_batch_size") or 1
 
     def ensemble(self, name: str, serves: str) -> ModelRecipe:
         return self._model("ensemble", {}, ModelEdits(models={"tensorrt_llm": serves}), name)
@@ -170,7 +173,7 @@ class _Templates:
             "tokenizer_dir": self.job.model.tokenizer or self.job.model.path,
             f"{model}_instance_count": instances,
         }
-        # Each token of a stream is a request to postprocessing: with several instances they overtake.
+        # Each token of a stream is a request to postprocessing, and several instances could reorder them.
         ordered = model == "postprocessing" and keys.decoupled and instances > 1
         return self._model(model, planned, ModelEdits(instances=instances, preserve_ordering=ordered))
 
@@ -213,14 +216,14 @@ class _Templates:
         return self._model("tensorrt_llm", planned, edits, name)
 
     def _model(self, model: str, planned: Values, edits: ModelEdits, name: str | None = None) -> ModelRecipe:
-        """Fill ``all_models/<its group>/<model>``.
+        """Return the recipe that fills ``all_models/<group>/<model>``.
 
-        A container may carry templates from between two releases, so every placeholder that is known gets a
-        value. One without a value is left to the backend: its parameter is removed, or emptied where the
-        model's code requires it.
+        A container may have templates from a commit between two releases, so every known placeholder gets a
+        value. A placeholder without a value is left to the backend: its parameter is removed, or emptied if
+        the model's code requires it.
         """
-        name, given = name or model, self.job.repository.parameters
-        by_hand = {**given.get(model, {}), **given.get(name, {})}
+        name, parameters = name or model, self.job.repository.parameters
+        by_hand = {**parameters.get(model, {}), **parameters.get(name, {})}
         from_keys = {
             placeholder: as_words(value)
             for key, places in KEYS.items()

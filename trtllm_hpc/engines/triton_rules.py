@@ -1,4 +1,4 @@
-"""Rules of Triton: the section ``repository`` for the release, and copies of an engine on one node."""
+"""Rules for Triton: the section ``repository`` for the release, and copies of an engine on one node."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 _FIRST_RELEASE = {
-    # launch_triton_server.py has --multi-model from backend v0.9.0 on.
+    # launch_triton_server.py has --multi-model since backend v0.9.0.
     "orchestrator": "0.9.0",
-    # all_models/disaggregated_serving is there from backend v0.15.0 on.
+    # all_models/disaggregated_serving exists since backend v0.15.0.
     "disaggregated": "0.15.0",
 }
 
 
 def repository_keys_exist(facts: EngineFacts) -> Diagnostics:
-    """A key for upstream's templates is a placeholder, or a parameter, of the release's templates."""
+    """A key for upstream's templates must be a placeholder of the release's templates."""
     job, release = facts.job, facts.release
     if release is None:
         return
@@ -38,8 +38,8 @@ def repository_keys_exist(facts: EngineFacts) -> Diagnostics:
         value = value_of(job, key)
         if value is None or value == default_of(key):
             continue
-        found = (placeholders(release, model).get(name) for model, name in places)
-        here = next(filter(None, found), None)
+        candidates = (placeholders(release, model).get(name) for model, name in places)
+        here = next(filter(None, candidates), None)
         if here is None:
             message = f"TensorRT-LLM {release.version} has no {places[0][1]}{_history(release, *places[0])}"
             yield in_job("conflict", key, message, "remove it, or use another release", value)
@@ -49,7 +49,7 @@ def repository_keys_exist(facts: EngineFacts) -> Diagnostics:
 
 
 def repository_parameters_exist(facts: EngineFacts) -> Diagnostics:
-    """Each entry of ``repository.parameters`` is a placeholder of the release, and no other key fills it."""
+    """``repository.parameters`` must have placeholders of the release, and none that another key fills."""
     job, release = facts.job, facts.release
     if release is None:
         return
@@ -69,7 +69,7 @@ def repository_parameters_exist(facts: EngineFacts) -> Diagnostics:
         for key, value in values.items():
             field = dotted(("repository", "parameters", name, key))
             if (model, key) in PLANNED:
-                message = f"is what {PLANNED[model, key]} fills in"
+                message = f"is set by {PLANNED[model, key]}"
                 yield in_job("conflict", field, message, f"set {PLANNED[model, key]} instead", value)
             elif key in here:
                 misfit = here[key].misfit(value) if value is not None else None
@@ -83,11 +83,11 @@ def repository_parameters_exist(facts: EngineFacts) -> Diagnostics:
             elif near := nearest(key, here, cutoff=0.8):
                 message = f"{key!r} is not a placeholder of {model} in TensorRT-LLM {release.version}"
                 yield in_job("unknown-key", field, message, f"did you mean {near}?", value)
-            # Any other name may be a placeholder in an unknown template; filling it shows that.
+            # Any other name may be a placeholder of an unknown template; filling the template checks that.
 
 
 def _history(release: Release, model: str, name: str) -> str:
-    """Return since when, or until when, the placeholder exists, as a clause after "has no NAME"."""
+    """Return the placeholder's first or last release, as a clause after "has no NAME"."""
     known = known_placeholders(release.version, GROUPS[model], model).get(name)
     if known is None:
         return ""
@@ -100,7 +100,7 @@ def _history(release: Release, model: str, name: str) -> str:
 
 
 def mode_is_there(facts: EngineFacts) -> Diagnostics:
-    """Modes other than leader serve on one node, with a release that has them."""
+    """Modes other than leader need one node, and a release that has them."""
     job, mode, release = facts.job, facts.job.serve.mode, facts.release
     if job.serve.nodes not in (None, 1):
         message = f"serve.mode {mode} serves on one node only"
@@ -112,7 +112,7 @@ def mode_is_there(facts: EngineFacts) -> Diagnostics:
 
 
 def phases_have_gpus(facts: EngineFacts) -> Diagnostics:
-    """Disaggregated serving names the GPUs of both phases, and has no keys of ``trtllm-serve``."""
+    """Disaggregated serving with Triton needs the GPUs of both phases, and no keys of ``trtllm-serve``."""
     phases = facts.job.serve.disaggregated
     both = () if phases is None else (phases.context.instances, phases.generation.instances)
     if not both or not all(both):
@@ -132,18 +132,18 @@ def phases_have_gpus(facts: EngineFacts) -> Diagnostics:
 
 
 def copies_have_gpus(facts: EngineFacts) -> Diagnostics:
-    """Each copy of the engine has its own GPUs, one for each rank, and the node has them."""
+    """Each copy of the engine needs its own GPUs, one for each rank, and the node must have them."""
     job, cluster = facts.job, facts.cluster
     taken: dict[int, str] = {}
-    there = cluster.gpus_per_node
+    available = cluster.gpus_per_node
     for field, gpus, world in _copies(job):
         if len(gpus) != world:
             message = f"{len(gpus)} GPUs for an engine of {world} rank{'s' * (world != 1)}"
             yield in_job("conflict", field, message, f"name {world} of them, or the copy's own engine", gpus)
         for gpu in gpus:
-            if there and gpu >= there:
-                message = f"a node of {cluster.name!r} has no GPU {gpu}: its {there} are counted from 0"
-                yield in_job("conflict", field, message, f"name GPUs below {there}", gpus)
+            if available and gpu >= available:
+                message = f"a node of {cluster.name!r} has no GPU {gpu}: its {available} are counted from 0"
+                yield in_job("conflict", field, message, f"name GPUs below {available}", gpus)
             if gpu in taken:
                 message = f"GPU {gpu} is already taken by {taken[gpu]}"
                 yield in_job("conflict", field, message, "give each copy GPUs of its own", gpus)
@@ -170,7 +170,7 @@ def _copies(job: JobFile) -> Iterator[tuple[str, list[int], int]]:
         return
     for name, phase in phases.roles:
         for number, gpus in enumerate(phase.instances):
-            # What a finished engine is built for, its first copy tells.
+            # The number of ranks of a finished engine is taken from its first copy.
             expected = built if phase.engine is None else len(phase.instances[0])
             yield f"serve.disaggregated.{name}.instances[{number}]", gpus, expected
 

@@ -1,4 +1,4 @@
-"""OpenAI's answers and errors as a server writes them: plain JSON types."""
+"""Answers and errors of OpenAI's protocol, as plain JSON types."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, Req
 Json = dict[str, Any]
 
 _QUEUE_WORDS = "maximum queue size"
-"""In messages of TensorRT-LLM, Triton and the reference backend for a full queue, in lower case."""
+"""Words in the messages of TensorRT-LLM, Triton and the reference backend for a full queue, in lower case."""
 _FAULT_WORDS = re.compile("forwardasync|cuda|out of memory|stub process|not loaded|not ready|unhealthy")
-"""In messages about the server and not the request: Triton's streams send no codes."""
+"""Words in messages about faults of the server, not the request: Triton's streams send no codes."""
 
 
 class ApiError(Exception):
-    """An error to answer with: ``param`` is the wrong key, ``code`` OpenAI's short name, if any."""
+    """An error that becomes an answer: ``param`` is the wrong key, ``code`` OpenAI's short name, if any."""
 
     def __init__(
         self, message: str, status: int = 400, *, param: str | None = None, code: str | None = None
@@ -37,7 +37,7 @@ class ApiError(Exception):
 
 
 def as_api_error(error: ApiError | RequestFailed) -> ApiError:
-    """Return the answer to a failed request, without hints: these name our own options."""
+    """Return the answer to a failed request, without hints, which name this package's own options."""
     if isinstance(error, ApiError):
         return error
     message, words = error.message, error.message.lower()
@@ -48,7 +48,7 @@ def as_api_error(error: ApiError | RequestFailed) -> ApiError:
     if isinstance(error, AnswerTimedOut):
         return ApiError(message, 504)
     if _QUEUE_WORDS in words:
-        # OpenAI's clients retry this status by themselves.
+        # OpenAI's clients retry after this status.
         return ApiError(message, 429, code="rate_limit_exceeded")
     if not isinstance(error, RequestRefused):
         return ApiError(message, 502)
@@ -57,13 +57,13 @@ def as_api_error(error: ApiError | RequestFailed) -> ApiError:
 
 @dataclass(frozen=True)
 class AnswerPart:
-    """The next part of one answer."""
+    """The next part of an answer."""
 
     text: str = ""
     count: int = 0
-    """Number of its tokens."""
+    """Number of tokens of the part."""
     finish: Literal["stop", "length"] | None = None
-    """Why the answer has ended; ``None`` while it goes on."""
+    """Why the answer has ended; ``None`` while it continues."""
 
     def __add__(self, more: AnswerPart) -> AnswerPart:
         """Return both parts as one."""
@@ -71,7 +71,7 @@ class AnswerPart:
 
 
 class AnswerWriter:
-    """Writes the answer to one request, whole or as the chunks of a stream."""
+    """Writes the answer to a request, whole or as the chunks of a stream."""
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         kind, prefix = ("chat.completion", "chatcmpl") if is_chat else ("text_completion", "cmpl")
@@ -79,7 +79,7 @@ class AnswerWriter:
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._kind, self._chunk_kind = kind, f"{kind}.chunk" if is_chat else kind
         self._begun: set[int] = set()
-        """The choices of which a chunk was written."""
+        """Numbers of the choices that already have a chunk."""
 
     def whole(self, answers: Sequence[AnswerPart], usage: Json) -> Json:
         """Return all choices as one answer."""
@@ -92,7 +92,7 @@ class AnswerWriter:
         return {**self._head, "object": self._kind, "choices": choices, "usage": usage}
 
     def chunk(self, index: int, part: AnswerPart) -> Json:
-        """Return the next part of a choice; a chat's first names the role."""
+        """Return the next chunk of a choice; the first chunk of a chat names the role."""
         content: Json = {"text": part.text}
         if self._is_chat:
             delta = {} if index in self._begun else {"role": "assistant"}

@@ -33,15 +33,16 @@ from trtllm_hpc.runtime.records import SESSION_HEADER
 Result = TypeVar("Result")
 
 _GONE = 499
-"""Status for a client that went away, which nobody reads; nginx's number."""
+"""Status for a client that went away, which nobody reads; nginx uses the same number."""
 _PASSED_ON = (SESSION_HEADER, "traceparent", "tracestate")
-"""Headers for Triton: the conversation, and the trace that the request belongs to (W3C Trace Context)."""
+"""Headers that are passed on to Triton: the conversation, and the request's trace (W3C Trace Context)."""
 
 _BACKLOG = 2048
 _GRACE_S = 5
-"""For open answers once the gateway is asked to end."""
+"""Seconds for open answers once the gateway is asked to end."""
 _KEEP_ALIVE_S = 120
-"""Longer than clients keep a connection (OpenAI's: 5 s; aiohttp's: 15 s): else requests get lost."""
+"""Seconds that an idle connection stays open: longer than clients keep it (OpenAI's 5 s, aiohttp's 15 s),
+because a request on a connection that is just being closed would be lost."""
 
 
 def make_app(service: ServedByTriton) -> Starlette:
@@ -50,7 +51,7 @@ def make_app(service: ServedByTriton) -> Starlette:
     card = {"id": facts.name, "created": int(time.time()), "object": "model", "owned_by": "trtllm-hpc"}
     card["max_model_len"] = facts.max_seq_len  # vLLM's key
 
-    async def health(_: Request) -> Response:  # 200 when Triton is ready, as of trtllm-serve
+    async def health(_: Request) -> Response:  # as trtllm-serve: 200 if Triton is ready
         return Response(status_code=200 if await service.is_ready() else 503)
 
     async def models(_: Request) -> Response:
@@ -86,7 +87,7 @@ def make_app(service: ServedByTriton) -> Starlette:
 
 
 async def _body(service: ServedByTriton, request: Request) -> bytes:
-    """Return the body, bounded while it is read. Raises ApiError if it is too large."""
+    """Return the body; raise ApiError as soon as it is too large."""
     most, body = service.facts.max_request_mib, bytearray()
     async for piece in request.stream():
         body += piece
@@ -114,7 +115,7 @@ async def _answered(service: ServedByTriton, request: Request, asked: Completion
         await _unless_gone(request, join())
         return JSONResponse(writer.whole(answers, usage(sent, sum(answer.count for answer in answers))))
     events = _events(asked, parts, writer, sent)
-    # Before the first part an error has a status of its own.
+    # Wait for the first part, because an error before it can still be answered with its own status.
     first = await _unless_gone(request, anext(events))
     return StreamingResponse(_from_first(first, events), media_type="text/event-stream")
 
@@ -128,7 +129,7 @@ async def _events(
         async for index, part in received:
             tokens += part.count
             if not (part.text or part.finish):
-                continue  # the beginning of a letter
+                continue  # a token with only a part of a character
             yield _event(writer.chunk(index, part) | ({"usage": None} if with_usage else {}))
     if with_usage:
         yield _event(writer.last(usage(sent, tokens)))
@@ -140,8 +141,8 @@ def _event(body: Json) -> str:
 
 
 async def _from_first(first: str, events: AsyncGenerator[str]) -> AsyncGenerator[str]:
-    """Yield all events; an error after the first is an event, too, since the status has been sent."""
-    async with aclosing(events):  # Starlette ends this stream when the client goes away
+    """Yield all events; an error after the first event becomes an event, because the status has been sent."""
+    async with aclosing(events):  # Starlette closes this stream when the client goes away
         try:
             yield first
             async for event in events:
@@ -151,7 +152,7 @@ async def _from_first(first: str, events: AsyncGenerator[str]) -> AsyncGenerator
 
 
 async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """Await work; cancel it at once when the client goes away. Raises ClientDisconnect if it has."""
+    """Await ``work``; when the client goes away, cancel the work and raise ClientDisconnect."""
 
     async def left() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -174,13 +175,13 @@ async def _failure(request: Request, error: Exception) -> Response:
         return Response(status_code=_GONE)
     headers = None
     if isinstance(error, ApiError | RequestFailed):
-        found = as_api_error(error)
+        answer = as_api_error(error)
     elif isinstance(error, HTTPException):
-        found = ApiError(f"{request.method} {request.url.path}: {error.detail}.", error.status_code)
+        answer = ApiError(f"{request.method} {request.url.path}: {error.detail}.", error.status_code)
         headers = error.headers
     else:
-        found = ApiError("The gateway failed; its log says why.", 500)
-    return JSONResponse(found.body(), found.status, headers)
+        answer = ApiError("The gateway failed; its log shows why.", 500)
+    return JSONResponse(answer.body(), answer.status, headers)
 
 
 def facts_of(run: RunPaths) -> Facts:
@@ -202,13 +203,13 @@ def facts_of(run: RunPaths) -> Facts:
 
 
 class _Server(uvicorn.Server):
-    """Ends by itself after a signal; uvicorn's own dies of it, and nobody tidies up."""
+    """A server that shuts down in an orderly way after a signal; uvicorn's own would die without cleanup."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(each, self.handle_exit, each, None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
         yield
 
 
@@ -218,12 +219,12 @@ def serve(sockets: list[socket.socket], target: Target, facts: Facts) -> None:
     async def main() -> None:
         config = uvicorn.Config(
             make_app(ServedByTriton(target, facts)),
-            # A line for each request would be most of the log.
+            # Without access logs, which would fill the log with a line for each request.
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=_GRACE_S,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            # The address of a client is the proxy's, whatever a header says.
+            # Ignore headers with a client's address: the client is always the proxy.
             proxy_headers=False,
             ws="none",
         )
@@ -233,11 +234,12 @@ def serve(sockets: list[socket.socket], target: Target, facts: Facts) -> None:
 
 
 def listen(port: int) -> socket.socket:
-    """Return a socket that listens on a port of this machine alone. Raises StartFailed if it cannot."""
+    """Return a socket that listens on a port of this machine only. Raises StartFailed if that fails."""
     try:
-        made = socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
-        # Connections inherit it. asyncio does not set it for those of a socket that it has not made.
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return made
+        listener = socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
+        # Connections inherit TCP_NODELAY, which asyncio sets only for sockets that it has made.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
-        raise StartFailed(f"Port {port} cannot be listened on: {error.strerror}.", hint="--port") from None
+        hint = "name a free port with --port"
+        raise StartFailed(f"Port {port} cannot be listened on: {error.strerror}.", hint=hint) from None

@@ -1,4 +1,4 @@
-"""The bodies of requests, checked. Keys beyond OpenAI's are those of ``trtllm-serve``, which vLLM shares."""
+"""Parse and check the bodies of requests. Keys beyond OpenAI's are those of ``trtllm-serve`` and vLLM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtllm_hpc.client.request import MAX_TOKENS
 from trtllm_hpc.gateway.answers import ApiError
 
 MOST_CHOICES = 128
-"""Most answers to one request: those to each of its prompts, together."""
+"""Largest number of answers to a request, for all its prompts together."""
 
 _IGNORED = frozenset(
     {
@@ -20,11 +20,12 @@ _IGNORED = frozenset(
         *("prompt_cache_retention", "parallel_tool_calls"),
     }
 )
-"""Keys that ask for nothing that an answer could show here."""
+"""Keys that are ignored because they could not change an answer here."""
 _NEUTRAL: tuple[Any, ...] = ("", [], {}, "none", "auto", {"type": "text"}, ["text"])
-"""Values by which a key that the gateway does not have asks for nothing, beside ``null`` and ``false``."""
+"""Values with which an unsupported key is accepted because it asks for nothing, beside ``null`` and
+``false``."""
 _TOOLS = {"tools": "tool_choice", "functions": "function_call"}
-"""Lists of tools, each with the key that forbids their use with the value ``none``."""
+"""Key of each list of tools, and the key that forbids their use with the value ``none``."""
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -32,14 +33,14 @@ NotNegative = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class StreamOptions(BaseModel):
-    """What a stream has besides text. Other keys are ignored."""
+    """Options of a stream. Other keys are ignored."""
 
     include_usage: bool = False
     """Whether the last chunk has the tokens of the whole request."""
 
 
 class AnyBody(BaseModel):
-    """What both kinds of requests have. A key with ``None`` has the model's default."""
+    """The keys of both kinds of requests. ``None`` means the model's default."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -56,7 +57,7 @@ class AnyBody(BaseModel):
     stream_options: StreamOptions = Field(default_factory=StreamOptions)
 
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = 0
-    """0 and -1 are all tokens."""
+    """Number of likeliest tokens to choose from; 0 and -1: all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     min_tokens: NotNegative | None = None
@@ -77,10 +78,10 @@ class CompletionBody(AnyBody):
     @field_validator("prompt", mode="before")
     @classmethod
     def _prompts(cls, value: Any, info: ValidationInfo) -> Any:
-        """Take one prompt for a list of one; say in one sentence what else it must be."""
+        """Turn a single prompt into a list; raise ValueError with one sentence for any other type."""
         if isinstance(value, str) or (_is_list(value, int) and value):
             value = [value]
-        are_ids = isinstance(value, list) and all(_is_list(each, int) and each for each in value)
+        are_ids = isinstance(value, list) and all(_is_list(prompt, int) and prompt for prompt in value)
         if not value or not (_is_list(value, str) or are_ids):
             raise ValueError(
                 "it must be a text, a list of texts, a list of token ids, or a list of such lists"
@@ -95,7 +96,7 @@ class ChatBody(AnyBody):
     """The body of ``/v1/chat/completions``."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    """As chat templates expect them."""
+    """Messages in the form that chat templates expect."""
     max_completion_tokens: Positive | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
@@ -105,11 +106,11 @@ class ChatBody(AnyBody):
         return [_message(message) for message in messages]
 
 
-def _message(given: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its parts joined, and the arguments of calls as objects where they are JSON."""
-    if not isinstance(given.get("role"), str):
+def _message(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its parts joined, and with JSON arguments of calls parsed."""
+    if not isinstance(raw.get("role"), str):
         raise ValueError("a message has no role")
-    message = {name: value for name, value in given.items() if value is not None}
+    message = {name: value for name, value in raw.items() if value is not None}
     content = message.setdefault("content", None)
     if isinstance(content, list):
         parts = [part if isinstance(part, dict) else {} for part in content]
@@ -129,19 +130,19 @@ Body = TypeVar("Body", bound=AnyBody)
 
 
 def parse(kind: type[Body], body: bytes) -> Body:
-    """Return a request. Raises ApiError naming the key that is wrong."""
+    """Return a request. Raises ApiError with the name of the wrong key."""
     try:
-        given = json.loads(body.decode())
-        json.dumps(given, ensure_ascii=False).encode()
+        record = json.loads(body.decode())
+        json.dumps(record, ensure_ascii=False).encode()  # fails for unpaired surrogates
     except (ValueError, RecursionError) as error:
         raise ApiError(f"The body is not JSON in UTF-8: {error}.") from None
-    if not isinstance(given, dict):
+    if not isinstance(record, dict):
         raise ApiError("The body must be a JSON object.")
     for tools, choice in _TOOLS.items():
-        if given.get(choice) == "none":
-            given.pop(tools, None)
-    keys = {name: value for name, value in given.items() if value is not None and name not in _IGNORED}
-    for name in [each for each in keys if each not in kind.model_fields]:
+        if record.get(choice) == "none":
+            record.pop(tools, None)
+    keys = {name: value for name, value in record.items() if value is not None and name not in _IGNORED}
+    for name in [key for key in keys if key not in kind.model_fields]:
         value = keys.pop(name)
         if value is not False and value not in _NEUTRAL:
             message = f"{name} is not supported by this server."
@@ -150,7 +151,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
         return kind.model_validate(keys)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        # A union's members have names of their own, which are not keys.
+        # Skip the names of a union's members, which contain brackets and are not keys.
         place = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
         what = first["msg"].removeprefix("Value error, ")
         message = f"{place}: {what[:1].lower()}{what[1:]}."
@@ -158,7 +159,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
 
 
 def _is_list(value: Any, kind: type) -> bool:
-    """Whether a value is a list of this kind alone; ``true`` is not a number."""
+    """Return whether a value is a list with items of one type only; ``true`` does not count as a number."""
     return isinstance(value, list) and all(
         isinstance(item, kind) and not isinstance(item, bool) for item in value
     )

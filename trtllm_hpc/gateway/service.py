@@ -1,8 +1,8 @@
-"""The served model as the routes see it: its limits, its connection, prompts as token ids, tokens as text.
+"""The served model for the routes: its limits, its connection, prompts as token IDs, and tokens as text.
 
-A chat becomes a prompt by the Jinja template that the model's tokenizer brings. Templates are written for
-``apply_chat_template`` of transformers (``utils/chat_template_utils.py``), so the environment and its helpers
-are the same, and they are sandboxed as there.
+The Jinja template in the model's tokenizer turns a chat into a prompt. Templates are written for
+``apply_chat_template`` of transformers (``utils/chat_template_utils.py``), so the environment, its helpers
+and its sandbox are the same here.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from trtllm_hpc.wire.served_model import CORE_MODEL
 
 _READY_TIMEOUT_S = 5.0
 _ANSWER_TIMEOUT_S = 3600.0
-"""For a whole answer; a client that has waited long enough goes away before that."""
+"""Seconds for a whole answer; a client that has waited long enough goes away before."""
 _USUAL_MAX_TOKENS = 1024
-"""Of a chat's answer where the engine's ``max_seq_len`` is not known."""
+"""Default limit of a chat's answer, in tokens, if the engine's ``max_seq_len`` is not known."""
 
 
 Message = Mapping[str, Any]
 
 
 class _Generation(Extension):
-    """``{% generation %}``, which marks the answers for training: here it is what it encloses."""
+    """The tag ``{% generation %}``, which marks answers for training; here it only renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
@@ -62,12 +62,12 @@ def _raise_exception(message: str) -> None:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    # Jinja's own filter writes < and > for HTML.
+    # Not Jinja's own filter, which escapes < and > for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 class ChatTemplate:
-    """A tokenizer's template; read and compiled when it is first used."""
+    """A tokenizer's chat template, read and compiled when first used."""
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -85,7 +85,7 @@ class ChatTemplate:
             raise
         except TemplateError as error:
             raise ApiError(f"The model's chat template refuses this: {error}", param="messages") from None
-        # A template is a program: what a chat makes of it can fail in any way.
+        # A template is a program, and can fail with any exception.
         except Exception as error:  # noqa: BLE001
             kind = type(error).__name__
             message = f"The model's chat template failed with this chat ({kind}: {error})."
@@ -102,44 +102,44 @@ class ChatTemplate:
         file = self._tokenizer.folder / "chat_template.jinja"
         if file.is_file():
             return environment.from_string(file.read_text(encoding="utf-8"))
-        found = self._tokenizer.config.get("chat_template")
-        if not isinstance(found, str):
+        template = self._tokenizer.config.get("chat_template")
+        if not isinstance(template, str):
             raise ApiError(
                 "This model has no chat template: neither tokenizer_config.json nor chat_template.jinja has "
                 "one. Ask /v1/completions, with the whole prompt as text.",
                 code="no_chat_template",
             )
-        return environment.from_string(found)
+        return environment.from_string(template)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the gateway must know of the served model."""
+    """Facts about the served model that the gateway needs."""
 
     name: str
     """Name of the model in requests."""
     tokenizer: Path
     """Folder with ``tokenizer.json``."""
     max_seq_len: int | None = None
-    """Most tokens of prompt and answer together."""
+    """Largest number of tokens of prompt and answer together; ``None``: not known."""
     add_special_tokens: bool = True
-    """Whether texts of ``/v1/completions`` get the tokenizer's special tokens, as ``ensemble`` adds them."""
+    """Whether prompts of ``/v1/completions`` get the tokenizer's special tokens, as in ``ensemble``."""
     skip_special_tokens: bool = True
-    """Whether answers leave special tokens out."""
+    """Whether answers omit special tokens."""
     max_request_mib: int = Serve.model_fields["max_request_mib"].default
-    """Largest body of a request."""
+    """Largest body of a request in MiB."""
 
 
 @dataclass(frozen=True)
 class TokenPrompt:
-    """The token ids of one prompt, and the most tokens of an answer to it."""
+    """The token IDs of a prompt, and the largest number of tokens of its answer."""
 
     ids: Sequence[int]
     max_tokens: int
 
 
 class ServedByTriton:
-    """The model that Triton serves at ``target``. The first request opens the connection."""
+    """The model that Triton serves at ``target``; the first request opens the connection."""
 
     def __init__(self, target: Target, facts: Facts) -> None:
         self.facts = facts
@@ -150,7 +150,7 @@ class ServedByTriton:
         self._opening = asyncio.Lock()
 
     async def close(self) -> None:
-        """End the connection to Triton."""
+        """Close the connection to Triton."""
         if self._client is not None:
             await self._client.__aexit__(None, None, None)
 
@@ -165,14 +165,19 @@ class ServedByTriton:
         return bool(answer.get("ready"))
 
     async def client(self) -> AsyncClient:
-        """Return the open client. Raises RequestFailed if Triton is away, ApiError for a model of texts."""
+        """Return the open client.
+
+        Raises RequestFailed if Triton does not answer, and ApiError if the model takes text.
+        """
         async with self._opening:
             if self._client is None:
                 client = await AsyncClient(self._target, CORE_MODEL).__aenter__()
                 if client.model.takes_text:
                     await client.__aexit__(None, None, None)
                     raise ApiError(
-                        "The gateway asks models of token ids, and this server's is that of the LLM API.", 501
+                        "The gateway needs a model that takes token ids, and this server's LLM API takes "
+                        "text. The LLM API's trtllm-serve has this protocol itself.",
+                        501,
                     )
                 self._client = client
         return self._client
@@ -184,7 +189,7 @@ class ServedByTriton:
             raise ApiError(message, 404, param="model", code="model_not_found")
 
     def prompts(self, asked: CompletionBody | ChatBody) -> list[TokenPrompt]:
-        """Return the prompts of a request as token ids; long ones take a while, so call it in a thread.
+        """Return the prompts of a request as token ids; long prompts take time, so call this in a thread.
 
         Raises ApiError if the chat has no template, or a prompt leaves no room for the answer.
         """
@@ -197,10 +202,10 @@ class ServedByTriton:
         return [self._prompt(prompt, "prompt", asked.max_tokens, special=special) for prompt in asked.prompt]
 
     def _prompt(
-        self, given: str | list[int], key: str, max_tokens: int | None, *, special: bool
+        self, prompt: str | list[int], key: str, max_tokens: int | None, *, special: bool
     ) -> TokenPrompt:
         encode = self._tokenizer.encode
-        ids = encode(given, add_special_tokens=special) if isinstance(given, str) else given
+        ids = encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
         if not ids:
             raise ApiError("The prompt has no tokens.", param=key)
         most = self.facts.max_seq_len
@@ -211,7 +216,7 @@ class ServedByTriton:
             # Clients such as LiteLLM know this error by OpenAI's first words.
             raise ApiError(
                 f"This model's maximum context length is {most} tokens, but the prompt has {len(ids)} tokens "
-                f"and the answer may have {wanted}, together more.",
+                f"and the answer may have {wanted}, which is more in total.",
                 param=key,
                 code="context_length_exceeded",
             )
@@ -220,7 +225,7 @@ class ServedByTriton:
     async def answer(
         self, asked: AnyBody, prompt: TokenPrompt, choice: int, headers: Mapping[str, str]
     ) -> AsyncGenerator[AnswerPart]:
-        """Yield one answer as it comes; closing the generator ends it on the server.
+        """Yield the parts of one answer as they arrive; closing the generator ends the answer on the server.
 
         ``choice`` is its number among the answers to the prompt; ``headers`` go to Triton with the request.
         Raises ApiError if the served model has no input for a key; RequestFailed as ``AsyncClient.generate``.
@@ -246,10 +251,10 @@ class ServedByTriton:
         text = TextStream(self._tokenizer, asked.stop, skip_special_tokens=skips)
         count, last = 0, -1
         async with aclosing(client.collected(request)) as collecting:
-            async for found in collecting:
-                if found.first is None:
+            async for progress in collecting:
+                if progress.first is None:
                     continue
-                ids, length = found.first.ids, len(prompt.ids)
+                ids, length = progress.first.ids, len(prompt.ids)
                 begin = length if may_repeat and ids[:length] == list(prompt.ids) else 0
                 if not (new := ids[begin + count :]):
                     continue
@@ -269,8 +274,9 @@ class ServedByTriton:
     ) -> dict[str, Any]:
         """Return the options of an answer by the client's names.
 
-        Tokens are drawn unless the request says otherwise, as in OpenAI's protocol. Triton's models are
-        greedy without ``top_k`` and ``top_p``, and draw the same each time without a seed.
+        Tokens are sampled unless the request asks for greedy decoding, as in OpenAI's protocol. Triton's
+        models are greedy without ``top_k`` and ``top_p``, and without a seed they sample the same tokens
+        each time.
         """
         options: dict[str, Any] = {
             "max_tokens": prompt.max_tokens,
@@ -300,9 +306,9 @@ class ServedByTriton:
 
 
 async def merged(streams: Sequence[AsyncGenerator[AnswerPart]]) -> AsyncGenerator[tuple[int, AnswerPart]]:
-    """Yield the parts of several answers as they come, each with its answer's index.
+    """Yield the parts of several answers as they arrive, each with its answer's index.
 
-    When the generator is closed, or one of the answers fails, all of them are ended.
+    All answers end when the generator is closed or one of the answers fails.
     """
     queue: asyncio.Queue[tuple[int, AnswerPart] | None] = asyncio.Queue()
 

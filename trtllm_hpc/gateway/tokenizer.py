@@ -16,9 +16,9 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cl
 
 
 class ModelTokenizer:
-    """The tokenizer in a folder with ``tokenizer.json``; read when it is first used.
+    """The tokenizer in a folder with ``tokenizer.json``; the file is read on first use.
 
-    Its properties and methods raise ``RequestFailed`` if the folder has none that can be read.
+    The properties and methods raise ``RequestFailed`` if no tokenizer in the folder can be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,9 +35,11 @@ class ModelTokenizer:
 
     @cached_property
     def special_tokens(self) -> Mapping[str, str]:
-        """The texts of the special tokens by the names that templates use."""
-        found = {name: self.config.get(name) for name in _SPECIAL}
-        texts = {name: it.get("content") if isinstance(it, dict) else it for name, it in found.items()}
+        """Texts of the special tokens by the names that chat templates use."""
+        tokens = {name: self.config.get(name) for name in _SPECIAL}
+        texts = {
+            name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()
+        }
         return {name: str(text) for name, text in texts.items() if text is not None}
 
     @cached_property
@@ -54,9 +56,9 @@ class ModelTokenizer:
 
     @cached_property
     def pad_id(self) -> int | None:
-        """Id of the token that fills up; that of the end token without one, as in ``preprocessing``."""
-        found = self._id("pad_token")
-        return self.end_id if found is None else found
+        """Id of the padding token; without one, id of the end token, as in ``preprocessing``."""
+        pad = self._id("pad_token")
+        return self.end_id if pad is None else pad
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, by default with the tokenizer's special tokens."""
@@ -68,23 +70,23 @@ class ModelTokenizer:
 
     def _id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
-        found: int | None = None if token is None else self._library.token_to_id(token)
-        return found
+        number: int | None = None if token is None else self._library.token_to_id(token)
+        return number
 
     def _object(self, name: str) -> Mapping[str, Any]:
         try:
-            found = read_json(self.folder / name)
+            content = read_json(self.folder / name)
         except (ValueError, OSError) as error:
             raise RequestFailed(f"{self.folder / name} cannot be read: {error}") from None
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
 
 class TextStream:
-    """The text of an answer as its tokens come; it ends before the first of ``stops``.
+    """The text of an answer while its tokens arrive; the text ends before the first of ``stops``.
 
-    A letter whose bytes are in several tokens is held back until it is whole, and so is text that may become
-    one of the texts to stop at. All parts together are the text of all tokens together, unless these hold
-    bytes that are not a letter: some tokenizers decode those by what follows.
+    A letter whose bytes are in several tokens is held back until it is complete, and so is text that may
+    become one of the texts to stop at. All parts together are the text of all tokens together, unless the
+    tokens contain bytes that are not a letter: some tokenizers decode those by what follows.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, stops: Sequence[str], *, skip_special_tokens: bool) -> None:
@@ -98,7 +100,7 @@ class TextStream:
         """Whether a text to stop at was found."""
 
     def add(self, ids: Sequence[int]) -> str:
-        """Take in tokens, and return the text that is certain now."""
+        """Add tokens, and return the text that is certain now."""
         self._ids.extend(ids)
         new = self._decoded()
         if new and not new.endswith(_BROKEN):
@@ -107,7 +109,7 @@ class TextStream:
         return self._certain()
 
     def end(self) -> str:
-        """Return what was held back, after the last token."""
+        """Return the text that was held back, after the last token."""
         if self.is_stopped:
             return ""
         self._text += self._decoded()
@@ -121,11 +123,11 @@ class TextStream:
         return self._tokenizer.decode(self._ids[begin:], skip_special_tokens=skip)[len(known) :]
 
     def _certain(self) -> str:
-        """Take out the text up to one to stop at, or to what may become one."""
-        found = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
-        if found:
+        """Remove and return the text before a text to stop at, or before the beginning of one."""
+        stops = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
+        if stops:
             self.is_stopped = True
-            part, self._text = self._text[: min(found)], ""
+            part, self._text = self._text[: min(stops)], ""
             return part
         begun = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
         held_back = max((len(part) for part in begun if self._text.endswith(part)), default=0)

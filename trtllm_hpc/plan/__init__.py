@@ -1,1 +1,1 @@
-"""The job file and the profile resolved: layout, stages and every command line."""
+"""Resolve a job file and a profile into a plan: layout, stages and all command lines."""

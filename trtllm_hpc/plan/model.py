@@ -1,7 +1,7 @@
-"""The plan: what will run, as one immutable value, with its stages: what each asks for and waits for.
+"""The plan of a run: one immutable value with servers, layout and stages.
 
-The same job file, profile, run folder and Python give the same plan, and the
-plan alone decides every byte that is rendered.
+The same job file, profile, run folder and Python give the same plan, and the plan alone determines every byte
+that is rendered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trtllm_hpc.runtime.proxy import OPENAI_KINDS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 _STOP_SECONDS = 60
-"""For a server's orderly end, before its time limit."""
+"""Seconds for a server's orderly end before its time limit."""
 _NODE_CHECK_MINUTES = 10
 _DOWNLOAD_CPUS = 2
 _DOWNLOAD_MINUTES = 480
@@ -31,118 +31,120 @@ _DOWNLOAD_MINUTES = 480
 
 @dataclass(frozen=True)
 class ServePart:
-    """Servers of a run that are alike, and their nodes: what the scripts for them differ in."""
+    """Equal servers of a run and their nodes: the values in which the scripts of two such parts differ."""
 
     cluster: ClusterProfile
-    """As these nodes have it."""
+    """The profile for these nodes."""
     layout: Layout
-    """How the ranks of one server are spread."""
+    """Layout of one server's ranks."""
     allocation: Layout
-    """What the serve stage asks for: all servers of the job, or of the component, together."""
+    """Nodes and ranks of all servers of the part together, as the serve stage requests them."""
     group: ServerGroup | None = None
-    """The servers, of one phase of a disaggregated run; ``None``: they are all instances."""
+    """The servers of a phase of a disaggregated run; ``None``: the part has all instances."""
     component: int | None = None
-    """Of a heterogeneous job, whose nodes these are; ``None`` of another job."""
+    """Number of the heterogeneous job's component with these nodes; ``None`` for any other job."""
 
     @property
     def preflight(self) -> str:
-        """The preflight's step on these nodes."""
+        """Name of the preflight's job step on these nodes."""
         return preflight_step(self.component or 0)
 
     @property
     def rank_script(self) -> str:
-        """The script that each task of a server runs."""
+        """Name of the script that each task of a server runs."""
         return "rank.sh" if self.group is None else f"rank.{self.group.role}.sh"
 
 
 @dataclass(frozen=True)
 class Plan(PlanRecord):
-    """A run, resolved: what its folder keeps, and what only the rendering needs."""
+    """A resolved run: the facts that its folder keeps, and those that only rendering needs."""
 
     task_python: str
     """Python that runs the runtime in a rank: inside the container, if there is one."""
     instances: Instances
     servers: tuple[ServerPlan, ...]
-    """The server of each instance; of a disaggregated run the servers of each phase."""
+    """The server that every instance runs; in a disaggregated run, the server of each phase."""
     front: FrontPlan | None
-    """What stands in front of the servers of a disaggregated run."""
+    """The process in front of the servers of a disaggregated run."""
     engines_folder: str
-    """The cache of built engines."""
+    """Folder of the engine cache."""
     build_steps: tuple[BuildStep, ...]
-    """In order; the output of the last is the engine. Empty when no engine is built."""
+    """Build steps in order; the output of the last step is the engine. Empty if no engine is built."""
     repository: tuple[RepositoryModel, ...] | RepositoryRecipe
-    """Models with templates of our own (the reference backend), or how to fill upstream's."""
+    """Models with this package's templates (the reference backend), or the recipe for upstream's
+    templates."""
     all_models: str | None
-    """Where the container has upstream's templates."""
+    """Folder of upstream's templates in the container."""
     served_engines: tuple[ServedEngine, ...]
-    """What the preflight checks."""
+    """Engines that the preflight checks."""
     facts: JobFacts
+    """The job file and the profile, with the facts that follow from them."""
     notes: tuple[str, ...] = ()
-    """What the user should know, though nothing is wrong."""
+    """Notes for the user, without any fault."""
 
     @property
     def layout(self) -> Layout:
-        """How the ranks of one instance are spread."""
+        """Layout of one instance's ranks."""
         return self.instances.layout
 
     @property
     def parts(self) -> tuple[ServePart, ...]:
-        """The nodes of the serve job: those of each component of a heterogeneous one, else all of them."""
+        """The parts of the serve job: one for each component of a heterogeneous job, else a single part."""
         components = self.instances.components
         return self.phases if len(components) > 1 else (ServePart(self.cluster, self.layout, components[0]),)
 
     @property
     def phases(self) -> tuple[ServePart, ...]:
-        """The servers of each phase of a disaggregated run, with the nodes that they are on."""
+        """The servers of each phase of a disaggregated run, with their nodes."""
         components = self.instances.components
         parts = []
-        for it in self.instances.groups:
-            allocation = components[it.component or 0]
-            cluster = self.cluster.for_phase(it.role)
-            parts.append(ServePart(cluster, it.layout, allocation, it, it.component))
+        for group in self.instances.groups:
+            allocation = components[group.component or 0]
+            cluster = self.cluster.for_phase(group.role)
+            parts.append(ServePart(cluster, group.layout, allocation, group, group.component))
         return tuple(parts)
 
     @property
     def tries_network(self) -> bool:
-        """Whether the job first tries the network between its nodes."""
+        """Whether the job first tests the network between its nodes."""
         return self.job.preflight.network != "none" and self.instances.nodes > 1
 
     @property
     def has_proxy(self) -> bool:
-        """Whether a proxy stands in front of the server, which is started and watched by a supervisor."""
+        """Whether there is a proxy in front of the server."""
         return self.job.serve.proxy != "none"
 
     @property
     def proxy_kinds(self) -> tuple[str, ...]:
-        """What the proxy listens for, each at a port of its own."""
+        """Protocols for which the proxy listens, each at a port of its own."""
         kinds = self.backend.proxy_kinds
         return (*kinds, *OPENAI_KINDS) if self.has_gateway else kinds
 
     @property
     def has_gateway(self) -> bool:
-        """Whether a gateway of ours, behind the proxy, speaks OpenAI's protocol."""
+        """Whether this package's gateway serves OpenAI's protocol behind the proxy."""
         return self.backend.can_have_gateway and self.has_proxy
 
     @property
     def backend(self) -> Backend:
-        """How the model is served."""
+        """The backend that serves the model."""
         return backend_of(self.job)
 
     @property
     def server(self) -> ServerPlan:
-        """The server, of a disaggregated run that of the first phase."""
+        """The server; in a disaggregated run, the server of the first phase."""
         return self.servers[0]
 
     @property
     def spawns_workers(self) -> bool:
-        """Whether the server starts its workers itself, by MPI within a job of Slurm."""
+        """Whether the server itself starts its workers, by MPI within a Slurm job."""
         return self.backend.spawns_workers and self.cluster.scheduler == "slurm"
 
     @property
     def needed_programs(self) -> tuple[str, ...]:
-        """Programs that the preflight looks for on every node; each rank looks for its own server.
+        """Programs that the preflight looks for on every node, except Triton, which each rank looks for.
 
-        None where the job file's commands, which run before the server, may install them.
+        Empty with a prologue, whose commands may install programs just before the server starts.
         """
         if self.job.serve.prologue:
             return ()
@@ -152,21 +154,22 @@ class Plan(PlanRecord):
 
     @property
     def restarts(self) -> int:
-        """How often an instance is started again."""
+        """Number of restarts of an instance."""
         if not self.has_proxy:
-            return 0  # the client knows the server by the address that it began with
-        asked = self.job.serve.restarts
-        return (3 if self.instances.count > 1 else 0) if asked is None else asked
+            return 0  # a restarted server would have another address, which its clients do not know
+        restarts = self.job.serve.restarts
+        return (3 if self.instances.count > 1 else 0) if restarts is None else restarts
 
     @property
     def roles(self) -> str:
-        """The servers of each phase of a disaggregated run: ``context:0 generation:1,2``."""
+        """The servers of each phase of a disaggregated run, e.g. ``context:0 generation:1,2``."""
         groups = self.instances.groups
-        return " ".join(f"{it.role}:{','.join(str(one.number) for one in it.servers)}" for it in groups)
+        numbers = {group.role: [str(server.number) for server in group.servers] for group in groups}
+        return " ".join(f"{role}:{','.join(servers)}" for role, servers in numbers.items())
 
     @property
     def leaders(self) -> str:
-        """The instances whose leaders are on each node, for the supervisor: ``0:0,1 2:2,3``."""
+        """The instances whose rank 0 runs on each node, for the supervisor: ``0:0,1 2:2,3``."""
         nodes = self.instances.leaders.items()
         return " ".join(f"{node}:{','.join(map(str, numbers))}" for node, numbers in nodes)
 
@@ -182,14 +185,15 @@ class Plan(PlanRecord):
 
     @property
     def mounts(self) -> tuple[str, ...]:
-        """What the container sees: run folder, engines, folders of the job file, mounts of the profile."""
+        """Mounts of the container: run folder, engines, folders of the job file, mounts of the profile."""
         caches = (self.engines_folder,) if self.build_steps else ()
-        staged = (f"{it}:{it}:ro" for it in [self.cluster.node_models_folder] if self.staged_model)
+        folder = self.cluster.node_models_folder
+        staged = (f"{folder}:{folder}:ro",) if self.staged_model else ()
         return (*all_mounts(self.job, self.cluster, (self.run_folder, *caches)), *staged)
 
     @property
     def caches_folder(self) -> str:
-        """Parent of each user's cache folder; the nodes share it."""
+        """Parent of each user's cache folder, shared by the nodes."""
         named = self.cluster.container.cache_folder
         if named is None or is_below(named, self.cluster.node_local_folders):
             return str(PurePosixPath(self.run_folder).parent)
@@ -197,7 +201,7 @@ class Plan(PlanRecord):
 
     @property
     def staged_model(self) -> str | None:
-        """Where the servers find the model on each node's own disk, if it is copied there."""
+        """Path of the model on each node's own disk, if the model is copied there."""
         return staged_model(self.facts, RunPaths(self.run_folder))
 
     @property
@@ -207,17 +211,17 @@ class Plan(PlanRecord):
 
     @property
     def fills_repository_in_job(self) -> bool:
-        """Whether the repository is made by the serve stage's first step."""
+        """Whether the first step of the serve stage makes the repository."""
         return isinstance(self.repository, RepositoryRecipe)
 
     @property
     def record(self) -> PlanRecord:
-        """What outlives the rendering, for the run folder."""
-        return PlanRecord(**{it.name: getattr(self, it.name) for it in fields(PlanRecord)})
+        """The part of the plan that the run folder keeps."""
+        return PlanRecord(**{field.name: getattr(self, field.name) for field in fields(PlanRecord)})
 
 
 def staged_model(facts: JobFacts, paths: RunPaths) -> str | None:
-    """Return where a run's servers find the model on each node's own disk; ``None``: it is not copied."""
+    """Return the path of the model on each node's own disk; ``None``: the model is not copied."""
     folder, model = facts.cluster.node_models_folder, facts.job.model
     return paths.staged_model(folder, model.path) if model.stage and folder and model.path else None
 
@@ -226,13 +230,13 @@ def staged_model(facts: JobFacts, paths: RunPaths) -> str | None:
 
 
 def make_plan(facts: JobFacts, paths: RunPaths, python: str, *, engines_folder: str | None = None) -> Plan:
-    """Resolve a job file and a profile into a plan, which depends on these arguments only.
+    """Resolve a job file and a profile into a plan, which depends only on these arguments.
+
+    Rules have checked both files, so their faults are not checked again.
 
     Args:
-        python: the interpreter to use on the nodes when the profile names none.
-        engines_folder: the cache of engines; by default ``engines`` beside the folder of runs.
-
-    The rules have judged both files: what they refuse is not looked for again.
+        python: interpreter for the nodes if the profile names none.
+        engines_folder: folder of the engine cache; by default ``engines`` beside the folder of runs.
     """
     job, cluster = facts.job, facts.cluster
     backend = backend_of(job)
@@ -288,24 +292,25 @@ def with_download(plan: Plan) -> Plan:
     """Return the plan with a first stage that downloads its model, on nodes without GPUs."""
     update = {"partition": plan.cluster.download_partition}
     cluster = plan.cluster.model_copy(update=update | dict.fromkeys(("qos", "reservation", "constraint")))
-    asked = _resources(cluster, one_node(1, 0), _DOWNLOAD_CPUS, None, _DOWNLOAD_MINUTES)
-    first = _stage("download", plan.job, RunPaths(plan.run_folder), asked)
+    resources = _resources(cluster, one_node(1, 0), _DOWNLOAD_CPUS, None, _DOWNLOAD_MINUTES)
+    first = _stage("download", plan.job, RunPaths(plan.run_folder), resources)
     after = Dependency("afterok", "download")
-    return replace(plan, stages=(first, *(replace(it, after=(after, *it.after)) for it in plan.stages)))
+    later = (replace(stage, after=(after, *stage.after)) for stage in plan.stages)
+    return replace(plan, stages=(first, *later))
 
 
 def make_stages(
     job: JobFile, cluster: ClusterProfile, instances: Instances, paths: RunPaths, *, builds: bool
 ) -> tuple[Stage, ...]:
-    """The stages of a run, in the order of submission."""
+    """Return the stages of a run, in the order of submission."""
     build, serve, companion = job.build, job.serve, job.companion
     built = (Dependency("afterok", "build"),) if builds else ()
     stages = []
     if builds:
         # TensorRT tunes its kernels on the GPU that will run them.
         needs_gpu = backend_of(job).needs_gpus and cluster.gpus_per_node > 0
-        one = one_node(1, int(needs_gpu) if build.gpus is None else build.gpus)
-        asked = _resources(cluster, one, build.cpus, build.memory_gib, build.time_limit_minutes)
+        layout = one_node(1, int(needs_gpu) if build.gpus is None else build.gpus)
+        asked = _resources(cluster, layout, build.cpus, build.memory_gib, build.time_limit_minutes)
         stages.append(_stage("build", job, paths, asked))
     profiles = [cluster.for_phase(group.role) for group in instances.groups] or [cluster]
     components = tuple(
@@ -323,14 +328,14 @@ def make_stages(
         limits = companion.cpus, companion.memory_gib, companion.time_limit_minutes
         asked = _resources(cluster, one_node(1, 0), *limits)
         asked = replace(asked, partition=cluster.companion_partition or cluster.partition)
-        # "after" also holds when the serve job is cancelled before it starts, as
-        # it is when the build fails (sbatch(1), --dependency): so both are named.
+        # The build is a condition as well, because "after" also holds if the serve job is cancelled before
+        # its start, as it is if the build fails (sbatch(1), --dependency).
         stages.append(_stage("companion", job, paths, asked, after=(Dependency("after", "serve"), *built)))
     return tuple(stages)
 
 
 def node_check_stage(job: JobFile, cluster: ClusterProfile, layout: Layout, paths: RunPaths) -> Stage:
-    """The job of ``doctor --on-nodes``: what the serve stage asks for, on few nodes and for ten minutes."""
+    """Return the job of ``doctor --on-nodes``: the serve stage's resources, on few nodes for ten minutes."""
     limits = job.serve.cpus_per_rank, job.serve.memory_gib_per_node, _NODE_CHECK_MINUTES
     asked = _resources(cluster, layout, *limits)
     asked = replace(asked, tasks_per_node=layout.ranks_per_node, exclusive=cluster.exclusive)
@@ -347,7 +352,7 @@ def _stage(
 def _resources(
     cluster: ClusterProfile, layout: Layout, cpus_per_task: int, memory_gib: int | str | None, minutes: int
 ) -> Resources:
-    """What every stage asks for on this cluster."""
+    """Return the resources that every stage requests on this cluster."""
     return Resources(
         nodes=layout.nodes,
         tasks=layout.world_size,

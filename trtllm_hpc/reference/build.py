@@ -24,13 +24,13 @@ _SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "max_position_embeddings"),
 )
-"""Sizes of a model that ``config.json`` has, if the model has them."""
+"""Sizes of a model that are copied into the engine's ``config.json``; a model may lack some of them."""
 _NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
-"""A file of safetensors without any: the length of its header, and the header."""
+"""A safetensors file without tensors: the length of its header, and the header."""
 
 
 def build(settings: argparse.Namespace) -> None:
-    """Build the engine at ``settings.output``, a new folder; if that fails the folder is removed.
+    """Build the engine in ``settings.output``, a new folder that is removed if the build fails.
 
     Raises BuildFailed if the model cannot be read or cannot be split over the ranks; OSError if the folder
     exists or cannot be written.
@@ -51,9 +51,12 @@ def build(settings: argparse.Namespace) -> None:
 
             _readable(AutoTokenizer, settings.model).save_pretrained(engine / TOKENIZER)
             if not (engine / TOKENIZER / "tokenizer.json").is_file():
-                raise BuildFailed(f"The tokenizer in {settings.model} cannot be written as tokenizer.json.")
+                raise BuildFailed(
+                    f"The tokenizer in {settings.model} cannot be written as tokenizer.json: "
+                    "use a model with a fast tokenizer."
+                )
         write_json(engine / CONFIG, _engine_config(settings, model))
-    except BaseException:  # Ctrl-C must leave nothing behind either
+    except BaseException:  # Ctrl-C must not leave a partial engine either
         shutil.rmtree(engine)
         raise
     print(f"engine ready in {engine}", flush=True)
@@ -75,7 +78,7 @@ def _write_model(settings: argparse.Namespace, engine: Path) -> dict[str, Any]:
     config = model.config.get_text_config()
     _check(model, config, settings)
     print("writing weights", flush=True)
-    # One file, of which each rank reads its part.
+    # In one file, from which each rank reads its part.
     model.save_pretrained(engine / MODEL, max_shard_size="1000TB")
     sizes = {name: getattr(config, name) for name in _SIZES if hasattr(config, name)}
     return {"architecture": type(model).__name__, **sizes}
@@ -99,12 +102,12 @@ def _check(model: Any, config: Any, settings: argparse.Namespace) -> None:
     if model.config.is_encoder_decoder or kinds or model._is_stateful or limits_scores or sinks:
         raise BuildFailed(
             f"The reference backend cannot serve models of type {config.model_type}: it has plain attention "
-            "over all tokens, and no encoder, state, sinks or softcapping."
+            "over all tokens, and no encoder, state, sinks or softcapping. Use engine.backend: tensorrtllm."
         )
 
 
 def _readable(kind: Any, source: Path, **arguments: Any) -> Any:
-    """Read a model or tokenizer from a local folder; any exception of transformers becomes one sentence."""
+    """Read a model or tokenizer from a local folder. Raises BuildFailed for any exception of transformers."""
     try:
         return kind.from_pretrained(source, local_files_only=True, **arguments)
     except Exception as error:  # transformers and its readers raise anything
@@ -114,7 +117,7 @@ def _readable(kind: Any, source: Path, **arguments: Any) -> Any:
 
 
 def _engine_config(settings: argparse.Namespace, model: Mapping[str, Any]) -> dict[str, Any]:
-    """``config.json`` in the format that ``trtllm-build`` writes."""
+    """Return the content of ``config.json`` in the format that ``trtllm-build`` writes."""
     ranks = settings.tensor_parallel
     return {
         "version": __version__,
@@ -139,13 +142,13 @@ def _engine_config(settings: argparse.Namespace, model: Mapping[str, Any]) -> di
 _NUMBERS = {
     "--tensor-parallel": (None, "ranks"),
     "--max-batch-size": (None, "requests that run at once"),
-    "--max-input-len": (None, "prompt, in tokens"),
-    "--max-seq-len": (None, "prompt and new tokens together"),
-    "--max-num-tokens": (0, "tokens of a step (default: 8192, or those of a full batch)"),
-    "--tokens-per-block": (64, "size of a block of the KV cache (default 64)"),
-    "--seed": (0, "of a synthetic model's weights (default 0)"),
+    "--max-input-len": (None, "longest prompt in tokens"),
+    "--max-seq-len": (None, "longest sequence in tokens: prompt and new tokens together"),
+    "--max-num-tokens": (0, "most tokens of one step (default: 8192, or those of a full batch)"),
+    "--tokens-per-block": (64, "tokens in a block of the KV cache (default 64)"),
+    "--seed": (0, "seed of a synthetic model's weights (default 0)"),
 }
-"""Options that take a number: the default (``None``: it must be given), and the help."""
+"""Options with a number: the default (``None`` for a required option), and the help."""
 
 
 def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -171,7 +174,7 @@ def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Run the build stage and return its exit code."""
     try:
         build(_settings(argv))
     except TrtllmHpcError as error:

@@ -1,8 +1,8 @@
-"""Passes requests and cancellations from Triton to the engine, and its answers and figures to Triton.
+"""Passes requests and cancellations from Triton to the engine, and answers and metrics back to Triton.
 
-The thread that hears what the engine generated makes tensors of it and sends them. If it falls behind, all
-tokens that are ready for a request go into one response. Another thread keeps the metrics of the engine, on
-Triton's metrics port, up to date: names and labels are those of ``custom_metrics_reporter.cc`` in NVIDIA's
+The thread that receives generated tokens from the engine sends them as tensors. If the thread falls behind,
+all tokens that are ready for a request go into one response. Another thread updates the engine's metrics on
+Triton's metrics port: names and labels are those of ``custom_metrics_reporter.cc`` in NVIDIA's
 tensorrtllm_backend v0.16.0; ``waiting`` and ``fraction`` came with v0.18.
 """
 
@@ -27,7 +27,7 @@ from trtllm_hpc.reference.generation import Generated, GenerationRequest, Load, 
 from trtllm_hpc.reference.requests import Array
 
 CHECK_S = 0.1
-"""Time between two questions to Triton (100 µs each) whether clients are still there."""
+"""Seconds between two checks for disconnected clients; a check takes Triton 100 µs for each request."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,14 +39,14 @@ class _Open:
     sender: Any
     request_id: str
     wanted: Collection[str]
-    """Names of the outputs that its client wants."""
+    """Names of the outputs that the client requested."""
     number: int = 0
-    """By which the engine knows it."""
+    """The request's number in the engine."""
     request: GenerationRequest | None = None
     generated: Generated = field(default_factory=lambda: Generated((), (), False))
-    """As last heard."""
+    """The newest state of the answer from the engine."""
     sent: int = 0
-    """Tokens of it that the client has."""
+    """Number of tokens of the answer that were sent to the client."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while the sender is used, which must not happen after the last response."""
     is_answered: bool = False
@@ -65,15 +65,15 @@ class Delivery:
         self._observe = observe
         self._numbers = itertools.count()
         self._open: dict[int, _Open] = {}
-        """By number."""
+        """Unanswered requests by their number in the engine."""
         self._closing = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="cancellations", daemon=True)
         self._watcher.start()
 
     def submit(self, request: Any, read: Callable[[Any], GenerationRequest | None]) -> None:
-        """Have a Triton request answered; one that ``read`` or the engine refuses, with the reason.
+        """Submit a Triton request to the engine, or answer why ``read`` or the engine refuses it.
 
-        Where ``read`` returns ``None`` the request stops those with the same id.
+        If ``read`` returns ``None``, the request stops the requests with the same id.
         """
         sender, wanted = request.get_response_sender(), frozenset(request.requested_output_names())
         opened = _Open(sender, request.request_id(), wanted, next(self._numbers))
@@ -88,7 +88,7 @@ class Delivery:
             self._fail(opened, error)
 
     def hear(self, number: int, outcome: Outcome) -> None:
-        """Send what the engine generated, whatever happens: the next answers must still be sent."""
+        """Send the tokens that the engine generated; never raises, so that later answers are still sent."""
         opened = self._open.get(number)
         if opened is None:
             return
@@ -97,7 +97,7 @@ class Delivery:
                 self._fail(opened, outcome)
             else:
                 self._respond(opened, outcome)
-        except Exception as error:  # noqa: BLE001 - whatever Triton raises, its client must hear of it
+        except Exception as error:  # noqa: BLE001 - the client must get an error, whatever Triton raises
             _log.exception("an answer could not be sent")
             with suppress(Exception):
                 self._fail(opened, RequestFailed(f"The answer could not be sent: {error}"))
@@ -108,12 +108,12 @@ class Delivery:
         self._watcher.join()
 
     def _stop(self, stopping: _Open) -> None:
-        """Stop the requests with this id; each gets what was generated so far.
+        """Stop the requests with this id; each is answered with the tokens generated so far.
 
-        The stop request itself gets an empty answer, whether or not there was a request with that id.
+        The stop request itself gets an empty answer, even if no request has that id.
         """
         if not stopping.request_id:
-            raise RequestFailed("stop=true needs a request id: that of the request to be stopped.")
+            raise RequestFailed("stop=true needs a request id: the id of the request to be stopped.")
         for opened in list(self._open.values()):
             if opened.request_id == stopping.request_id:
                 self._engine.cancel(opened.number)
@@ -131,14 +131,14 @@ class Delivery:
             arrays = tensors(request, opened.sent, generated)
             opened.sent = len(generated.tokens)
             response = self._triton.InferenceResponse(
-                [self._triton.Tensor(name, it) for name, it in arrays.items() if name in opened.wanted]
+                [self._triton.Tensor(name, array) for name, array in arrays.items() if name in opened.wanted]
             )
             if generated.is_final:
                 self._observe(len(request.prompt), len(generated.tokens))
             self._send(opened, response, is_last=generated.is_final)
 
     def _fail(self, opened: _Open, error: RequestFailed, *, is_cancelled: bool = False) -> None:
-        """Answer a request with an error."""
+        """End a request in the engine, and answer it with an error."""
         kinds = self._triton.TritonError
         code = kinds.UNAVAILABLE if isinstance(error, QueueFull) else kinds.INVALID_ARG
         code = kinds.CANCELLED if is_cancelled else code
@@ -152,7 +152,7 @@ class Delivery:
     def _send(self, opened: _Open, response: Any, *, is_last: bool) -> None:
         flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0
         opened.sender.send(response, flags=flags)
-        # Only now: if it could not be sent, an error may follow.
+        # Marked only after sending: if the response could not be sent, an error may follow.
         if is_last:
             opened.is_answered = True
             self._open.pop(opened.number, None)
@@ -171,7 +171,7 @@ class Delivery:
 
 
 def tensors(request: GenerationRequest, sent: int, generated: Generated) -> dict[str, Array]:
-    """The output tensors of the next response by name, when so many tokens have been sent.
+    """Return the output tensors of the next response by name, after ``sent`` tokens of the answer were sent.
 
     Names, types and shapes are those of ``fillTritonResponse`` in
     ``inflight_batcher_llm/src/model_instance_state.cc`` of NVIDIA's tensorrtllm_backend v0.16.0, and what
@@ -192,7 +192,7 @@ def tensors(request: GenerationRequest, sent: int, generated: Generated) -> dict
 
 
 PERIOD_S = 0.1
-"""Time between two updates of the gauges."""
+"""Seconds between two updates of the gauges."""
 
 LABELS = {
     "nv_trt_llm_request_metrics": "request_type",
@@ -203,11 +203,14 @@ LABELS = {
     "nv_llm_input_token_len": "response_metric_type",
     "nv_llm_output_token_len": "response_metric_type",
 }
-"""The families of metrics, each with the label in which its metrics differ."""
+"""The label that distinguishes the metrics of each family."""
 
 
 def gauges(load: Load, memory: Mapping[str, int], now: float) -> dict[str, Mapping[str, float]]:
-    """Values by family and label, at ``now``, in seconds since 1970; ``memory`` is in bytes, by kind."""
+    """Return the gauges' values by family and label.
+
+    ``memory`` is in bytes by kind, and ``now`` in seconds since 1970.
+    """
     used, most = load.blocks_used, load.blocks_max
     requests = ("active", "scheduled", "context", "waiting")
     values: list[Mapping[str, float]] = [
@@ -227,7 +230,7 @@ def gauges(load: Load, memory: Mapping[str, int], now: float) -> dict[str, Mappi
 
 
 def memory_used() -> dict[str, int]:
-    """Bytes that this process uses: resident memory of the host, and GPU memory reserved by torch."""
+    """Return the bytes that this process uses: resident host memory, and GPU memory reserved by torch."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     torch = sys.modules.get("torch")
     on_gpu = torch.cuda.memory_reserved() if torch is not None and torch.cuda.is_initialized() else 0
@@ -235,10 +238,10 @@ def memory_used() -> dict[str, int]:
 
 
 class LoadReporter:
-    """Keeps Triton's copy of the metrics up to date, from a thread of its own.
+    """Updates Triton's copy of the engine's metrics in a separate thread.
 
-    Each update is a message to another process, so only changes are sent. Name and version of the model are
-    labels of every metric.
+    Each update is a message to another process, so only changed values are sent. Name and version of the
+    model are labels of every metric.
     """
 
     def __init__(self, engine: RankEngine, triton: Any, *, model: str, version: str) -> None:
@@ -257,19 +260,19 @@ class LoadReporter:
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Start the updates; not while Triton initialises the model, when its stub crashes of them."""
+        """Start the updates. Triton's stub crashes if this is called while Triton initialises the model."""
         if not self._thread.is_alive():
             self._thread.start()
 
     def observe(self, prompt: int, answer: int) -> None:
-        """Count a finished sequence by its tokens, at once."""
+        """Record the lengths of a finished sequence, in tokens."""
         # The stub of Triton 2.51 crashes when two threads use its metrics at the same time.
         with self._using:
             for kind, length in (("input", prompt), ("output", answer)):
                 self._metric(f"nv_llm_{kind}_token_len", f"total_{kind}_tokens").observe(length)
 
     def close(self) -> None:
-        """End the thread and delete Triton's objects: later they find no channel, and the stub crashes."""
+        """End the thread and delete Triton's metrics: deleting them after the model crashes the stub."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -293,7 +296,7 @@ class LoadReporter:
                 self._sent[family, label] = value
 
     def _metric(self, family: str, label: str, **histogram: Any) -> Any:
-        """Return a metric of a family, which is made first: a histogram if buckets are given."""
+        """Return a metric of a family, and create it on first use: a histogram if buckets are given."""
         if (family, label) not in self._metrics:
             kinds = self._triton.MetricFamily
             if family not in self._families:

@@ -1,8 +1,8 @@
 """An engine that computes a model with transformers' continuous batching.
 
-The library has the scheduler, the paged KV cache, and the tensor parallelism. What it lacks is here: settings
-of each request that the library has for a whole batch only (seed, stop words), and the end of all ranks when
-one is lost.
+The library has the scheduler, the paged KV cache, and the tensor parallelism. This module adds settings for
+each request that the library has only for a whole batch (seed, stop words), and ends all ranks when one is
+lost.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _log = logging.getLogger(__name__)
 class Chooser(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]
     """Chooses the next token of each request in a step by the request's own settings.
 
-    The library then takes the likeliest token: the scores of the others are minus infinity. It chooses the
-    same on every rank, and whatever else is in the batch: a draw depends on seed and place alone.
+    The scores of all other tokens become minus infinity, so that the library takes the chosen token. The
+    choice is the same on every rank and in any batch, because it depends on the seed and the position only.
     """
 
     def __init__(self, load: Load) -> None:
         super().__init__(transformers.LogitsProcessorList())
         self.do_processing = True
         self.step = load
-        """The limits, what the last step computed, and the number of steps."""
+        """The engine's limits, the size of the last step, and the number of steps."""
         self._states: list[Any] = []
 
     def check_kwargs(self, kwargs: dict[str, Any]) -> None:
-        """Any: it is the request itself."""
+        """Accept any arguments: they are the request itself."""
 
     def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: torch.Tensor) -> torch.Tensor:
-        """Before a step: keep its requests, and set the tokens that end them."""
-        context = [it.query_length for it in requests_in_batch if it.query_length > 1]
+        """Keep the requests of the next step, and set the tokens that end them."""
+        context = [future.query_length for future in requests_in_batch if future.query_length > 1]
         self.step = replace(
             self.step,
             scheduled=len(requests_in_batch),
@@ -59,7 +59,7 @@ class Chooser(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]
             generation_requests=len(requests_in_batch) - len(context),
             iteration=self.step.iteration + 1,
         )
-        self._states = [it.state for it in requests_in_batch if it.has_new_token]
+        self._states = [future.state for future in requests_in_batch if future.has_new_token]
         for state in self._states:
             state._eos_token_ids = self._ends(state)
         return arg_storage
@@ -67,7 +67,7 @@ class Chooser(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]
     def __call__(
         self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: torch.Tensor
     ) -> torch.Tensor:
-        """Of the scores [requests, vocabulary], leave one of each row."""
+        """Return scores [requests, vocabulary] that are minus infinity except for one token in each row."""
         chosen = torch.full_like(scores, -torch.inf)
         for row, state in enumerate(self._states):
             request, logits = state.logit_processor_kwargs["request"], scores[row]
@@ -105,7 +105,7 @@ class Chooser(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]
 
     @staticmethod
     def _ends(state: Any) -> set[int]:
-        """The end token, and the last tokens of the stop words that all but those have been generated of.
+        """Return the end token, and the last token of each stop word whose other tokens precede this place.
 
         A stop word may begin in the prompt, as in TensorRT-LLM.
         """
@@ -119,7 +119,7 @@ class Chooser(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]
 
 
 class ModelEngine:
-    """One rank's part: see ``generation.RankEngine``. Raises StartFailed if it cannot be loaded."""
+    """One rank of the engine: see ``generation.RankEngine``. Raises StartFailed if it cannot be loaded."""
 
     def __init__(
         self, folder: Path, info: EngineInfo, world: World, *, max_queue_size: int, max_tokens: int
@@ -131,7 +131,7 @@ class ModelEngine:
         began = time.monotonic()
         model = _load(folder, info.dtype, world)
         _log.info("rank %d: weights loaded in %.1f s", world.rank, time.monotonic() - began)
-        # The library takes one block more than a sequence fills.
+        # The library allocates one block more than a sequence fills.
         size = info.tokens_per_block
         full = info.max_batch_size * (info.max_seq_len // size + 1)
         blocks = min(full, max_tokens // size + 1) if max_tokens else full
@@ -156,7 +156,7 @@ class ModelEngine:
         self._loop = self._manager._generation_thread
 
     def start(self, hear: Hear, die: Die) -> None:
-        """Pass on outputs from a thread of their own; of those that are ready for a request, the last."""
+        """Pass on outputs in a separate thread; if several are ready for a request, the last of them."""
         self._watch(die)
         outputs: queue.Queue[Any] = self._manager.output_router.output_queue
 
@@ -166,9 +166,10 @@ class ModelEngine:
                 while not outputs.empty() and outputs.queue[0] is not None:
                     output = outputs.get()
                     ready[output.request_id] = output
-                for number, it in ready.items():
-                    progress = Generated(it.generated_tokens, it.logprobs, it.is_finished())
-                    failed = None if it.error is None else RequestFailed(f"The request failed: {it.error}")
+                for number, newest in ready.items():
+                    progress = Generated(newest.generated_tokens, newest.logprobs, newest.is_finished())
+                    error = newest.error
+                    failed = None if error is None else RequestFailed(f"The request failed: {error}")
                     hear(int(number), failed or progress)
 
         self._passing_on = threading.Thread(target=pass_on, name="outputs", daemon=True)
@@ -180,7 +181,10 @@ class ModelEngine:
         room = (load.blocks_max - 1) * load.tokens_per_block
         total = len(request.prompt) + request.max_new_tokens
         if total > room:
-            raise RequestFailed(f"The request may need {total} tokens in the KV cache, which holds {room}.")
+            raise RequestFailed(
+                f"The request may need {total} tokens in the KV cache, which has room for {room}. "
+                "Ask for fewer tokens, or raise kv_cache.max_tokens."
+            )
         check_room(load, self._max_queue_size)
         self._manager.add_request(
             list(request.prompt),
@@ -191,11 +195,11 @@ class ModelEngine:
         )
 
     def cancel(self, number: int) -> None:
-        """End a request, and free its place."""
+        """End a request and free its blocks."""
         self._manager.cancel_request(str(number))
 
     def load(self) -> Load:
-        """What the engine does now."""
+        """Return the engine's load now."""
         processor, step = self._manager.batch_processor, self._chooser.step
         if processor is None:
             return step
@@ -207,7 +211,7 @@ class ModelEngine:
         return replace(step, active=running + waiting, waiting=waiting, blocks_used=used)
 
     def stop(self) -> None:
-        """Finish what is queued, stop the other ranks and return."""
+        """Finish the queued requests, and stop the other ranks."""
         self._manager.stop()
         self._manager.output_router.output_queue.put(None)
         self._passing_on.join()
@@ -215,14 +219,14 @@ class ModelEngine:
         self._channel.close()
 
     def follow(self, die: Die) -> None:
-        """Compute with the leader until it stops."""
+        """Take part in the leader's steps until it stops."""
         self._watch(die)
         self._loop.join()
         if not self._channel.receive():
             self._channel.close()
 
     def _watch(self, die: Die) -> None:
-        """Have the rank ended when another is lost, or its own loop has failed: no rank can go on alone."""
+        """Call ``die`` when another rank is lost or this rank's loop fails: no rank can continue alone."""
         self._channel.watch(die)
 
         def look() -> None:
@@ -236,7 +240,7 @@ class ModelEngine:
 
 
 def _load(folder: Path, dtype: str, world: World) -> Any:
-    """The model, of which each rank has a part; raises StartFailed if its files cannot be read."""
+    """Return this rank's part of the model. Raises StartFailed if its files cannot be read."""
     transformers.utils.logging.disable_progress_bar()
     split = {"distributed_config": DistributedConfig(tp_plan="auto")} if world.size > 1 else {}
     try:

@@ -22,13 +22,14 @@ BUILD_LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_token
 
 
 CONFIG, MODEL, TOKENIZER = "config.json", "model", "tokenizer"
-"""In an engine's folder: layout and limits in TensorRT-LLM's format, the model as transformers stores it, and
-the default of ``tokenizer_dir``. The model has a folder because its configuration has the same name."""
+"""Names in an engine's folder: layout and limits in TensorRT-LLM's format, the model as transformers stores
+it, and the default of ``tokenizer_dir``. The model has its own folder because its configuration is also
+called ``config.json``."""
 
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What a server must know of an engine before it loads the weights. Lengths are in tokens."""
+    """The properties of an engine that a server reads before the weights. Lengths are in tokens."""
 
     dtype: str
     vocab_size: int
@@ -38,13 +39,13 @@ class EngineInfo:
     max_seq_len: int
     """Prompt and new tokens together."""
     max_num_tokens: int
-    """Most tokens of one step, all requests together."""
+    """Most tokens of one step, for all requests together."""
     tokens_per_block: int
     is_stand_in: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> EngineInfo:
-        """Read an engine's configuration. Raises StartFailed if it is missing or not one."""
+        """Read an engine's configuration. Raises StartFailed if it is missing or invalid."""
         try:
             record: Any = read_json(folder / CONFIG)
             pretrained, build = record["pretrained_config"], record["build_config"]
@@ -62,11 +63,11 @@ class EngineInfo:
 
 
 def plain_path(path: str) -> str:
-    """A name for ``path`` that this process can open.
+    """Return a name for ``path`` that this process can open.
 
-    Triton's stub starts Python isolated and without a locale, so that file names are ASCII whatever the
-    environment says, and the libraries that read the files take no escaped bytes. A path with other letters
-    gets a link with an ASCII name in the rank's scratch folder, which the job removes.
+    Triton's stub starts Python isolated and without a locale, so file names are ASCII whatever the
+    environment says, and the libraries that read the files do not accept escaped bytes. A path with other
+    letters gets a link with an ASCII name in the rank's scratch folder, which the job removes.
     """
     if path.isascii() or sys.getfilesystemencoding() == "utf-8":
         return path

@@ -1,10 +1,10 @@
-"""Reads and checks one request to the ``tensorrt_llm`` model.
+"""Reading and checking of one request to the ``tensorrt_llm`` model.
 
 Names, types, defaults and meanings of the tensors are those of NVIDIA's TensorRT-LLM 0.16 and its backend for
 Triton (``inflight_batcher_llm/src/utils.cc`` of tensorrtllm_backend v0.16.0,
-``cpp/tensorrt_llm/executor/samplingConfig.cpp`` and ``layers/defaultDecodingParams.h`` of TensorRT-LLM). What
-this backend cannot do is refused by name, never ignored. Triton has checked types and shapes by
-``config.pbtxt``, and that every input has a row for each prompt.
+``cpp/tensorrt_llm/executor/samplingConfig.cpp`` and ``layers/defaultDecodingParams.h`` of TensorRT-LLM).
+Inputs that this backend does not support are refused by name, never ignored. Triton has checked types and
+shapes by ``config.pbtxt``, and that every input has a row for each prompt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trtllm_hpc.reference.generation import NO_END, GenerationRequest
 
 Array = np.ndarray[Any, Any]
 Inputs = Mapping[str, Array]
-"""Each with a row for the one prompt."""
+"""Input arrays by name, each with one row for the single prompt."""
 _Number = TypeVar("_Number", int, float)
 
 _REFUSED: Mapping[str, tuple[str, ...]] = {
@@ -48,8 +48,8 @@ _REFUSED: Mapping[str, tuple[str, ...]] = {
         *("IMAGE_BYTES", "IMAGE_URL", "VIDEO_BYTES"),
     ),
 }
-"""What is refused, with the inputs that ask for it, of all models. An input that only qualifies one of these
-is ignored."""
+"""Unsupported features, each with the inputs of all models that request it. An input that only qualifies one
+of these is ignored."""
 _WHAT = {name: what for what, names in _REFUSED.items() for name in names}
 _ALWAYS_ASKS = frozenset(
     {
@@ -57,22 +57,22 @@ _ALWAYS_ASKS = frozenset(
         *("prompt_embedding_table", "encoder_input_features"),
     }
 )
-"""Inputs that ask for something with any value."""
+"""Inputs that request an unsupported feature with any value."""
 _NOTHING = {"runtime_top_p_decay": 1, "beam_width": 1, "num_return_sequences": 1, "bad_words_list": -1}
-"""Values of inputs, beside 0 and empty texts, that ask for nothing."""
+"""Values of inputs, besides 0 and empty texts, that request nothing."""
 _SEEDS = 1 << 64
 
 
 def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> GenerationRequest | None:
-    """Read the inputs of one Triton request; ``None`` for one that stops another, with the same id.
+    """Return one Triton request, or ``None`` if it stops other requests with the same id.
 
-    Raises RequestFailed if it exceeds the engine's limits, or this backend does not support it.
+    Raises RequestFailed if the request exceeds the engine's limits or uses an unsupported feature.
     """
     stop, prompts = inputs.get("stop"), inputs.get("input_ids")
     if stop is not None and stop.any():
         return None
     if prompts is None:
-        raise RequestFailed("input_ids is missing: it must hold the tokens of the prompt.")
+        raise RequestFailed("input_ids is missing: it must contain the tokens of the prompt.")
     refuse_batch(prompts)
     refuse_unsupported(inputs)
     request = _request(inputs, prompts[0].tolist(), info)
@@ -86,28 +86,29 @@ def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> GenerationReq
 def refuse_batch(prompts: Array) -> None:
     """Raise RequestFailed unless there is one prompt."""
     if len(prompts) > 1:
-        raise RequestFailed(f"The request holds {len(prompts)} prompts. Send one prompt a request.")
+        raise RequestFailed(f"The request contains {len(prompts)} prompts. Send one prompt per request.")
 
 
 def refuse_unsupported(inputs: Inputs) -> None:
-    """Raise RequestFailed with the name of an input of any model that asks for what this backend lacks."""
+    """Raise RequestFailed with the name of an input that requests an unsupported feature, in any model."""
     for name, array in inputs.items():
         if name not in _WHAT or not array.size:
             continue
         values = array.reshape(-1).tolist()
-        if name in _ALWAYS_ASKS or any(it not in (0, b"", _NOTHING.get(name, 0)) for it in values):
+        if name in _ALWAYS_ASKS or any(value not in (0, b"", _NOTHING.get(name, 0)) for value in values):
             raise RequestFailed(
-                f"{name} asks for {_WHAT[name]}, which the reference backend does not have. Leave it out."
+                f"{name} asks for {_WHAT[name]}, which the reference backend does not have. "
+                "Leave this input out."
             )
 
 
 def _number(
     inputs: Inputs, name: str, default: _Number, *, least: float = 0, most: float = math.inf
 ) -> _Number:
-    """Return a number; the default if it was not sent. Raises RequestFailed if it is not within bounds."""
+    """Return a number, or the default if it was not sent. Raises RequestFailed if it is out of bounds."""
     array = inputs.get(name)
     value: _Number = default if array is None or not array.size else array.reshape(-1)[0].item()
-    # A value as the client wrote it: 0.7 as a 32-bit float is 0.699999988.
+    # Messages show a value as the client wrote it: 0.7 as a 32-bit float is 0.699999988.
     shown = value if isinstance(value, int) else f"{value:.6g}"
     if not math.isfinite(value):
         raise RequestFailed(f"{name} is {shown}; it must be a finite number.")
@@ -123,9 +124,9 @@ def _request(inputs: Inputs, prompt: list[int], info: EngineInfo) -> GenerationR
     new = _number(inputs, "request_output_len", 0, least=1)
     length = _number(inputs, "input_lengths", len(prompt), least=-math.inf)
     if not 0 <= length <= len(prompt):
-        raise RequestFailed(f"input_lengths is {length}, but input_ids holds {len(prompt)} tokens.")
+        raise RequestFailed(f"input_lengths is {length}, but input_ids contains {len(prompt)} tokens.")
     if length == 0:
-        raise RequestFailed("The prompt is empty: input_ids must hold at least one token.")
+        raise RequestFailed("The prompt is empty: input_ids must contain at least one token.")
     if length > info.max_input_len:
         raise RequestFailed(
             f"The prompt has {length} tokens; this engine was built for max_input_len {info.max_input_len}."
@@ -138,10 +139,11 @@ def _request(inputs: Inputs, prompt: list[int], info: EngineInfo) -> GenerationR
     outside = next((token for token in prompt[:length] if not 0 <= token < info.vocab_size), None)
     if outside is not None:
         raise RequestFailed(
-            f"input_ids holds {outside}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
+            f"input_ids contains {outside}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
         )
-    # Without both, or with zeros, decoding is greedy; if only one is set, the other sets no limit. It is
-    # greedy at a temperature of 0, too: TensorRT-LLM divides the logits by it plus 1e-6.
+    # Without top_k and top_p, or with zeros, decoding is greedy; if only one is set, the other sets no limit.
+    # Decoding is also greedy at a temperature of 0: TensorRT-LLM divides the logits by the temperature +
+    # 1e-6.
     top_k, top_p = _number(inputs, "runtime_top_k", 0), _number(inputs, "runtime_top_p", 0.0, most=1)
     temperature = _number(inputs, "temperature", 1.0)
     repetition = _number(inputs, "repetition_penalty", 1.0)
@@ -165,7 +167,7 @@ def _request(inputs: Inputs, prompt: list[int], info: EngineInfo) -> GenerationR
 
 
 def _stop_words(inputs: Inputs) -> tuple[tuple[int, ...], ...]:
-    """Read words in upstream's layout: a row with all their tokens, and a row with their ends, then -1."""
+    """Read stop words in upstream's layout: a row of all tokens, and a row of the ends, then -1."""
     array = inputs.get("stop_words_list")
     if array is None or not array.size:
         return ()

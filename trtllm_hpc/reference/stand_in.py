@@ -1,8 +1,8 @@
-"""An engine without a model, for trying how a server is launched, fails and ends.
+"""An engine without a model, for tests of how a server is launched, fails and ends.
 
-It needs no PyTorch, and is ready at once. It takes requests, batches them and streams as the other engine
-does, but its tokens follow from their place alone. All ranks meet in every step, as in a collective: one
-that has died ends the others, and one that is stopped holds them up.
+The engine does not need PyTorch, and is ready at once. It accepts requests, batches them and streams like the
+other engine, but a token depends only on its position. All ranks meet in every step, as in a collective: a
+rank that has died ends the others, and a rank that is stopped delays them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from trtllm_hpc.reference.generation import Die, Generated, GenerationRequest, H
 from trtllm_hpc.reference.world import Channel, World, first_sentence
 
 STEP_S = 0.002
-"""A step takes about as long as that of the smallest model."""
+"""Seconds of one step, about those of the smallest model."""
 
 _FIRST_TOKEN = 3
-"""Those before it are special and have no text."""
+"""The first token with a text; tokens before it are special."""
 _STRIDE = 37
-"""Between the tokens of an answer, so that its text does not repeat soon."""
+"""Distance between successive tokens of an answer, so that its text does not repeat soon."""
 
 
 class StandIn:
-    """One rank's part: see ``generation.RankEngine``."""
+    """One rank of the engine: see ``generation.RankEngine``."""
 
     def __init__(self, info: EngineInfo, world: World, *, max_queue_size: int) -> None:
         size = info.tokens_per_block
@@ -35,12 +35,12 @@ class StandIn:
         self._words = info.vocab_size - _FIRST_TOKEN
         self._channel = Channel(world)
         self._open: dict[int, tuple[GenerationRequest, list[int]]] = {}
-        """Each request with the tokens of its answer; the first ones run."""
+        """Each request with the tokens of its answer by number; the first ``max_requests`` of them run."""
         self._changed = threading.Condition()
         self._is_stopping = False
 
     def start(self, hear: Hear, die: Die) -> None:
-        """Make steps in a thread of their own while there are requests."""
+        """Run steps in a separate thread while there are requests."""
         self._thread = threading.Thread(target=self._run, args=(hear, die), name="steps", daemon=True)
         self._thread.start()
 
@@ -57,7 +57,7 @@ class StandIn:
             self._open.pop(number, None)
 
     def load(self) -> Load:
-        """What the engine does now."""
+        """Return the engine's load now."""
         slots, size = self._limits.max_requests, self._limits.tokens_per_block
         with self._changed:
             requests = list(self._open.values())
@@ -73,7 +73,7 @@ class StandIn:
         )
 
     def stop(self) -> None:
-        """Finish what is queued, stop the other ranks and return."""
+        """Finish the queued requests, and stop the other ranks."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
@@ -100,7 +100,10 @@ class StandIn:
             die(f"Rank {self._rank} lost another rank or failed: {first_sentence(error)}")
 
     def _step(self, hear: Hear) -> bool:
-        """Wait for requests, meet the other ranks, and give each that runs its next token."""
+        """Wait for requests, meet the other ranks, and add the next token to each running request.
+
+        Returns whether another step follows.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._open or self._is_stopping)
             if not self._open:

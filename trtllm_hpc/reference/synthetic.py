@@ -1,7 +1,7 @@
-"""A random Llama and its tokenizer, so that nothing must be downloaded.
+"""A random Llama and its tokenizer, which need no download.
 
-The model is untrained and generates nonsense, but always the same for the same seed, and with the same code
-as a real Llama. Its tokenizer of ``VOCAB_SIZE`` tokens is trained on a short text.
+The model is untrained and generates meaningless text, which is always the same for the same seed, and uses
+the code of a real Llama. Its tokenizer of ``VOCAB_SIZE`` tokens is trained on a short text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from trtllm_hpc.config.synthetic_models import SHAPE, VOCAB_SIZE
 from trtllm_hpc.paths import write_json
 
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
-"""In the order of their ids, as in Llama 2, where 2 ends a text."""
+"""Special tokens in the order of their ids, as in Llama 2, where token 2 ends a text."""
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -22,9 +22,9 @@ CHAT_TEMPLATE = (
 
 
 def make_model(*, seed: int, dtype: str, max_seq_len: int) -> Any:
-    """The Llama with random weights.
+    """Return the Llama with random weights.
 
-    They are drawn in float32 and then rounded, so that models of all types differ only by rounding.
+    The weights are drawn in float32 and then rounded, so that models of all types differ only by rounding.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -40,8 +40,8 @@ def make_model(*, seed: int, dtype: str, max_seq_len: int) -> Any:
 def make_tokenizer(folder: Path) -> None:
     """Write a byte-level BPE tokenizer of ``VOCAB_SIZE`` tokens into a new folder; it encodes any UTF-8 text.
 
-    Every token but the special ones has a text, and the text of random tokens has as many tokens again, or
-    nearly.
+    Every token except the special ones has a text, and the text of N random tokens has N tokens again, or
+    nearly so.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -54,7 +54,7 @@ def make_tokenizer(folder: Path) -> None:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # Every line counts: another text makes another tokenizer.
+    # A change of any line of this text changes the tokenizer.
     corpus = Path(__file__).with_name("corpus.txt").read_text(encoding="utf-8")
     tokenizer.train_from_iterator(corpus.splitlines(), trainer)
     unknown, begin, end = SPECIAL_TOKENS

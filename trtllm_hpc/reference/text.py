@@ -1,7 +1,7 @@
-"""Text to token ids and back: what the models that take or give text have in common.
+"""Text to token ids and back: the code that the models with text as input or output share.
 
-It uses the ``tokenizers`` library without transformers, so that these
-processes start in a fraction of a second and stay small.
+It uses the ``tokenizers`` library without transformers, so that these processes start in a fraction of a
+second and stay small.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from trtllm_hpc.reference.requests import Array, refuse_batch, refuse_unsupporte
 
 
 def parameters_of(args: Mapping[str, str]) -> dict[str, str]:
-    """The parameters in the ``config.pbtxt`` of a model; ``args`` are those of its ``initialize``."""
-    found = json.loads(args["model_config"])["parameters"]
-    return {name: value["string_value"] for name, value in found.items()}
+    """Return the parameters in a model's ``config.pbtxt``; ``args`` are the arguments of ``initialize``."""
+    parameters = json.loads(args["model_config"])["parameters"]
+    return {name: value["string_value"] for name, value in parameters.items()}
 
 
 def switch(parameters: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """A boolean parameter of ``config.pbtxt``; an empty or missing one has its default."""
+    """Return a boolean parameter of ``config.pbtxt``, or the default if it is empty or missing."""
     text = parameters.get(name, "").strip().lower()
     return text in ("true", "1", "t", "y", "yes") if text else default
 
 
 def read_tokenizer_of(parameters: Mapping[str, str]) -> ModelTokenizer:
-    """The tokenizer that the parameters of a model name. Raises RequestFailed if it cannot be read."""
+    """Return the tokenizer of a model's ``tokenizer_dir``. Raises RequestFailed if it cannot be read."""
     tokenizer = ModelTokenizer(Path(plain_path(parameters["tokenizer_dir"])))
-    tokenizer.encode("")  # it reads its file when it is used, and a server without one must not become ready
+    # The file is read on first use, and a server without a tokenizer must not become ready.
+    tokenizer.encode("")
     return tokenizer
 
 
 def stop_words(tokenizer: ModelTokenizer, words: Sequence[str]) -> Array:
-    """Words as [1, 2, tokens]: the tokens of all words, and the end of each, then -1.
+    """Return words as an array [1, 2, tokens]: the tokens of all words, and the end of each word, then -1.
 
-    Each word is tokenised by itself, as in ``preprocessing/1/model.py`` of NVIDIA's tensorrtllm_backend
-    v0.16.0; after a space a tokenizer may split it in another way. Empty words, which clients send for
+    Each word is tokenised separately, as in ``preprocessing/1/model.py`` of NVIDIA's tensorrtllm_backend
+    v0.16.0; after a space a tokenizer may split the word differently. Empty words, which clients send for
     "none", are dropped.
     """
     encoded = [tokenizer.encode(word, add_special_tokens=False) for word in words if word]
@@ -53,9 +54,9 @@ def stop_words(tokenizer: ModelTokenizer, words: Sequence[str]) -> Array:
 
 
 class Preprocessor:
-    """Tokenises a prompt and its words, and fills in the tokenizer's own end and pad ids.
+    """Tokenises a prompt and its stop words, and adds the tokenizer's end and pad ids.
 
-    ``parameters`` are those of the model.
+    ``parameters`` are the model's.
     """
 
     def __init__(self, parameters: Mapping[str, str]) -> None:
@@ -63,14 +64,14 @@ class Preprocessor:
         self._special = switch(parameters, "add_special_tokens", default=True)
 
     def process(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs of ``preprocessing`` for its inputs, both by name.
+        """Return the outputs of ``preprocessing`` by name, for its inputs by name.
 
         Raises:
-            RequestFailed: an input is missing or asks for what this backend lacks, or a text is not UTF-8.
+            RequestFailed: an input is missing, requests an unsupported feature, or is not UTF-8.
         """
         for name, inner in (("text_input", "QUERY"), ("max_tokens", "REQUEST_OUTPUT_LEN")):
             if inner not in inputs:
-                # Triton counts the inputs that must be there, and takes another one for it.
+                # Triton only counts the required inputs, so another input can take the place of this one.
                 raise RequestFailed(f"{name} ({inner}) is missing.")
         refuse_batch(inputs["QUERY"])
         refuse_unsupported(inputs)
@@ -84,7 +85,7 @@ class Preprocessor:
             "INPUT_ID": np.array([prompt], dtype=np.int32),
             "REQUEST_INPUT_LEN": _one(len(prompt)),
             "REQUEST_OUTPUT_LEN": inputs["REQUEST_OUTPUT_LEN"],
-            # As upstream: without a text for the decoder it starts from the pad token.
+            # As in upstream's model: without a text for it, the decoder starts from the pad token.
             "DECODER_INPUT_ID": pad_ids,
             "REQUEST_DECODER_INPUT_LEN": _one(1),
             "BAD_WORDS_IDS": np.zeros((1, 2, 0), dtype=np.int32),

@@ -1,8 +1,8 @@
 """Kills a Triton server when the process of its model dies, and that process when the server dies.
 
-Runs as ``python3 watchdog.py SERVER_PID SENTENCE FAILURE_FILE``. Its standard input is a pipe from the
-model's process, its parent; the kernel closes it however that process ends. A model that waits for other
-ranks cannot notice by itself that its server is gone.
+Runs as ``python3 watchdog.py SERVER_PID SENTENCE FAILURE_FILE``. The standard input is a pipe from the
+model's process, its parent; the kernel closes the pipe however that process ends. A model that waits for
+other ranks cannot notice by itself that its server has ended.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 
 RELEASE = b"release"
-"""What the model's process writes before an orderly end."""
+"""The bytes that the model's process writes before an orderly end."""
 
 POLL_S = 0.5
-"""Seconds between two looks at the server."""
+"""Seconds between two checks of the server."""
 
 
 def is_server(pid: int) -> bool:
-    """Whether a process is a running Triton server, by its name and state in proc(5)."""
+    """Return whether a process is a running Triton server, by its name and state in proc(5)."""
     try:
         name, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")
     except (FileNotFoundError, ProcessLookupError):

@@ -1,8 +1,9 @@
 """A rank: its number, its connections to the other ranks, and the end of its server.
 
-Number and connections are as the rank supervisor's environment says. The connections need no PyTorch, so
-that an engine without a model is ready at once. This code runs in the stub process of the ``tensorrt_llm``
-model, a child of its rank's Triton server, which ends in order, or at once when the rank cannot go on.
+Number and connections come from the environment that the rank supervisor sets. The connections do not need
+PyTorch, so that an engine without a model is ready at once. This code runs in the stub process of the
+``tensorrt_llm`` model, a child of its rank's Triton server, which ends in order, or at once when the rank
+cannot continue.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ from trtllm_hpc.reference import watchdog
 from trtllm_hpc.reference.engine_folder import plain_path
 
 RANK_FAILURE = "TRTLLM_HPC_RANK_FAILURE"
-"""Environment variable: the text file in which a rank writes why it had to end."""
+"""Environment variable with the path of the text file in which a rank writes why it had to end."""
 
 RENDEZVOUS = "TRTLLM_HPC_RENDEZVOUS"
-"""Environment variable: a folder of this start that no other user can enter.
+"""Environment variable with the path of this start's folder, which no other user can enter.
 
-Its file ``key`` is a secret of the ranks, and torch's store is a file there.
+The folder contains ``key``, a secret of the ranks, and torch's store.
 """
 
 RENDEZVOUS_TIMEOUT_S = 600.0
-"""Time limit for all ranks to connect and to load, and for one collective of the model."""
+"""Seconds for all ranks to connect and to load, and for one collective of the model."""
 
 GREETING_TIMEOUT_S = 10
-"""Time limit for the other end of a connection to prove that it knows the secret."""
+"""Seconds in which the other end of a connection must prove that it knows the secret."""
 
 _NO_GREETING = (EOFError, OSError, AuthenticationError, AssertionError, struct.error)
-"""What a connection to somebody else leads to."""
+"""Exceptions of a connection whose other end is not a rank of this start."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class World:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> World:
-        """Read what the rank supervisor sets; without it, this is the only rank."""
+        """Read the rank supervisor's variables; without them, this is the only rank."""
         rank, size, local_rank = (
             int(environ.get(name) or default)
             for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
@@ -72,7 +73,7 @@ class World:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this rank takes requests."""
+        """Whether this rank accepts requests."""
         return self.rank == 0
 
     @property
@@ -81,7 +82,7 @@ class World:
         return Path(os.environ[RENDEZVOUS])
 
     def join(self) -> None:
-        """Make torch's collectives possible between the ranks, if any: gloo between CPUs, NCCL between GPUs.
+        """Connect the ranks for torch's collectives: gloo between CPUs, NCCL between GPUs.
 
         Raises StartFailed if the ranks did not connect in time.
         """
@@ -97,7 +98,7 @@ class World:
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl"
         try:
-            # Not TCPStore, which listens on every interface and asks nobody for a key.
+            # FileStore, because TCPStore listens on every interface and does not require a key.
             store = FileStore(plain_path(os.fsencode(self.meeting).decode()) + "/store", self.size)
             store.set_timeout(timeout)
             dist.init_process_group(
@@ -131,22 +132,22 @@ class Channel:
             threading.Thread(target=self._look, args=(die,), name="ranks", daemon=True).start()
 
     def send(self, message: bytes) -> None:
-        """Leader: send a message to all other ranks; an empty one stops them."""
+        """Send a message from the leader to all other ranks; an empty message stops them."""
         if not message:
-            # Now, and not when this rank closes: another may have left before that.
+            # Set here and not in close(), because another rank may leave before this one closes.
             self._is_leaving.set()
         for connection in self._others.values():
             connection.send_bytes(message)
 
     def receive(self) -> bytes:
-        """Other ranks: wait for the leader's next message."""
+        """Wait for the leader's next message (other ranks)."""
         message = self._others[0].recv_bytes()
         if not message:
             self._is_leaving.set()
         return message
 
     def gather(self) -> None:
-        """Leader: wait for a sign of each other rank; the others send it. Collective."""
+        """Wait for a message of each other rank (leader), or send that message (other ranks). Collective."""
         for connection in self._others.values():
             connection.recv_bytes() if self._world.is_leader else connection.send_bytes(b"here")
 
@@ -155,7 +156,7 @@ class Channel:
         self._is_leaving.set()
         for connection in self._others.values():
             if self._world.is_leader:
-                # The others leave first, so that none of them takes the leader's end for a loss.
+                # The others leave first, so that none of them mistakes the leader's end for a lost rank.
                 with suppress(EOFError, OSError):
                     connection.recv_bytes()
             connection.close()
@@ -171,7 +172,7 @@ class Channel:
 
 
 def _accept(world: World, address: tuple[str, int]) -> dict[int, Connection]:
-    """Rank 0: wait for all others; each proves first that it knows the ranks' secret, and so does rank 0."""
+    """Wait for all other ranks (rank 0); both ends first prove that they know the ranks' secret."""
     others: dict[int, Connection] = {}
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     with socket.create_server(address, backlog=world.size + 64) as listener:
@@ -185,7 +186,7 @@ def _accept(world: World, address: tuple[str, int]) -> dict[int, Connection]:
 
 
 def _connect(world: World, address: tuple[str, int]) -> dict[int, Connection]:
-    """Other ranks: connect to rank 0, which may listen later."""
+    """Connect to rank 0, which may start to listen later (other ranks)."""
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     while True:
         try:
@@ -202,7 +203,7 @@ def _connect(world: World, address: tuple[str, int]) -> dict[int, Connection]:
 def _greeted(
     opened: socket.socket, world: World, *steps: Callable[[Connection, bytes], object]
 ) -> Connection:
-    """A connection whose ends have proved to each other that they know the secret."""
+    """Return a connection whose ends have proved to each other that they know the secret."""
     opened.setblocking(True)
     limit, none = struct.pack("ll", GREETING_TIMEOUT_S, 0), struct.pack("ll", 0, 0)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -219,21 +220,21 @@ def _greeted(
 
 
 SERVER_START_S = 30.0
-"""Time limit for a server to install its signal handlers once its models are loaded."""
+"""Seconds in which a server must install its signal handlers after its models are loaded."""
 
 _log = logging.getLogger(__name__)
 
 
 class Shutdown:
-    """Ends this rank's server with its model.
+    """Ends this rank's server when its model ends.
 
-    Triton goes on answering, and reports that it is ready, when the process
-    of a model is killed; so a watchdog kills the server then.
+    If the process of a model is killed, Triton continues to answer and reports that it is ready, so a
+    watchdog kills the server.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        # sys.executable is the stub here, which itself runs the first python3 on PATH.
+        # Here sys.executable is Triton's stub; the stub itself runs the first python3 on PATH.
         python = shutil.which("python3") or "python3"
         sentence = f"The model's process of rank {world.rank} was killed or crashed."
         arguments = [str(os.getppid()), sentence, str(world.failure_file or "")]
@@ -242,7 +243,7 @@ class Shutdown:
 
     @contextmanager
     def reporting_failure(self) -> Iterator[None]:
-        """Write the first sentence of any error for the supervisor; the error itself makes Triton end."""
+        """Write the first sentence of any error for the supervisor, and raise the error to end Triton."""
         try:
             yield
         except Exception as error:  # re-raised below, whatever it is
@@ -251,7 +252,7 @@ class Shutdown:
             raise
 
     def release(self) -> None:
-        """End the watchdog, so that this process can end without its server being killed."""
+        """End the watchdog, so that the end of this process does not kill the server."""
         pipe = self._watchdog.stdin
         assert pipe is not None
         if not pipe.closed:
@@ -261,9 +262,9 @@ class Shutdown:
             self._watchdog.wait()
 
     def die(self, sentence: str) -> NoReturn:
-        """End this process and its server: a server that lost a rank must not go on answering.
+        """End this process and its server, because a server that lost a rank must not continue to answer.
 
-        The server gets SIGKILL, since an orderly end would wait for requests that nobody will finish.
+        The server gets SIGKILL: an orderly end would wait for requests that no rank will finish.
         """
         self._report(sentence)
         self.release()
@@ -281,8 +282,8 @@ class Shutdown:
 def stop_server_when_started() -> None:
     """End the Triton server with exit code 0, from a thread, after the model's ``initialize`` has returned.
 
-    SIGTERM would kill a server that is still loading its models; only afterwards does it handle the signal
-    and end in order.
+    SIGTERM kills a server that is still loading its models; after loading, the server handles the signal and
+    ends in order.
     """
 
     def stop() -> None:
@@ -300,6 +301,6 @@ def stop_server_when_started() -> None:
 
 
 def first_sentence(error: BaseException) -> str:
-    """The first sentence of an error, without gloo's source position; its class if it has no text."""
+    """Return the first sentence of an error without gloo's source position, or its class if it is empty."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return re.sub(r"^\[[^\]]*:\d+\] ", "", lines[0]).split(". ")[0].rstrip(".") + "."

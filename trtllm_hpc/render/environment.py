@@ -20,28 +20,28 @@ from trtllm_hpc.runtime.engine_cache.build_recipe import FolderArgument
 
 
 def packaged_templates() -> PackageLoader:
-    """The loader of the packaged ``templates/`` folder, from a wheel or a checkout."""
+    """Return the loader of the packaged ``templates/`` folder, from a wheel or a checkout."""
     return PackageLoader("trtllm_hpc.templates", "")
 
 
 def shell_word(value: str | int | float) -> str:
     """Quote a value as one word of a shell command.
 
-    Raises RenderError if the value holds NUL, which no argument can carry.
+    Raises RenderError if the value contains NUL, which no argument can contain.
     """
     text = str(value)
     if "\0" in text:
-        raise RenderError(f"{text!r} holds a NUL byte, which no command line can carry.")
+        raise RenderError(f"{text!r} contains a NUL byte, which no command line can contain. Remove it.")
     return shlex.quote(text)
 
 
 def shell_words(values: Iterable[str | int | float]) -> str:
-    """Several words of a shell command, separated by spaces."""
+    """Quote several values as words of a shell command, separated by spaces."""
     return " ".join(shell_word(value) for value in values)
 
 
 def filled_word(text: str, **shell: str) -> str:
-    """One shell word with placeholders such as ``{image}``, for which stand pieces that are shell already."""
+    """Return one shell word, with placeholders such as ``{image}`` replaced by pieces of shell code."""
     parts = re.split(r"\{(\w+)\}", text)
     return "".join(
         shell[part] if index % 2 else part and shell_word(part) for index, part in enumerate(parts)
@@ -51,7 +51,7 @@ def filled_word(text: str, **shell: str) -> str:
 def placed_words(values: Iterable[str | FolderArgument], indent: int = 0) -> str:
     """Quote the arguments of a build step's command, a continued line for each option.
 
-    A place becomes the shell variable of its name, in the quotes that keep it one word.
+    A ``FolderArgument`` becomes the shell variable of its name, in quotes.
     """
     first, *rest = values
     new_line = " \\\n" + " " * (indent + 2)
@@ -63,12 +63,15 @@ def _placed(word: str | FolderArgument) -> str:
     if isinstance(word, str):
         return shell_word(word)
     if not re.fullmatch(r"[a-z_][a-z0-9_]*", word.name):
-        raise RenderError(f"{word.name!r} cannot name a build step: it must name a shell variable too.")
+        raise RenderError(
+            f"{word.name!r} cannot be the name of a build step, because it is also the name of a shell "
+            "variable: use lower-case letters, digits and underscores."
+        )
     return f'"${word.name}"' + (shell_word(word.suffix) if word.suffix else "")
 
 
 def sbatch_value(value: str | int) -> str:
-    """The value of an ``#SBATCH`` option.
+    """Quote the value of an ``#SBATCH`` option.
 
     sbatch splits these lines itself: quotes group, a backslash escapes, and an unescaped ``#`` starts a
     comment (``src/sbatch/opt.c``). Raises RenderError if the value is empty or not one line.
@@ -82,15 +85,15 @@ def sbatch_value(value: str | int) -> str:
 
 
 def comment_text(value: str) -> str:
-    """Text in a comment, as one line."""
+    """Return text for a comment, as one line."""
     return re.sub(r"[\x00-\x1f\x7f\u0085\u2028\u2029]+", " ", str(value))
 
 
 def pbtxt_value(value: str | int | bool | float) -> str:
-    """A value in protobuf's text format: numbers and booleans bare, text as a quoted string.
+    """Return a value in protobuf's text format: numbers and booleans bare, text as a quoted string.
 
-    Text becomes a JSON string, whose escapes are a part of the text format's,
-    but for ``\\uXXXX``: letters beyond ASCII are written as they are.
+    Text becomes a JSON string. Protobuf has all of JSON's escapes except ``\\uXXXX``, so letters beyond
+    ASCII are written unescaped.
     """
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -102,8 +105,8 @@ def pbtxt_value(value: str | int | bool | float) -> str:
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """The one environment; an undefined name in a template is an error."""
-    made = Environment(
+    """Return the environment of all templates; an undefined name in a template is an error."""
+    shared = Environment(
         loader=packaged_templates(),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -112,7 +115,7 @@ def environment() -> Environment:
         # Nothing here is HTML: the filters below quote for their contexts.
         autoescape=False,
     )
-    made.filters.update(
+    shared.filters.update(
         word=shell_word,
         words=shell_words,
         placed=placed_words,
@@ -121,7 +124,7 @@ def environment() -> Environment:
         comment=comment_text,
         pbtxt=pbtxt_value,
     )
-    return made
+    return shared
 
 
 def render_template(name: str, **values: Any) -> str:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from importlib.abc import Traversable
 
 _ZIPPED = ("__init__.py", "errors.py", "paths.py")
-"""Modules beside ``runtime/`` that travel with it; standard library only, like it."""
+"""Modules beside ``runtime/`` that travel into the job; standard library only."""
 
 _NOT_NEEDED = ("compiler", "pyext", "testdata", "util", "__pycache__")
-"""Parts of protobuf for its own compiler, its compiled forms and its tests."""
+"""Parts of protobuf that are not needed: for its compiler, compiled forms and tests."""
 
 _ENVIRONMENTS = ("environment", "env_overrides")
-"""Keys whose mappings are environment variables."""
+"""Keys whose values are mappings of environment variables."""
 
 _REMEDIES = {
     errno.EFBIG: "ulimit -f unlimited, then the same command again: your shell limits the size of files",
@@ -48,23 +48,23 @@ _REMEDIES = {
 
 
 def new_run_folder(runs_folder: Path, name: str) -> RunPaths:
-    """Paths of a run folder that does not exist yet: job name, time and four random digits."""
+    """Return the paths of a new run folder, named after the job, the time and four random digits."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return RunPaths(runs_folder / f"{name}-{stamp}-{secrets.token_hex(2)}")
 
 
 def write_run(plan: Plan, side_outputs: Mapping[str, Path] | None = None) -> RunPaths:
-    """Write the run folder of a plan, whole or not at all.
+    """Write the run folder of a plan, completely or not at all.
 
-    ``side_outputs`` is what else was found in the cache with the engine, by the step that made it. Raises
-    RenderError if a value fits no script, or the folder cannot be made.
+    ``side_outputs`` are outputs of other build steps in the cache, by step. Raises RenderError if a value
+    cannot be written into a script, or the folder cannot be made.
     """
     paths = RunPaths(plan.run_folder)
     os.umask(mask := os.umask(0o077))
     if mask & 0o700:
-        message = f"The umask of your shell, {mask:04o}, keeps you from your own new files."
+        message = f"With the umask of your shell, {mask:04o}, you cannot use your own new files."
         raise RenderError(message, hint="umask 077, then the same command again")
-    # All text first: a value that cannot be rendered must not leave a partial folder.
+    # Render all text first, so that a value that cannot be rendered leaves no partial folder.
     scripts, configurations = render_scripts(plan), render_configurations(plan)
     repository = render_repository(plan)
     recipe = None if plan.stage("build") is None else build_recipe(plan)
@@ -89,31 +89,31 @@ def write_run(plan: Plan, side_outputs: Mapping[str, Path] | None = None) -> Run
             link(paths.engine, Path(plan.engine_found))
             for step, output in (side_outputs or {}).items():
                 link(paths.side_output(step), output)
-        plan.record.write(paths)  # last: a folder with a plan is a whole run
+        plan.record.write(paths)  # last, because a folder with a plan counts as a complete run
     except FileExistsError as error:
-        if not paths.folder.is_dir():  # it is a folder above that is a file
+        if not paths.folder.is_dir():  # a parent folder is a file
             raise cannot_write(paths.folder, error) from None
         raise RenderError(f"The run folder {paths.folder} is already there.") from None
     except OSError as error:
         shutil.rmtree(paths.folder, ignore_errors=True)
         raise cannot_write(paths.folder, error) from None
-    except BaseException:  # Ctrl-C above all: a partial folder must not pass for a run
+    except BaseException:  # Ctrl-C, too: a partial folder must not look like a run
         shutil.rmtree(paths.folder, ignore_errors=True)
         raise
     return paths
 
 
 def write_runtime(paths: RunPaths, further: Mapping[str, bytes] | None = None) -> None:
-    """Write what :func:`runtime_zipapp` returns, executable, to its place in a run folder."""
+    """Write the zipapp with the runtime and ``further`` files into a run folder, executable."""
     with write_aside(paths.runtime) as aside:
         aside.write_bytes(runtime_zipapp(further))
         aside.chmod(0o700)
 
 
 def lock_of(plan: Plan) -> Lock:
-    """Return the lock of a plan, before its run."""
+    """Return the lock of a plan, without findings on the nodes."""
     job, cluster = plan.job.model_dump(), plan.cluster.model_dump()
-    del cluster["job_defaults"]  # they are in the job
+    del cluster["job_defaults"]  # already merged into the job
     left_out = [*_without_secrets(job, ""), *_without_secrets(cluster, "cluster.")]
     container, folder = plan.cluster.container, plan.job.model.path
     hub_model = record_of(folder)
@@ -130,26 +130,26 @@ def lock_of(plan: Plan) -> Lock:
 
 
 def _without_secrets(section: dict[str, Any], prefix: str, *, are_variables: bool = False) -> Iterator[str]:
-    """Take variables with the names of secrets, and lists that set such variables, out; yield their keys."""
+    """Remove variables with names of secrets, and lists that set such variables; yield their keys."""
     for key, value in [*section.items()]:
         words = value if isinstance(value, list) else ()
         assigned = [name for word in words for name in re.findall(r"(\w+)=", str(word))]
         names = [*assigned, *([key] if are_variables else [])]
         if any(SECRETS.fullmatch(name) or name.upper().endswith("_KEY") for name in names):
-            section[key] = type(value)()  # keeps the place of the key
+            section[key] = type(value)()  # an empty value, so that the key stays
             yield f"{prefix}{key}"
         elif isinstance(value, dict):
             yield from _without_secrets(value, f"{prefix}{key}.", are_variables=key in _ENVIRONMENTS)
 
 
 def cannot_write(folder: Path, error: OSError) -> RenderError:
-    """Return the error that a run's or a sweep's folder cannot be written, with what helps."""
+    """Return the error for a run's or a sweep's folder that cannot be written, with a hint."""
     hint = _REMEDIES.get(error.errno or 0, "choose a folder you may write to with --runs")
     return RenderError(f"The run folder {folder} cannot be written: {error.strerror}.", hint=hint)
 
 
 def runtime_zipapp(further: Mapping[str, bytes] | None = None) -> bytes:
-    """The runtime and ``further`` files as one executable zip; the same bytes for the same code."""
+    """Return the runtime and ``further`` files as an executable zip: the same bytes for the same code."""
     package = resources.files("trtllm_hpc")
     files = {f"trtllm_hpc/{name}": package.joinpath(name).read_bytes() for name in _ZIPPED}
     files |= dict(_sources(package.joinpath("runtime"), "trtllm_hpc/runtime"))
@@ -158,8 +158,8 @@ def runtime_zipapp(further: Mapping[str, bytes] | None = None) -> bytes:
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in files.items():
-            # A fixed date, so that the bytes depend on the code alone. The fastest compression takes half
-            # the time of the default, and a fifth more space.
+            # A fixed date, so that the bytes depend only on the code. The fastest compression takes half the
+            # time of the default, and needs a fifth more space.
             info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             archive.writestr(info, data, zipfile.ZIP_DEFLATED, compresslevel=1)
     return b"#!/usr/bin/env python3\n" + buffer.getvalue()
@@ -168,7 +168,7 @@ def runtime_zipapp(further: Mapping[str, bytes] | None = None) -> bytes:
 def _sources(
     folder: Traversable, name: str, skipped: Collection[str] = ("__pycache__",)
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield every Python file, and JSON beside them, below a package's folder, by its name in the zip."""
+    """Yield name in the zip and content of every Python and JSON file below a package's folder."""
     for item in sorted(folder.iterdir(), key=lambda item: item.name):
         if item.is_dir() and item.name not in skipped:
             yield from _sources(item, f"{name}/{item.name}", skipped)
@@ -177,18 +177,18 @@ def _sources(
 
 
 def protobuf_files() -> dict[str, bytes]:
-    """protobuf in pure Python and Triton's schema, by their names in the zipapp.
+    """Return protobuf in pure Python and Triton's schema, by their names in the zipapp.
 
-    For ``runtime_zipapp`` when the job itself fills the model repository. The
-    two are those installed here, so they fit each other.
+    The zipapp needs them if the job itself fills the model repository. Both come from this installation, so
+    their versions match.
     """
     protobuf = resources.files("google.protobuf")
     files = dict(_sources(protobuf, f"{VENDORED}/google/protobuf", skipped=_NOT_NEEDED))
-    # A package of its own, and not a part of whatever "google" the container has: another version's
-    # compiled part would be found beside it.
+    # A regular package, so that it is not merged with a "google" of the container, whose compiled part of
+    # another protobuf version would then be used.
     files[f"{VENDORED}/google/__init__.py"] = b""
     schema = resources.files("tritonclient").joinpath("grpc").joinpath("model_config_pb2.py")
     files[f"{VENDORED}/model_config_pb2.py"] = schema.read_bytes()
-    # The licence must come with every copy.
+    # protobuf's licence requires that every copy contains it.
     text = metadata.distribution("protobuf").read_text("LICENSE")
     return files | ({f"{VENDORED}/google/protobuf/LICENSE": text.encode()} if text else {})

@@ -1,6 +1,6 @@
-"""A plan to the text of its scripts and of its model repository, and to the recipe of its engine.
+"""Render a plan: the text of its scripts and of its model repository, and the recipe of its engine.
 
-Nothing is written here: the same functions serve ``render``, ``submit`` and the golden tests.
+Nothing is written here, so ``render``, ``submit`` and the golden tests use the same functions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.records import INSTANCE_HEADER, OWNER, RELAY_HEADER, SESSION_HEADER
 
 _MARGIN_S = 60
-"""Seconds before the job's time limit at which a wait for another build ends, to leave time to report it."""
+"""Seconds before the job's time limit at which a wait for another build ends, so that the job can report
+it."""
 
 
 def build_recipe(plan: Plan) -> BuildRecipe | None:
-    """Return what the engine cache builds with ``build.sh``, or looks for; ``None`` if no engine is built."""
+    """Return the recipe of the engine for the engine cache; ``None`` if no engine is built."""
     if not plan.build_steps:
         return None
     engine, model, limit_s = plan.job.engine, plan.job.model, plan.job.build.time_limit_minutes * 60
@@ -38,7 +39,7 @@ def build_recipe(plan: Plan) -> BuildRecipe | None:
         compute_capability=plan.cluster.compute_capability,
         script_sha256=hashlib.sha256(_script(plan, "build.sh.j2").encode()).hexdigest(),
         wait_seconds=max(limit_s - _MARGIN_S, limit_s / 2),
-        # The engine's description in tables of engines.
+        # The description of the engine in tables.
         about={
             "model": (model.path or f"synthetic {model.synthetic}").rstrip("/").rpartition("/")[2],
             "backend": engine.backend,
@@ -77,7 +78,7 @@ def render_scripts(plan: Plan) -> dict[str, str]:
 
 
 def render_configurations(plan: Plan) -> dict[str, str]:
-    """Return the text of every file by which a server starts, by its name in the run folder."""
+    """Return the text of every configuration file of the servers, by its name in the run folder."""
     paths, files = RunPaths(plan.run_folder), dict[str, str]()
     roles: list[str | None] = [group.role for group in plan.instances.groups]
     for role, server in zip(roles or [None], plan.servers, strict=True):
@@ -90,14 +91,14 @@ def render_configurations(plan: Plan) -> dict[str, str]:
 
 
 def render_node_checks(plan: Plan) -> dict[str, str]:
-    """Return the scripts of ``doctor --on-nodes``, by name, for what ``node_check_plan`` made."""
+    """Return the scripts of ``doctor --on-nodes``, by name, for a plan from ``node_check_plan``."""
     return {name: _script(plan, f"{name}.j2") for name in ("doctor.sbatch", "mpirun.sh")}
 
 
 def _script(
     plan: Plan, template: str, stage: str | None = None, *, part: ServePart | None = None, node: int = 0
 ) -> str:
-    """Render a script of a stage, by default the one that begins its name, for all nodes or for a part."""
+    """Render a script for all nodes or for a part; the default stage is the template's first name part."""
     return render_template(
         f"scripts/{template}",
         plan=plan,
@@ -120,10 +121,10 @@ def _script(
 
 
 def render_repository(plan: Plan) -> dict[str, str]:
-    """Return the text of every file in ``repository/``, by name, for models with templates of our own."""
+    """Return the text of every file in ``repository/``, by name, for models with this package's templates."""
     files: dict[str, str] = {}
     for model in () if isinstance(plan.repository, RepositoryRecipe) else plan.repository:
         files[f"{model.name}/config.pbtxt"] = render_template(model.config_template, **model.values)
-        # Triton wants a version folder even where it is empty (an ensemble's).
+        # Triton requires a version folder, even an empty one (for an ensemble).
         files[f"{model.name}/1/model.py" if model.source else f"{model.name}/1/.keep"] = model.source
     return files

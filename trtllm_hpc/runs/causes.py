@@ -1,4 +1,4 @@
-"""The cause of a run's failure: from Slurm's state, the ranks' records, and all its logs together."""
+"""The cause of a run's failure, from Slurm's state, the ranks' records and all logs together."""
 
 from __future__ import annotations
 
@@ -29,31 +29,32 @@ from trtllm_hpc.runtime.ending import UNREQUESTED
 from trtllm_hpc.scheduler.states import INTERRUPTED, NO_OUTPUT_FILE
 
 UNKNOWN = "unknown"
-"""Id of the finding that nothing in the table of causes matches."""
+"""ID of the finding for a failure that matches no entry of the table of causes."""
 
 _LAST_LINES = 5
 
 
 @dataclass(frozen=True)
 class StageFailure:
-    """The failed stage that decides a run's state, and what the run's own files show of it."""
+    """The failed stage that decides a run's state, and the facts about it in the run's own files."""
 
     stage: str
-    """The stage whose logs explain it: ``companion`` if that failed within the job of the server."""
+    """The stage whose logs explain the failure: ``companion`` if the companion failed in the server's job."""
     state: str
     """Slurm's name of the state."""
     exit_signal: int | None
+    """The number that Slurm shows beside the exit code: a signal, or 53, 125."""
     job_id: str | None
     first: RankFailure | None
     """The rank that died first, if a rank is the cause."""
     reported: str | None
     """The reason that the stage's job, or its submission, has recorded."""
     next: str | None = None
-    """What to do about it, if that is recorded too."""
+    """The recorded advice, if any."""
 
 
 def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile]) -> tuple[Finding, ...]:
-    """Return why a stage failed, the likeliest cause first; never empty.
+    """Return the possible causes of a stage's failure, the likeliest first; never empty.
 
     ``servers`` are the logs of the step ``serve``.
     """
@@ -62,32 +63,34 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
     reported = failure.reported or (None if first is None else first.verdict or first.record.reason)
     logs = stage_logs(run, failure.stage, None if first is None else first.record, servers)
     facts = logs_facts([log.path for log in logs])
-    own_lines = {(it.own_error.file, it.own_error.line) for it in facts if it.own_error is not None}
+    own_lines = {(log.own_error.file, log.own_error.line) for log in facts if log.own_error is not None}
     candidates = [
-        it
-        for it in of_lines([log.causes for log in facts])
-        if it.certainty is not Certainty.FIRST_ERROR or (it.finding.file, it.finding.line) not in own_lines
+        candidate
+        for candidate in of_lines([log.causes for log in facts])
+        if candidate.certainty is not Certainty.FIRST_ERROR
+        or (candidate.finding.file, candidate.finding.line) not in own_lines
     ]
-    # A rank without a record may only be late; the reason that the job has given says more.
+    # A rank without a recorded end may only be late, so a reason recorded by the job counts more.
     late = failure.reported is not None and first is not None and first.record.ended_at is None
     if (killed := None if late else _killed(first)) is not None:
-        # Another rank's or an old line does not explain why this one was killed, unless Slurm wrote it; a
-        # controller that does not answer kills nobody.
-        for place, it in enumerate(candidates):
-            by_slurm = it.finding.id.startswith("slurm-") and it.finding.id != "slurm-controller"
-            if by_slurm and it.finding.kind is Kind.ROOT:
-                candidates[place] = replace(it, certainty=Certainty.SLURM_LINE)
+        # A line of another rank, or an old line, does not explain why this rank was killed, unless Slurm
+        # wrote it. "slurm-controller" is excluded: a controller that does not answer kills no rank.
+        for place, candidate in enumerate(candidates):
+            finding = candidate.finding
+            by_slurm = finding.id.startswith("slurm-") and finding.id != "slurm-controller"
+            if by_slurm and finding.kind is Kind.ROOT:
+                candidates[place] = replace(candidate, certainty=Certainty.SLURM_LINE)
         candidates.append(Candidate(killed, Certainty.RANK_KILLED))
     is_cause = reported is not None and not reported.rstrip(".").endswith(UNREQUESTED)
     if reported is not None:
-        said = _said(run.paths, failure.stage, reported, [it.own_error for it in facts])
-        said = replace(said, next=failure.next or said.next)
+        recorded = _recorded(run.paths, failure.stage, reported, [log.own_error for log in facts])
+        recorded = replace(recorded, next=failure.next or recorded.next)
         if not is_cause:
-            said = replace(said, kind=Kind.CONSEQUENCE, degree=Degree.FIRST_ERROR)
-        candidates.append(Candidate(said, Certainty.REPORTED if is_cause else Certainty.END))
+            recorded = replace(recorded, kind=Kind.CONSEQUENCE, degree=Degree.FIRST_ERROR)
+        candidates.append(Candidate(recorded, Certainty.REPORTED if is_cause else Certainty.END))
     if not is_cause and not _has_root(candidates):
-        own = next(((log, it.own_error) for log, it in zip(logs, facts, strict=True) if it.own_error), None)
-        if own is not None:
+        own_errors = ((log, fact.own_error) for log, fact in zip(logs, facts, strict=True) if fact.own_error)
+        if (own := next(own_errors, None)) is not None:
             log, error = own
             advised = error if error.next else replace(error, next=_look_at(run.paths, log))
             candidates.append(Candidate(advised, Certainty.REPORTED))
@@ -99,9 +102,9 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
         script = _without_log(causes()["batch-script-killed"], {"signal": f"signal {exit_signal}"})
         candidates.append(Candidate(script, Certainty.JOB_STATE))
     no_output = exit_signal == NO_OUTPUT_FILE
-    of_states = (it for it in causes().values() if failure.state in it.states)
-    if of_state := causes()["slurm-output-file"] if no_output else next(of_states, None):
-        candidates.append(Candidate(_without_log(of_state, {}), Certainty.JOB_STATE))
+    state_causes = (cause for cause in causes().values() if failure.state in cause.states)
+    if state_cause := causes()["slurm-output-file"] if no_output else next(state_causes, None):
+        candidates.append(Candidate(_without_log(state_cause, {}), Certainty.JOB_STATE))
     if not candidates and failure.state == INTERRUPTED.name:
         following = f"trtllm-hpc resume {call_name(run.paths)} --wait submits its scripts"
         return (Finding.without_log(UNKNOWN, "The submission was interrupted.", following),)
@@ -109,13 +112,13 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
 
 
 def _has_root(candidates: Sequence[Candidate]) -> bool:
-    """Return whether a line says more than that it is an error."""
-    found = (candidate.finding for candidate in candidates)
-    return any(it.kind is Kind.ROOT and it.degree is not Degree.FIRST_ERROR for it in found)
+    """Return whether a candidate is a recognised cause, and not merely a first error."""
+    findings = (candidate.finding for candidate in candidates)
+    return any(finding.kind is Kind.ROOT and finding.degree is not Degree.FIRST_ERROR for finding in findings)
 
 
 def _killed(first: RankFailure | None) -> Finding | None:
-    """Return that a rank was killed from outside, if its own log does not show why."""
+    """Return a finding if the rank was killed from outside and its own log does not show why."""
     if first is None or first.verdict is not None or first.log.late_cause is not None:
         return None
     record = first.record
@@ -135,14 +138,19 @@ def _without_log(cause: Cause, groups: dict[str, str], rank: int | None = None) 
     return Finding(cause.id, cause.kind, sentence, following, None, None, rank, "")
 
 
-def _said(paths: RunPaths, stage: str, reported: str, errors: Sequence[Finding | None]) -> Finding:
-    """Return the reason that the job has given, with what to do by the table, or by one of these errors."""
-    said = Finding.without_log(REPORTED, reported, f"trtllm-hpc logs {call_name(paths)} --stage {stage}")
-    advice = {it.sentence.rstrip("."): it.next for it in errors if it is not None and it.next}
-    said = replace(said, next=advice.get(said.sentence.rstrip("."), said.next))
-    lines = findings(scan(io.BytesIO(reported.encode())), "")
-    known = next((it for it in lines if it.kind is Kind.ROOT and it.degree is not Degree.FIRST_ERROR), None)
-    return said if known is None else replace(said, id=known.id, next=known.next, rank=known.rank)
+def _recorded(paths: RunPaths, stage: str, reported: str, errors: Sequence[Finding | None]) -> Finding:
+    """Return the job's recorded reason as a finding, with advice from the table or from one of ``errors``."""
+    recorded = Finding.without_log(REPORTED, reported, f"trtllm-hpc logs {call_name(paths)} --stage {stage}")
+    advice = {error.sentence.rstrip("."): error.next for error in errors if error is not None and error.next}
+    recorded = replace(recorded, next=advice.get(recorded.sentence.rstrip("."), recorded.next))
+    known = (
+        finding
+        for finding in findings(scan(io.BytesIO(reported.encode())), "")
+        if finding.kind is Kind.ROOT and finding.degree is not Degree.FIRST_ERROR
+    )
+    if (cause := next(known, None)) is None:
+        return recorded
+    return replace(recorded, id=cause.id, next=cause.next, rank=cause.rank)
 
 
 def _look_at(paths: RunPaths, log: LogFile) -> str:
@@ -153,7 +161,7 @@ def _look_at(paths: RunPaths, log: LogFile) -> str:
 
 
 def _unknown(paths: RunPaths, logs: list[LogFile], job_id: str | None) -> Finding:
-    """Return that no log shows a known cause, with the last lines of the log that may show most."""
+    """Return the finding that no log shows a known cause, with the last lines of the most telling log."""
     log = next((log for log in logs if log.size_bytes), None)
     if log is None:
         following = f"sacct -j {job_id} shows where it ran" if job_id else f"ls {paths.logs}"

@@ -1,4 +1,4 @@
-"""Job file to plan, and plan to run folder."""
+"""Plan a job file, and write the plan's run folder."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Check = Callable[[Plan], Iterable[str]]
 
 
 class JobSource(NamedTuple):
-    """A job file, and what it is planned with."""
+    """A job file, and the profile, overrides and folder with which it is planned."""
 
     job_file: Path
     cluster: str
     """File or name of the cluster profile."""
     settings: Sequence[str] = ()
-    """Overrides as for ``--set``."""
+    """Overrides in the form of ``--set``."""
     runs: Path | None = None
-    """Folder of the runs; by default the profile's, else the user's."""
+    """Folder of the runs; ``None``: the default folder."""
 
     @classmethod
     def of(
@@ -54,10 +54,10 @@ class JobSource(NamedTuple):
 
 @contextmanager
 def plan_run(source: JobSource, *, command: str) -> Iterator[Plan]:
-    """Load and plan a job; ``command`` is the ``trtllm-hpc`` command that errors advise the user to repeat.
+    """Load and plan a job; ``command`` is the ``trtllm-hpc`` command that error messages advise to repeat.
 
-    Raises ConfigError if the job file or the profile is wrong, or, while the context is open, the system
-    refuses a path; RenderError if a path cannot be written into a script.
+    Raises ConfigError if the job file or the profile is wrong, or if the operating system refuses a path
+    while the context is open; RenderError if a path cannot be written into a script.
     """
     job_file, cluster, settings, runs = source
     options = () if runs is None else ("--runs", str(runs))
@@ -72,13 +72,13 @@ def plan_run(source: JobSource, *, command: str) -> Iterator[Plan]:
 
 
 def plan_facts(facts: JobFacts, paths: RunPaths, runs: Path) -> Plan:
-    """Plan a job that is loaded; engines are cached beside ``runs``, the folder of the runs.
+    """Plan a loaded job; by default its engines are cached beside ``runs``, the folder of the runs.
 
-    The engine cache is not searched yet. Raises ConfigError, RenderError and OSError.
+    This does not search the engine cache. Raises ConfigError, RenderError and OSError.
     """
     engines = str(engines_folder(facts.cluster.engines_folder, runs))
     refuse_folder_names(paths.folder, engines, facts.cluster)
-    # Not resolved: a virtual environment's python is a link, and its place is its meaning.
+    # Not resolved: a virtual environment's python is a link, and the link's place selects the environment.
     python = str(Path(sys.executable).absolute())
     return make_plan(facts, paths, python, engines_folder=engines)
 
@@ -98,14 +98,14 @@ def _checked_plan(source: JobSource, check: Check, warn: Warn, command: str) -> 
 def create_run(
     source: JobSource, *, check: Check, warn: Warn, command: str
 ) -> tuple[RunPaths, CachedEngine | None]:
-    """Load and plan a job and write its run folder; nothing is written if anything is wrong.
+    """Load and plan a job and write its run folder; write nothing if anything is wrong.
 
-    Returns the folder's paths, and what the search in the engine cache has found; ``None`` if the run needs
-    no engine from it.
+    Returns the folder's paths and the result of the search in the engine cache; ``None`` if the run needs no
+    engine.
 
-    ``check`` returns warnings about the plan, or raises, before the folder is made; ``warn`` receives them
-    and the plan's notes. Then a hub's model is downloaded, or left to a stage. The other arguments and the
-    errors raised are those of :func:`plan_run`, and HubFailed.
+    Before the folder is made, ``check`` returns warnings about the plan, or raises; ``warn`` receives the
+    warnings and the plan's notes. Then a hub's model is downloaded, or left to the stage ``download``. Other
+    arguments and errors are those of :func:`plan_run`, plus HubFailed.
     """
     with _checked_plan(source, check, warn, command) as plan:
         in_job = plan.cluster.download_partition is not None
@@ -130,10 +130,10 @@ def preview_run(source: JobSource, *, check: Check, warn: Warn) -> tuple[Plan, C
 
 
 def write_planned(plan: Plan, *, downloads: bool = False) -> tuple[RunPaths, CachedEngine | None]:
-    """Write the run folder of a plan, without a build if the engine is in the cache. Raises RenderError.
+    """Write the run folder of a plan, without a build stage if the engine is cached. Raises RenderError.
 
-    Returns as :func:`create_run`. With ``downloads`` the run's first stage downloads its model. The run is
-    registered as a user of its engine, which ``engines prune`` keeps then.
+    Returns the same as :func:`create_run`. With ``downloads`` the run's first stage downloads its model. The
+    run is registered as a user of its engine, so that ``engines prune`` keeps the engine.
     """
     folder = Path(plan.run_folder)
     plan, engine = search_cache(plan, folder)
@@ -141,18 +141,18 @@ def write_planned(plan: Plan, *, downloads: bool = False) -> tuple[RunPaths, Cac
     outputs = [] if engine is None else list(engine.outputs.items())
     paths = write_run(plan, {step: Path(output) for step, output in outputs[:-1]})
     for entry in () if engine is None else engine.entries:
-        entry.register(folder)  # again: from now on a run without a folder is gone
+        entry.register(folder)  # again, now that the folder exists: once it is missing, the run is gone
     return paths, engine
 
 
 def search_cache(plan: Plan, run: Path | None = None) -> tuple[Plan, CachedEngine | None]:
-    """Return the plan, without its build stage if the engine is in the cache, and what the search has found.
+    """Search the engine cache; return the plan, without a build stage if the engine is there, and the result.
 
-    ``run`` is a run folder to be registered as a user of the engine.
+    ``run`` is a run folder to register as a user of the engine.
     """
     recipe = build_recipe(plan)
     engine = None if recipe is None else lookup(recipe)
-    if engine is not None and run is not None and not all([it.register(run) for it in engine.entries]):
+    if engine is not None and run is not None and not all([entry.register(run) for entry in engine.entries]):
         engine = CachedEngine("unknown", reason="another process is removing it right now")
     outputs = () if engine is None else tuple(engine.outputs.values())
     return with_engine(plan, outputs[-1]) if outputs else plan, engine

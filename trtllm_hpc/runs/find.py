@@ -1,4 +1,4 @@
-"""Finding a run by its folder, id, job name or ``latest``: the run that was submitted last."""
+"""Find a run by its folder, ID, job name or ``latest`` (the run that was submitted last)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
 
 REMOVED = ".removed-"
-"""How the name of a folder begins that is being removed."""
+"""Prefix of a folder that is being removed."""
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder holds a rendered run that we may read."""
+    """Return whether a folder is a rendered run that this user may read."""
     return created_at_of(RunPaths(folder)) is not None
 
 
 def list_runs(runs_folder: Path) -> list[RunPaths]:
-    """Return all runs in ``runs_folder`` that we may read, the newest first."""
+    """Return all runs in ``runs_folder`` that this user may read, the newest first."""
     try:
         folders = list(runs_folder.iterdir())
     except OSError:
@@ -35,12 +35,13 @@ def list_runs(runs_folder: Path) -> list[RunPaths]:
         for paths in map(RunPaths, folders)
         if not paths.run_id.startswith(REMOVED) and (created_at := created_at_of(paths)) is not None
     }
-    return sorted(ages, key=lambda it: (ages[it], it.run_id), reverse=True)
+    return sorted(ages, key=lambda run: (ages[run], run.run_id), reverse=True)
 
 
 def created_at_of(paths: RunPaths) -> float | None:
     """Return when a run was created, in seconds since the epoch; ``None`` if it is not a readable run."""
-    # Both are written early, and the folder's times change with every log; the jobs are known without a plan.
+    # Files that are written early, because every log changes the folder's own time. Without plan.json,
+    # jobs.json still lists the jobs.
     for file in (paths.plan, paths.jobs):
         with suppress(OSError, ValueError):  # another user's folder, or an impossible name
             entry = file.stat()
@@ -50,11 +51,11 @@ def created_at_of(paths: RunPaths) -> float | None:
 
 
 def find_run(name: str, runs_folder: Path) -> RunPaths:
-    """Return the run of ``runs_folder`` that ``name`` stands for.
+    """Return the run in ``runs_folder`` that ``name`` names.
 
-    That is a run folder, ``SWEEP/VARIANT``, the id of a run, a job name (the run of that job that was
-    submitted last, else the newest), the beginning of one id, or ``latest``. Raises RunNotFound if there is
-    no such run, or it may not be read or is damaged; for ``latest``, if none was submitted.
+    ``name`` is a run folder, ``SWEEP/VARIANT``, a run ID or a unique beginning of one, a job name (the job's
+    run that was submitted last, else the newest), or ``latest``. Raises RunNotFound if there is no such run,
+    it is unreadable or damaged, or, for ``latest``, no run was submitted.
     """
     if "\0" in name:
         raise RunNotFound(f"{name!r} cannot be the name of a run.")
@@ -87,19 +88,19 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
 
 
 def _latest(runs: Iterable[RunPaths], job: str | None = None) -> RunPaths | None:
-    """Return the run (of a job) that was submitted or resumed last; ``None`` if none was submitted."""
+    """Return the run (of ``job``) that was submitted or resumed last; ``None`` if no run was submitted."""
     times = {run: at for run in runs if (at := submitted_at(run)) is not None}
-    for run in sorted(times, key=lambda it: times[it], reverse=True):
+    for run in sorted(times, key=lambda submitted: times[submitted], reverse=True):
         if (plan := plan_of(run)) is not None and job in (None, plan.name):
             return run
     return None
 
 
 def submitted_at(paths: RunPaths) -> float | None:
-    """Return when a run was last submitted, in seconds since the epoch.
+    """Return when a run was last submitted, in seconds since the epoch; ``None``: never.
 
-    A submission that was refused or interrupted does not count. A run whose scripts are submitted by hand
-    counts from the moment at which the first of them begins.
+    A refused or interrupted submission does not count. If the scripts were submitted by hand, the time is the
+    begin of the first script.
     """
     try:
         record = read_submission(paths)
@@ -107,7 +108,7 @@ def submitted_at(paths: RunPaths) -> float | None:
             times = [event.time for event in read_events(paths) if event.name == "stage_begin"][:1]
         else:
             times = [job.submitted_at for job in record.stages.values() if record.complete]
-    except OSError:  # the time of the record, so that another run does not become the latest
+    except OSError:  # use the record's own time, so that another run does not become the latest
         changed = stat_of(paths.jobs)
         times = [] if changed is None else [changed.st_mtime]
     return max(times, default=None)
@@ -120,7 +121,7 @@ def _readable(run: RunPaths) -> RunPaths:
 
 
 def _forbidden(name: str, runs_folder: Path) -> RunNotFound | None:
-    """Return the error for a run, or a folder of runs, that exists but may not be read."""
+    """Return the error for a run, or a folder of runs, that exists but is not readable."""
     for folder in (runs_folder, Path(name), runs_folder / name):
         try:
             next(folder.iterdir(), None)

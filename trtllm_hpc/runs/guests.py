@@ -1,4 +1,4 @@
-"""Guests of a run, colleagues with keys of their own to its proxy; and who has asked the server."""
+"""Guests of a run (colleagues with their own keys to its proxy), and the request counts of all clients."""
 
 from __future__ import annotations
 
@@ -17,55 +17,56 @@ from trtllm_hpc.runtime.records import ANYBODY, OWNER, Guest, Visits, read_guest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _CONFIRMED_S = 15.0
-"""For the proxy to do what the file says; it looks once a second."""
+"""Seconds for the proxy to apply the file of guests, which the supervisor reads once a second."""
 
 
 @dataclass(frozen=True)
 class ProxyClient:
-    """Who has asked a server, or may ask it with a guest's key."""
+    """A client that has sent requests to a server, or a guest who may."""
 
     name: str
-    """A guest's, ``owner``, or ``anybody`` where the server asks for no key."""
+    """The guest's name, ``owner``, or ``anybody`` if the server asks for no key."""
     requests: int
-    """That generate or infer, through the proxy."""
+    """Number of requests through the proxy that generate or infer."""
     last_at: float | None
-    """When the last of them came, in seconds since the epoch."""
+    """Time of the last request, in seconds since the epoch."""
     key_file: str | None = None
     """File with a guest's key, which only the owner of the run can read; ``None``: not a guest any more."""
     expires_at: float | None = None
-    """``None``: the key is good until it is revoked."""
+    """Time at which the key expires, in seconds since the epoch; ``None``: when it is revoked."""
     admitted: bool = False
-    """Whether the proxy lets the guest in now."""
+    """Whether the proxy admits the guest now."""
 
 
 def clients_of(paths: RunPaths) -> tuple[ProxyClient, ...]:
-    """Return the guests of a run and everybody else who has asked its server."""
+    """Return the guests of a run, and all other clients that have sent requests."""
     visits = Visits.read(paths.visits) or Visits()
     guests: dict[str, Guest] = {}
     with suppress(OSError, ValueError, TypeError):
         guests = {guest.name: guest for guest in read_guests(paths)}
-    serves, found = stat_of(paths.endpoint) is not None, []
+    serves, clients = stat_of(paths.endpoint) is not None, []
     for name in dict.fromkeys([*visits.asked, *guests]):
         count, last_at = visits.asked.get(name, (0, None))
         guest, admitted = guests.get(name), serves and name in visits.admitted
-        of_guest = () if guest is None else (str(paths.guest_key(name)), guest.expires_at, admitted)
-        found.append(ProxyClient(name, int(count), last_at, *of_guest))
-    return tuple(found)
+        guest_fields = () if guest is None else (str(paths.guest_key(name)), guest.expires_at, admitted)
+        clients.append(ProxyClient(name, int(count), last_at, *guest_fields))
+    return tuple(clients)
 
 
 def invite(paths: RunPaths, name: str, expires_s: float | None) -> None:
-    """Make a key for a guest and wait until the proxy of a run that serves takes the key.
+    """Make a key for a guest and, if the run serves, wait until its proxy accepts the key.
 
-    Raises ConfigError for a name or a run that cannot have it, NotReady if the proxy does not confirm it.
+    Raises ConfigError for an invalid name, a guest with a key, or a run without keys; NotReady if the proxy
+    does not confirm the key.
     """
-    from trtllm_hpc.config.files import read_spec  # imported here: `status` needs no job file
+    from trtllm_hpc.config.files import read_spec  # imported here because `status` does not need it
 
     serve = read_spec(paths.spec).serve
     if serve.proxy == "none":
-        raise _refused(paths, "the run has no proxy that asks for a key: everybody may ask this server")
+        raise _refused(paths, "the run has no proxy that asks for a key: everybody may use this server")
     if not _NAME.fullmatch(name) or name in (OWNER, ANYBODY):
         hint = "letters, digits, '.', '_', '@' and '-', such as a user name"
-        raise _refused(paths, f"{name!r} cannot name a guest", hint)
+        raise _refused(paths, f"{name!r} cannot be the name of a guest", hint)
     key, now = paths.guest_key(name), time.time()
     with _changing(paths) as guests:
         if name in guests and now < (guests[name].expires_at or now + 1):
@@ -79,7 +80,7 @@ def invite(paths: RunPaths, name: str, expires_s: float | None) -> None:
 
 
 def revoke(paths: RunPaths, name: str) -> None:
-    """End a guest's key and wait until the proxy refuses it; raises as :func:`invite`."""
+    """Revoke a guest's key and wait until the proxy refuses it; raises like :func:`invite`."""
     with _changing(paths) as guests:
         if guests.pop(name, None) is None:
             raise _refused(paths, f"{name!r} is not a guest; invited: {', '.join(guests) or 'nobody'}")
@@ -89,7 +90,7 @@ def revoke(paths: RunPaths, name: str) -> None:
 
 @contextmanager
 def _changing(paths: RunPaths) -> Iterator[dict[str, Guest]]:
-    """Yield the guests by name, to be changed; one process at a time."""
+    """Yield the guests by name and write the caller's changes; only one process at a time."""
     with (paths.folder / ".guests.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         guests = {guest.name: guest for guest in read_guests(paths)}
@@ -101,7 +102,7 @@ def _wait_for_proxy(paths: RunPaths, name: str, *, admitted: bool) -> None:
     deadline = time.monotonic() + _CONFIRMED_S
     while paths.endpoint.exists() and (name in (Visits.read(paths.visits) or Visits()).admitted) != admitted:
         if time.monotonic() > deadline:
-            what = f"has not confirmed that it {'takes' if admitted else 'refuses'} the key of {name}"
+            what = f"has not confirmed that it {'accepts' if admitted else 'refuses'} the key of {name}"
             hint = f"trtllm-hpc status {call_name(paths)}"
             raise NotReady(f"The proxy of run {paths.run_id} {what}.", hint=hint)
         time.sleep(0.2)

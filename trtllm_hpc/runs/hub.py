@@ -1,7 +1,7 @@
-"""Models of a hub: found when a job is planned, downloaded before anything is queued.
+"""Models from a hub: located when a job is planned, downloaded before anything is queued.
 
-``huggingface_hub`` is imported only for such a model; why its cache is not used:
-``docs/explanation/decisions/project.md``.
+``huggingface_hub`` is imported only for such a model. ``docs/explanation/decisions/project.md`` explains
+why its cache is not used.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _POLL_S = 1.0
 
 
 def runs_folder(cluster: ClusterProfile) -> Path:
-    """Return the folder of the runs where the command line does not name one."""
+    """Return the default folder of the runs, if the command line names none."""
     return own_runs_folder() or Path(cluster.runs_folder or "runs").absolute()
 
 
 def locator(runs: Path | None) -> Locate:
-    """Return a function that finds a job's model; it asks the hub for each model once."""
-    found = dict[tuple[Any, ...], tuple[Path, HubModel]]()
+    """Return a function that locates a job's model; it asks the hub once for each model."""
+    located = dict[tuple[Any, ...], tuple[Path, HubModel]]()
 
     def locate(job: JobFile, cluster: ClusterProfile) -> JobFile:
         model = job.model
@@ -55,7 +55,7 @@ def locator(runs: Path | None) -> Locate:
             return job
         models = site.models_folder(cluster.models_folder, runs or runs_folder(cluster))
         key = (models, model.hub, model.revision, model.token_file)
-        folder, record = found[key] = found.get(key) or find(*key)
+        folder, record = located[key] = located.get(key) or find(*key)
         model = model.model_copy(update={"path": str(folder), "revision": record.commit})
         return job.model_copy(update={"model": model})
 
@@ -63,18 +63,18 @@ def locator(runs: Path | None) -> Locate:
 
 
 def find(models: Path, hub: str, revision: str | None, token_file: str | None) -> tuple[Path, HubModel]:
-    """Return the folder of a model, with its small files, and its record; raises HubFailed.
+    """Return the folder of a model, with its small files downloaded, and its record; raise HubFailed.
 
-    The hub is not asked for a known commit. ``models`` is the folder of all models, ``token_file`` that of
-    the job file.
+    A known commit needs no request to the hub. ``models`` is the folder of all models; ``token_file`` is the
+    job file's.
     """
     name = revision or "main"
-    found = next((it for it in known_models(models, hub) if it[1].commit == name), None)
-    if found is None:
+    known = ((folder, record) for folder, record in known_models(models, hub) if record.commit == name)
+    if (model := next(known, None)) is None:
         with _sentences(hub, name, token_file):
-            found = _ask(models, hub, name, token_file)
-    fetch(found[0], token_file, weights=False)
-    return found
+            model = _ask(models, hub, name, token_file)
+    fetch(model[0], token_file, weights=False)
+    return model
 
 
 def _ask(models: Path, hub: str, name: str, token_file: str | None) -> tuple[Path, HubModel]:
@@ -83,15 +83,15 @@ def _ask(models: Path, hub: str, name: str, token_file: str | None) -> tuple[Pat
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=_token(token_file))
     info = api.model_info(hub, revision=name, files_metadata=True, timeout=30)
     files = {
-        it.rfilename: (it.size or 0, it.lfs.sha256 if it.lfs else str(it.blob_id))
-        for it in info.siblings or ()
+        file.rfilename: (file.size or 0, file.lfs.sha256 if file.lfs else str(file.blob_id))
+        for file in info.siblings or ()
     }
     folder = site.folder_of(models, hub, str(info.sha))
     models.mkdir(parents=True, exist_ok=True)
     for path in (folder.parents[1], folder.parent, folder):
         make_shared(path)
     if (before := record_of(folder)) is not None and name in before.revisions:
-        return folder, before  # nothing to write: the folder may be another user's
+        return folder, before  # write nothing: the folder may belong to another user
     revisions = {**(before.revisions if before else {}), name: time.time()}
     record = HubModel(hub, str(info.sha), revisions, {name: files[name] for name in needed_files(files)})
     write_shared(folder.parent / HUB_RECORD, vars(record))
@@ -99,9 +99,9 @@ def _ask(models: Path, hub: str, name: str, token_file: str | None) -> tuple[Pat
 
 
 def download(model: Model, run: Path, *, leave: bool = False) -> bool:
-    """Download the rest of a model that :func:`locator` has placed, for a run; raises HubFailed.
+    """Download the missing files of a located model for a run; raise HubFailed.
 
-    With ``leave`` the rest is left to a job of the run; returns whether anything is left.
+    With ``leave``, leave them to a job of the run. Return whether any files are left to it.
     """
     if model.hub is None or model.path is None:
         return False
@@ -114,7 +114,7 @@ def download(model: Model, run: Path, *, leave: bool = False) -> bool:
 
 
 def main(run: str) -> int:
-    """Download a run's model, in the job of the stage ``download``; returns the exit code."""
+    """Download a run's model in the job of the stage ``download``; return the exit code."""
     paths = RunPaths(run)
     try:
         download(read_spec(paths.spec).model, paths.folder)
@@ -126,9 +126,9 @@ def main(run: str) -> int:
 
 
 def fetch(folder: Path, token_file: str | None, *, weights: bool = True) -> None:
-    """Download what is missing in a folder of :func:`find`, or wait while another process does.
+    """Download the missing files of a folder from :func:`find`, or wait while another process does.
 
-    Raises HubFailed. After an interruption the next call goes on where this one was.
+    After an interruption the next call continues. Raises HubFailed.
     """
     record = record_of(folder)
     assert record is not None
@@ -138,7 +138,7 @@ def fetch(folder: Path, token_file: str | None, *, weights: bool = True) -> None
     while missing := record.missing(folder, weights=weights):
         try:
             with _sentences(record.hub, record.commit, token_file), entry.locked(socket.gethostname()):
-                # What another process has just finished is no longer missing.
+                # Ask again what is missing: another process may have just finished its download.
                 _download(folder, record, record.missing(folder, weights=weights), _token(token_file))
             return
         except EntryHeld:
@@ -155,27 +155,28 @@ class ModelRow:
 
     name: str
     summary: str
-    """What it is; for a hub's model, its commit and the names of that commit."""
+    """Description; for a model from a hub, its commit and the commit's names."""
     licence: str | None
     """``None``: see the model's page on the hub."""
     folder: str
     fetched: bool
-    """Whether it is in the folder."""
+    """Whether all files of the model are in the folder."""
     bytes: int | None = None
-    """Size of what is in the folder; ``None`` without a hub, as the next two."""
+    """Size of the model's files in the folder; ``None`` for a model that does not come from a hub."""
     last_used: float | None = None
-    """When it was last asked for or used by a run, in seconds since the epoch."""
+    """Last request of the model, or last use by a run, in seconds since the epoch; ``None`` as above."""
     runs: tuple[str, ...] = ()
-    """Folders of the runs whose job files name it."""
+    """Folders of the runs whose job files name the model; empty for a model that does not come from a hub."""
 
 
 def hub_rows(models: Path) -> list[ModelRow]:
-    """Return the models of hubs in the folder of models, the last used first."""
+    """Return the models from hubs in the folder of models, the last used first."""
     rows = []
     for folder, record in known_models(models):
         entry, missing = CacheEntry(folder.parent), record.missing(folder)
         size = sum(size for name, (size, _) in record.files.items() if name not in missing)
-        used = max(it.stat().st_mtime for it in (entry.used, entry.folder / HUB_RECORD) if it.exists())
+        marks = (entry.used, entry.folder / HUB_RECORD)
+        used = max(mark.stat().st_mtime for mark in marks if mark.exists())
         summary = f"{record.commit} ({', '.join(record.revisions)})"
         runs = tuple(use.run for use in entry.uses() if names_model(str(folder))(use))
         rows.append(ModelRow(record.hub, summary, None, str(folder), not missing, size, used, runs))
@@ -183,9 +184,9 @@ def hub_rows(models: Path) -> list[ModelRow]:
 
 
 def names_model(folder: str) -> Callable[[Use], str | None]:
-    """Return a function that says why a use of a model counts: the run's job file names the model.
+    """Return a function that returns why a use of a model counts: the run's job file names the model.
 
-    A job file that another user has closed counts, too, and one that is still to be written.
+    An unreadable job file of another user counts, too, and a run whose job file is still to be written.
     """
 
     def counts(use: Use) -> str | None:
@@ -203,25 +204,26 @@ def names_model(folder: str) -> Callable[[Use], str | None]:
 def _download(
     folder: Path, record: HubModel, missing: Mapping[str, tuple[int, str]], token: str | None
 ) -> None:
-    """Download files to a folder beside the model's; move them to their places once all hashes are right."""
+    """Download files to a folder beside the model's, and move them to their places once all hashes match."""
     from huggingface_hub import HfApi
 
     partial = folder.parent / PARTIAL
     make_shared(partial)
     for leftover in partial.glob(INCOMPLETE):
-        leftover.unlink()  # of a killed process: the library starts such a file again, under another name
+        leftover.unlink()  # a killed process left it; the library begins such a file anew under another name
     total = sum(size for size, _ in missing.values())
-    here = sum(size for name, (size, _) in missing.items() if (partial / name).exists())
+    downloaded = sum(size for name, (size, _) in missing.items() if (partial / name).exists())
     free = shutil.disk_usage(folder).free
-    if total - here > free:
-        raise _no_space(str(folder), f"{gib(total - here)} are still to download, and {gib(free)} are free")
+    if (left := total - downloaded) > free:
+        raise _no_space(str(folder), f"{gib(left)} are still to download, and {gib(free)} are free")
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
     names = [glob.escape(name) for name in missing]
     commit: dict[str, Any] = {"revision": record.commit, "local_dir": partial}
     hub.snapshot_download(record.hub, **commit, allow_patterns=names)
-    if total > 2**30:  # a processor hashes about 1 GB/s
+    if total > 2**30:  # the comparison takes a second or more: a core hashes about 1 GB/s
         print(f"{record.hub}: comparing hashes with the hub's ...", file=sys.stderr, flush=True)
-    damaged = [it["path"] for it in hub.verify_repo_checksums(record.hub, **commit).mismatches]
+    mismatches = hub.verify_repo_checksums(record.hub, **commit).mismatches
+    damaged = [mismatch["path"] for mismatch in mismatches]
     for name in damaged:
         (partial / name).unlink()
     if damaged:
@@ -235,14 +237,14 @@ def _download(
 
 
 def _token(token_file: str | None) -> str | None:
-    """Return the token in a file; ``None`` without one: the library then looks for the user's."""
+    """Return the token in a file; ``None`` without a file: the library then looks for the user's token."""
     if token_file is None:
         return None
     with suppress(OSError, UnicodeDecodeError):
-        # Other text could be quoted in an error about the request's header.
+        # Only text that is valid in a header: an error about an invalid header could quote the token.
         if found := re.fullmatch(r"\s*([!-~]+)\s*", Path(token_file).read_text(encoding="utf-8")):
             return found[1]
-    message = f"The token file {token_file} cannot be read, or does not hold a token."
+    message = f"The token file {token_file} cannot be read, or does not contain a token."
     raise HubFailed(message, hint="write the token, and nothing else, into it; then chmod 600")
 
 
@@ -254,7 +256,7 @@ def _sentences(hub: str, revision: str, token_file: str | None) -> Iterator[None
     except ImportError:
         message, hint = "Models of a hub need the package huggingface_hub.", "pip install 'trtllm-hpc[hub]'"
         raise HubFailed(message, hint=hint) from None
-    # The HTTP library of huggingface_hub: httpx, or httpx2 from its version 2 on.
+    # The HTTP library that huggingface_hub uses: httpx, or httpx2 from huggingface_hub 2 on.
     httpx: Any = sys.modules[type(get_session()).__module__]
     try:
         yield
@@ -270,7 +272,7 @@ def _sentence(error: Any, hub: str, revision: str, token_file: str | None) -> Hu
     name_it = "" if token_file else "; name a file with your token: --set model.token_file=FILE"
     page = f"{os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'}/{hub}"
     if isinstance(error, errors.LocalEntryNotFoundError):
-        error = error.__cause__ or error  # "and the file is not here either"
+        error = error.__cause__ or error  # this error only adds that the file is not in the cache either
     number = getattr(error, "errno", None)
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 500
     reason = str(error).strip().partition("\n")[0].rstrip(".")

@@ -1,7 +1,7 @@
-"""The shipped job files and what each shows; and a job file for a checkpoint, a kind of GPU and a goal.
+"""List the shipped job files, and write a job file for a checkpoint, a kind of GPU and a goal.
 
-The latter is made from a shipped one, or derived from the checkpoint's size. Comments in it say where its
-values come from.
+Such a job file extends a shipped one, or is derived from the checkpoint's size. Its comments name the sources
+of its values.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from trtllm_hpc.tensorrt_llm.releases.release import releases
 Goal = Literal["latency", "throughput"]
 
 _BATCH, _USEFUL, _LONGEST = {"latency": 8, "throughput": 256}, 64, 16384
-"""Most requests at once; requests of 2,048 tokens that a layout must hold; tokens of the longest request."""
+"""Maximum batch size by goal; number of requests of 2,048 tokens for which a layout must have KV cache;
+tokens of the longest request."""
 _NEEDS = {"fp8": 8.9, "mxfp4": 9.0, "nvfp4": 10.0}
-"""Compute capability from which GPUs compute with such weights."""
+"""Lowest compute capability of GPUs that can compute with such weights."""
 _WRAPPER = TextWrapper(95, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
 _LIMITS = """
 # enough time for the largest models
@@ -35,7 +36,7 @@ serve: {cpus_per_rank: 4, time_limit_minutes: 240, ready_timeout_seconds: 5400}
 companion: {time_limit_minutes: 180}
 """
 _GPUS_PER_NODE = 8
-"""GPUs of the node that the layouts are worked out for; only the spread over nodes depends on it."""
+"""GPUs per node for which layouts are worked out; only the number of nodes depends on it."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ShippedJob:
     """One shipped job file."""
 
     name: str
-    """Its name for ``submit`` and the other commands that take a JOB."""
+    """Name of the file for ``submit`` and other commands that take a JOB."""
     file: str
     """Path of the file."""
     model: str
@@ -53,19 +54,19 @@ class ShippedJob:
     release: str | None
     """Release of TensorRT-LLM that the file states."""
     ranks: int
-    """Of all instances together."""
+    """Number of ranks of all instances together."""
     gpus: int
-    """0: it needs none."""
+    """Number of GPUs; 0: the job needs none."""
     nodes: int
-    """Nodes of eight GPUs that these are spread over."""
+    """Number of nodes with eight GPUs each."""
     gpu_types: str | None
-    """The GPUs that the settings are for, ``H100 or H200``; ``None``: the file does not say."""
+    """GPUs that the settings are for, e.g. ``H100 or H200``; ``None``: not stated in the file."""
     summary: str
-    """First sentence, up to its colon, of the comment at its top."""
+    """First sentence, up to its colon, of the file's opening comment."""
 
 
 def shipped_jobs() -> list[ShippedJob]:
-    """Return the shipped job files by name, those that need no GPU first.
+    """Return the shipped job files, sorted by name; those without GPUs come first.
 
     Raises ConfigError if one of them is wrong.
     """
@@ -73,16 +74,16 @@ def shipped_jobs() -> list[ShippedJob]:
 
 
 def copy_of(name: str, own_name: str, model: str | None, key: str) -> str:
-    """Return the text of a shipped job file with another name, and ``model.KEY``; raises ConfigError."""
+    """Return the text of a shipped job file with ``own_name`` and ``model.KEY`` set; raise ConfigError."""
     file = jobs()[name]
-    # By lines, which are alike in every shipped file: ruamel's round trip would lose the comment that follows
-    # the line of model.path, and write lists and null in another way.
+    # Edited by lines, which have the same form in every shipped file: ruamel's round trip would lose the
+    # comment after model.path, and write lists and null in another way.
     text, named = file.read_text(encoding="utf-8"), f"name: {scalar(own_name)}"
     text = re.sub(r"(?m)^name: .*", lambda _: named, text)
     if model is None:
         return text
     if read_job(file).model.path is None:
-        message = f"{name} makes a model of its own, so there is no folder to set"
+        message = f"{name} makes its own model, so there is no folder to set"
         raise ConfigError([Diagnostic("conflict", message, str(file), hint="leave --model out")])
     line = f"  {key}: {scalar(model)}"
     text, lines = re.subn(r"(?m)^  path: .*", lambda _: line, text)
@@ -90,7 +91,7 @@ def copy_of(name: str, own_name: str, model: str | None, key: str) -> str:
 
 
 def described(name: str, path: Path) -> ShippedJob:
-    """Return what a job file is for. Raises ConfigError if it is wrong."""
+    """Return the description of a job file. Raises ConfigError if the file is wrong."""
     job = read_job(path)
     cluster = ClusterProfile(name="any", partition="any", gpus_per_node=_GPUS_PER_NODE)
     backend = backend_of(job)
@@ -118,10 +119,11 @@ def described(name: str, path: Path) -> ShippedJob:
 
 
 def fitting_job(folder: Path, name: str, path: str, gpu: str, goal: Goal) -> tuple[str, list[str]]:
-    """Return the text of a job file, and what it is made of, in sentences.
+    """Return the text of a job file for a checkpoint, and sentences about the sources of its values.
 
-    ``folder`` is the checkpoint's here, ``path`` the job file's name for it; ``gpu`` a kind of ``gpus.toml``.
-    Raises ConfigError if the checkpoint cannot be read, or such GPUs cannot compute or hold it.
+    ``folder`` is the checkpoint on this machine, ``path`` its path in the job file, ``gpu`` a kind in
+    ``gpus.toml``. Raises ConfigError if the checkpoint cannot be read, or such GPUs cannot compute with it or
+    hold it.
     """
     checkpoint = Checkpoint(folder)
     has, needs = gpus()[gpu]["compute_capability"], _NEEDS.get(checkpoint.quantization, 0)
@@ -136,11 +138,15 @@ def fitting_job(folder: Path, name: str, path: str, gpu: str, goal: Goal) -> tup
         notes.append(f"Settings: shipped job file {shipped.name}; its comments name NVIDIA's files.")
         head, engine = {"name": name, "extends": shipped.name}, ""
     elif layout is not None:
-        notes.append("No shipped job file fits: the number of GPUs is the memory planner's, the rest ours.")
+        notes.append(
+            "No shipped job file fits: the memory planner chose the number of GPUs; the rest are defaults."
+        )
         derived = compact_yaml({"engine": _derived(checkpoint, layout, goal)})
         head, engine = {"name": name}, f"\n{derived}{_LIMITS}"
     else:
-        raise _error(checkpoint, "no shipped job file is for it, and no index of its weights has their size")
+        raise _error(
+            checkpoint, "no shipped job file fits it, and its size is unknown: the weights have no index"
+        )
     text = "".join(f"{_WRAPPER.fill(note)}\n" for note in notes) + compact_yaml(head)
     return f"{text}\n{compact_yaml({'model': {'path': path}})}{engine}", notes
 
@@ -151,27 +157,27 @@ def _error(checkpoint: Checkpoint, message: str) -> ConfigError:
 
 
 def _layout(checkpoint: Checkpoint, gpu: str) -> Parallel | None:
-    """Return the fewest ranks with room for weights and a useful KV cache; ``None``: unknown size."""
+    """Return the smallest layout with memory for weights and a useful KV cache; ``None``: unknown size."""
     if checkpoint.stored is None and checkpoint.quantization != "none":
         return None
     engine = {"backend": "pytorch", "max_batch_size": _USEFUL, "max_seq_len": 2048}
     engine |= {"quantization": {"kv_cache": "fp8" if checkpoint.has_fp8_cache else None}}
     job, sentence = JobFile.model_validate({"name": "plan", "engine": engine}), ""
-    for width in (8, 16, 32):  # tensor parallelism over several nodes where nothing smaller fits
+    for width in (8, 16, 32):  # more than 8: tensor parallelism over several nodes if nothing smaller fits
         cluster = ClusterProfile(name="plan", partition="any", gpus_per_node=width, gpu=gpu)
         try:
             plan = plan_memory(job, cluster, checkpoint.config, stored=checkpoint.stored)
         except UnknownModel:
             return None
-        sentence, found = plan.sentence, plan.parallel if plan.verdict == "ok" else plan.suggestion
-        if found is not None:
-            return found
-    raise _error(checkpoint, f"no number of {gpu} holds it; on one, {sentence}")
+        sentence, parallel = plan.sentence, plan.parallel if plan.verdict == "ok" else plan.suggestion
+        if parallel is not None:
+            return parallel
+    raise _error(checkpoint, f"it does not fit any number of {gpu}; on one, {sentence}")
 
 
 def _shipped_for(checkpoint: Checkpoint, gpu: str, goal: Goal, fewest: int) -> ShippedJob | None:
-    """Return the shipped job file for this model, GPU and goal with the fewest GPUs that hold the model."""
-    found = []
+    """Return the shipped job file for this model, GPU and goal with the fewest GPUs."""
+    candidates = []
     for job in shipped_jobs():
         text = jobs()[job.name].read_text(encoding="utf-8")
         model = re.search(r"huggingface\.co/[\w.-]+/([\w.-]*\w)", text)
@@ -180,17 +186,17 @@ def _shipped_for(checkpoint: Checkpoint, gpu: str, goal: Goal, fewest: int) -> S
         is_same = model is not None and model[1].casefold() == checkpoint.name.casefold()
         is_plain = job.backend == "pytorch" and "speculative_model_dir" not in text
         if is_same and is_plain and is_for == goal and gpu.partition("-")[0] in kinds and job.gpus >= fewest:
-            found.append(job)
-    return min(found, key=lambda job: job.gpus, default=None)
+            candidates.append(job)
+    return min(candidates, key=lambda job: job.gpus, default=None)
 
 
 def _derived(checkpoint: Checkpoint, layout: Parallel, goal: Goal) -> dict[str, Any]:
-    """Return the section ``engine`` for a checkpoint of which only the sizes are known."""
+    """Return the section ``engine`` for a checkpoint whose sizes alone are known."""
     batch = {"max_batch_size": _BATCH[goal]}
     longest = min(int(checkpoint.config.get("max_position_embeddings") or _LONGEST), _LONGEST)
     engine: dict[str, Any] = {
         "backend": "pytorch",
-        "tensorrt_llm_version": [it for it in releases() if it.tags][-1].version,
+        "tensorrt_llm_version": [release for release in releases() if release.tags][-1].version,
         "tensor_parallel": layout.tensor,
         **({"pipeline_parallel": layout.pipeline} if layout.pipeline > 1 else {}),
         **batch,

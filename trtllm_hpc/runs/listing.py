@@ -1,6 +1,7 @@
-"""All runs of a folder with their states; Slurm is asked once for all that have not ended.
+"""List all runs of a folder with their states; one query to Slurm covers all runs that have not ended.
 
-How a run ended is kept in its folder (``ended.json``), so thousands of old runs cost a look at their files.
+The end of a run is recorded in its folder (``ended.json``), so for an old run a few files are read and Slurm
+is not asked.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from trtllm_hpc.runtime.records import known_fields
 from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 
 _LOCAL = ("local", None)
-"""In place of a cluster's ``slurm.conf``: the runs of this machine."""
+"""Used in place of ``slurm.conf`` and cluster for runs of the local profile."""
 
 _FAILED = (RunState.FAILED, RunState.CANCELLED, RunState.LOST)
 
@@ -39,31 +40,33 @@ Warn = Callable[[str], object]
 
 @dataclass(frozen=True)
 class ListedRun:
-    """One run."""
+    """A run in a list."""
 
     run_id: str
     folder: str
     """The run folder."""
     name: str
-    """The job's."""
+    """The job's name."""
     model: str | None
-    """Its folder, or the name of a synthetic one; ``None``: a finished engine, or an older version's run."""
+    """Folder of the model, or name of a synthetic model; ``None``: a finished engine, or an older version's
+    run."""
     state: RunState | None
-    """``None``: Slurm does not answer."""
+    """State of the run; ``None``: Slurm does not answer."""
     endpoint: str | None
-    """``address:port`` for HTTP, while the run serves."""
+    """Address of the server, while the run serves: ``address:port`` for HTTP, or the URL of OpenAI's
+    protocol."""
     created_at: float
-    """Seconds since the epoch."""
+    """Creation of the run, in seconds since the epoch."""
     ended_at: float | None = None
-    """When its last job ended; ``None`` before that, or if it is not known."""
+    """End of the run's last job, in seconds since the epoch; ``None`` before, or if unknown."""
     gpu_hours: float | None = None
-    """Of all its jobs, as far as it is known."""
+    """GPU-hours of all jobs, as far as known."""
     sentence: str | None = None
-    """Why it has not completed; ``None`` unless it has failed, and only for the variants of a sweep."""
+    """Why the run failed; ``None`` unless it has failed, and set only for the variants of a sweep."""
     exit_code: int | None = None
-    """Of ``submit --wait``; ``None`` as above."""
+    """Exit code of ``submit --wait``; ``None`` as above."""
     settled: bool = False
-    """Whether every job has ended, and the run stays as it is."""
+    """Whether every job has ended, so that the run stays as it is."""
     live: bool = False
     """Whether a job of the run is in the queue or runs."""
 
@@ -75,13 +78,13 @@ def listed_runs(
     reasons: bool = False,
     warn: Warn = lambda sentence: None,
 ) -> list[ListedRun]:
-    """Return the runs of a folder, the newest first, or only those in some ``states``.
+    """Return the runs of a folder, the newest first; with ``states``, only runs in these states.
 
-    ``reasons``: read the logs of those that have failed; ``warn`` receives a sentence about each cluster that
-    does not answer, whose runs have the state ``None``.
+    With ``reasons``, read the logs of failed runs. ``warn`` receives a sentence about each cluster that does
+    not answer; the runs of that cluster have the state ``None``.
     """
     paths = list_runs(runs_folder)
-    created = {RunSnapshot(it): at for it in paths if (at := created_at_of(it)) is not None}
+    created = {RunSnapshot(run): at for run in paths if (at := created_at_of(run)) is not None}
     rows: dict[RunSnapshot, ListedRun] = {}
     clusters: dict[tuple[str | None, str | None], list[RunSnapshot]] = {}
     for run, created_at in created.items():
@@ -104,30 +107,32 @@ def listed_runs(
 
 
 def _remembered(run: RunSnapshot, created_at: float) -> ListedRun | None:
-    """Return the row that was kept, if nothing has happened since.
+    """Return the recorded row of an ended run, if nothing has happened since.
 
-    A resumed run has another token, and a stage that was run again by hand adds to the events.
+    A resumed run has another token, and a stage that was repeated by hand adds events.
     """
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # no such file, or damaged
+    with suppress(
+        OSError, ValueError, TypeError, KeyError, AttributeError
+    ):  # ended.json is missing or damaged
         ended: Any = read_json(run.paths.ended)
         token = None if run.submission is None else run.submission.token
         if token is not None and (ended["token"], ended["events"]) == (token, _event_bytes(run.paths)):
-            # The folder may have another name now.
-            here = {"run_id": run.paths.run_id, "folder": str(run.paths.folder), "created_at": created_at}
-            row = ListedRun(**{**known_fields(ListedRun, ended["run"]), **here})
+            # The folder may have been renamed since.
+            now = {"run_id": run.paths.run_id, "folder": str(run.paths.folder), "created_at": created_at}
+            row = ListedRun(**{**known_fields(ListedRun, ended["run"]), **now})
             return replace(row, state=None if row.state is None else RunState(row.state))
     return None
 
 
 def _event_bytes(paths: RunPaths) -> int | None:
-    """Return the size of all events; ``None`` if they cannot be read, so that no end is remembered."""
+    """Return the size of all event files in bytes; ``None`` if unreadable: then no end is recorded."""
     with suppress(OSError):
         return sum(file.stat().st_size for file in paths.events.iterdir() if file.suffix == ".jsonl")
     return None
 
 
 def _query(slurm: Slurm, runs: Sequence[RunSnapshot]) -> tuple[JobWatcher, dict[Path, str]]:
-    """Query the jobs of all runs at once, and the scripts of runs that ``submit`` has not submitted whole."""
+    """Query the jobs of all runs at once, and search the queue for scripts of incompletely submitted runs."""
     watcher = JobWatcher(slurm)
     scripts = {
         run.paths.sbatch(stage): run.submission.token if run.submission else None
@@ -143,15 +148,17 @@ def _query(slurm: Slurm, runs: Sequence[RunSnapshot]) -> tuple[JobWatcher, dict[
 def _row(
     run: RunSnapshot, created_at: float, stages: list[StageStatus] | None, *, reasons: bool
 ) -> ListedRun:
-    """Return the row of a run, and keep it if the run has ended; ``stages``: ``None`` if they are unknown."""
+    """Return the row of a run, and record it if the run has ended; ``stages``: ``None`` if unknown."""
     state = None if stages is None else state_of(run, stages)
     stages = stages or []
     settled = state is not None and is_settled(state, stages)
-    if settled and run.is_local:  # processes on other machines cannot be seen
+    if settled and run.is_local:  # this machine cannot see processes on other machines
         here = socket.gethostname()
-        begun = {it.stage: it.data.get("host") for it in run.all_events if it.name == "stage_begin"}
-        over = {it.stage for it in run.all_events if it.name in ("stage_end", "stage_cancelled")}
-        settled = all(it.stage in over or begun.get(it.stage, here) == here for it in stages)
+        begun = {
+            event.stage: event.data.get("host") for event in run.all_events if event.name == "stage_begin"
+        }
+        over = {event.stage for event in run.all_events if event.name in ("stage_end", "stage_cancelled")}
+        settled = all(stage.stage in over or begun.get(stage.stage, here) == here for stage in stages)
     endpoint = None if state is None or state.final else run.endpoint
     ends = [stage.times.ended_at for stage in stages if stage.times.ended_at is not None]
     status = status_of(run, stages) if reasons and state in _FAILED else None
@@ -171,9 +178,9 @@ def _row(
         live=any(stage.job_id is not None and not stage.final for stage in stages),
     )
     size = _event_bytes(run.paths)
-    # Slurm may have a job yet of a submission that did not come to its end.
+    # Only after a complete submission: Slurm may still have a job of an interrupted one.
     if settled and run.submission is not None and run.submission.complete and size is not None:
-        with suppress(OSError):  # a run whose folder cannot be written is looked up again the next time
+        with suppress(OSError):  # without a record, the next call looks the run up again
             ended = {"token": run.submission.token, "events": size, "run": asdict(row)}
             write_json(run.paths.ended, ended)
     return row

@@ -1,4 +1,4 @@
-"""``doctor --on-nodes``: a small job that looks at a plan's image and nodes, and leaves nothing behind."""
+"""``doctor --on-nodes``: a small job that checks a plan's image and nodes, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -33,29 +33,31 @@ from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 from trtllm_hpc.scheduler.states import LOST, parse_state
 
 Show = Callable[[str], object]
-"""Receives a sentence on how far the job has come, when that changes."""
+"""Receives a sentence about the job's progress whenever it changes."""
 
 _BEAT_S = 5.0
 _LOOK_S = 1.0
 _QUEUE_S = 3600.0
-"""Bound on the wait in the queue."""
+"""Limit on the wait in the queue, in seconds."""
 _END_S = 60.0
-"""Bound on the end of a job that is cancelled."""
+"""Seconds that a cancelled job may take to end."""
 _STATES = ("ok", "unknown", "warn", "fail")
 _LOG_LINES = 3
 _YAML = "1/model.yaml"
 _ADDRESS = {"address": "127.0.0.1", "port": 8000}
-"""Stands for the address that a server gets in its job."""
+"""Example of the address that a server gets in its job."""
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What the job has found."""
+    """The result of the job's checks."""
 
     checks: tuple[Diagnostic, ...]
+    """The worst finding of each check."""
     wanted: Wanted
+    """The checks that the job made."""
     facts: dict[str, Any]
-    """What the first task of each part has seen, by part."""
+    """Facts seen by the first task of each part, by part."""
     cluster: ClusterProfile
 
 
@@ -69,24 +71,24 @@ def check_on_nodes(
     keep: bool = False,
     show: Show = lambda sentence: None,
 ) -> NodeReport:
-    """Look at a job's image and at the cluster's nodes in a job of ten minutes at most.
+    """Check a job's image and the cluster's nodes in a Slurm job of at most ten minutes.
 
     Args:
-        nodes: 1, or 2 to look at the network between nodes as well.
+        nodes: 1, or 2 to test the network between nodes as well.
         keep: leave the folder with the job's scripts and logs, and show its path.
-        show: receives a sentence whenever the job has come further.
+        show: receives a sentence about the job's progress whenever it changes.
 
-    Others, and the errors, are those of :func:`trtllm_hpc.plan`.
+    Other arguments and errors are those of :func:`trtllm_hpc.plan`.
 
     Raises:
-        SubmissionError: Slurm refused the job, or it did not start within an hour.
+        SubmissionError: Slurm refused the job, or the job did not start within an hour.
     """
     source = JobSource.of(job, cluster, (*settings, "model.stage=null"), runs)
     with plan_run(source, command="doctor") as plan:
         paths = RunPaths(plan.run_folder)
         if plan.cluster.scheduler != "slurm":
             raise SubmissionError(
-                f"The profile {plan.cluster.name!r} runs jobs on this machine: doctor checks it already.",
+                f"The profile {plan.cluster.name!r} runs jobs on this machine, which plain doctor checks.",
                 hint="leave --on-nodes out, or name a cluster with --cluster",
             )
         require_scheduler(plan.cluster)
@@ -95,25 +97,27 @@ def check_on_nodes(
         try:
             _write(paths, plan, checked, wanted)
             info = _run(JobWatcher(Slurm(*plan.cluster.controller)), paths, show)
-            found = read_found(paths)
-            facts = {one.part: one.facts for one in reversed(found)}
-            findings = [it for one in found for it in one.diagnostics] + _missing(paths, checked, facts, info)
-            worst: dict[str, Diagnostic] = {}  # by check: several tasks have looked
-            for it in findings:
-                if it.code not in worst or _STATES.index(it.state) > _STATES.index(worst[it.code].state):
-                    worst[it.code] = it
+            parts = read_found(paths)
+            facts = {part.part: part.facts for part in reversed(parts)}
+            findings = [finding for part in parts for finding in part.diagnostics]
+            findings += _missing(paths, checked, facts, info)
+            worst: dict[str, Diagnostic] = {}  # by check, since several tasks ran it
+            for finding in findings:
+                code, state = finding.code, _STATES.index(finding.state)
+                if code not in worst or state > _STATES.index(worst[code].state):
+                    worst[code] = finding
             return NodeReport(tuple(worst.values()), wanted, facts, plan.cluster)
         finally:
             if keep:
                 show(f"scripts and logs are in {paths.folder}")
             else:
-                remove(paths.folder, attempts=9)  # somebody may still write, or NFS keep an open file
+                remove(paths.folder, attempts=9)  # a process may still be writing, or NFS keep an open file
 
 
 def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
     paths.make_folders()
     if plan.build_steps:
-        # A container can only mount what is there.
+        # A container can mount only folders that exist.
         Path(plan.engines_folder).mkdir(parents=True, exist_ok=True)
     for name, text in render_node_checks(checked).items():
         write_text(paths.scripts / name, text, mode=0o700)
@@ -121,8 +125,10 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
         write_text(paths.folder / name, text)
     if plan.front is not None:
         groups = plan.instances.groups
-        servers = {it.role: [f"127.0.0.1:{9000 + one.number}" for one in it.servers] for it in groups}
-        # As the run's own: any free port, and a key.
+        servers = {
+            group.role: [f"127.0.0.1:{9000 + server.number}" for server in group.servers] for group in groups
+        }
+        # Like a run's front: any free port (0), and a key.
         front = with_addresses(plan.front.configuration, servers, 0) | {AUTH_KEY: "0" * 43}
         write_json(paths.front_started, front)
     write_runtime(paths)
@@ -130,13 +136,13 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
     wanted.write(paths.node_checks)
 
 
-# What is looked at ------------------------------------------------------------------------
+# What the job checks ----------------------------------------------------------------------
 
 
 def node_check_plan(plan: Plan, nodes: int) -> Plan:
-    """Return the plan of the checks' job: two ranks on one node, or one on each of two.
+    """Return the plan of the checks' job: two ranks on one node, or one rank on each of two nodes.
 
-    On a cluster with nodes for each phase it runs on those of the context phase.
+    If the phases have nodes of their own, the job runs on those of the context phase.
     """
     facts = replace(plan.facts, cluster=plan.facts.cluster.for_phase("context"))
     per_node = 2 // nodes
@@ -147,11 +153,11 @@ def node_check_plan(plan: Plan, nodes: int) -> Plan:
 
 
 def wanted_of(plan: Plan, checked: Plan) -> Wanted:
-    """Return what the job is to look at.
+    """Return what the job is to check.
 
     Args:
-        plan: the job file's own.
-        checked: what :func:`node_check_plan` made of it.
+        plan: the plan of the job file.
+        checked: the plan of the checks' job, from :func:`node_check_plan`.
     """
     cluster, layout = checked.cluster, checked.layout
     models = plan.repository.models if isinstance(plan.repository, RepositoryRecipe) else ()
@@ -162,7 +168,7 @@ def wanted_of(plan: Plan, checked: Plan) -> Wanted:
         programs=[list(words) for words in _programs(plan)],
         launcher=plan.server.spec.launcher,
         serve={role: expand(spec.leader[1:], _ADDRESS) for role, spec in _serve_specs(plan)},
-        model_yaml=next((text for it in models for name, text in it.files.items() if name == _YAML), None),
+        model_yaml=next((model.files[_YAML] for model in models if _YAML in model.files), None),
         front=[] if plan.front is None else [*plan.front.command[1:], front_file],
         gpus_per_node=layout.gpus_per_node if cluster.gpu_request != "none" else 0,
         ranks=layout.world_size,
@@ -175,7 +181,7 @@ def wanted_of(plan: Plan, checked: Plan) -> Wanted:
 
 
 def _serve_specs(plan: Plan) -> Iterator[tuple[str, ServerSpec]]:
-    """Yield each ``trtllm-serve`` with the phase that it computes."""
+    """Yield each ``trtllm-serve`` server with its phase."""
     roles = [group.role for group in plan.instances.groups] or ["serve"]
     for role, server in zip(roles, plan.servers, strict=True):
         if server.spec.driver == "openai" and plan.backend.release_use != "none":
@@ -188,7 +194,7 @@ def _programs(plan: Plan) -> Iterator[tuple[str, ...]]:
     for arguments in commands:
         words = [word for word in arguments if isinstance(word, str)]
         count = 2 if PurePath(words[0]).name.startswith("python") else 1
-        if words[count - 1] != str(RunPaths(plan.run_folder).runtime):  # not upstream's
+        if words[count - 1] != str(RunPaths(plan.run_folder).runtime):  # skip this package's own commands
             yield (*words[:count], *(word for word in words[count:] if word.startswith("--")))
     for _, spec in _serve_specs(plan):
         yield (spec.leader[0], "serve", *_options(spec))
@@ -208,7 +214,7 @@ def _options(spec: ServerSpec) -> list[str]:
 
 def _run(watcher: JobWatcher, paths: RunPaths, show: Show) -> JobInfo | None:
     """Submit the job and wait until it has ended; whatever happens, it does not go on."""
-    from trtllm_hpc.scheduler.executor import RenderedScriptExecutor  # submitit takes its time
+    from trtllm_hpc.scheduler.executor import RenderedScriptExecutor  # importing submitit is slow
 
     with _beating(paths.heartbeat):
         executor = RenderedScriptExecutor(paths.folder, watcher.slurm.conf)
@@ -219,7 +225,7 @@ def _run(watcher: JobWatcher, paths: RunPaths, show: Show) -> JobInfo | None:
             with suppress(SubmissionError):
                 watcher.slurm.cancel([job])
                 until = time.monotonic() + _END_S
-                while time.monotonic() < until:  # it writes into the folder until it has ended
+                while time.monotonic() < until:  # until it has ended, the job writes into the folder
                     info = watcher.job_infos([job], mode="force").get(job)
                     if info is None or info.state.final:
                         break
@@ -228,7 +234,7 @@ def _run(watcher: JobWatcher, paths: RunPaths, show: Show) -> JobInfo | None:
 
 @contextmanager
 def _beating(file: Path) -> Iterator[None]:
-    """Touch the file by which the job sees that somebody waits for it."""
+    """Touch the file that shows the job that this command still waits for it."""
     over = threading.Event()
 
     def beat() -> None:
@@ -246,8 +252,8 @@ def _beating(file: Path) -> Iterator[None]:
 
 
 def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, show: Show) -> JobInfo | None:
-    """Return once the job has looked at everything (``None``), or has ended before, with its last state."""
-    began, said, info = time.monotonic(), "", JobInfo(job.job_id, parse_state("PENDING"))
+    """Wait for the job; return ``None`` once all checks are done, or its last state if it ended early."""
+    began, shown, info = time.monotonic(), "", JobInfo(job.job_id, parse_state("PENDING"))
     while not paths.node_checks_over.exists():
         try:
             info = watcher.job_infos([job]).get(job, JobInfo(job.job_id, LOST))
@@ -257,8 +263,8 @@ def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, show: Show) -> JobI
         if info.state.final:
             return info
         if info.state.name != "PENDING":
-            found = len(list(paths.node_findings.glob("*.json")))
-            sentence = f"job {job.job_id} runs on {info.nodes}: {found} results so far"
+            results = len(list(paths.node_findings.glob("*.json")))
+            sentence = f"job {job.job_id} runs on {info.nodes}: {results} results so far"
         elif time.monotonic() - began < _QUEUE_S:
             sentence = f"job {job.job_id} waits in the queue ({info.reason})"
         else:
@@ -266,20 +272,20 @@ def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, show: Show) -> JobI
                 f"Job {job.job_id} had not started after {_QUEUE_S / 60:.0f} minutes ({info.reason}).",
                 hint="squeue --me, then the same command",
             )
-        if sentence != said:
-            said = sentence
-            show(said)
+        if sentence != shown:
+            shown = sentence
+            show(shown)
         time.sleep(_LOOK_S)
     return None
 
 
-# What was found ---------------------------------------------------------------------------
+# Parts without findings -------------------------------------------------------------------
 
 
 def _missing(
     paths: RunPaths, checked: Plan, found: Collection[str], info: JobInfo | None
 ) -> list[Diagnostic]:
-    """Return a failure for each part that has left no result: its step did not get as far as Python."""
+    """Return a fault for each part without a result: its step did not get as far as Python."""
     missing = []
     unused = {"image"} if checked.backend.release_use == "none" else set()
     for part in (part for part in PARTS if part not in unused and part not in found):
@@ -288,6 +294,6 @@ def _missing(
         text = " / ".join(line.strip() for line in lines if line.strip())
         state = "" if info is None else f" (the job is {info.state.name})"
         hint = "doctor without --on-nodes, then the same command with --keep, which keeps scripts and logs"
-        failed = fail(f"nothing came from the step {part}{state}: {text or 'its log is empty'}", hint)
+        failed = fail(f"the step {part} left no result{state}: {text or 'its log is empty'}", hint)
         missing.append(replace(failed, code=f"step-{part}"))
     return missing

@@ -1,4 +1,4 @@
-"""What may go: runs that ended long ago, and engines and models that no run needs any more."""
+"""Remove what is no longer needed: runs that ended long ago, and engines and models that no run uses."""
 
 from __future__ import annotations
 
@@ -22,45 +22,48 @@ from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Cache, CacheEntry,
 from trtllm_hpc.runtime.engine_cache.shared_files import remove
 
 _FOREIGN_S = 30 * 86_400.0
-"""How long a run counts as active if we may not read its folder."""
+"""Seconds for which a run with an unreadable folder counts as active."""
 _RENDERED_S = 7 * 86_400.0
-"""How long a run that was never submitted keeps its engine."""
+"""Seconds for which a run that was never submitted keeps its engine."""
 _LEFT = "was left by an interrupted removal"
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """One run, sweep, engine or model that was chosen."""
+    """A run, sweep, engine or model that was chosen for removal."""
 
     name: str
-    """Of a sweep ``sweeps/ID``."""
+    """Name of the object; for a sweep ``sweeps/ID``."""
     folder: str
     bytes: int | None
-    """``None`` for a run, which is not measured."""
+    """Size in bytes; ``None`` for a run or sweep, which is not measured."""
     why: str
-    """Why it was chosen, e.g. ``ended 40 days ago``."""
+    """Why the object was chosen, e.g. ``ended 40 days ago``."""
     kept: str | None = None
-    """Why it stays; ``None``: it goes."""
+    """Why the object stays after all; ``None``: it is removed."""
 
 
 def _choose(
-    found: Iterable[tuple[float, Pruned]], verb: str, older_than_s: float | None, names: Sequence[str] = ()
+    candidates: Iterable[tuple[float, Pruned]],
+    verb: str,
+    older_than_s: float | None,
+    names: Sequence[str] = (),
 ) -> list[Pruned]:
-    """Return those of these names and nothing else; without names what is older, and what has a ``why``.
+    """Return only the candidates with these names; without names, old candidates and leftovers.
 
-    ``verb`` says what happened at the time that stands before each. What has a ``why`` is of no use to
-    anybody: killed commands have left it.
+    Each candidate comes with a time; ``verb`` describes what happened then. A candidate that already has a
+    ``why`` is the useless leftover of a killed command.
     """
     chosen, now = [], time.time()
-    for last, it in sorted(found, key=lambda pair: -pair[0]):
+    for last, candidate in sorted(candidates, key=lambda pair: -pair[0]):
         age_s = now - last
         if names:
-            chosen += [replace(it, why="is named")] if it.name in names else []
-        elif it.why:
-            chosen.append(it)
+            chosen += [replace(candidate, why="is named")] if candidate.name in names else []
+        elif candidate.why:
+            chosen.append(candidate)
         elif older_than_s is not None and age_s > older_than_s:
             ago = f"{age_s / 86400:.0f} days" if age_s >= 2 * 86400 else f"{age_s / 3600:.0f} h"
-            chosen.append(replace(it, why=f"{verb} {ago} ago"))
+            chosen.append(replace(candidate, why=f"{verb} {ago} ago"))
     return chosen
 
 
@@ -70,34 +73,39 @@ def _choose(
 def prune_engines(
     cache: Cache, names: Sequence[str] = (), older_than_s: float | None = None, *, remove_them: bool = False
 ) -> list[Pruned]:
-    """Choose engines of these names, or last used longer ago, and with ``remove_them`` remove them.
+    """Choose engines by name or by the time of their last use; with ``remove_them``, remove them.
 
-    An engine that is being built, or used by an active run, stays. What killed builds have left, and broken
-    engines, are always chosen.
+    An engine that is being built, or used by an active run, stays. Without ``names``, broken engines and
+    leftovers of killed builds are chosen as well.
     """
-    found = [
+    candidates = [
         (row.last_used or 0.0, Pruned(row.name, row.folder, row.bytes, leftover))
         for row in list_entries(cache)
         if row.state in ("whole", "broken", "half-built") or row.name in names
         for leftover in ["" if row.state == "whole" else f"is {row.state}"]
     ]
-    chosen = _choose(found, "was last used", older_than_s, names)
-    done = [_pruned_entry(it, "built", is_active, remove_it=remove_them) for it in chosen]
+    chosen = _choose(candidates, "was last used", older_than_s, names)
+    done = [_pruned_entry(engine, "built", is_active, remove_it=remove_them) for engine in chosen]
     if remove_them:
         for use in (use for entry in cache.entries() for use in entry.uses() if is_active(use) is None):
-            remove(use.file)  # so that later calls need not ask for its run again
+            remove(use.file)  # so that later calls need not check the use's run again
         cache.remove_leftovers()
     return done
 
 
 def prune_models(models: Path, older_than_s: float | None, *, remove_them: bool = False) -> list[Pruned]:
-    """Choose models of hubs last used longer ago, and with ``remove_them`` remove them.
+    """Choose models from hubs by the time of their last use; with ``remove_them``, remove them.
 
     A model that is being downloaded, or that the job file of a run names, stays.
     """
-    found = [(row.last_used or 0.0, Pruned(row.name, row.folder, row.bytes, "")) for row in hub_rows(models)]
-    chosen = _choose(found, "was last used", older_than_s)
-    done = [_pruned_entry(it, "downloaded", names_model(it.folder), remove_it=remove_them) for it in chosen]
+    candidates = [
+        (row.last_used or 0.0, Pruned(row.name, row.folder, row.bytes, "")) for row in hub_rows(models)
+    ]
+    chosen = _choose(candidates, "was last used", older_than_s)
+    done = [
+        _pruned_entry(model, "downloaded", names_model(model.folder), remove_it=remove_them)
+        for model in chosen
+    ]
     if remove_them:
         for leftover in models.glob(f"*--*/{REMOVED}{'[0-9a-f]' * 40}-*"):
             remove(leftover)
@@ -107,11 +115,11 @@ def prune_models(models: Path, older_than_s: float | None, *, remove_them: bool 
 def _pruned_entry(
     pruned: Pruned, made: str, counts: Callable[[Use], str | None], *, remove_it: bool
 ) -> Pruned:
-    """Return an entry as it turned out: what is used or being made stays.
+    """Remove an entry (with ``remove_it``) unless it is used or being made; return the result.
 
-    ``counts`` returns why a use still counts; ``None`` if it does not. The entry is moved away with one
-    rename, under its lock. Only then are its uses read for the last time: a run that registers later misses
-    it.
+    ``counts`` returns why a use still counts; ``None`` if it does not. The entry is moved away by one rename
+    under its lock, and its uses are read once more after that: a run that registers later sees that the entry
+    is gone.
     """
     entry = CacheEntry(Path(pruned.folder).parent)
     if (holder := entry.holder()) is not None:
@@ -148,39 +156,41 @@ def prune_runs(
     remove_them: bool = False,
     warn: Warn = lambda sentence: None,
 ) -> list[Pruned]:
-    """Choose runs that ended longer ago, and with ``remove_them`` remove them, and what a removal has left.
+    """Choose runs that ended long ago, and leftovers of earlier removals; with ``remove_them``, remove them.
 
-    A sweep is chosen as a whole, as if it were one run. A link, and a run of which a job has not ended, or
-    may not have, are never chosen. ``warn`` receives a sentence about each cluster that does not answer.
+    A sweep is chosen as a whole. Links, and runs with a job that has not ended, or may not have, are never
+    chosen. ``warn`` receives a sentence about each cluster that does not answer.
     """
-    sweeps = [it for it in (runs_folder.absolute() / SWEEPS).glob("*") if not it.name.startswith(REMOVED)]
-    # Before the runs are looked at: one that is resumed meanwhile has another token when it would be removed.
+    folders_of_sweeps = (runs_folder.absolute() / SWEEPS).glob("*")
+    sweeps = [sweep for sweep in folders_of_sweeps if not sweep.name.startswith(REMOVED)]
+    # Read the tokens before the states: a run that is resumed in between has another token at its removal.
     folders = [*(paths.folder for paths in list_runs(runs_folder)), *sweeps]
     tokens = {str(folder): _tokens(folder) for folder in folders if remove_them}
     runs = {run.folder: [run] for run in listed_runs(runs_folder, warn=warn)}
     runs |= {str(sweep): listed_runs(sweep, warn=warn) for sweep in sweeps}
-    found = [
+    candidates = [
         (0.0, Pruned(leftover.name.removeprefix(REMOVED), str(leftover), None, _LEFT))
         for pattern in (f"{REMOVED}*", f"{SWEEPS}/{REMOVED}*")
         for leftover in runs_folder.glob(pattern)
     ]
-    for folder, its in runs.items():
-        if its and all(run.settled for run in its) and not Path(folder).is_symlink():
-            name = Path(folder).name if its[0].folder == folder else f"{SWEEPS}/{Path(folder).name}"
-            found.append((max(map(_ended_at, its)), Pruned(name, folder, None, "")))
+    for folder, variants in runs.items():
+        if variants and all(run.settled for run in variants) and not Path(folder).is_symlink():
+            name = Path(folder).name if variants[0].folder == folder else f"{SWEEPS}/{Path(folder).name}"
+            candidates.append((max(map(_ended_at, variants)), Pruned(name, folder, None, "")))
     done = []
-    for it in _choose(found, "ended", older_than_s):
+    for chosen in _choose(candidates, "ended", older_than_s):
         try:
-            kept = None if Path(it.folder).stat().st_uid == os.geteuid() else "belongs to another user"
+            kept = None if Path(chosen.folder).stat().st_uid == os.geteuid() else "belongs to another user"
         except OSError as error:
             kept = f"cannot be read: {error.strerror}"
         removes = remove_them and kept is None
-        done.append(_pruned_run(it, tokens.get(it.folder)) if removes else replace(it, kept=kept))
+        token = tokens.get(chosen.folder)
+        done.append(_pruned_run(chosen, token) if removes else replace(chosen, kept=kept))
     return done
 
 
 def _ended_at(run: ListedRun) -> float:
-    """Return when a run ended; without that the last time that it wrote something."""
+    """Return when a run ended, or, if that is unknown, when it last wrote a file."""
     if run.ended_at is not None:
         return run.ended_at
     paths = RunPaths(run.folder)
@@ -189,10 +199,10 @@ def _ended_at(run: ListedRun) -> float:
 
 
 def _pruned_run(run: Pruned, tokens: list[str] | None) -> Pruned:
-    """Remove one run or sweep, unless its submissions have other tokens now; returns it as it turned out.
+    """Remove a run or sweep unless it was submitted again, which changes ``tokens``; return the result.
 
-    Its folder gets another name first, which no command takes for a run: who interrupts the removal leaves
-    nothing that looks whole.
+    The folder is first renamed, so that no command takes it for a run: an interrupted removal leaves nothing
+    that looks complete.
     """
     aside = folder = Path(run.folder)
     if not folder.name.startswith(REMOVED):
@@ -204,7 +214,7 @@ def _pruned_run(run: Pruned, tokens: list[str] | None) -> Pruned:
                 folder.rename(aside)
         except SubmissionError:
             if not folder.exists():
-                return run  # somebody else has removed it
+                return run  # another command has removed it
             return replace(run, kept="is submitted, cancelled or removed by another command right now")
         except OSError as error:
             return replace(run, kept=f"cannot be removed: {error.strerror}")
@@ -212,7 +222,7 @@ def _pruned_run(run: Pruned, tokens: list[str] | None) -> Pruned:
 
 
 def _tokens(folder: Path) -> list[str]:
-    """Return the submissions of a run, or of the variants of a sweep."""
+    """Return the submission tokens of a run, or of the variants of a sweep."""
     runs = (RunSnapshot(paths) for paths in (RunPaths(folder), *list_runs(folder)))
     return [run.submission.token for run in runs if run.submission is not None]
 
@@ -236,7 +246,7 @@ def is_active(use: Use) -> str | None:
 
 @lru_cache
 def _of_run(folder: str, created_at: float) -> str | None:
-    """Cached, so that Slurm is queried once for each run, however many outputs it uses."""
+    # Cached, so that Slurm is queried once for each run, however many outputs the run uses.
     paths = RunPaths(folder)
     try:
         status = run_status(paths)

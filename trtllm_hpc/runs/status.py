@@ -1,4 +1,4 @@
-"""The status of a run: of its jobs by Slurm, and of its stages and ranks by the files that its jobs write."""
+"""The status of a run: Slurm shows its jobs; the files that the jobs write show its stages and ranks."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ if TYPE_CHECKING:
     from trtllm_hpc.runs.causes import StageFailure
 
 _CAUSED_BY_A_RANK = ("FAILED", "OUT_OF_MEMORY", "RUNNING", "COMPLETING", UNANSWERED.name)
-"""States whose cause is the rank that died first; others (a time limit...) have another cause."""
+"""States whose cause is the rank that died first; other states (a time limit...) have another cause."""
 _PATIENCE_S = 10.0
-"""For one answer of Slurm."""
+"""Seconds to wait for an answer of Slurm."""
 _ALIVE_S = 45.0
-"""A heartbeat that is older says nothing about whether the job runs."""
+"""Largest age in seconds of a heartbeat that proves that the job runs."""
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 _TASK_END = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (.+?)(?: \(core dumped\))?$", re.MULTILINE)
 _NO_EVENT = Event(0.0, "", "")
 _OF_SIGNALS = (137, 143)
-"""Exit codes of a script that the end of its job has ended."""
+"""Exit codes of a script that was killed when its job ended."""
 _NEXT = "next"
-"""Beside the names of the stages: the job that waits to serve (``serve.renew``)."""
+"""Key, beside the names of stages, of the job that waits to serve (``serve.renew``)."""
 SWEEP_JOB_NAME = "trtllm-hpc-sweep"
-"""Of a job that runs the variants of a sweep."""
+"""Name of a Slurm job that runs the variants of a sweep."""
 
 
 class RunState(str, enum.Enum):
-    """A run as a whole."""
+    """State of a run as a whole."""
 
     RENDERED = "rendered"
-    """Written, not submitted."""
+    """The run folder is written, but not submitted."""
     PENDING = "pending"
     RUNNING = "running"
     SERVING = "serving"
@@ -87,51 +87,51 @@ class RunState(str, enum.Enum):
 
 @dataclass(frozen=True)
 class StageStatus:
-    """One stage."""
+    """Status of a stage."""
 
     stage: str
-    """``build``, ``serve`` or ``companion``."""
+    """Name of the stage: ``download``, ``build``, ``serve`` or ``companion``."""
     state: str
     """Slurm's name of the state; the local profile uses the same names."""
     final: bool
     """Whether the stage stays in this state."""
     ok: bool
-    """Whether it has completed."""
+    """Whether the stage has completed."""
     sentence: str
-    """What the state means, and why."""
+    """The state and its reason, in words."""
     job_id: str | None = None
-    """Slurm's; with the profile ``local`` the process id."""
+    """Slurm's job ID; with the profile ``local``, a process ID."""
     nodes: str = ""
-    """As Slurm writes them, e.g. ``n[1-2]``."""
+    """The job's nodes in Slurm's notation, e.g. ``n[1-2]``."""
     exit_code: int | None = None
-    """``None`` before its end."""
+    """Exit code of the batch script; ``None`` before its end."""
     exit_signal: int | None = None
     """The number that Slurm shows beside the exit code: a signal, or 53, 125."""
     requeued: bool = False
-    """Whether Slurm has ended its job once and put it back into the queue."""
+    """Whether Slurm has ended the job once and put it back into the queue."""
     next_job_id: str | None = None
-    """The job that waits to serve after this one (``serve.renew``)."""
+    """ID of the job that waits to serve after this job (``serve.renew``)."""
     times: JobTimes = field(default_factory=JobTimes)
     gpus: int | None = None
-    """GPUs that it was given, or else asks for."""
+    """Number of GPUs that the job has or, before its start, requests."""
     waited_s: float | None = None
-    """From its submission to its start; ``None`` before that."""
+    """Seconds from submission to start; ``None`` before the start."""
     gpu_hours: float | None = None
-    """Its GPUs times the hours from its start to its end, or until now."""
+    """Number of GPUs times the hours from the start to the end, or until now."""
     energy_j: float | None = None
-    """In joules; ``None`` where Slurm does not measure it, and before its end."""
+    """Energy in joules; ``None`` before the end, or if Slurm does not measure it."""
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank of the server, from its own record."""
+    """Status of a rank of the server, from the rank's own record."""
 
     rank: int
     host: str | None
     state: str
-    """``running``, ``ended 0``, ``stopped by companion``... in a few words."""
+    """The state in a few words: ``running``, ``ended 0``, ``stopped by companion``..."""
     instance: int | None = None
-    """``None`` where there is only one."""
+    """Number of the instance; ``None`` if there is only one."""
 
 
 @dataclass(frozen=True)
@@ -142,22 +142,23 @@ class InstanceStatus:
     state: str
     """``starting``, ``ready``, ``restarting``, ``failed`` or ``ended``."""
     restarts: int
+    """Number of restarts so far."""
     reason: str | None
-    """How it ended the last time."""
+    """Description of the instance's last end; ``None`` before."""
 
 
 @dataclass(frozen=True)
 class RunUse:
-    """What a run has used so far; ``None`` is what is not known."""
+    """GPU-hours, energy and power of a run so far; ``None``: not known."""
 
     gpu_hours: float | None = None
-    """Of all its jobs, also of those before ``resume``, and of the servers before the last renewal."""
+    """GPU-hours of all jobs, including those before ``resume`` and before the last renewal."""
     energy_j: float | None = None
-    """In joules, of the stages whose energy Slurm has measured."""
+    """Energy in joules of the stages for which Slurm has measured it."""
     server_mean_w: float | None = None
-    """Mean power of all GPUs of the server since its last start, by NVML."""
+    """Mean power in watts of all the server's GPUs since its last start, by NVML."""
     server_peak_w: float | None = None
-    """The highest power of each of them, added up."""
+    """Sum of the highest power in watts of each of the server's GPUs."""
 
 
 @dataclass(frozen=True)
@@ -170,50 +171,50 @@ class RunStatus:
     state: RunState
     """``rendered``: not submitted. ``serving``: the endpoint is published."""
     sentence: str
-    """What the run does, or what failed first and why."""
+    """Sentence about the run's current work, or about its first failure and the cause."""
     stages: tuple[StageStatus, ...]
     ranks: tuple[RankStatus, ...]
     instances: tuple[InstanceStatus, ...]
-    """In runs with a proxy."""
+    """Server instances, as last recorded by the supervisor."""
     endpoint: Endpoint | None
-    """Where the server answers; ``None`` unless the run serves."""
+    """Address and access of the server; ``None`` unless the run serves."""
     exit_code: ExitCode
     """Exit code of ``submit --wait`` when this status is final."""
     causes: tuple[Finding, ...] = ()
-    """Of what has failed: why, the likeliest cause first."""
+    """Causes of the failure, the likeliest first."""
     use: RunUse = RunUse()
-    """What it has used."""
+    """GPU-hours, energy and power so far."""
     bad_nodes: tuple[BadNode, ...] = ()
-    """Nodes because of which servers of the run have ended; its next jobs do not get them."""
+    """Nodes that ended servers of the run; unless a node is ``kept``, the run's next jobs do not get it."""
     failed_jobs: tuple[FailedJob, ...] = ()
-    """The jobs of a renewed server that failed before the present one (``serve.renew``)."""
+    """Earlier jobs of a renewed server that failed (``serve.renew``)."""
     front_restarts: tuple[str, ...] = ()
-    """Why the front of a disaggregated run was started again, each time."""
+    """Reason of each restart of a disaggregated run's front."""
     gateway_failure: str | None = None
-    """Why nobody answers over OpenAI's protocol any more, though the server does over Triton's."""
+    """Why OpenAI's protocol is no longer served, while Triton's protocols still are."""
     clients: tuple[ProxyClient, ...] = ()
-    """Who has asked the server how often, and its guests."""
+    """Clients with their request counts, and the run's guests."""
     evaluation: EvaluationSummary | None = None
     """Scores of the companion's evaluation, once it has finished."""
 
     @property
     def settled(self) -> bool:
-        """Whether every stage has ended, and the run stays as it is."""
+        """Whether every stage has ended, so that the run stays as it is."""
         return is_settled(self.state, self.stages)
 
 
 def run_status(
     run: RunPaths | RunSnapshot, watcher: JobWatcher | None = None, *, mode: str = "force"
 ) -> RunStatus:
-    """Return the status of a run; Slurm is queried once at most.
+    """Return the status of a run; query Slurm at most once.
 
-    Once every job has ended, temporary files that killed processes left in the run folder are removed.
-    Raises SubmissionError if Slurm does not answer.
+    Once every job has ended, remove temporary files that killed processes left in the run folder. Raises
+    SubmissionError if Slurm does not answer.
 
     Args:
-        run: a snapshot, if the caller needs more of the run folder than its status.
-        watcher: pass the same one to several calls, so that jobs that have ended, and
-            accounting that a site does not have, are not queried again.
+        run: the run's paths, or a snapshot if the caller has one.
+        watcher: pass the same watcher to several calls, so that ended jobs, and accounting that a site does
+            not have, are not queried again.
         mode: see :meth:`~trtllm_hpc.scheduler.slurm.JobWatcher.job_infos`.
     """
     run = run if isinstance(run, RunSnapshot) else RunSnapshot(run)
@@ -224,9 +225,10 @@ def run_status(
 
 
 def status_or_files(run: RunPaths) -> tuple[RunStatus, SubmissionError | None]:
-    """Return the status of a run; where Slurm does not answer within 10 s, by the run's own files.
+    """Return the status of a run, and ``None`` or Slurm's error.
 
-    Slurm's error comes with it. Raises SubmissionError if Slurm cannot be asked at all.
+    If Slurm does not answer within 10 s, the status comes from the run's own files. Raises SubmissionError if
+    Slurm cannot be asked at all.
     """
     snapshot = RunSnapshot(run)
     try:
@@ -238,7 +240,7 @@ def status_or_files(run: RunPaths) -> tuple[RunStatus, SubmissionError | None]:
 
 
 def unanswered_status(run: RunSnapshot) -> RunStatus:
-    """Return what a submitted run's own files show of it, while Slurm does not answer."""
+    """Return the status of a submitted run from its own files, while Slurm does not answer."""
     return status_of(run, _slurm_stages(run, watched_jobs(run, {}), None))
 
 
@@ -246,19 +248,20 @@ def unanswered_status(run: RunSnapshot) -> RunStatus:
 
 
 def job_ids(run: RunSnapshot) -> dict[str, str | None]:
-    """Return the job id of each stage: of its last script that has begun, else from the record."""
-    begun = {it.stage: it.data.get("job_id") for it in run.all_events if it.name == "stage_begin"}
+    """Return the job ID of each stage: from its last script that has begun, else from the submission."""
+    begins = (event for event in run.all_events if event.name == "stage_begin")
+    begun = {event.stage: event.data.get("job_id") for event in begins}
     jobs = {name: str(begun.get(name) or "") or None for name in run.stages}
     submitted = run.submission.stages if run.submission else {}
-    # Of a stage that was run again by hand the newest id counts.
+    # The events come first, because a stage that was repeated by hand has a newer ID than the record.
     return {**jobs, **{name: jobs.get(name) or job.job_id for name, job in submitted.items()}}
 
 
 def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[str, RunJob]:
     """Return the jobs that decide a run's status by stage, and under ``_NEXT`` the job that waits to serve.
 
-    ``queued`` as for :func:`stages_of`. Jobs that have not begun and are in no record, because they were
-    submitted by hand or ``submit`` was killed, are looked for in the queue.
+    ``queued`` as for :func:`stages_of`. A job that has not begun and is not recorded (it was submitted by
+    hand, or ``submit`` was killed) is searched in the queue.
     """
     jobs, submission = job_ids(run), run.submission
     if submission is not None and submission.within is not None:
@@ -277,10 +280,10 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
     if run.renewal is None:
         return RunJob.of(run.paths, run.plan, jobs)
     if int(run.renewal.job_id) > int(jobs.get("serve") or 0):
-        jobs["serve"] = run.renewal.job_id  # it has begun, and its script has not recorded that yet
-    found = RunJob.of(run.paths, run.plan, jobs)
+        jobs["serve"] = run.renewal.job_id  # the job has begun, but has not recorded its begin yet
+    current = RunJob.of(run.paths, run.plan, jobs)
     following = RunJob.of(run.paths, run.plan, {"serve": run.renewal.next_job_id}).get("serve")
-    return found if following is None else found | {_NEXT: following}
+    return current if following is None else current | {_NEXT: following}
 
 
 def sweep_job(folder: str, job_id: str) -> RunJob:
@@ -291,8 +294,8 @@ def sweep_job(folder: str, job_id: str) -> RunJob:
 def queued_jobs(run: RunSnapshot) -> dict[str, RunJob]:
     """Return the jobs in Slurm's queue that run a script of this run, by stage, recorded or not.
 
-    A job is in no record if ``submit`` was killed, or the job before it (``serve.renew``) was cancelled, just
-    when Slurm took it. Raises SubmissionError if Slurm does not answer.
+    A job is not recorded if ``submit`` was killed, or the previous job (``serve.renew``) was cancelled, just
+    after Slurm had accepted the job. Raises SubmissionError if Slurm does not answer.
     """
     return RunJob.of(run.paths, run.plan, {} if run.is_local else _queued(run, run.stages))
 
@@ -300,7 +303,7 @@ def queued_jobs(run: RunSnapshot) -> dict[str, RunJob]:
 def _queued(
     run: RunSnapshot, stages: Iterable[str], queued: Mapping[Path, str] | None = None
 ) -> dict[str, str]:
-    """Return the newest queued job of each of these stages; ``queued`` as for :func:`stages_of`."""
+    """Return the newest queued job of each stage in ``stages``; ``queued`` as for :func:`stages_of`."""
     scripts = {run.paths.sbatch(stage): stage for stage in stages}
     if queued is None:
         token = run.submission.token if run.submission else None
@@ -320,7 +323,7 @@ def stages_of(
 ) -> list[StageStatus]:
     """Return the status of each stage, in the order of their dependencies.
 
-    ``queued`` are the jobs in the queue by their script, if Slurm was already asked for them. Raises
+    ``queued`` has the queued jobs by script, if the caller has already searched the queue. Raises
     SubmissionError if Slurm does not answer.
     """
     if run.is_local:
@@ -332,7 +335,7 @@ def stages_of(
 def _slurm_stages(
     run: RunSnapshot, watched: Mapping[str, RunJob], answers: Mapping[RunJob, JobInfo] | None
 ) -> list[StageStatus]:
-    """Return the status of each stage by what Slurm has answered; ``None``: it has not answered yet."""
+    """Return the status of each stage from Slurm's ``answers``; ``None``: Slurm has not answered."""
     infos = {name: (answers or {}).get(job) for name, job in watched.items()}
     stages = []
     for name in job_ids(run):
@@ -346,7 +349,7 @@ def _slurm_stages(
 def _slurm_stage(
     run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo | None, *, answered: bool = True
 ) -> StageStatus:
-    """Return the status of a stage by what Slurm knows of its job, and the run's files add to that."""
+    """Return the status of a stage from Slurm's answer about its job and from the run's own files."""
     if job is None:
         return _without_job(run, name, INTERRUPTED if _was_interrupted(run) else NOT_SUBMITTED)
     job_id, submission = job.job_id, run.submission
@@ -355,7 +358,7 @@ def _slurm_stage(
     if within_sweep and (stage := _stage_in_sweep(run, name, job_id, last, info)) is not None:
         return stage
     if info is None or info.state.name == LOST.name:
-        # Slurm does not know it: its own last event and its heartbeats decide.
+        # Slurm does not know the job: the stage's last event and its heartbeats decide.
         if last.name == "stage_end":
             return _ended(name, job_id, last)
         if info is None and 0 <= _silent_for_s(run, name) < _ALIVE_S:
@@ -364,9 +367,9 @@ def _slurm_stage(
         unknown = LOST if answered else UNANSWERED
         return _in_state(name, unknown if info is None else info.state, job_id)
     state, code = info.state, info.exit_code
-    of_this_job = last.data.get("job_id") == job_id
-    if state.final and last.name == "stage_end" and of_this_job:
-        code = int(last.data["exit_code"])  # sacct shows 137 as 9
+    is_of_job = last.data.get("job_id") == job_id
+    if state.final and last.name == "stage_end" and is_of_job:
+        code = int(last.data["exit_code"])  # not Slurm's, because sacct shows 137 as 9
     note = f": {explain_reason(info.reason, info.job_id)}" if info.reason else ""
     if state.name == "NODE_FAIL":
         log = "\n".join(last_lines(run.paths.batch_log(name), 50))
@@ -374,12 +377,12 @@ def _slurm_stage(
     if info.exit_signal in _SIGNALS and not state.ok:
         note += f" (its batch script was killed by signal {info.exit_signal})"
     elif state.name == "FAILED" and not info.exit_signal:
-        killer = _killer(run, name) if last.name == "stage_begin" and of_this_job else None
+        killer = _killer(run, name) if last.name == "stage_begin" and is_of_job else None
         note += f" (its script was killed by {killer})" if killer else _exit_code_note(code)
-    its_events = [event.name for event in run.events(name) if event.data.get("job_id") == job_id]
+    job_events = [event.name for event in run.events(name) if event.data.get("job_id") == job_id]
     if state.name in ("COMPLETED", "FAILED") and not info.exit_signal and run.renewal is None:
         log_file = stat_of(run.paths.batch_log(name))
-        if not its_events and log_file is not None and not log_file.st_size:
+        if not job_events and log_file is not None and not log_file.st_size:
             state = STATES["FAILED"]
             note += ": its script never began, as if a file that bash reads first (BASH_ENV) had ended it"
             if code:  # a script that fails writes an error, unless there is no room for one
@@ -387,17 +390,18 @@ def _slurm_stage(
     is_recorded = submission is None or name in submission.stages
     if not state.final and not is_recorded and _was_interrupted(run):
         note += "; its submission did not come to its end, so it does nothing once it starts"
-    # It waits though its script has begun before, or that has begun twice.
-    begins = its_events.count("stage_begin")
+    # Requeued: the script has begun twice, or it has begun and the job waits again. A job that was cancelled
+    # while it waited says so in its log only.
+    begins = job_events.count("stage_begin")
     waits = state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD")
-    if begins == 1 and state.name == "CANCELLED":  # it waited before that, if its log says so
+    if begins == 1 and state.name == "CANCELLED":
         waits = any("DUE TO JOB REQUEUE" in line for line in last_lines(run.paths.batch_log(name), 50))
     requeued = begins > 1 or (begins == 1 and waits)
     if requeued:
         note += "; Slurm has ended it once and put it back into the queue"
     own: dict[str, Any] = {"exit_signal": info.exit_signal, "requeued": requeued, "times": info.times}
     own |= {"gpus": info.gpus, "energy_j": info.energy_j}
-    # Of a sweep's job, times and GPUs are those of all variants.
+    # Not within a sweep's job, whose times and GPUs cover all variants.
     return _in_state(
         name, state, job_id, note, nodes=info.nodes, exit_code=code, **({} if within_sweep else own)
     )
@@ -406,9 +410,9 @@ def _slurm_stage(
 def _stage_in_sweep(
     run: RunSnapshot, name: str, job_id: str, last: Event, info: JobInfo | None
 ) -> StageStatus | None:
-    """Return the status of a stage that its sweep's job does not run now; ``None`` if it may run."""
+    """Return the status of a stage that its sweep's job is not running; ``None`` if it may be running."""
     cancelled = [event for event in run.events(name) if event.name == "stage_cancelled"]
-    if cancelled:  # its script may have recorded its end after that
+    if cancelled:  # decides even if the stage's script has recorded an end afterwards
         why = cancelled[-1].data.get("reason")
         return _in_state(name, STATES["CANCELLED"], job_id, f": {why}" if why else "")
     was_killed = info is not None and info.state.final and not info.state.ok
@@ -428,7 +432,7 @@ def _stage_in_sweep(
 def _renewed(
     run: RunSnapshot, stage: StageStatus, following: RunJob | None, info: JobInfo | None
 ) -> StageStatus:
-    """Return the status of a serve stage that another job follows: that job's, once this one has ended."""
+    """Return the status of a serve stage with a waiting next job: the next job's, once this job has ended."""
     renewal = run.renewal
     if following is None or renewal is None or stage.job_id != renewal.job_id:
         return stage
@@ -444,7 +448,7 @@ def _renewed(
 
 
 def _local_stage(run: RunSnapshot, name: str) -> StageStatus:
-    """Return the status of a stage of the local profile, which ``submit`` or the user with bash has begun."""
+    """Return the status of a stage of the local profile, started by ``submit`` or by the user with bash."""
     record = run.submission
     job = None if record is None else record.stages.get(name)
     last = last_mark(run, name) or _NO_EVENT
@@ -455,22 +459,22 @@ def _local_stage(run: RunSnapshot, name: str) -> StageStatus:
         return _without_job(run, name, STATES["PENDING"] if record.complete else INTERRUPTED)
     job_id = str(last.data.get("job_id", "")) if job is None else job.job_id
     if job is not None and any(event.name == "stage_cancelled" for event in run.events(name)):
-        return _in_state(name, STATES["CANCELLED"], job_id)  # its script may have recorded its end after that
+        return _in_state(name, STATES["CANCELLED"], job_id)  # even if the script recorded an end afterwards
     if last.name == "stage_end":
         return _ended(name, job_id, last)
     if job is None:
-        return _in_state(name, STATES["RUNNING"], job_id)  # without its process id nothing else is known
-    # The script may run with or without its controller.
+        return _in_state(name, STATES["RUNNING"], job_id)  # no process ID is known, so assume that it runs
+    # Either process is enough: the script may outlive the controller that submitit started for it.
     group, started = int(last.data.get("group", 0)), last.data.get("group_started")
     if is_same_process(int(job.job_id), job.process_started) or (begun and is_same_process(group, started)):
         return _in_state(name, STATES["RUNNING" if begun else "PENDING"], job_id)
     if begun:
         return _in_state(name, STATES["FAILED"], job_id, " (its script was killed)")
-    return _in_state(name, STATES["CANCELLED"], job_id)  # a stage that it depends on failed
+    return _in_state(name, STATES["CANCELLED"], job_id)  # never begun, because an earlier stage failed
 
 
 def _was_interrupted(run: RunSnapshot) -> bool:
-    """Return whether the submission stopped half-way: an event says so, or its jobs no longer wait for it."""
+    """Return whether the submission stopped half-way: an event shows it, or its jobs have stopped waiting."""
     if run.submission is None or run.submission.complete:
         return False
     recorded = any(event.name == "submission_interrupted" for event in run.all_events)
@@ -479,17 +483,17 @@ def _was_interrupted(run: RunSnapshot) -> bool:
 
 
 def _without_job(run: RunSnapshot, name: str, otherwise: JobState) -> StageStatus:
-    """Return the status of a stage that has no job: cancelled, if ``cancel`` has stopped its submission."""
+    """Return the status of a stage without a job: cancelled if ``cancel`` stopped the submission."""
     request, record = run.stop_request, run.submission
     stopped = record and not record.complete and request is not None and request.by == CANCEL
     return _in_state(name, STATES["CANCELLED"] if stopped else otherwise)
 
 
 def _timed(run: RunSnapshot, stage: StageStatus) -> StageStatus:
-    """Return a stage with its GPUs, and its times: Slurm's, filled up from the record and its events."""
+    """Return a stage with its GPUs and times: from Slurm, else from the submission's record and events."""
     name, job_id, times = stage.stage, stage.job_id, stage.times
     job = run.submission.stages.get(name) if run.submission else None
-    # The scripts of the local profile have ids of their own, beside that of the process.
+    # With the local profile, scripts record job IDs of their own, not the process ID in the record.
     every_job = run.submission is not None and run.is_local
     marks = {
         event.name: event.time
@@ -513,22 +517,23 @@ def _timed(run: RunSnapshot, stage: StageStatus) -> StageStatus:
 
 
 def _between(first: float | None, last: float | None) -> float | None:
-    """Return the seconds between two times; the clocks of controller, nodes and this machine may differ."""
+    """Return the seconds between two times, at least 0."""
+    # Never negative: the clocks of controller, nodes and this machine may differ.
     return None if first is None or last is None else max(0.0, last - first)
 
 
 def _killer(run: RunSnapshot, stage: str) -> str | None:
-    """Return the signal that killed the script of a stage without a recorded end, as srun has logged it.
+    """Return the signal that killed the script of a stage without a recorded end, from srun's log message.
 
-    The exit code does not show it: for a killed task srun exits with the number of the signal.
+    The exit code does not show the signal: for a killed task srun exits with the bare number of the signal.
     """
     logged = _TASK_END.findall("\n".join(last_lines(run.paths.batch_log(stage), 50)))
-    found = (it for it in signal.Signals if signal.strsignal(it) in logged[-1:])
-    return next((f"signal {it.value}, {it.name}" for it in found), None)
+    killers = (number for number in signal.Signals if signal.strsignal(number) in logged[-1:])
+    return next((f"signal {killer.value}, {killer.name}" for killer in killers), None)
 
 
 def _exit_code_note(code: int | None) -> str:
-    """Return an exit code other than 0, and the signal that it stands for if it does."""
+    """Return a note about an exit code other than 0, with the signal that it may stand for; else nothing."""
     name = _SIGNALS.get((code or 0) - 128)
     after = f", as after {name}" if name else ""
     return f" (exit code {code}{after})" if code else ""
@@ -547,9 +552,9 @@ def _in_state(
 
 
 def _silent_for_s(run: RunSnapshot, stage: str) -> float:
-    """Return the seconds since the last heartbeat of the companion or of the ranks; -1: none is alive."""
-    alive = [it for step in run.serve_steps for it in run.ranks(step) if it.ended_at is None]
-    beats = [run.paths.rank_heartbeat(it.step, it.rank) for it in alive]
+    """Return the seconds since the last heartbeat of the companion or of living ranks; -1: no heartbeat."""
+    alive = [rank for step in run.serve_steps for rank in run.ranks(step) if rank.ended_at is None]
+    beats = [run.paths.rank_heartbeat(rank.step, rank.rank) for rank in alive]
     stats = map(stat_of, [run.paths.heartbeat] if stage == "companion" else beats)
     return min((abs(time.time() - stat.st_mtime) for stat in stats if stat is not None), default=-1.0)
 
@@ -558,10 +563,10 @@ def _silent_for_s(run: RunSnapshot, stage: str) -> float:
 
 
 def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
-    """Return the status of a run whose stages are known."""
+    """Return the status of a run from the status of its stages."""
     state = state_of(run, stages)
-    endpoint = None if state.final else run.endpoint  # a killed leader leaves its file behind
-    # A server that is kept running outlives a companion that has failed.
+    endpoint = None if state.final else run.endpoint  # a killed server leaves its endpoint file behind
+    # SERVING, too: a server that is kept running outlives a failed companion.
     failures = _failures(stages) if state.final or state is RunState.SERVING else []
     by_itself = (stage for stage in failures if stage.state != "CANCELLED")
     failed = next(by_itself, failures[0] if failures else None)
@@ -575,16 +580,18 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
 
         found, name = causes_of(run, failure, servers), call_name(run.paths)
-        causes = [it.naming(name, explained.job_id).shown(run.quoted) for it in found]
-    served = [] if endpoint is None else of_last_job(run.events("serve"))
-    restarts = [run.quoted(str(it.data.get("why"))) for it in served if it.name == "front_restarted"]
-    failed_gateways = [it.data.get("why", "it has ended") for it in served if it.name == "gateway_failed"]
-    instances = [InstanceStatus(**known_fields(InstanceStatus, it)) for it in run.instances or ()]
+        causes = [finding.naming(name, explained.job_id).shown(run.quoted) for finding in found]
+    events = [] if endpoint is None else of_last_job(run.events("serve"))
+    restarts = [run.quoted(str(event.data.get("why"))) for event in events if event.name == "front_restarted"]
+    failed_gateways = [
+        event.data.get("why", "it has ended") for event in events if event.name == "gateway_failed"
+    ]
+    instances = [InstanceStatus(**known_fields(InstanceStatus, record)) for record in run.instances or ()]
     is_over = any(stage.stage == "serve" and stage.final for stage in stages)
-    for place, it in enumerate(instances):  # after the end of the stage none can still serve
-        its_state = "ended" if is_over and it.state != "failed" else it.state
-        reason = None if it.reason is None else run.quoted(it.reason)
-        instances[place] = replace(it, state=its_state, reason=reason)
+    for place, instance in enumerate(instances):  # after the end of the stage no instance can still serve
+        instance_state = "ended" if is_over and instance.state != "failed" else instance.state
+        reason = None if instance.reason is None else run.quoted(instance.reason)
+        instances[place] = replace(instance, state=instance_state, reason=reason)
     return RunStatus(
         run_id=run.paths.run_id,
         folder=str(run.paths.folder),
@@ -609,7 +616,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
 
 
 def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
-    """Return what the stages of a run, and the jobs that ran them before, have used together."""
+    """Return the use of a run's stages, including earlier jobs of the same stages."""
     energies = [stage.energy_j for stage in stages if stage.energy_j is not None]
     hours = [stage.gpu_hours for stage in stages if stage.gpu_hours is not None]
     earlier = sum(_earlier_gpu_hours(run, {stage.stage: stage.times.started_at for stage in stages}))
@@ -618,15 +625,15 @@ def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
     return RunUse(
         gpu_hours=sum(hours) + earlier if hours or earlier else None,
         energy_j=sum(energies) if energies else None,
-        server_mean_w=sum(it["total_j"] / it["total_s"] for it in gpus.values()) if is_measured else None,
-        server_peak_w=sum(it["total_peak_w"] for it in gpus.values()) if is_measured else None,
+        server_mean_w=sum(gpu["total_j"] / gpu["total_s"] for gpu in gpus.values()) if is_measured else None,
+        server_peak_w=sum(gpu["total_peak_w"] for gpu in gpus.values()) if is_measured else None,
     )
 
 
 def _earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> Iterator[float]:
-    """Yield the GPU-hours of the jobs before the present ones (``resume``, ``serve.renew``).
+    """Yield the GPU-hours of each earlier job (before ``resume`` or a renewal), up to the job's last event.
 
-    Each counts up to its last event. ``started``: when the present job of each stage started, if it has.
+    ``started``: when the present job of each stage started, in seconds since the epoch.
     """
     snapshots = [run]
     with suppress(OSError):
@@ -639,7 +646,8 @@ def _earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) ->
                     spans.append((event.time, event.time))
                 elif spans:
                     spans[-1] = (spans[-1][0], event.time)
-            # Slurm's times have whole seconds: the next job of a renewed server begins in the same one.
+            # Plus 1, because Slurm's times are whole seconds, and a renewed server's job may end and the next
+            # one start within the same second.
             before = (started.get(stage) or 0.0) + 1 if snapshot is run else math.inf
             for begin, end in spans:
                 if end < before:
@@ -651,10 +659,11 @@ def state_of(run: RunSnapshot, stages: list[StageStatus]) -> RunState:
     names = {stage.state for stage in stages}
     if run.submission is None and names == {NOT_SUBMITTED.name}:
         return RunState.RENDERED
-    serves = any(it.stage == "serve" and it.state == "RUNNING" for it in stages) and run.endpoint is not None
+    is_running = any(stage.stage == "serve" and stage.state == "RUNNING" for stage in stages)
+    serves = is_running and run.endpoint is not None
     if serves and run.plan is not None and not run.plan.stops_server:
         return RunState.SERVING
-    # Without a stage nothing is known, and nothing can have completed.
+    # A run without stages is LOST, not completed.
     if not stages or any(stage.state == LOST.name for stage in stages):
         return RunState.LOST
     is_failed = any(stage.state != "CANCELLED" for stage in _failures(stages))
@@ -670,18 +679,18 @@ def state_of(run: RunSnapshot, stages: list[StageStatus]) -> RunState:
 
 
 def is_settled(state: RunState, stages: Iterable[StageStatus]) -> bool:
-    """Return whether every stage has ended; after a failure the other stages need a moment more.
+    """Return whether the run is over and every stage has ended; after a failure other stages may still run.
 
-    A run with a lost job is never settled: accounting may only be late.
+    A run with a lost job is never settled, because accounting may only be late.
     """
     return state.final and state is not RunState.LOST and all(stage.final for stage in stages)
 
 
 def _lost_server(run: RunSnapshot, stages: list[StageStatus]) -> StageStatus | None:
-    """Return the serve stage if its server is lost, or has failed, and Slurm's state of the job hides it.
+    """Return the serve stage if its server is lost or has failed, but Slurm's state of the job hides that.
 
-    For minutes Slurm waits for a node that does not answer, and shows the job as running or completing; a job
-    that was requeued is pending again.
+    Slurm waits minutes for a node that does not answer, and meanwhile shows the job as running or completing.
+    A requeued job is pending again.
     """
     serve = next((stage for stage in stages if stage.stage == "serve"), None)
     if serve is None:
@@ -704,7 +713,8 @@ def _lost_server(run: RunSnapshot, stages: list[StageStatus]) -> StageStatus | N
     given_up = any(event.name == "failed" and event.time >= begun_at for event in run.events("serve"))
     unanswered = serve.state == UNANSWERED.name
     if unanswered and not given_up and first_failure(run) is not None:
-        given_up = not any(it.get("state") in ("starting", "restarting") for it in run.instances or ())
+        states = {instance.get("state") for instance in run.instances or ()}
+        given_up = states.isdisjoint(("starting", "restarting"))
     if not given_up:
         return None
     now = "; Slurm does not answer now" if unanswered else ", and Slurm has not ended its job yet"
@@ -712,12 +722,12 @@ def _lost_server(run: RunSnapshot, stages: list[StageStatus]) -> StageStatus | N
 
 
 def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
-    """Return what the run's own files show of the failure of a stage."""
+    """Return the facts about a stage's failure in the run's own files."""
     from trtllm_hpc.runs.causes import StageFailure
 
     stage, companion, serve = failed.stage, last_mark(run, "companion"), last_mark(run, "serve")
     if stage == "serve" and companion is not None and serve is not None:
-        # The companion ran in this job's allocation, and the job ended with its exit code.
+        # If the companion ran in this job's allocation and its exit code became the job's, it is at fault.
         inside = companion.data.get("job_id") == serve.data.get("job_id")
         if inside and companion.data.get("exit_code") == failed.exit_code:
             stage = "companion"
@@ -726,12 +736,12 @@ def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
     recorded = [event.data for event in of_last_job(run.events(stage)) if "reason" in event.data]
     last = recorded[-1] if recorded else {}
     reported = str(last["reason"]) if last else None
-    of_job = (failed.state, failed.exit_signal, failed.job_id)
-    return StageFailure(stage, *of_job, first, reported, last.get("next"))
+    job_facts = (failed.state, failed.exit_signal, failed.job_id)
+    return StageFailure(stage, *job_facts, first, reported, last.get("next"))
 
 
 def _failed_jobs(run: RunSnapshot) -> Iterator[FailedJob]:
-    """Yield the earlier jobs that failed, with the cause in the log of the rank that died first."""
+    """Yield the earlier jobs that failed, each with the cause in the log of the rank that died first."""
     for record in [] if run.renewal is None else run.renewal.failed:
         job = FailedJob(**known_fields(FailedJob, record))
         attempt = RunSnapshot(RunPaths(run.paths.attempts / str(job.attempt)))
@@ -744,14 +754,16 @@ def _failed_jobs(run: RunSnapshot) -> Iterator[FailedJob]:
 
 
 def _failures(stages: Iterable[StageStatus]) -> list[StageStatus]:
-    """Return the stages that did not succeed, without a companion that failed as its server was cancelled."""
+    """Return the stages that failed, except a companion that failed because its server was cancelled."""
     failed = [stage for stage in stages if stage.final and not stage.ok]
     for serve in failed:
         cancelled_at = serve.times.ended_at
         if serve.stage == "serve" and serve.state == "CANCELLED" and serve.times.started_at and cancelled_at:
-            ended = {it.stage: it.times.ended_at or cancelled_at for it in failed}
-            ended |= {it.stage: 0.0 for it in failed if it.state == INTERRUPTED.name}
-            return [it for it in failed if it.stage != "companion" or ended[it.stage] < cancelled_at]
+            ended = {stage.stage: stage.times.ended_at or cancelled_at for stage in failed}
+            ended |= {stage.stage: 0.0 for stage in failed if stage.state == INTERRUPTED.name}
+            return [
+                stage for stage in failed if stage.stage != "companion" or ended[stage.stage] < cancelled_at
+            ]
     return failed
 
 
@@ -767,8 +779,8 @@ def _sentence(
     if failed is None or failure is None:
         sentence = _progress_sentence(run, state, stages) + _troubles(run, stages)
         if not state.final and state is not RunState.RENDERED:
-            with suppress(OSError):  # the folder is gone, which the sentence says elsewhere
-                # A living run whose disk is full cannot write so itself.
+            with suppress(OSError):  # the folder is gone, which _damage reports
+                # Checked here, because a run cannot record on a full disk that the disk is full.
                 space = disk_space(os.uname().nodename, "the run folder", run.paths.folder)
                 sentence += "" if space is None else f"; {space.message}"
     else:
@@ -784,14 +796,17 @@ def _sentence(
 
 
 def _damage(run: RunSnapshot, state: RunState) -> str:
-    """Return, to be appended to the sentence, what the run folder lacks, so that less is known of the run."""
+    """Return the end of the sentence about missing or unreadable files of the run folder; may be empty."""
     paths = run.paths
     needed = [] if state.final else [paths.runtime, paths.scripts, paths.logs, paths.events, paths.ranks]
     needed += [paths.jobs] * any(event.data.get("submitted") for event in run.all_events)
     lost = ["plan.json"] * (not run.plan) + [file.name for file in needed if stat_of(file) is None]
     records = {"submission": paths.jobs, "endpoint": paths.endpoint}
-    unread = {name: file for name, file in records.items() if not getattr(run, name)}  # or not written yet
-    lost += [it.name for name, it in unread.items() if stat_of(it) and not getattr(RunSnapshot(paths), name)]
+    unread = {name: file for name, file in records.items() if not getattr(run, name)}
+    # Read again if the file exists: it may have been written after the first look.
+    lost += [
+        file.name for name, file in unread.items() if stat_of(file) and not getattr(RunSnapshot(paths), name)
+    ]
     unread_instances = run.instances is not None and run.unread.get(paths.instances.name) == ""
     lost = [name for name in lost if name not in run.unread] + [paths.instances.name] * unread_instances
     lacks = f"; the run folder lacks {', '.join(lost)}, or it is damaged" if lost else ""
@@ -821,7 +836,7 @@ def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStat
 
 
 def _progress(run: RunSnapshot, stage: str) -> str:
-    """Return, to be appended to the sentence, how far a running stage is."""
+    """Return the end of the sentence about a running stage's progress; may be empty."""
     if stage == "build":
         step = build_step(run)
         return "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
@@ -839,30 +854,31 @@ def _progress(run: RunSnapshot, stage: str) -> str:
 
 
 def _troubles(run: RunSnapshot, stages: Sequence[StageStatus]) -> str:
-    """Return, to be appended to the sentence, what stands still in a living run."""
-    found: dict[tuple[str, object], str] = {}
+    """Return the end of the sentence about stopped or silent parts of a living run; may be empty."""
+    troubles: dict[tuple[str, object], str] = {}
     silent_s = _silent_for_s(run, "serve")
-    if silent_s > 4 * BEAT_S and any((it.stage, it.state) == ("serve", "RUNNING") for it in stages):
-        found["", ""] = f"no rank has written for {silent_s:.0f} s: the run's file system may stand still"
+    is_running = any((stage.stage, stage.state) == ("serve", "RUNNING") for stage in stages)
+    if silent_s > 4 * BEAT_S and is_running:
+        troubles["", ""] = f"no rank has written for {silent_s:.0f} s: the run's file system may stand still"
     for event in () if all(stage.final for stage in stages) else run.all_events:
         if event.name in ("stage_begin", "stage_end"):
-            found = {key: why for key, why in found.items() if key[0] != event.stage}
-        elif event.name == "instance_end":  # the instance that starts in its place knows nothing of it
-            gone = f"serve.{event.data.get('instance')}/"
-            found = {key: why for key, why in found.items() if not str(key[1]).startswith(gone)}
+            troubles = {key: why for key, why in troubles.items() if key[0] != event.stage}
+        elif event.name == "instance_end":  # the restarted instance does not report the old trouble's end
+            ended = f"serve.{event.data.get('instance')}/"
+            troubles = {key: why for key, why in troubles.items() if not str(key[1]).startswith(ended)}
         elif event.name == TROUBLE:
-            found[event.stage, event.data.get("part")] = event.data.get("why") or ""
-    return "".join(f"; {why}" for why in found.values() if why)
+            troubles[event.stage, event.data.get("part")] = event.data.get("why") or ""
+    return "".join(f"; {why}" for why in troubles.values() if why)
 
 
 def build_step(run: RunSnapshot) -> tuple[int, int, str] | None:
-    """Return the build's step, the number of steps and what is being done; ``None`` before the first."""
+    """Return the number of the build's step, the number of steps and a message; ``None`` before the first."""
     steps = [event.data for event in run.events("build") if event.name == "progress"]
     return (int(steps[-1]["step"]), int(steps[-1]["of"]), str(steps[-1]["message"])) if steps else None
 
 
 def _exit_code(state: RunState, failed: StageStatus | None, failure: StageFailure | None) -> ExitCode:
-    """Return the exit code for what failed."""
+    """Return the exit code of ``submit --wait`` for this state and failure."""
     if state is RunState.LOST or (failed and failed.state == LOST.name):
         return ExitCode.LOST
     if state is RunState.CANCELLED or (failed and failed.state == "CANCELLED"):
@@ -874,7 +890,7 @@ def _exit_code(state: RunState, failed: StageStatus | None, failure: StageFailur
     if failed.stage == "build":
         return ExitCode.BUILD
     known = {ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT, ExitCode.ACCURACY}
-    # With the companion inside its allocation, the serve job ends with the companion's code.
+    # A serve job with the companion in its allocation ends with the companion's exit code.
     known |= {ExitCode.CONFIG} if failure.stage != "serve" else set()
     known |= {ExitCode.START} if failed.stage != "serve" else set()
     otherwise = ExitCode.START if failed.stage == "serve" else ExitCode.REQUEST

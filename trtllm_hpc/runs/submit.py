@@ -1,4 +1,4 @@
-"""Submitting a run, all its stages or none; again, those that have failed; and cancelling it in any state."""
+"""Submit all stages of a run or none, submit failed stages again (``resume``), and cancel a run."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
 
 _SETTLE_TIMEOUT_S = 60.0
 _SUBMISSION_TIMEOUT_S = 150.0
-"""A submission sees the request to stop after the sbatch that it waits for, and then cancels its jobs."""
+"""Seconds for another command's submission to end: it obeys a stop request after its current sbatch, and then
+cancels its jobs."""
 _POLL_S = 0.5
 _REASON = "the run was cancelled"
 
 
 @contextmanager
 def sole_command(paths: RunPaths) -> Iterator[None]:
-    """Keep other commands from changing a run meanwhile; raises SubmissionError if another one is at it."""
+    """Keep other commands from changing a run; raise SubmissionError if another command is changing it."""
     message = f"Another command submits, cancels or removes run {paths.run_id} right now."
     with locked(paths.commands_lock, SubmissionError(message, hint=f"trtllm-hpc status {call_name(paths)}")):
         yield
@@ -57,16 +58,17 @@ def submit_stages(
     lane: int | None = None,
     conditions: tuple[str, ...] = (),
 ) -> SubmissionRecord:
-    """Submit the scripts of a written run, in order; all of them or none. The caller is its sole command.
+    """Submit the scripts of a written run in order, all or none. The caller is the run's sole command.
 
-    On any failure, interruption or ``cancel`` the jobs submitted so far are cancelled. If this process is
-    killed, they end by themselves: each first waits for the record to be complete (``runtime.stage``).
+    On any failure, interruption or ``cancel``, the jobs submitted so far are cancelled. If this process is
+    killed, the jobs end by themselves, because each job first waits for a complete record
+    (``runtime.stage``).
 
     Args:
-        stages: what is left to do of the run; by default all.
-        completed: jobs of an earlier submission that have done their stages.
-        lane: of a variant of a sweep; those of one lane run one after another.
-        conditions: dependencies of the first job, as sbatch takes them: ``afterany:17``.
+        stages: the stages to submit; by default all.
+        completed: jobs of an earlier submission whose stages have completed.
+        lane: number of the lane of a sweep's variant; variants in the same lane run one after another.
+        conditions: dependencies of the first job in sbatch's syntax, e.g. ``afterany:17``.
 
     Raises SubmissionError if Slurm refused a script, this machine cannot submit to the cluster, or the run
     was cancelled; ConfigError if another version of this package wrote the run.
@@ -85,19 +87,20 @@ def submit_stages(
             if is_local:
                 from submitit import LocalExecutor
 
-                # Each stage gets a controller process that outlives this one, and waits for those before it.
+                # Each stage gets a controller process, which outlives this process and waits for earlier
+                # stages.
                 executor: Executor = LocalExecutor(paths.submitit)
                 minutes = sum(stage.first.minutes for stage in stages)
-                given = {"timeout_min": minutes, "gpus_per_node": cluster.gpus_per_node}
-                executor.update_parameters(**given, stderr_to_stdout=True)
+                parameters = {"timeout_min": minutes, "gpus_per_node": cluster.gpus_per_node}
+                executor.update_parameters(**parameters, stderr_to_stdout=True)
             else:
                 from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
 
                 executor = RenderedScriptExecutor(paths.folder, *cluster.controller)
             for stage in stages:
                 refuse_cancelled(paths)
-                after = tuple((it.kind, it.stage) for it in stage.after)
-                # Of a run that is resumed: its last server may have ended because of a node.
+                after = tuple((dependency.kind, dependency.stage) for dependency in stage.after)
+                # A resumed run may have bad nodes, which ended its last server.
                 excluded = exclude_option(paths) if stage.name == "serve" else ""
                 options = (excluded, *(":", excluded) * (len(stage.components) - 1)) if excluded else ()
                 token = ((TOKEN_VARIABLE, record.token),)
@@ -114,7 +117,7 @@ def submit_stages(
             refuse_cancelled(paths)
             record.complete = True
             record.write(paths)
-    except BaseException as error:  # above all KeyboardInterrupt: no job may be left behind
+    except BaseException as error:  # KeyboardInterrupt, too: no job may be left behind
         if isinstance(error, UnclearSubmission):
             run = call_name(paths)
             error.hint = f"trtllm-hpc cancel {run}, if Slurm has it now; then trtllm-hpc resume {run}"
@@ -123,7 +126,7 @@ def submit_stages(
             why = {"reason": " ".join(error.message.split()), "next": error.hint}
             error.message += f"\nThe rendered scripts are in {paths.scripts}."
         if why or not jobs:
-            # There is no job whose state could show that this run is over, or why.
+            # Record the end, since no job's state shows that this run is over, or why.
             last = stages[min(len(jobs), len(stages) - 1)]
             try_event(paths, last.name, "submission_interrupted", **why)
         if is_local:
@@ -136,7 +139,7 @@ def submit_stages(
 
 
 def refuse_cancelled(paths: RunPaths) -> None:
-    """Raise SubmissionError if a user cancels the run that is being submitted."""
+    """Raise SubmissionError if the user has cancelled the run that is being submitted."""
     request = StopRequest.read(paths.stop_request)
     if request is not None and request.by == CANCEL:
         raise SubmissionError(
@@ -149,8 +152,8 @@ def refuse_cancelled(paths: RunPaths) -> None:
 def _interruptible() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Turn a signal that would end this process into KeyboardInterrupt.
 
-    Yields a context that delays an interruption to its end. The signals are not masked: a child process would
-    inherit the mask and could never be stopped.
+    Yields a context manager that delays an interruption until its end. The signals are not masked, because a
+    child process would inherit the mask and could never be stopped.
     """
     pending: str | None = None
     is_held = False
@@ -172,7 +175,7 @@ def _interruptible() -> Iterator[Callable[[], AbstractContextManager[None]]]:
         if pending is not None:
             raise KeyboardInterrupt(pending)
 
-    # A signal that is ignored (nohup) stays ignored.
+    # An ignored signal stays ignored, e.g. SIGHUP under nohup.
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handled = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, on_signal) for number in handled}
@@ -184,7 +187,7 @@ def _interruptible() -> Iterator[Callable[[], AbstractContextManager[None]]]:
 
 
 def require_scheduler(cluster: ClusterProfile) -> None:
-    """Refuse a submission that is impossible from this machine; raises SubmissionError."""
+    """Raise SubmissionError if this machine cannot submit to the cluster."""
     if cluster.scheduler == "slurm" and not is_installed():
         raise SubmissionError(
             f"The profile {cluster.name!r} is for a Slurm cluster, but this machine has no sbatch.",
@@ -204,14 +207,15 @@ def require_scheduler(cluster: ClusterProfile) -> None:
 def resume_run(
     paths: RunPaths, *, lane: int | None = None, conditions: tuple[str, ...] = ()
 ) -> SubmissionRecord:
-    """Submit the scripts of the stages that have not ended well, as they are in the run folder.
+    """Submit the scripts of the stages that have not completed, as they are in the run folder.
 
-    A stage that has completed is not repeated. Only a companion needs its server again, and a server that its
-    companion stops needs that. A node because of which the server has ended is left out. What the earlier
-    attempt wrote about the repeated stages is moved to ``attempts/``, so that nobody takes it for news.
-    Raises SubmissionError if a job of the run has not ended, another command is at the run, nothing is left
-    to do, or Slurm refused a script; ConfigError if another version of this package wrote the run. ``lane``
-    and ``conditions`` are as for :func:`submit_stages`.
+    A completed stage is not repeated, with two exceptions: a companion needs its server again, and a server
+    that its companion stops needs its companion. Nodes that ended the server are excluded. Logs, records and
+    events of the repeated stages move to ``attempts/``. ``lane`` and ``conditions`` are as for
+    :func:`submit_stages`.
+
+    Raises SubmissionError if a job of the run has not ended, another command is changing the run, nothing is
+    left to do, or Slurm refused a script; ConfigError if another version of this package wrote the run.
     """
     with sole_command(paths):
         stages, completed = prepare_rest(paths)
@@ -219,17 +223,19 @@ def resume_run(
 
 
 def prepare_rest(paths: RunPaths) -> tuple[list[Stage], dict[str, StageJob]]:
-    """Prepare the folder for the stages that have not ended well; return them, and the jobs of the others.
+    """Prepare the folder to repeat stages; return the stages to submit, and the jobs of completed stages.
 
-    The caller is the run's sole command. Raises as :func:`resume_run`.
+    The caller is the run's sole command. Raises like :func:`resume_run`.
     """
     run = RunSnapshot(paths)
     status = run_status(run)
     for name, why in run.unread.items():
         if name.startswith((paths.jobs.name, paths.events.name)):
-            message = f"{name} of run {paths.run_id} cannot be read, so its jobs may live: {why}."
+            message = f"{name} of run {paths.run_id} cannot be read, so its jobs may still run: {why}."
             raise SubmissionError(message, hint=f"mend that, then trtllm-hpc resume {call_name(paths)}")
-    live = [f"stage {it.stage} {it.sentence}" for it in status.stages if it.job_id and not it.final]
+    live = [
+        f"stage {stage.stage} {stage.sentence}" for stage in status.stages if stage.job_id and not stage.final
+    ]
     live += [f"job {job.job_id} of stage {stage} is in the queue" for stage, job in queued_jobs(run).items()]
     if live:
         name = call_name(paths)
@@ -251,27 +257,27 @@ def prepare_rest(paths: RunPaths) -> tuple[list[Stage], dict[str, StageJob]]:
     submitted = run.submission.stages if run.submission else {}
     completed = {stage: job for stage, job in submitted.items() if stage not in names}
     if plan.stage("companion") is None:
-        names.add("companion")  # it runs in the allocation of the server, without a job of its own
+        names.add("companion")  # the companion runs in the server's allocation, without a job of its own
     serve = plan.stage("serve") if "serve" in names else None
     bad = {} if serve is None else bad_hosts(paths)
     _set_aside(paths, names)
     if serve is not None and bad and plan.scheduler == "slurm":
-        # Keep the hosts at fault from the next server, if its partitions have enough others.
+        # Exclude the hosts at fault from the next server, if its partitions have enough other nodes.
         wanted, slurm = Counter[str | None](), Slurm(*plan.controller)
         for component in serve.components:
             wanted[component.partition] += component.nodes
-        job_id = next((it.job_id for it in status.stages if it.stage == "serve"), None) or ""
-        with suppress(SubmissionError):  # sbatch will say what is wrong
+        job_id = next((stage.job_id for stage in status.stages if stage.stage == "serve"), None) or ""
+        with suppress(SubmissionError):  # sbatch will report the same error
             pools = [Pool.of(slurm.nodes(partition), nodes) for partition, nodes in wanted.items()]
             exclude(paths, bad, job_id=job_id, pools=pools)
     return stages, completed
 
 
 def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
-    """Move what an earlier attempt wrote about these stages to a folder of its own."""
+    """Move logs, records and events of these stages to a new folder in ``attempts/``."""
     aside = paths.new_attempt().folder
     files = [file for folder in (paths.events, paths.logs, paths.ranks) for file in folder.iterdir()]
-    # The stage that wrote a file begins its name, e.g. serve.1_0.out.
+    # The name of a file begins with its stage or job step, e.g. serve.1_0.out.
     files = [file for file in files if stage_of(re.split(r"[._]", file.name)[0]) in stages]
     files += [paths.endpoint, paths.heartbeat, paths.instances, paths.stop_request, paths.benchmark_progress]
     files += [paths.renewal]
@@ -280,7 +286,7 @@ def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
             place = aside / file.relative_to(paths.folder)
             place.parent.mkdir(exist_ok=True)
             file.rename(place)
-    if paths.jobs.exists():  # it is replaced, and never missing
+    if paths.jobs.exists():  # copied, not moved: jobs.json must never be missing
         shutil.copy2(paths.jobs, aside)
 
 
@@ -288,15 +294,15 @@ def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
 
 
 def cancel_run(paths: RunPaths) -> RunStatus:
-    """Cancel every job of a run, wait (bounded) until they have ended, and return the status; idempotent.
+    """Cancel every job of a run, wait up to a minute for their end, and return the status; idempotent.
 
-    A submission that is going on is stopped, and cancels its own jobs. Raises SubmissionError if Slurm
-    refuses the cancellation, or does not answer.
+    A running submission is asked to stop, and cancels its own jobs. Raises SubmissionError if Slurm refuses
+    the cancellation, or does not answer.
     """
     with ExitStack() as held:
         try:
             held.enter_context(locked(paths.commands_lock, BlockingIOError()))
-        except OSError:  # another command has it, or the folder cannot be written
+        except OSError:  # another command has the lock, or the folder cannot be written
             with suppress(OSError):
                 request_stop(paths, by=CANCEL, reason=_REASON)
                 lock = locked(paths.commands_lock, BlockingIOError(), wait_s=_SUBMISSION_TIMEOUT_S)
@@ -307,20 +313,23 @@ def cancel_run(paths: RunPaths) -> RunStatus:
 def _cancel(paths: RunPaths) -> RunStatus:
     run = RunSnapshot(paths)
     status = run_status(run)
-    # The run's own state does not matter: a failed run may still have a stage in the queue.
+    # Look at the stages and not at the run's state: a failed run may still have a stage in the queue.
     busy = [stage for stage in status.stages if not stage.final]
-    its = ({it.stage: it.job_id for it in busy}, {it.stage: it.next_job_id for it in busy})
-    left = [job for ids in its for job in RunJob.of(paths, run.plan, ids).values()]
+    job_ids = (
+        {stage.stage: stage.job_id for stage in busy},
+        {stage.stage: stage.next_job_id for stage in busy},
+    )
+    left = [job for ids in job_ids for job in RunJob.of(paths, run.plan, ids).values()]
     queued = queued_jobs(run)
     if status.settled and not queued:
         return status
-    with suppress(OSError):  # even on a full disk the jobs must be cancelled
-        request_stop(paths, by=CANCEL, reason=_REASON)  # which also stops a submission that begins now
+    with suppress(OSError):  # the jobs must be cancelled even on a full disk
+        request_stop(paths, by=CANCEL, reason=_REASON)  # also stops a submission that begins now
     if not left and not queued:
         return run_status(paths)
     if run.is_local:
-        # Of a run that the user started with bash the process group is not ours to signal:
-        # the server obeys the request, and the companion ends with it.
+        # If the user started the scripts with bash, their process group is not signalled: the server obeys
+        # the stop request, and the companion ends with the server.
         if run.submission is not None:
             cancel_local(paths, run.submission)
         deadline = time.monotonic() + _SETTLE_TIMEOUT_S
@@ -329,11 +338,11 @@ def _cancel(paths: RunPaths) -> RunStatus:
         return status
     watcher = JobWatcher(Slurm(*run.controller))
     if run.submission is not None and run.submission.within is not None:
-        for stage in busy:  # its sweep's job sees that, and goes on with the next variant
+        for stage in busy:  # the sweep's job reads the event, and goes on with the next variant
             add_event(paths, stage.stage, "stage_cancelled")
     else:
         watcher.slurm.cancel(left)
-        for job in left:  # of a submission that did not come to its end
+        for job in left:  # record jobs that an interrupted submission did not record
             if run.submission is not None and job.stage not in run.submission.stages:
                 with suppress(OSError):
                     run.submission.add(paths, job.stage, job.job_id)
@@ -343,15 +352,15 @@ def _cancel(paths: RunPaths) -> RunStatus:
         try:
             status, queued = run_status(paths, watcher), queued_jobs(run)
             watcher.slurm.cancel(job for job in queued.values() if job.job_id not in cancelled)
-            over = {job.job_id for job in queued.values()}
-            cancelled |= over
+            queued_ids = {job.job_id for job in queued.values()}
+            cancelled |= queued_ids
         except SubmissionError as error:
             if late or not error.transient:
                 raise
         else:
             is_over = not any(stage.job_id and not stage.final for stage in status.stages)
-            if late and queued and is_over:  # jobs that no stage knows
-                message = f"Jobs of the run are still in the queue: {', '.join(sorted(over))}."
+            if late and queued and is_over:  # queued jobs that belong to no stage's status
+                message = f"Jobs of the run are still in the queue: {', '.join(sorted(queued_ids))}."
                 raise SubmissionError(message, hint="squeue --me")
             if late or (is_over and not queued):
                 return status
@@ -359,7 +368,7 @@ def _cancel(paths: RunPaths) -> RunStatus:
 
 
 def end_orphans(paths: RunPaths, record: SubmissionRecord) -> None:
-    """End the jobs of a run whose folder is gone: no request to stop reaches them, and nobody finds them.
+    """Cancel the jobs of a run whose folder is gone, which no stop request and no later command can reach.
 
     Raises SubmissionError if Slurm refuses the cancellation, or does not answer.
     """

@@ -1,4 +1,4 @@
-"""Following a run to its end, or until its server is all that is left."""
+"""Follow a run to its end, or until only its server is left."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from trtllm_hpc.scheduler.slurm import JobWatcher, Slurm
 
 _FILE_PAUSE_S = 0.5
 _CONTROLLER_GONE_S = 900.0
-"""How long the controller may be silent. It has just taken the jobs; a busy one misses queries."""
+"""Seconds that the controller may not answer: it has just accepted the jobs, and may be busy."""
 _SETTLE_S = 60.0
-"""How long the other stages of a failed run may take to end before we stop watching."""
+"""Seconds that the other stages of a failed run may take to end before the watch ends."""
 _GONE_S = 5.0
-"""How long the run folder may be gone; a shared file system may miss it for a moment."""
+"""Seconds that the run folder may be missing: a shared file system may not show it for a moment."""
 _LOG_LINES = 5
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run is, from Slurm and from the job's own files."""
+    """Progress of a run, from Slurm and from the job's own files."""
 
     status: RunStatus
     details: Mapping[str, str]
-    """What each running stage does now, in words."""
+    """Current activity of each running stage, in words."""
     benchmark: Snapshot | None
-    """How far the companion's measurement is."""
+    """Progress of the companion's measurement."""
     at: float
-    """When this was seen, in seconds since the epoch."""
+    """Time at which the progress was read, in seconds since the epoch."""
     log: tuple[str, ...] = ()
-    """The last lines of the log that matters now: the build's, or that of the server's leader."""
+    """The last lines of the log of the running build, or of the server's rank 0."""
 
     @property
     def sentences(self) -> dict[str, tuple[str, str]]:
-        """The state of each stage, and its details, which may be empty."""
-        return {it.stage: (it.sentence, self.details.get(it.stage, "")) for it in self.status.stages}
+        """State and details of each stage, by stage; the details may be empty."""
+        stages = self.status.stages
+        return {stage.stage: (stage.sentence, self.details.get(stage.stage, "")) for stage in stages}
 
     def __str__(self) -> str:
         return "; ".join(f"{stage}: {joined(*words)}" for stage, words in self.sentences.items())
@@ -55,11 +56,11 @@ def joined(state: str, detail: str) -> str:
 
 
 def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[RunProgress]:
-    """Yield the progress until the run has ended, or until only a server is left that ``keeps_serving``.
+    """Yield the progress until the run has ended; with ``keeps_serving``, until only its server is left.
 
-    The run's own files are read twice a second. Slurm is queried at growing pauses, and at once when the
-    files show that a stage began or ended: a watched run must not be a burden on the controller. Raises
-    SubmissionError if Slurm does not answer for a long time, or refuses.
+    The run's own files are read twice a second. To spare the controller, Slurm is queried after growing
+    pauses, and at once when the files have a new event. Raises SubmissionError if Slurm does not answer for
+    15 minutes, or refuses.
     """
     watcher = JobWatcher(Slurm(*RunSnapshot(paths).controller))
     answered_at, seen_events, queries = time.monotonic(), -1, -1
@@ -68,7 +69,9 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[RunProgr
     while True:
         silent_s = time.monotonic() - answered_at
         if silent_s < _CONTROLLER_GONE_S and stat_of(paths.folder) and not os.access(paths.folder, os.X_OK):
-            time.sleep(_FILE_PAUSE_S)  # it was closed by mistake; once it is open the run is as it was
+            time.sleep(
+                _FILE_PAUSE_S
+            )  # somebody has closed the folder, probably by mistake: wait until it is open
             continue
         run = RunSnapshot(paths)
         events = len(run.all_events)
@@ -99,7 +102,10 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[RunProgr
 def follow_until_ready(
     paths: RunPaths, timeout_s: float, show: Callable[[RunProgress], object] | None = None
 ) -> RunStatus:
-    """Wait for the endpoint, show the progress meanwhile, and return the status; as :func:`endpoint_of`."""
+    """Wait for the endpoint, ``show`` the progress meanwhile, and return the status.
+
+    Raises like :func:`endpoint_of`.
+    """
     following = follow(paths)
 
     def look(waited_s: float) -> None:
@@ -116,15 +122,16 @@ def follow_until_ready(
 
 
 def _only_serves(run: RunSnapshot, status: RunStatus) -> bool:
-    """Return whether the server is ready and lives, and the companion, if there is one, has ended."""
+    """Return whether the server is ready and alive, and the companion, if there is one, has ended."""
     serves = any(stage.stage == "serve" and stage.state == "RUNNING" for stage in status.stages)
-    # The supervisor of an instance need not know yet that a rank has died; other instances serve on.
-    states = {it.state for it in status.instances}
+    # A dead rank may mean that the server is ending, even if the supervisor has not noticed yet. It does not,
+    # if another instance still serves.
+    states = {instance.state for instance in status.instances}
     died = any(rank.ended_at is not None for step in run.serve_steps for rank in run.ranks(step))
     ending = run.stop_request is not None or (died and ("ready" not in states or states == {"ready"}))
     if not serves or ending or stat_of(run.paths.endpoint) is None:
         return False
-    # A companion in the server's allocation has no job of its own: its events decide.
+    # A companion in the server's allocation has no job of its own, so its events decide.
     companion = {event.name for event in run.events("companion")}
     others = (stage.final for stage in status.stages if stage.stage != "serve")
     return all(others) and ("stage_begin" not in companion or "stage_end" in companion)

@@ -1,5 +1,6 @@
 """Code that runs inside the job.
 
-Standard library only, Python 3.10+: it travels as one zipapp, with :mod:`trtllm_hpc.paths`, to where this
-package is not installed. ``mpi4py`` is imported by the preflight alone, which never starts a server.
+Standard library only, Python 3.10+: this code and :mod:`trtllm_hpc.paths` travel in one zipapp to nodes and
+containers where the package is not installed. Only the preflight and the ranks' part of ``doctor --on-nodes``
+import ``mpi4py``; neither starts a server.
 """

@@ -1,6 +1,7 @@
 """The command line of ``runtime.pyz``, which the rendered scripts call.
 
-A job starts it hundreds of times, so each command imports only what it needs (:func:`run_command`).
+A job starts ``runtime.pyz`` hundreds of times, so each command imports only the modules that it needs
+(:func:`run_command`).
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.runtime.node_checks import PARTS
 
 Option = tuple[str, dict[str, Any]]
-"""Arguments of ``add_argument``."""
+"""An option's flag and the keyword arguments of its ``add_argument``."""
 
 
-def _options(names: str, **how: Any) -> list[Option]:
-    """Return several options of one kind."""
-    return [(name, how) for name in names.split()]
+def _options(names: str, **settings: Any) -> list[Option]:
+    """Return an option with the same settings for each of ``names``, which have spaces between them."""
+    return [(name, settings) for name in names.split()]
 
 
-def _needed(names: str, **how: Any) -> list[Option]:
-    return _options(names, required=True, **how)
+def _needed(names: str, **settings: Any) -> list[Option]:
+    return _options(names, required=True, **settings)
 
 
 def _numbers(text: str) -> dict[str, list[int]]:
-    """Return the lists of ``context:0 generation:1,2``."""
+    """Parse ``context:0 generation:1,2`` into a list of numbers by name."""
     pairs = (word.partition(":") for word in text.split())
     return {name: [int(number) for number in numbers.split(",")] for name, _, numbers in pairs}
 
@@ -44,7 +45,7 @@ _PROXY = [*_options("--program"), *_options("--kinds", default=""), *_ADDRESS]
 _PROGRAM = _options("program", nargs=argparse.REMAINDER)
 
 COMMANDS: dict[str, tuple[str, list[Option]]] = {
-    # What the batch scripts run before the server starts, and at their end
+    # Called by the batch scripts before the server starts, and at their end
     "begin": ("stage.begin", _STAGE),
     "end": ("stage.end", [*_STAGE, *_EXIT_CODE]),
     "follow": ("renewal.may_follow", [*_needed("--job", dest="job_id"), *_options("--state", default="")]),
@@ -88,13 +89,13 @@ COMMANDS: dict[str, tuple[str, list[Option]]] = {
         ],
     ),
     "gpus-in-use": ("variants.gpus_in_use", []),
-    # The job of doctor --on-nodes
+    # Called by the job of doctor --on-nodes
     "node-check": (
         "node_checks.steps.check_node",
         [*_options("part", choices=PARTS), *_options("--child", action="store_true", dest="is_child")],
     ),
     "unattended": ("node_checks.exchange.wait_until_unattended", []),
-    # Servers
+    # Called by the scripts that run servers
     "rank": (
         "rank.run_rank",
         [
@@ -125,36 +126,36 @@ COMMANDS: dict[str, tuple[str, list[Option]]] = {
     "alone": ("launched_server.run_alone", _PROGRAM),
     "sweep": ("node.sweep", _options("instance", nargs="?")),
     "spawn": ("process.run_tasks", [*_needed("--ntasks", type=int), *_needed("--output"), *_PROGRAM]),
-    # Beside a companion or a build
+    # Called beside a companion or a build
     "stop": ("stop.request_stop", _needed("--by --reason")),
     "heartbeat": ("stop.beat_while", _needed("--while-pid", type=int, dest="pid")),
     "watch-build": ("heartbeat.watch_build", _needed("--while-pid", type=int, dest="pid")),
 }
-"""The function of each command, whose docstring says what it does, and the options that it gets by name."""
+"""Each command's function, relative to this package, and the options passed to the function by name."""
 
-_OF_NO_RUN = ("gpus-per-node", "leader", "variants", "gpus-in-use", "launched", "alone", "sweep", "spawn")
-"""Commands whose functions do not get the paths of the run."""
+_WITHOUT_RUN = ("gpus-per-node", "leader", "variants", "gpus-in-use", "launched", "alone", "sweep", "spawn")
+"""Commands whose functions do not take the run's paths."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command and return its exit code."""
     parser = argparse.ArgumentParser(prog="runtime", description=__doc__)
     parser.add_argument("--run", type=Path, help="run folder, if it does not contain this file")
     parsers = parser.add_subparsers(required=True, dest="command")
     for name, (_, options) in COMMANDS.items():
-        of_command = parsers.add_parser(name)
-        for flag, how in options:
-            of_command.add_argument(flag, **how)
-    given = vars(parser.parse_args(arguments))
-    # The zipapp lies in the run folder, and its path is the script's name.
-    paths = RunPaths(given.pop("run") or Path(sys.argv[0]).resolve().parent)
-    name = given.pop("command")
-    if name in ("engine", "rank", "alone", "node-check"):  # they start programs of the image
+        command_parser = parsers.add_parser(name)
+        for flag, settings in options:
+            command_parser.add_argument(flag, **settings)
+    values = vars(parser.parse_args(arguments))
+    # The zipapp is in the run folder, and sys.argv[0] is the zipapp's path.
+    paths = RunPaths(values.pop("run") or Path(sys.argv[0]).resolve().parent)
+    name = values.pop("command")
+    if name in ("engine", "rank", "alone", "node-check"):  # these start programs of the image
         from trtllm_hpc.runtime.caches import use_caches
 
         use_caches(os.environ)
     try:
-        return run_command(name, paths, given)
+        return run_command(name, paths, values)
     except (BuildFailed, StartFailed) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -163,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         from trtllm_hpc.runtime.node import mount_of
 
-        # The error of a write names no file, and is then the run folder's.
+        # A failed write (unlike a failed open) names no file: assume the run folder's file system.
         file = Path(os.fsdecode(error.filename)) if error.filename else paths.folder
         why = "your quota is used up" if error.errno == errno.EDQUOT else "No space left on device"
         print(
@@ -175,11 +176,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.START
 
 
-def run_command(name: str, paths: RunPaths, given: Mapping[str, Any]) -> int:
-    """Call a command's function, and print the text that it returns; returns its exit code, if it has one."""
+def run_command(name: str, paths: RunPaths, values: Mapping[str, Any]) -> int:
+    """Call a command's function with the option values; return its exit code, or print its text."""
     module, _, function = COMMANDS[name][0].rpartition(".")
     call = getattr(import_module(f"trtllm_hpc.runtime.{module}"), function)
-    result = call(**given) if name in _OF_NO_RUN else call(paths, **given)
+    result = call(**values) if name in _WITHOUT_RUN else call(paths, **values)
     if isinstance(result, str) and result:
         print(result)
     return result if isinstance(result, int) else ExitCode.OK

@@ -1,7 +1,7 @@
-"""Which node a server has ended because of, so that the run's next job does not get it again.
+"""Nodes that ended a server of the run, so that Slurm does not give them to the run's next job.
 
-Slurm keeps out what it holds for down. A node that answers Slurm, and whose GPU is broken or which stood
-still for a minute, is given to the next job at once: it is free.
+Slurm itself avoids only nodes that it marks DOWN. A node with a broken GPU, or one that hung for a minute,
+still answers Slurm and has just become free, so the next job would get it at once.
 """
 
 from __future__ import annotations
@@ -21,35 +21,36 @@ from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.runtime.records import add_event, known_fields, rank_records
 
 EVENT = "bad_node"
-"""Name of the event with a :class:`BadNode`."""
+"""Name of the event whose data is a :class:`BadNode`."""
 
-_OF_GPU = re.compile(
+_GPU_FAULT = re.compile(
     rb"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC|NVLINK)_UNCORRECTABLE|GPU has fallen off the bus"
-    # The numbers that are left out may be the program's own fault.
+    # Xids 13, 31 and 43 can be the program's own fault.
     rb"|NVRM: Xid \([^)]*\): (?!(?:13|31|43)\b)\d+"
     rb"|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY"
 )
-"""Those of the table of causes after which one is to submit again without the node."""
+"""Log lines of the causes whose advice is to submit again without the node."""
 _TAIL_BYTES = 1 << 18
 _NO_NODE = ("down", "drain", "drng", "fail", "inval", "maint", "unk")
-"""How sinfo's compact states begin of nodes that no job gets."""
+"""Beginnings of sinfo's compact states for nodes that no job can get."""
 _OPTION = re.compile(r"^#SBATCH\s+--(exclude|nodelist)[= ](\S+)", re.MULTILINE)
 _BRACKETS = re.compile(r"([^,\[\]]+)(?:\[([\d,-]+)\])?")
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The nodes of a partition, and how many of them the next server needs."""
+    """The nodes of a partition, and the number of nodes that the next server needs."""
 
     names: Mapping[str, str]
-    """Slurm's name of each node, by its own and its host's."""
+    """Slurm's name of each node, by host name and by Slurm's name itself."""
     usable: frozenset[str]
-    """Those that a job can get."""
+    """Nodes that a job can get."""
     wanted: int
+    """Number of nodes that the next server needs."""
 
     @classmethod
     def of(cls, sinfo: Iterable[str], wanted: int) -> Pool:
-        """Read sinfo's lines, a ``NODE|HOST NAME|STATE`` for each node."""
+        """Read sinfo's lines, one ``NODE|HOST NAME|STATE`` for each node."""
         names: dict[str, str] = {}
         usable = set()
         for line in sinfo:
@@ -63,38 +64,43 @@ class Pool:
 
 @dataclass(frozen=True)
 class BadNode:
-    """A node because of which a server of the run has ended."""
+    """A node that ended a server of the run."""
 
     node: str
-    """Slurm's name of it."""
+    """The node's name in Slurm."""
     why: str
-    """How the server ended."""
+    """Description of the server's end, in words."""
     job_id: str
-    """The job whose server that was."""
+    """Slurm's ID of the server's job."""
     kept: str | None = None
-    """Why the run's next jobs may get it all the same; ``None``: they do not get it."""
+    """Why the run's next jobs may still get the node; ``None``: the node is excluded."""
 
 
 def bad_nodes(paths: RunPaths) -> tuple[BadNode, ...]:
-    """Return the nodes because of which servers of the run have ended."""
+    """Return the nodes that ended servers of the run."""
     with suppress(ValueError, OSError, AttributeError, TypeError):
-        known = read_json(paths.bad_nodes) or []
-        return tuple(BadNode(**known_fields(BadNode, one)) for one in known)
+        records = read_json(paths.bad_nodes) or []
+        return tuple(BadNode(**known_fields(BadNode, record)) for record in records)
     return ()
 
 
 def exclude_option(paths: RunPaths) -> str:
-    """Return sbatch's option that excludes them and what the script itself excludes, which it replaces."""
+    """Return sbatch's option that excludes the bad nodes; empty if there are none.
+
+    The option replaces the ``--exclude`` of the script, so the result repeats the script's nodes.
+    """
     nodes = _excluded(bad_nodes(paths))
     own = _options(paths).get("exclude")
     return f"--exclude={','.join([*([own] if own else []), *nodes])}" if nodes else ""
 
 
 def bad_hosts(paths: RunPaths) -> dict[str, str]:
-    """Return the hosts because of which the last server has ended, with reasons."""
-    found, reasons = dict[str, str](), dict[int, str]()
-    with suppress(ValueError, OSError, TypeError, KeyError, AttributeError):  # as the supervisor has them
-        reasons = {one["instance"]: one["reason"] or "" for one in read_json(paths.instances) or []}
+    """Return the hosts that ended the last server, each with the reason."""
+    hosts, reasons = dict[str, str](), dict[int, str]()
+    with suppress(ValueError, OSError, TypeError, KeyError, AttributeError):
+        # The supervisor's reason for each instance.
+        instances = read_json(paths.instances) or []
+        reasons = {instance["instance"]: instance["reason"] or "" for instance in instances}
     plan = PlanRecord.read(paths)
     before, after = (["preflight"], ["serve"]) if plan is None else (plan.preflight_steps, plan.serve_steps)
     for number, step in enumerate((*before, *after), start=-len(before)):
@@ -104,24 +110,25 @@ def bad_hosts(paths: RunPaths) -> dict[str, str]:
         judge = verdict(records)
         silent, why = (0, reasons.get(number, "")) if judge is None else (judge.blames, judge.reason or "")
         if SILENT in why:
-            found |= {record.host: why.rstrip(".") for record in records if record.rank == silent}
+            hosts |= {record.host: why.rstrip(".") for record in records if record.rank == silent}
         for record in records:
             with suppress(OSError, IndexError), paths.rank_log(step, record.rank).open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                text = deque(_OF_GPU.finditer(log.read(_TAIL_BYTES)), maxlen=1).pop()[0].decode()
-                found.setdefault(record.host, f"the log of rank {record.rank} says {text!r}")
-    return found
+                text = deque(_GPU_FAULT.finditer(log.read(_TAIL_BYTES)), maxlen=1).pop()[0].decode()
+                hosts.setdefault(record.host, f"the log of rank {record.rank} says {text!r}")
+    return hosts
 
 
 def exclude(paths: RunPaths, hosts: Mapping[str, str], *, job_id: str, pools: Sequence[Pool]) -> bool:
-    """Keep hosts that ended job ``job_id`` from the run's next server; returns whether that is news.
+    """Exclude hosts that ended job ``job_id`` from the run's next server; return whether any is new.
 
-    Of each of ``pools``, the server's partitions, as many nodes must stay as the server needs.
+    A node is not excluded if one of ``pools``, the server's partitions, would then have fewer usable nodes
+    than the server needs.
     """
     names = {host: node for pool in pools for host, node in pool.names.items()}
     options = _options(paths)
     by_script = expanded(options.get("exclude", ""))
-    known = {one.node: one for one in bad_nodes(paths)}
+    known = {bad.node: bad for bad in bad_nodes(paths)}
     before = _excluded(known.values())
     for host, why in hosts.items():
         node = names.get(host.partition(".")[0], host)
@@ -142,19 +149,22 @@ def exclude(paths: RunPaths, hosts: Mapping[str, str], *, job_id: str, pools: Se
             kept = next(missed, None)
         known[node] = BadNode(node, why, job_id, kept)
         add_event(paths, "serve", EVENT, **asdict(known[node]))
-    write_json(paths.bad_nodes, [asdict(one) for one in known.values()])
+    write_json(paths.bad_nodes, [asdict(bad) for bad in known.values()])
     return _excluded(known.values()) != before
 
 
 def refuse_excluded(paths: RunPaths) -> int:
-    """Return CANCELLED if this job has a node that it should not have, else 0."""
-    own = expanded(os.environ.get("SLURM_JOB_NODELIST", ""))
-    has_one = any(node in own for node in _excluded(bad_nodes(paths)))
-    return ExitCode.CANCELLED if has_one else ExitCode.OK
+    """Return CANCELLED if this job has an excluded node, else 0.
+
+    The job may have got its nodes before they were excluded.
+    """
+    own_nodes = expanded(os.environ.get("SLURM_JOB_NODELIST", ""))
+    has_excluded = any(node in own_nodes for node in _excluded(bad_nodes(paths)))
+    return ExitCode.CANCELLED if has_excluded else ExitCode.OK
 
 
 def expanded(hosts: str) -> list[str]:
-    """Return the names in a list as Slurm writes it, e.g. ``n[1-2,07]``."""
+    """Return the host names in a list of Slurm's, e.g. ``n[1-2,07]``."""
     names = []
     for prefix, numbers in _BRACKETS.findall(hosts):
         for part in numbers.split(","):
@@ -165,11 +175,11 @@ def expanded(hosts: str) -> list[str]:
 
 
 def _excluded(nodes: Iterable[BadNode]) -> list[str]:
-    return [one.node for one in nodes if one.kept is None]
+    return [bad.node for bad in nodes if bad.kept is None]
 
 
 def _options(paths: RunPaths) -> dict[str, str]:
-    """Return which nodes the script asks for, or not to have, itself."""
+    """Return the values of ``exclude`` and ``nodelist`` in the script's own ``#SBATCH`` lines."""
     try:
         script = paths.sbatch("serve").read_text(encoding="utf-8", errors="replace")
     except OSError:

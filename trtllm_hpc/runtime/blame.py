@@ -1,6 +1,6 @@
-"""Which rank failed first, and in which words, from the ranks' own records.
+"""Find the rank that failed first, from the ranks' records, and describe its end in a sentence.
 
-The supervisor, ``status``, ``explain`` and the exclusion of nodes share this notion.
+The supervisor, ``status``, ``explain`` and the exclusion of nodes all use this module, so they agree.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from trtllm_hpc.runtime.process import end_of
 from trtllm_hpc.runtime.records import RankRecord
 
 SAME_MOMENT_S = 3.0
-"""Ends closer than this are not ordered by time: they come from different clocks and polls."""
+"""Ends closer than this have no known order: their times come from different clocks and polls."""
 
-_OF_ANOTHER = re.compile(
+_LOST_PEER = re.compile(
     r"lost another rank|timed out|timeout|connection (?:closed|reset|refused)|peer", re.IGNORECASE
 )
-"""Reasons of a rank that only noticed that another one had gone, or did not answer."""
+"""Reasons of a rank that only noticed that another rank had gone, or did not answer."""
 
 
 def failed_by_itself(record: RankRecord) -> bool:
-    """Return whether a rank failed, and not because it was stopped.
+    """Return whether a rank ended with a failure that no stop request or signal explains.
 
     A server that ends without a request has failed whatever its exit code:
     TensorRT-LLM's workers exit with 0 even when the leader is lost.
@@ -32,31 +32,33 @@ def failed_by_itself(record: RankRecord) -> bool:
 
 
 def verdict(records: Sequence[RankRecord]) -> RankRecord | None:
-    """Return the record of the rank that has ended its own server, because of another rank or a fault.
+    """Return the record of a rank that ended its own server because it found a rank at fault.
 
-    One that names another rank comes before one that names itself.
+    A record that blames another rank is preferred to one that blames its own.
     """
     judges = [record for record in records if record.blames is not None and record.ended_at is not None]
     return min(judges, key=lambda record: (record.blames == record.rank, record.rank), default=None)
 
 
 def first_to_fail(records: Sequence[RankRecord]) -> RankRecord | None:
-    """Return the record of the rank that failed first of a server that is over; ``None`` if none has failed.
+    """Return the record of the rank of an ended server that failed first; ``None`` if no rank failed.
 
-    First comes the rank that another one found silent or stopped. Then one that recorded no end: it was
-    killed before the others, which still recorded how they ended. Then ranks that died by themselves, and of
-    these the ones that do not only say that they lost another rank, whatever the times of their records:
-    those of two nodes cannot be compared to the millisecond.
+    In this order:
+
+    1. a rank that another rank found silent or stopped;
+    2. a rank without a recorded end: it was killed before the others, which could still record theirs;
+    3. a rank that died by itself, if possible one that does not merely report a lost peer. Its time counts
+       only roughly, because the clocks of two nodes differ.
     """
     if (judge := verdict(records)) is not None:
         return next((record for record in records if record.rank == judge.blames), judge)
     if (silent := next((record for record in records if record.ended_at is None), None)) is not None:
         return silent
     failed = [record for record in records if failed_by_itself(record)]
-    own = [record for record in failed if not _OF_ANOTHER.search(record.reason or "")] or failed
+    own = [record for record in failed if not _LOST_PEER.search(record.reason or "")] or failed
     earliest = min((record.ended_at or 0.0 for record in own), default=0.0)
     together = [record for record in own if (record.ended_at or 0.0) <= earliest + SAME_MOMENT_S]
-    # One that was killed gives no reason; those with a reason had time to notice something.
+    # A killed rank gives no reason; a rank with a reason lived long enough to notice another's failure.
     return min(
         together,
         key=lambda record: (record.exit_code == 0, record.reason is not None, record.rank),
@@ -65,16 +67,18 @@ def first_to_fail(records: Sequence[RankRecord]) -> RankRecord | None:
 
 
 def cut_network(records: Sequence[RankRecord]) -> str | None:
-    """Return a sentence if every rank failed because it lost another one, though none was killed."""
+    """Return a sentence if every rank failed because it lost another rank, and no rank was killed."""
     hosts = sorted({record.host for record in records})
-    losers = [it for it in records if failed_by_itself(it) and _OF_ANOTHER.search(it.reason or "")]
+    losers = [
+        record for record in records if failed_by_itself(record) and _LOST_PEER.search(record.reason or "")
+    ]
     if len(hosts) < 2 or len(losers) < records[0].world_size:
         return None
     return f"every rank has lost another one, so the network between {' and '.join(hosts[:4])} may be cut"
 
 
 def how_it_ended(records: Sequence[RankRecord], code: int) -> str:
-    """Return how a server has ended in one sentence; ``code`` is the exit code of its step."""
+    """Return one sentence about how a server ended; ``code`` is the exit code of its step."""
     if not records:
         return f"no rank was started (exit code {code})"
     judge = verdict(records)
@@ -90,7 +94,7 @@ def how_it_ended(records: Sequence[RankRecord], code: int) -> str:
 
 
 def rank_name(records: Sequence[RankRecord], step: str, rank: int) -> str:
-    """Return how to name a rank of an instance, with its host if it has a record."""
+    """Return a rank's name for messages, e.g. ``rank 1 of instance 0 on node3``; no host without a record."""
     instance = step.partition(".")[2]
     name = f"rank {rank}{f' of instance {instance}' if instance else ''}"
     host = next((record.host for record in records if record.rank == rank), None)

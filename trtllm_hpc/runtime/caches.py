@@ -1,7 +1,7 @@
-"""Where the programs in a container keep what they compile or download, and what ``~`` is there.
+"""Cache folders and ``HOME`` of the programs in a container.
 
-A container is started without the user's home, and its own files are mostly read only.
-Where each name was read, and which caches the nodes can share: ``docs/explanation/decisions/containers.md``.
+A container starts without the user's home, and most of its own files are read-only. The sources of the
+variables, and which caches nodes can share: ``docs/explanation/decisions/containers.md``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from trtllm_hpc.runtime.node import SCRATCH
 
 TOP, IMAGE, GIVEN = "TRTLLM_HPC_CACHES", "TRTLLM_HPC_IMAGE", "TRTLLM_HPC_GIVEN"
-"""Variables of the scripts: the folder as the container sees it, the image, and what the profile sets."""
+"""Variables that the scripts set: the cache folder as the container sees it, the image's name, and the names
+of the variables that the profile sets."""
 _GPUS = Path("/proc/driver/nvidia/gpus")
 CACHES = {
     "HOME": "home",
@@ -34,19 +35,20 @@ CACHES = {
     "CUDA_TILE_CACHE_DIR": "cuda_tile",
     "CUDA_CACHE_PATH": "cuda",
 }
-"""Each variable, and its folder."""
+"""Subfolder of each variable."""
 SHARED = ("HF_HOME", "TRITON_CACHE_DIR", "TRTLLM_DG_CACHE_DIR", "DG_JIT_CACHE_DIR")
-"""Several nodes may write to these at once. Of every other cache, each node has its own."""
+"""Caches that several nodes may write at once. Every other cache is separate on each node."""
 OF_HOME = ("XDG_CACHE_HOME", "HF_HOME")
-"""A home that can be written has these already."""
+"""Caches that a writable home contains already."""
 KEEPS_KERNELS = "TRTLLM_DG_JIT_DUMP_CUBIN"
-"""Without it TensorRT-LLM's DeepGEMM compiles in memory, and leaves ``TRTLLM_DG_CACHE_DIR`` empty."""
+"""Without this variable TensorRT-LLM's DeepGEMM compiles in memory, and ``TRTLLM_DG_CACHE_DIR`` stays
+empty."""
 
 
 def use_caches(environment: MutableMapping[str, str]) -> None:
-    """Give each cache a place that can be written, unless it has one; does nothing outside containers."""
+    """Point each cache variable at a writable folder unless it has one; do nothing outside containers."""
     top = Path(environment.get(TOP, "/nowhere"))
-    if not top.is_dir():  # the scripts name the folder outside, too
+    if not top.is_dir():  # outside a container, where the scripts set the variable as well
         return
     has_home = _has_place("HOME", environment)
     before = os.umask(0o077)
@@ -58,22 +60,25 @@ def use_caches(environment: MutableMapping[str, str]) -> None:
                 folder = kept_folder(environment) / CACHES[variable]
             elif can_lock(top):
                 folder = kept_folder(environment) / os.uname().nodename / CACHES[variable]
-            else:  # `runtime sweep` removes it when the job ends
+            else:  # a node's own disk; `runtime sweep` removes the folder when the job ends
                 job = environment["TRTLLM_HPC_JOB_ID"]
                 folder = SCRATCH / f"trt{job}_caches" / CACHES[variable]
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                if folder.stat().st_uid == os.geteuid():  # in /tmp it may be somebody else's
+                if folder.stat().st_uid == os.geteuid():  # in /tmp another user may have made the folder
                     environment[variable] = str(folder)
             except OSError as error:
-                print(f"{variable} cannot be {folder}: {error.strerror}", flush=True)
+                print(f"{variable} is not set: {folder} cannot be made ({error.strerror})", flush=True)
     if "TRTLLM_DG_CACHE_DIR" in environment:
         environment.setdefault(KEEPS_KERNELS, "1")
     os.umask(before)
 
 
 def _has_place(variable: str, environment: Mapping[str, str]) -> bool:
-    """Return whether a variable is the user's choice: the profile sets it, or it can be written to."""
+    """Return whether a variable stays as it is: the profile sets it, or its folder is writable.
+
+    ``HF_HOME`` is never changed if it is set, because it may contain models to be read.
+    """
     if variable == "HF_HOME" or variable in environment.get(GIVEN, "").split():
         return variable in environment
     folder = Path(environment.get(variable, "/nowhere"))
@@ -81,7 +86,7 @@ def _has_place(variable: str, environment: Mapping[str, str]) -> bool:
 
 
 def kept_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder of the image and of this node's kind of GPU."""
+    """Return the folder of caches for this image and this node's GPU models."""
     texts = [file.read_text(errors="replace") for file in _GPUS.glob("*/information")]
     models = {model for text in texts for model in re.findall(r"^Model:\s*(.+)", text, re.MULTILINE)}
     kind = re.sub(r"\W+", "-", " ".join(sorted(models))).lower() or "no-gpu"

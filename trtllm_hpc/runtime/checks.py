@@ -15,17 +15,18 @@ from trtllm_hpc.runtime.node import SCRATCH, SHM, free_space, mount_of
 from trtllm_hpc.runtime.records import try_event
 
 MIN_SHM_GIB_PER_RANK = 0.25
-"""The Python backend alone takes tens of MiB a model; Docker's default of 64 MiB is too little."""
+"""GiB. Triton's Python backend alone takes tens of MiB per model; Docker's default of 64 MiB is too
+little."""
 
 MIN_MEMLOCK_KIB = 64 * 1024
 """NCCL and UCX register memory with the network card; the usual default, 64 KiB or 8 MiB, is too little."""
 
 MIN_OPEN_FILES = 1024
-"""The usual default. A server, its model processes and HAProxy open some hundreds."""
+"""The usual default. A server, its model processes and HAProxy open several hundred files."""
 
 MIN_FREE_MIB = 32
 MIN_INODES = 200
-"""For logs, records and scratch files; a benchmark's records need more."""
+"""Space for logs, records and scratch files; the records of a benchmark need more."""
 
 VOCABULARY_FILES = (
     "tokenizer.json",
@@ -35,25 +36,26 @@ VOCABULARY_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-"""Vocabulary files of transformers' tokenizers; ``*.tiktoken`` is one too."""
+"""Vocabulary files of transformers' tokenizers, beside ``*.tiktoken``."""
 
 _AGAIN = "build it again"
 
 
 def sentence_of(finding: Diagnostic) -> str:
-    """Return what a check has found and what to do, in one sentence."""
+    """Return a finding and its advice in one sentence."""
     return finding.message if finding.hint is None else f"{finding.message}; {finding.hint}"
 
 
 def report(paths: RunPaths, findings: Iterable[Diagnostic]) -> int:
-    """Print and record faults and warnings before the start; returns its exit code: a fault refuses it."""
+    """Print and record the faults and warnings of a preflight; return START if there is a fault, else 0."""
     code = ExitCode.OK
     for finding in findings:
         sentence = sentence_of(finding)
         if finding.state == FAIL:
             code = ExitCode.START
             print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
-            try_event(paths, "serve", "preflight_failed", reason=sentence)  # a full disk may be the reason
+            # try_event, since a full disk may be the fault.
+            try_event(paths, "serve", "preflight_failed", reason=sentence)
         elif finding.state == WARN:
             print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
             try_event(paths, "serve", "preflight_warning", warning=sentence)
@@ -64,7 +66,7 @@ def report(paths: RunPaths, findings: Iterable[Diagnostic]) -> int:
 
 
 def engine_world(engine: EngineConfig, world_size: int) -> Diagnostic:
-    """Check that an engine has one part for each rank (upstream: ``mpiSize == tp * pp``)."""
+    """Check that the engine is built for as many ranks as the plan has (upstream: ``mpiSize == tp * pp``)."""
     where = f"the engine in {engine.folder}"
     if engine.world_size != world_size:
         return fail(
@@ -76,7 +78,7 @@ def engine_world(engine: EngineConfig, world_size: int) -> Diagnostic:
 
 
 def engine_files(engine: EngineConfig) -> Diagnostic:
-    """Check that the file of each rank is there and not empty."""
+    """Check that each rank's file exists and is not empty."""
     for name in engine.files:
         file = engine.folder / name
         if not file.is_file():
@@ -90,24 +92,25 @@ def engine_files(engine: EngineConfig) -> Diagnostic:
 def engine_gpus_per_node(
     engine: EngineConfig, world_size: int, ranks_per_node: int, visible_gpus: int
 ) -> Diagnostic:
-    """Check the engine's ``gpus_per_node``, from which the runtime derives node and device of a rank.
+    """Check the engine's ``gpus_per_node``, from which the runtime derives a rank's node and device.
 
-    ``worldConfig.h``: device = rank % gpus_per_node, node = rank / gpus_per_node; ``worldConfig.cpp``
-    refuses fewer visible GPUs than that ("Detect 4 GPUs, the GPU number is incompatible with 8
-    gpusPerNode when MPI size is 8"), but for a single one.
+    ``worldConfig.h``: device = rank % gpus_per_node, node = rank / gpus_per_node. ``worldConfig.cpp``
+    refuses fewer visible GPUs than ``gpus_per_node``, except a single one ("Detect 4 GPUs, the GPU number is
+    incompatible with 8 gpusPerNode when MPI size is 8").
     """
     if engine.is_reference or world_size == 1:
         return ok("one rank computes on the first GPU" if world_size == 1 else "ranks take their own GPUs")
     built, nodes = engine.runtime_gpus_per_node, -(-world_size // ranks_per_node)
     described = f"the engine in {engine.folder} is built for nodes of {built} GPUs"
     if engine.gpus_per_node is None:
-        described += " (it names no number, and the runtime takes 8)"
+        described += " (its config.json names no number, so the runtime assumes 8)"
     hint = f"build it again with gpus_per_node {ranks_per_node} in the profile"
     if nodes == 1 and world_size > built:
         return fail(f"{described}: rank {built} would share a GPU with rank 0", hint)
     if nodes > 1 and built != ranks_per_node:
-        there = f"{ranks_per_node} of the ranks run on each node"
-        message = f"{described}, but {there}: they would take the wrong GPUs"
+        message = (
+            f"{described}, but {ranks_per_node} of the ranks run on each node: they would take the wrong GPUs"
+        )
         return fail(message, hint)
     if 1 < visible_gpus < min(built, world_size):
         message = f"{described}, but a rank sees {visible_gpus}"
@@ -116,7 +119,7 @@ def engine_gpus_per_node(
 
 
 def engine_version(engine: EngineConfig, release: str | None) -> Diagnostic:
-    """Check the release: an engine runs only on the one that built it.
+    """Check that the container has the release that built the engine: no other can run it.
 
     Source: tensorrtllm_backend, issues 190, 194, 235.
     """
@@ -127,7 +130,9 @@ def engine_version(engine: EngineConfig, release: str | None) -> Diagnostic:
             f"the engine in {engine.folder} does not say which TensorRT-LLM built it (0.7 and before did not)"
         )
     if release is None:
-        return unknown(f"the engine is of TensorRT-LLM {engine.version}; what the container has is not known")
+        return unknown(
+            f"the engine is of TensorRT-LLM {engine.version}; the container's release is not known"
+        )
     state = _compare_versions(engine.version, release)
     if state == "same":
         return ok(f"engine and container are of TensorRT-LLM {release}")
@@ -152,28 +157,28 @@ def planned_version(planned: str, found: str | None) -> Diagnostic:
 
 
 def installed_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of those packages that this Python has, without importing them."""
-    from importlib import metadata  # few callers need it
+    """Return the version of each installed package among ``packages``, without importing it."""
+    from importlib import metadata  # slow to import, and few commands need it
 
-    found = {}
+    versions = {}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def wheel_numpy() -> Diagnostic | None:
-    """Check NumPy beside nvidia-pytriton, whose stub for Python models misreads the arrays of NumPy 2."""
-    found = installed_versions(("numpy", "nvidia-pytriton"))
-    if len(found) < 2 or int(found["numpy"].partition(".")[0]) < 2:
+    """Check NumPy if nvidia-pytriton is installed: its stub for Python models misreads arrays of NumPy 2."""
+    installed = installed_versions(("numpy", "nvidia-pytriton"))
+    if len(installed) < 2 or int(installed["numpy"].partition(".")[0]) < 2:
         return None
-    message = f"this Python has NumPy {found['numpy']}, whose arrays nvidia-pytriton's server misreads"
+    message = f"this Python has NumPy {installed['numpy']}, whose arrays nvidia-pytriton's server misreads"
     return fail(message, "pip install 'numpy<2', and what needs NumPy 2 into an environment of its own")
 
 
-def _compare_versions(one: str, other: str) -> str:
-    """Return ``same``, ``near`` (only what follows the numbers differs: rc, post, dev) or ``other``."""
-    plain = [re.sub(r"\+.*", "", text.strip().lower()) for text in (one, other)]
+def _compare_versions(left: str, right: str) -> str:
+    """Return ``same``, ``near`` (only the part after the numbers differs: rc, post, dev) or ``other``."""
+    plain = [re.sub(r"\+.*", "", text.strip().lower()) for text in (left, right)]
     if plain[0] == plain[1]:
         return "same"
     numbers = [re.match(r"[0-9]+(?:\.[0-9]+)*", text) for text in plain]
@@ -185,7 +190,7 @@ def _compare_versions(one: str, other: str) -> str:
 
 
 def paged_context(engine: EngineConfig, wanted_by: str) -> Diagnostic:
-    """Check for attention over a paged cache for prompts, as the job file needs for ``wanted_by``."""
+    """Check that the engine has paged context attention, which the job-file key ``wanted_by`` needs."""
     if engine.paged_context_fmha and engine.paged_kv_cache is not False:
         return ok(f"the engine has paged context attention, as {wanted_by} needs")
     return fail(
@@ -199,12 +204,12 @@ def paged_context(engine: EngineConfig, wanted_by: str) -> Diagnostic:
 
 
 def step_world(tasks: int | None, ranks: int) -> Diagnostic | None:
-    """Return what is wrong if a step has not a task for each rank: scripts may have been edited."""
+    """Return a fault if a step does not have one task for each rank: its script may have been edited."""
     if tasks in (None, ranks):
         return None
-    found, planned = f"{tasks} task{'s' * (tasks != 1)}", f"{ranks} rank{'s' * (ranks != 1)}"
+    actual, planned = f"{tasks} task{'s' * (tasks != 1)}", f"{ranks} rank{'s' * (ranks != 1)}"
     hint = f"give srun in the run's scripts --ntasks={ranks} again, or submit the job file anew"
-    return fail(f"the step has {found}, but the plan says {planned}", hint)
+    return fail(f"the step has {actual}, but the plan says {planned}", hint)
 
 
 def shared_memory(host: str, free_gib: float, ranks: int) -> Diagnostic:
@@ -217,17 +222,17 @@ def shared_memory(host: str, free_gib: float, ranks: int) -> Diagnostic:
 
 
 def full_file_system(host: str, run_folder: Path) -> Diagnostic | None:
-    """Return what is wrong with a node's file systems.
+    """Return the first fault of a node's file systems: too little space or too few inodes.
 
-    MPI, Slurm's PMIx and Triton do not say so when their files in /tmp or /dev/shm cannot be written.
+    Checked first, because MPI, Slurm's PMIx and Triton report other errors when /tmp or /dev/shm is full.
     """
     folders = (("the run folder", run_folder), ("/tmp", SCRATCH), ("/dev/shm", SHM))
-    found = (disk_space(host, what, folder) for what, folder in folders)
-    return next((it for it in found if it is not None), None)
+    faults = (disk_space(host, what, folder) for what, folder in folders)
+    return next((fault for fault in faults if fault is not None), None)
 
 
 def disk_space(host: str, what: str, folder: Path) -> Diagnostic | None:
-    """Return what is wrong if a folder has no room for logs, records and scratch files."""
+    """Return a fault if a folder lacks space or inodes for logs, records and scratch files."""
     free_mib, inodes = free_space(folder)
     where = f"{what} ({folder}, on the file system {mount_of(folder)}) on {host}"
     if inodes is not None and inodes < MIN_INODES:
@@ -239,7 +244,7 @@ def disk_space(host: str, what: str, folder: Path) -> Diagnostic | None:
 
 
 def locked_memory(host: str, limit_kib: int | None) -> Diagnostic:
-    """Check the soft limit on locked memory; ``None`` is unlimited."""
+    """Check the soft limit on locked memory; ``None`` means unlimited."""
     if limit_kib is not None and limit_kib < MIN_MEMLOCK_KIB:
         return warn(
             f"only {limit_kib} KiB of memory may be locked on {host}: NCCL and UCX register more with the "
@@ -251,7 +256,7 @@ def locked_memory(host: str, limit_kib: int | None) -> Diagnostic:
 
 
 def open_files(host: str, limit: int) -> Diagnostic | None:
-    """Return what is wrong with the soft limit on open files; -1 is unlimited."""
+    """Return a fault if the soft limit on open files is too low; -1 means unlimited."""
     if not 0 <= limit < MIN_OPEN_FILES:
         return None
     return fail(
@@ -271,8 +276,11 @@ _HINDRANCES = {
     "NCCL_NET": ("(?i)socket", "NCCL uses sockets instead of InfiniBand and RoCE"),
     "NCCL_P2P_DISABLE": ("1", "the GPUs of a node exchange data through its memory"),
 }
-"""Variables that Slurm, a site or an image may set: values that hinder, and how. Sources: TensorRT-LLM 18373,
-where Slurm's own PMIx plugin sets the first for every task, and 17300; NCCL's user guide."""
+"""Variables that Slurm, a site or an image may set: the values that limit a transport, and the effect.
+
+Sources: TensorRT-LLM 18373 (Slurm's PMIx plugin sets ``UCX_TLS`` for every task) and 17300; NCCL's user
+guide.
+"""
 
 
 def transports(host: str, environment: Mapping[str, str]) -> Diagnostic:
@@ -292,7 +300,7 @@ def transports(host: str, environment: Mapping[str, str]) -> Diagnostic:
 
 
 def tokenizer_files(folder: Path) -> Diagnostic:
-    """Check that ``AutoTokenizer`` finds a vocabulary in the folder, without the Hub."""
+    """Check that ``AutoTokenizer`` can load a vocabulary from the folder, without the Hub."""
     hint = (
         f"copy the model's tokenizer files ({VOCABULARY_FILES[0]} or {VOCABULARY_FILES[1]}...) into {folder}"
     )
@@ -300,21 +308,21 @@ def tokenizer_files(folder: Path) -> Diagnostic:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError as error:
         return fail(f"the tokenizer's folder {folder} cannot be read: {error.strerror}", hint)
-    found = [name for name in names if name in VOCABULARY_FILES or name.endswith(".tiktoken")]
-    if not found:
-        message = f"there is no tokenizer in {folder}, and compute nodes may not reach the Hub"
+    present = [name for name in names if name in VOCABULARY_FILES or name.endswith(".tiktoken")]
+    if not present:
+        message = f"there is no tokenizer in {folder}, and compute nodes may be unable to reach the Hub"
         return fail(message, hint)
-    for name in found:
+    for name in present:
         try:
             is_pointer = is_lfs_pointer(folder / name)
         except OSError as error:
             return fail(f"{folder / name} cannot be read: {error.strerror}", "check its permissions")
         if is_pointer:
             return fail(f"{folder / name} is a pointer of Git LFS, not the file", "run git lfs pull there")
-    return ok(f"the tokenizer in {folder} can be read ({found[0]})")
+    return ok(f"the tokenizer in {folder} can be read ({present[0]})")
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Return whether a file is only a pointer of Git LFS. Raises OSError if the file cannot be read."""
+    """Return whether a file is a Git LFS pointer. Raises OSError if the file cannot be read."""
     with path.open("rb") as file:
         return file.read(64).startswith(b"version https://git-lfs")

@@ -1,4 +1,4 @@
-"""What the supervisor starts in front of the servers: a disaggregated front, or the gateway to Triton."""
+"""Processes that the supervisor starts in front of the servers: a disaggregated front, or the gateway."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from trtllm_hpc.runtime.records import RELAY_VARIABLE, try_event
 from trtllm_hpc.runtime.servers.openai import AUTH_KEY, OpenAIHttp
 
 _TOKENS = (1, 2, 3, 4)
-"""A prompt for which kv_cache_aware needs no tokenizer, which the front of 1.2.1 would get from the Hub."""
+"""A prompt in token ids: for a text, the router kv_cache_aware of 1.2.1 would fetch a tokenizer from the
+Hub."""
 _GRACE_S = 10.0
-"""For a process to let its answers end."""
+"""Seconds for a process to finish its answers."""
 _BACKLOG = 1024
 FRONT_RESTARTS = 3
-"""How often the front is started again, after 1, 2 and 4 s."""
+"""Restarts of the front, after 1, 2 and 4 s."""
 _MOST_STARTS = 3
-"""Starts of the gateway in all; each after the first by the next request."""
+"""Starts of the gateway; after it has ended, the next request starts it again."""
 
 
 def with_addresses(
     config: Mapping[str, Any], servers: Mapping[str, Sequence[str]], port: int
 ) -> dict[str, Any]:
-    """Return the front's file with its own address, and each phase's ``servers``: ``address:port``."""
+    """Return the front's configuration with its own port and the ``address:port`` of each phase's servers."""
     groups = {
         f"{role}_servers": {**config[f"{role}_servers"], "urls": urls} for role, urls in servers.items()
     }
@@ -40,11 +41,11 @@ def with_addresses(
 
 
 class Front:
-    """Starts ``trtllm-serve disaggregated`` once all servers are ready, watches it, and starts it again.
+    """Starts ``trtllm-serve disaggregated`` once all servers are ready, watches it, and restarts it.
 
-    ``servers`` are addresses of this node's proxy, which lead to the servers of each phase. They stay
-    the same when a server is started again. Each front listens at the next of ``ports`` of this node, as
-    upstream's binds none that had open connections a minute ago (without SO_REUSEADDR).
+    ``servers`` are addresses of this node's proxy, which forwards to the servers of each phase; they stay
+    the same when a server restarts. Each start uses the next of ``ports``: upstream binds without
+    SO_REUSEADDR, so it cannot bind a port that had open connections a minute ago.
     """
 
     def __init__(self, paths: RunPaths, servers: Mapping[str, Sequence[str]], ports: Sequence[int]) -> None:
@@ -57,7 +58,7 @@ class Front:
         self._restart_at: float | None = None
 
     def start(self, models: Sequence[str]) -> None:
-        """Start it, unless it was started before."""
+        """Start the front, unless it was started before."""
         if self._process is None:
             self._models = models
             self._begin()
@@ -65,7 +66,7 @@ class Front:
     def _begin(self) -> None:
         config, port = read_json(self._paths.front), self._ports[self._restarts]
         assert isinstance(config, dict)
-        # A front that does not know the key takes it for one of the servers', and does not look at it.
+        # A release that does not know this key takes it for an option of the servers, and ignores it.
         config[AUTH_KEY] = self._paths.servers_key.read_text(encoding="utf-8").strip()
         # JSON is YAML.
         write_json(self._paths.front_started, with_addresses(config, self._servers, port))
@@ -74,13 +75,13 @@ class Front:
         self._restart_at = None
 
     def is_ready(self) -> bool:
-        """Return whether it has passed on a question, and its answer."""
+        """Return whether the front has forwarded a test request and its answer."""
         is_ready = self._http is not None and self._http.ready_models() is not None
         self._has_served = self._has_served or is_ready
         return is_ready
 
     def watch(self) -> str | None:
-        """Start it again if it has ended after it had served; return a sentence once the run must end."""
+        """Restart the front if it ended after it had served; return a sentence once the run must end."""
         if self._process is None:
             return None
         if self._restart_at is not None:
@@ -98,15 +99,15 @@ class Front:
         return None
 
     def close(self) -> None:
-        """End it."""
+        """End the front."""
         _end(self._process)
 
 
 class Gateway:
-    """Listens at ``place`` for HAProxy, and starts the gateway with OpenAI's protocol at the first request.
+    """Listens at the socket ``place`` for HAProxy, and starts the OpenAI gateway at the first request.
 
-    Most runs never get one, and a Python with its libraries takes a second of a core and 80 MiB. The gateway
-    inherits the socket, as from inetd and systemd.
+    Most runs never get such a request, and the gateway costs a second of a core and 80 MiB. It inherits the
+    socket, as services of inetd and systemd do.
     """
 
     def __init__(self, paths: RunPaths, place: Path) -> None:
@@ -118,14 +119,14 @@ class Gateway:
         self._starts = 0
 
     def tick(self) -> str | None:
-        """Start the gateway if somebody waits for it; returns a sentence once it cannot be."""
+        """Start the gateway if a request waits for it; return a sentence after its last start has failed."""
         if self._process is not None and self._process.poll() is None:
             return None
         if self._socket.fileno() < 0 or not select.select([self._socket], [], [], 0)[0]:
             return None
         if self._starts == _MOST_STARTS:
             code = None if self._process is None else self._process.returncode
-            self._socket.close()  # so that HAProxy refuses requests at once
+            self._socket.close()  # HAProxy then refuses requests at once
             return f"the gateway with OpenAI's protocol has ended {self._starts} times, with exit code {code}"
         self._starts += 1
         descriptor = self._socket.fileno()
@@ -139,7 +140,7 @@ class Gateway:
         return None
 
     def close(self) -> None:
-        """End the gateway, which lets its answers end."""
+        """End the gateway, which first finishes its answers."""
         _end(self._process)
         self._socket.close()
 

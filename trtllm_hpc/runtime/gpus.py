@@ -1,8 +1,8 @@
 """Power and state of a rank's GPUs: a line each second for each GPU, in the run folder.
 
 docs/reference/metrics.md explains the keys of a line. Power, state and faults come from NVML, the library of
-NVIDIA's driver, through ctypes; no process is started. An old driver lacks functions, and a GPU may not
-support others: their figures are ``None``, never 0. Names and numbers are those of ``nvml.h``.
+NVIDIA's driver, through ctypes; no process is started. A figure that the driver or the GPU does not support
+is ``None``, never 0. Names and numbers are those of ``nvml.h``.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from trtllm_hpc.runtime.server_spec import RankOptions
 
 LIBRARY = "libnvidia-ml.so.1"
 _NO_FUNCTION, _NO_PERMISSION, _LOST = 13, 4, (15, 16)
+"""Return codes of NVML (``nvmlReturn_t``)."""
 _XIDS, _MOST_XIDS = c_ulonglong(8), 16
 POWER_CAP = "power_cap"
 _REASONS = {4: POWER_CAP, 8: "hw_slowdown", 32: "sw_thermal", 64: "hw_thermal", 128: "power_brake"}
-"""Why a GPU's clocks are low, by bit. Other bits say that it is idle, or that somebody has set its clocks."""
+"""Why a GPU's clocks are low, by bit. Other bits mean that the GPU is idle, or that its clocks are fixed."""
 
 _PERIOD_S, _TICKS_A_SECOND, _TICKS_A_MINUTE = 0.1, 10, 600
 _GAP_S = 1.0
-"""The energy in a longer pause between two readings is unknown."""
+"""Longest pause between two readings across which energy is added up."""
 _MOST_BYTES = 16 << 20
-"""A file is full after half a day of one GPU, and becomes ``.old`` in place of the one before."""
+"""A larger file (half a day of one GPU) is renamed to ``.old``, and replaces the previous one."""
 _RANKS_PER_S = 64
-"""Ranks of a larger server write less often, for the sake of the file system."""
+"""Ranks of a server with more ranks write less often, to spare the file system."""
 
 
 def _call(library: ctypes.CDLL, name: str, *arguments: Any) -> int:
@@ -53,7 +54,7 @@ def _bus(library: ctypes.CDLL, device: c_void_p) -> str:
 
 
 class Gpu:
-    """One GPU, and what it draws; NVML does not measure the power of a part of one (MIG)."""
+    """One GPU and its energy; NVML does not measure the power of a part of a GPU (MIG)."""
 
     def __init__(self, library: ctypes.CDLL, device: c_void_p) -> None:
         self._call, uuid = partial(_call, library), (c_char * 96)()
@@ -69,17 +70,17 @@ class Gpu:
     def read(
         self, what: str, *which: int, kind: Any = c_uint, place: int = 0, scale: float = 1
     ) -> float | None:
-        """Return a figure of ``nvmlDeviceGet…``, or that at a ``place`` of a structure; ``None``: unknown."""
-        found = (kind * 3)()  # no structure is longer
-        code = self._call(f"nvmlDeviceGet{what}", self.device, *map(c_uint, which), byref(found))
+        """Return a figure of ``nvmlDeviceGet…``, or member ``place`` of a structure; ``None``: unknown."""
+        values = (kind * 3)()  # no structure that is read here is longer
+        code = self._call(f"nvmlDeviceGet{what}", self.device, *map(c_uint, which), byref(values))
         self.is_lost = self.is_lost or code in _LOST
-        return round(found[place] * scale, 3) if code == 0 else None
+        return round(values[place] * scale, 3) if code == 0 else None
 
     def state(self) -> dict[str, Any]:
-        """Return use, memory, clocks, temperature, memory errors, and why the clocks are low."""
+        """Return utilization, memory, clocks, temperature, memory errors, and why the clocks are low."""
         long = partial(self.read, kind=c_ulonglong)
         reasons = long("CurrentClocksEventReasons")
-        if reasons is None:  # its name before release 535 of the driver
+        if reasons is None:  # the function's name before release 535 of the driver
             reasons = long("CurrentClocksThrottleReasons")
         return {
             "busy_share": self.read("UtilizationRates", scale=0.01),
@@ -90,16 +91,16 @@ class Gpu:
             "uncorrected_errors": long("TotalEccErrors", 1, 0),
             "throttled": None
             if reasons is None
-            else [it for bit, it in _REASONS.items() if bit & int(reasons)],
+            else [reason for bit, reason in _REASONS.items() if bit & int(reasons)],
         }
 
     def meter(self) -> None:
-        """Add up what it has drawn since the last call, by a trapezoid, unless it is lost."""
+        """Add the energy since the last call (trapezoid of two power readings), unless the GPU is lost."""
         if self.is_lost:
             return
         at, before, self._at = self._at, self._watts, time.monotonic()
-        self._watts = self.read("PowerUsage", scale=1e-3)  # on newer GPUs the mean of the last second
-        if self.is_lost:  # in the words of the table of causes
+        self._watts = self.read("PowerUsage", scale=1e-3)  # newer GPUs return the mean of the last second
+        if self.is_lost:  # the table of causes knows this line
             print(f"NVML: GPU {self.bus}: GPU is lost", flush=True)
         if self._watts is not None and before is not None and self._at - at < _GAP_S:
             self._seconds += self._at - at
@@ -107,7 +108,7 @@ class Gpu:
             self._peak_w = max(self._peak_w, self._watts)
 
     def end_second(self, xids: list[int], *, with_counter: bool) -> dict[str, Any]:
-        """Return the line of the second that ends now, and begin the next one."""
+        """Return the line of the second that ends now, and begin the next second."""
         seconds, joules, peak_w = self._seconds, self._joules, self._peak_w
         self._seconds = self._joules = self._peak_w = 0.0
         self._total_s, self._total_j = self._total_s + seconds, self._total_j + joules
@@ -124,7 +125,7 @@ class Gpu:
 
 
 class Nvml:
-    """The library, initialised for this process."""
+    """The NVML library, initialised for this process."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library, self._call, self._events = library, partial(_call, library), c_void_p()
@@ -132,7 +133,7 @@ class Nvml:
 
     @classmethod
     def opened(cls) -> Nvml | None:
-        """Return the library; ``None`` if this node, or its container, has none that works."""
+        """Return the library; ``None`` if it is missing or does not work on this node or in its container."""
         try:
             library = ctypes.CDLL(LIBRARY)
         except OSError:
@@ -140,11 +141,11 @@ class Nvml:
         return cls(library) if _call(library, "nvmlInit_v2") == 0 else None
 
     def gpus(self, names: Iterable[str]) -> list[Gpu]:
-        """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` names by number or UUID, and keep their faults.
+        """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` names by number or UUID, and record their faults.
 
-        Numbers count the GPUs that this process may use. A GPU that NVML does not know is left out.
+        Numbers count the GPUs that this process may use. GPUs unknown to NVML are left out.
         """
-        count, own, found = c_uint(), list[c_void_p](), list[Gpu]()
+        count, own, gpus = c_uint(), list[c_void_p](), list[Gpu]()
         self._call("nvmlDeviceGetCount_v2", byref(count))
         for number in range(count.value):
             device = c_void_p()
@@ -153,15 +154,15 @@ class Nvml:
         for name in names:
             device = c_void_p()
             if name.isdigit():
-                found += [Gpu(self._library, it) for it in own[int(name) :][:1]]
+                gpus += [Gpu(self._library, handle) for handle in own[int(name) :][:1]]
             elif self._call("nvmlDeviceGetHandleByUUID", name.encode(), byref(device)) == 0:
-                found.append(Gpu(self._library, device))
-        for gpu in found:
+                gpus.append(Gpu(self._library, device))
+        for gpu in gpus:
             self._call("nvmlDeviceRegisterEvents", gpu.device, _XIDS, self._events)
-        return found
+        return gpus
 
     def faults(self) -> Iterator[tuple[str, int]]:
-        """Yield the bus id of the GPU and the number (Xid) of each fault since the last call; never wait."""
+        """Yield the GPU's bus ID and the number (Xid) of each fault since the last call, without waiting."""
         event = (c_ulonglong * 4)()  # nvmlEventData_t: the GPU, the kind, the Xid, the part of the GPU
         for _ in range(_MOST_XIDS if self._events else 0):
             if self._call("nvmlEventSetWait_v2", self._events, byref(event), c_uint(0)) != 0:
@@ -170,44 +171,44 @@ class Nvml:
 
 
 def read_seconds(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the readings in whole lines."""
+    """Yield the readings in the complete lines of ``data``."""
     for line in data[: data.rfind(b"\n") + 1].splitlines():
-        with suppress(ValueError):  # the first may be cut off
+        with suppress(ValueError):  # the first line may be cut off
             yield json.loads(line)
 
 
 def gpus_of_rank(options: RankOptions, environment: Mapping[str, str], planned: int) -> list[str]:
     """Return a rank's share of the GPUs on its node, as ``CUDA_VISIBLE_DEVICES`` names them.
 
-    ``planned`` is the number of an instance's GPUs on a node, for when no variable names them.
+    ``planned`` is the number of an instance's GPUs on a node; it is used if no variable names the GPUs.
     """
     named = environment.get("CUDA_VISIBLE_DEVICES", environment.get("SLURM_STEP_GPUS"))
     names = [*map(str, range(planned))] if named is None else named.replace(" ", "").split(",")
     gpus, ranks = [name for name in names if name], options.ranks_per_node
-    # With fewer, Slurm has given each task its own.
+    # Fewer GPUs than ranks means that Slurm has given each task its own GPUs.
     return gpus[options.rank % ranks :: ranks] if len(gpus) >= ranks else gpus
 
 
 class GpuWatch:
-    """Reads the power of GPUs ten times a second and their state once, in a thread."""
+    """Reads the power of GPUs ten times a second and their state once a second, in a thread."""
 
     def __init__(self, names: Sequence[str], file: Path, write_every_s: int = 1) -> None:
         self._names, self._file, self._write_every_s = names, file, write_every_s
         self._ended, self._look_at = threading.Event(), 0.0
         self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
         self.last: list[dict[str, Any]] = []
-        """The last line of each GPU."""
+        """The last reading of each GPU."""
 
     @classmethod
     def of_rank(cls, paths: RunPaths, options: RankOptions) -> GpuWatch:
-        """Return the watch over a rank's GPUs."""
+        """Return a watch for a rank's GPUs."""
         plan = PlanRecord.read(paths)
         names = gpus_of_rank(options, os.environ, 0 if plan is None else plan.gpus_per_node)
         every_s = min(10, 1 + options.world_size // _RANKS_PER_S)
         return cls(names, paths.gpu_readings(options.step, options.rank), every_s)
 
     def begin(self) -> None:
-        """Begin; without GPUs or without NVML nothing is written."""
+        """Start the thread; without GPUs or without NVML it writes nothing."""
         self._thread.start()
 
     def end(self) -> None:
@@ -216,7 +217,7 @@ class GpuWatch:
         self._thread.join(1.0)
 
     def look(self) -> dict[str, Any]:
-        """Return the field of the rank's record that changes, once a minute."""
+        """Return the new value of the rank record's field ``gpus`` once a minute, else nothing."""
         if not self.last or time.monotonic() < self._look_at:
             return {}
         self._look_at = time.monotonic() + _PERIOD_S * _TICKS_A_MINUTE
@@ -234,13 +235,13 @@ class GpuWatch:
                 gpu.meter()
             if tick % _TICKS_A_SECOND == 0 or ended:
                 with_counter, faults = ended or tick % _TICKS_A_MINUTE == 0, list(nvml.faults())
-                for bus, xid in faults:  # as the kernel writes it, for the table of causes
+                for bus, xid in faults:  # in the kernel's own format, which the table of causes knows
                     print(f"NVRM: Xid (PCI:{bus}): {xid}, read from NVML", flush=True)
                 self.last = [
                     gpu.end_second([xid for bus, xid in faults if bus == gpu.bus], with_counter=with_counter)
                     for gpu in gpus
                 ]
-                lines += b"".join(json.dumps(it).encode() + b"\n" for it in self.last)
+                lines += b"".join(json.dumps(reading).encode() + b"\n" for reading in self.last)
             if tick % (_TICKS_A_SECOND * self._write_every_s) == 0 or ended:
                 with suppress(OSError), self._file.open("ab") as file:
                     file.write(lines)

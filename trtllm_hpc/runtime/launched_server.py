@@ -1,14 +1,14 @@
-"""Start a server through a launcher (``trtllm-llmapi-launch``, ``mpirun``), or a program outside all MPI.
+"""Start a server through a launcher (``trtllm-llmapi-launch``, ``mpirun``), or a program outside MPI.
 
 TensorRT-LLM's launcher splits the server's command line at every space, removes ``SLURM_*`` and MPI's
-variables, passes no signal on, and does not end when the server fails
-(``tensorrt_llm/llmapi/trtllm-llmapi-launch``, 0.19 to 1.2). So it starts this module, under names without
-spaces, which starts the server and records its process id and exit. ``mpirun``, for an orchestrator's server
-that spawns workers, kills all others when one fails.
+variables, forwards no signal, and does not end when the server fails
+(``tensorrt_llm/llmapi/trtllm-llmapi-launch``, 0.19 to 1.2). So the launcher starts this module, under names
+without spaces; the module starts the server and records its process ID and exit code. ``mpirun`` starts an
+orchestrator's server, which spawns its workers; it kills all others when one fails.
 
-What stands outside Slurm's MPI world is a disaggregated run's front. Importing TensorRT-LLM initialises MPI
+The front of a disaggregated run starts outside Slurm's MPI world. Importing TensorRT-LLM initialises MPI
 (``tensorrt_llm/llmapi/disagg_utils.py``, 1.3.0rc3), and Open MPI 4.1 takes a process with Slurm's variables
-for a task of the step, and aborts where the step has no PMIx.
+for a task of the step, and aborts if the step has no PMIx.
 """
 
 from __future__ import annotations
@@ -30,31 +30,33 @@ from trtllm_hpc.paths import read_json, write_json
 from trtllm_hpc.runtime.process import on_signals, start_bound
 
 _AFTER_SERVER_S = 5.0
-"""How long the launcher may take to end its workers after the server has ended."""
+"""Seconds that the launcher may take to end its workers after the server has ended."""
 # Files in the rank's scratch folder, through which the two processes communicate.
 _COMMAND, _PID, _EXIT = "server.json", "server.pid", "server.exit"
 
 _ADDRESS = "TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR"
 _LOCK = "\0trtllm-hpc-launcher"
-"""An abstract Unix socket: of the network namespace, as ports are, for all users; it ends with a process."""
+"""An abstract Unix socket used as a lock: like ports, it is shared by all users of a network namespace, and
+it disappears with its process."""
 _PORT_FILE = "launcher_port.json"
 _TURN_S = 30.0
-"""How long to wait for other launchers. After that two may take one port, which fails with a clear cause."""
+"""Seconds to wait for other launchers. After that two may take the same port, which fails with a clear
+cause."""
 _CHOICE_S = 10.0
-"""How long a launcher may take to choose."""
+"""Seconds that a launcher may take to choose a port."""
 _PAUSE_S = 0.05
 
 
 class LaunchedServer:
-    """The launcher's process, with the exit code of the server that it starts.
+    """The launcher's process, with the exit code of the server that the launcher starts.
 
     Args:
-        launcher: program and options, e.g. ``trtllm-llmapi-launch`` or ``mpirun -n 1``, in words.
+        launcher: words of the launcher's command line, e.g. ``trtllm-llmapi-launch`` or ``mpirun -n 1``.
         command: the server's command line; arguments may contain spaces.
-        scratch: this rank's own folder, without spaces in its name.
+        scratch: this rank's own folder, without spaces in its path.
         runtime: the zipapp.
-        chooses_port: whether the launcher chooses a port that is used: ``trtllm-llmapi-launch`` of rank 0.
-        later: whether the words before the launcher take their time, which nobody can wait for here.
+        chooses_port: whether the launcher chooses a port to be held (``trtllm-llmapi-launch`` on rank 0).
+        later: whether a prologue runs before the launcher, so that the port is known only later.
     """
 
     def __init__(
@@ -83,13 +85,13 @@ class LaunchedServer:
         self.returncode = 0
 
     def poll(self) -> int | None:
-        """Return the exit code of the server, or of a worker's launcher without one; ``None`` before."""
+        """Return the exit code of the server, or of a worker's launcher; ``None`` while it runs."""
         if self._is_to_hold and (self._scratch / _PORT_FILE).exists():
             self._port, self._is_to_hold = _hold_port(self._scratch), False
         code: int | None = read_json(self._scratch / _EXIT)
         launcher_code = self._launcher.poll()
         if code is None:
-            # Negative, above 128 or plain: the launcher is a shell script and reports signals as shells do.
+            # The launcher is a shell script: a signal to the server shows as 128 and its number.
             self.returncode = launcher_code if launcher_code is not None else 0
             return launcher_code
         if launcher_code is None:
@@ -102,7 +104,7 @@ class LaunchedServer:
         return code
 
     def terminate(self) -> None:
-        """Signal the server to end, since the launcher passes no signal on."""
+        """Send SIGTERM to the server itself, because the launcher forwards no signal."""
         pid: int | None = read_json(self._scratch / _PID)
         with suppress(ProcessLookupError):
             if pid is None:
@@ -111,7 +113,7 @@ class LaunchedServer:
                 os.kill(pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the launcher; the supervisor kills its descendants."""
+        """Kill the launcher; the rank's supervisor kills the launcher's descendants."""
         self._launcher.kill()
         self._launcher.wait()
         if self._port is not None:
@@ -119,8 +121,10 @@ class LaunchedServer:
 
 
 def run_launched(scratch: Path) -> int:
-    """Start the server that ``server.json`` names, as the launcher's task; returns its exit code."""
-    port = re.search(r"^tcp:.*:(\d+)$", os.environ.get(_ADDRESS, ""))  # that the launcher has chosen, if any
+    """Start the server that ``server.json`` names, as the launcher's task; return the server's exit code."""
+    port = re.search(
+        r"^tcp:.*:(\d+)$", os.environ.get(_ADDRESS, "")
+    )  # chosen by the launcher, if it needs one
     write_json(scratch / _PORT_FILE, 0 if port is None else int(port[1]))
     command = json.loads((scratch / _COMMAND).read_text(encoding="utf-8"))
     try:
@@ -138,12 +142,12 @@ def run_launched(scratch: Path) -> int:
 
 @contextmanager
 def _launchers_turn() -> Iterator[None]:
-    """Wait until no other launcher of this node chooses the port through which it joins its ranks.
+    """Wait until no other launcher on this node is choosing the port that joins its ranks.
 
-    ``trtllm-llmapi-launch`` looks for the first port from 10012 on that it can bind, lets it go, and passes
-    it on to a process that binds it half a minute later (0.19 to 1.2; in 1.3.0rc3 it takes a Unix socket of
-    its own instead, and there is nothing to hold). Another launcher that looks in the meantime finds the same
-    port. So launchers start one after the other, and each holds its port.
+    ``trtllm-llmapi-launch`` binds the first free port from 10012 on, releases it, and passes its number to a
+    process that binds it half a minute later (0.19 to 1.2; 1.3.0rc3 uses a Unix socket of its own, so there
+    is no port to hold). In the meantime another launcher would find the same port. So launchers choose one
+    after the other, and each holds its port.
     """
     with socket.socket(socket.AF_UNIX) as turn:
         deadline = time.monotonic() + _TURN_S
@@ -157,44 +161,44 @@ def _launchers_turn() -> Iterator[None]:
 
 
 def _hold_port(scratch: Path) -> socket.socket:
-    """Hold the port that the launcher has chosen, if it takes one.
+    """Hold the port that the launcher has chosen, if it uses one.
 
-    By a socket that is bound with SO_REUSEADDR and does not listen. The launcher's look, without that option,
-    finds the port taken; ZeroMQ, with which the process binds it, sets the option (Linux,
-    ``inet_csk_bind_conflict``).
+    The socket is bound with SO_REUSEADDR and does not listen. Another launcher binds without that option, so
+    it finds the port taken. The launcher's own process binds through ZeroMQ, which sets the option and so
+    succeeds (Linux, ``inet_csk_bind_conflict``).
     """
-    deadline, held = time.monotonic() + _CHOICE_S, socket.socket()
+    deadline, holder = time.monotonic() + _CHOICE_S, socket.socket()
     while (port := read_json(scratch / _PORT_FILE)) is None and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)
     if port:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):  # it listens already
-            held.bind(("", port))
-    return held
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # the launcher's process listens already
+            holder.bind(("", port))
+    return holder
 
 
 _WORLD = ("SLURM_", "PMIX_", "PMI_", "OMPI_")
-"""Prefixes of the variables by which a process knows its world; upstream's launcher removes the same."""
+"""Prefixes of the variables that describe a process's MPI world; upstream's launcher removes the same."""
 _LONGEST_HOST = 29
-"""Open MPI 5 cuts ``singleton.HOST.PID.RANK`` off after 49 bytes, and then cannot spawn (its pull request
-14398; TensorRT-LLM 19019)."""
+"""Longest host name in bytes that is safe: Open MPI 5 cuts ``singleton.HOST.PID.RANK`` off after 49 bytes,
+and then cannot spawn (Open MPI pull request 14398; TensorRT-LLM 19019)."""
 
 
 def host_variables(environment: Mapping[str, str], host: str) -> dict[str, str]:
-    """Return a short name of this node for PMIx if its name is too long and no PMIx server names it."""
+    """Return a variable with a short host name for PMIx, if ``host`` is too long and no PMIx server runs."""
     if len(host) <= _LONGEST_HOST or not {"PMIX_HOSTNAME", "PMIX_NAMESPACE"}.isdisjoint(environment):
         return {}
     return {"PMIX_HOSTNAME": f"n-{hashlib.sha256(host.encode()).hexdigest()[:12]}"}
 
 
 def alone(environment: Mapping[str, str] = os.environ, host: str = os.uname().nodename) -> dict[str, str]:
-    """Return an environment in which MPI starts alone; by default made of this process's."""
+    """Return ``environment`` without the variables that join MPI to a job step; default: this process's."""
     kept = {name: value for name, value in environment.items() if not name.startswith(_WORLD)}
     return {**kept, **host_variables(kept, host)}
 
 
 def run_alone(program: Sequence[str]) -> int:
-    """Become a program for which MPI starts alone; returns only if there is no such program."""
+    """Become a program outside any MPI world (exec); returns only if the program cannot be started."""
     try:
         os.execvpe(program[0], list(program), alone())
     except OSError as error:

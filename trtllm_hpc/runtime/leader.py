@@ -1,6 +1,6 @@
-"""Rank 0's duties: record that the server is ready, and watch whether it serves.
+"""Rank 0's duties: record that the server is ready, and check that it keeps answering.
 
-The server's own HTTP endpoint says whether it is ready; log text never does.
+Readiness comes from the server's own HTTP endpoint, never from log text.
 """
 
 from __future__ import annotations
@@ -30,50 +30,51 @@ from trtllm_hpc.runtime.servers import ServerHttp, endpoint_of
 from trtllm_hpc.runtime.stop import SUPERVISOR, SUPERVISOR_VARIABLE
 
 INTERVAL_S = 5.0
-"""Between two looks. A model that answered a request in between is not asked."""
+"""Seconds between two looks. A model that answered a client's request in between gets no probe."""
 FAILURES = 3
-"""So many questions in a row must fail; the second and third follow at once."""
+"""Refused probes in a row that count as a failure; the second and third follow after a second."""
 _RETRY_S = 1.0
 BLIND_FACTOR = 10
-"""A server whose metrics lack its steps may be busy with other answers: it gets so many times longer."""
+"""Factor on the limit for a server whose metrics lack the engine's steps: it may be busy with other
+answers."""
 
 _TEXTS = re.compile(r'^nv_inference_request_success\{[^}]*model="postprocessing"[^}]*\} (\S+)$', re.MULTILINE)
 _STEPS = re.compile(
     r'^nv_trt_llm_general_metrics\{[^}]*general_type="iteration_counter"[^}]*\} (\S+)$', re.MULTILINE
 )
 
-_NO_SIGN = "the supervisor of the run gives no sign of life: it may be stopped (SIGSTOP)"
+_SUPERVISOR_SILENT = "the supervisor of the run gives no sign of life: it may be stopped (SIGSTOP)"
 
 
 class Probe:
-    """Asks a server, without the proxy, in a thread of its own, from ``begin`` on, through every model.
+    """Sends test requests to the server's models, without the proxy, in a thread that ``begin`` starts.
 
-    Triton says that it is ready while a model's process is dead, and while the ranks wait for each other for
-    ever. So each model that takes text is asked for one token, as a user does, every few seconds in which no
-    other request was answered, and the metrics say whether the engine still computes.
+    Triton reports itself ready even if a model's process is dead or the ranks wait for each other for ever.
+    So every few seconds in which no other request was answered, the probe asks each model that takes text for
+    one token, as a user does. The metrics show whether the engine still computes.
 
-    A server that does not compute may take ``limit_s`` for an answer, and ``first_limit_s`` for the first
-    one, before which it may still compile.
+    A server that does not compute may take ``limit_s`` to answer, and ``first_limit_s`` before its first
+    answer, because it may still be compiling.
     """
 
     def __init__(self, server: ServerHttp, limit_s: float, first_limit_s: float) -> None:
         self._server = server
         self._limit_s, self._first_limit_s = limit_s, max(limit_s, first_limit_s)
         self.fault: str | None = None
-        """Why the server serves nobody any more, in a sentence."""
+        """Why the server no longer answers requests, in a sentence."""
         self._is_proven = False
-        """Whether the server has answered anybody."""
+        """Whether the server has ever answered a request."""
         self._is_blind = True
         """Whether the metrics lack the engine's steps."""
         self._answered: str | None = None
         self._stop = threading.Event()
 
     def begin(self, models: Sequence[str]) -> None:
-        """Watch those of a ready server's models that take text."""
+        """Watch the models of a ready server that take text."""
         threading.Thread(target=self._run, args=(models,), name="probe", daemon=True).start()
 
     def end(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         self._stop.set()
 
     def _run(self, models: Sequence[str]) -> None:
@@ -86,7 +87,7 @@ class Probe:
                     return
 
     def _look(self, question: Question) -> str | None:
-        """Ask a model unless others were answered; returns a sentence if it serves nobody any more."""
+        """Probe a model unless clients got answers; return a sentence if the model no longer answers."""
         if self._others_were_answered():
             self._is_proven = True
             return None
@@ -100,17 +101,17 @@ class Probe:
                 refusal = str(error)
                 is_busy = "queue" in refusal.lower() or "maximum" in refusal.lower()
                 if not self._is_proven or is_busy or self._others_were_answered():
-                    return None  # it may want other inputs than these; or only this question was refused
+                    return None  # the model may need other inputs, or refuses only this request
                 continue
             except OSError:
-                return None  # the server ends, which its supervisor sees
+                return None  # the server is ending, which the rank's supervisor notices
             self._is_proven = self._is_proven or fault is None
-            self._others_were_answered()  # so that this answer does not count as another's
+            self._others_were_answered()  # so that the next look does not count this answer as a client's
             return fault
         return f"model {question.model} answers every request with an error ({refusal.rstrip('.')})"
 
     def _ask(self, question: Question) -> str | None:
-        """Ask for one token, and wait as long as the engine computes; returns a sentence if it does not."""
+        """Ask for one token; wait while the engine computes; return a sentence once it stands still."""
         asked = Asked(self._server.connection, question)
         limit_s = self._limit_s if self._is_proven else self._first_limit_s
         state, since = self._progress(), time.monotonic()
@@ -126,7 +127,7 @@ class Probe:
                 alone_since = time.monotonic()
             silent_s = time.monotonic() - since
             if silent_s >= (BLIND_FACTOR * limit_s if self._is_blind else limit_s) or (
-                # Whoever has asked since then comes after this question.
+                # Without other clients' requests ahead of it, the probe itself should have been answered.
                 alone_since is not None and min(silent_s, time.monotonic() - alone_since) >= limit_s
             ):
                 silence = f"model {question.model} has answered nothing for {silent_s:.0f} s"
@@ -134,14 +135,15 @@ class Probe:
         return None
 
     def _others_were_answered(self) -> bool:
-        """Return whether texts were made of answers since the last look."""
+        """Return whether any answer was turned into text since the last look."""
         before, self._answered = self._answered, self._progress()[1]
         return None not in (before, self._answered) and before != self._answered
 
     def _progress(self) -> tuple[str | None, str | None]:
-        """Return how many steps the engine has computed, and how often answers became text.
+        """Return the number of steps that the engine has computed, and of answers that became text.
 
-        Not how many requests were answered: Triton counts those of a decoupled model when it hands them over.
+        Triton's own request count is useless here: it counts a decoupled model's request when it hands the
+        request over, not when it answers it.
         """
         try:
             page = self._server.metrics()
@@ -154,18 +156,18 @@ class Probe:
 
 @dataclass(frozen=True)
 class ReadyRecord(JsonRecord):
-    """An instance is ready."""
+    """Record that an instance is ready."""
 
     models: list[str]
+    """Names of the ready models."""
     started_at: float
-    """When its leader started its server, in seconds since the epoch."""
+    """Start of rank 0's server, in seconds since the epoch."""
     endpoint: dict[str, Any] = field(default_factory=dict)
-    """Without a proxy: the fields of :class:`~trtllm_hpc.runtime.records.Endpoint` that say where the server
-    answers."""
+    """Without a proxy: the server's address, as fields of :class:`~trtllm_hpc.runtime.records.Endpoint`."""
 
 
 class Leader:
-    """Records for the run's supervisor that the server is ready, and watches it; ``tick`` is called often."""
+    """Records for the run's supervisor that the server is ready, then watches it; call ``tick`` often."""
 
     def __init__(self, paths: RunPaths, options: RankOptions) -> None:
         own = paths.rank_heartbeat(options.step, options.rank)
@@ -181,7 +183,7 @@ class Leader:
             self._probe = Probe(self._server, options.hang_seconds, options.ready_timeout_seconds)
 
     def tick(self, seen: Observed) -> Observed:
-        """Record that the server is ready, once it is; add what is wrong with it to what rank 0 observes."""
+        """Record when the server becomes ready; return ``seen`` with what rank 0 alone can observe."""
         if (why := self.supervisor_fault(seen.ranks.stopped)) is not None:
             return replace(seen, supervisor=why)
         if self._is_ready:
@@ -202,27 +204,27 @@ class Leader:
         return seen
 
     def withdraw(self) -> None:
-        """Take back that the server is ready: from now on requests may be refused."""
+        """Remove the record that the server is ready: from now on it may refuse requests."""
         if self._probe is not None:
             self._probe.end()
-        with suppress(OSError):  # on a full disk the server must stop all the same
+        with suppress(OSError):  # the server must stop even on a full disk
             self._ready_record.unlink(missing_ok=True)
 
     def supervisor_fault(self, stopped: Mapping[int, str]) -> str | None:
-        """Note stopped ranks and a silent supervisor; return a sentence once that must be given up."""
+        """Record stopped ranks and a silent supervisor; return a sentence once the supervisor is lost."""
         seen, step = self._supervisor.look(), self._options.step
         records = rank_records(self._paths, step) if stopped else []
         names = {rank: rank_name(records, step, rank) for rank in stopped}
         faults = {f"{step}/{rank}": f"{names[rank]}: {why}" for rank, why in stopped.items()}
-        # A supervisor with a stopped child is a suspect, too, and lives.
+        # A supervisor with a stopped child is a suspect, too, but is alive.
         if SILENT in seen.suspects.get(0, ""):
-            faults[SUPERVISOR] = _NO_SIGN
+            faults[SUPERVISOR] = _SUPERVISOR_SILENT
         self._troubles.note(faults)
-        return _NO_SIGN if seen.silent else None
+        return _SUPERVISOR_SILENT if seen.silent else None
 
     def give_up_supervisor(self) -> None:
-        """Record the end of the run, and kill the supervisor on this node: then the batch script goes on."""
-        try_event(self._paths, "serve", "failed", reason=_NO_SIGN)
+        """Record the end of the run, and kill the supervisor, so that the batch script goes on."""
+        try_event(self._paths, "serve", "failed", reason=_SUPERVISOR_SILENT)
         pid, _, ticks = os.environ.get(SUPERVISOR_VARIABLE, "").partition(" ")
         if pid and str(start_ticks(int(pid))) == ticks:
             with suppress(ProcessLookupError, PermissionError):

@@ -1,6 +1,6 @@
-"""``lock.json``: what a run is made of, so that it can be repeated, and compared with another run.
+"""``lock.json``: everything a run is made of, so that it can be repeated and compared with another run.
 
-It is written with the run folder; the supervisor adds what the preflight has found on the nodes.
+The file is written with the run folder; the supervisor adds the preflight's findings on the nodes.
 """
 
 from __future__ import annotations
@@ -22,50 +22,52 @@ from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.runtime.records import JsonRecord, rank_records
 
 _HEADER_BYTES = 65_536
-"""Of an image: squashfs and SIF have the time of their making and an id in it."""
+"""Bytes of an image that are hashed: the headers of squashfs and SIF contain a creation time and an ID."""
 
-_OF_NODES = ("gpus", "gpu_limits", "packages", "mpi_library")
+_NODE_KEYS = ("gpus", "gpu_limits", "packages", "mpi_library")
 
 
 @dataclass(frozen=True)
 class Lock(JsonRecord):
-    """What a run is made of. It holds no secret."""
+    """Everything a run is made of, without secrets."""
 
     version: str
-    """Of trtllm-hpc."""
+    """Version of trtllm-hpc."""
     job: dict[str, Any]
     """The job file with every default written out."""
     cluster: dict[str, Any]
     """The cluster profile with every default written out."""
     left_out: list[str] = field(default_factory=list)
-    """Keys whose values look secret and are not in the lock, as `--set` takes them."""
+    """Keys left out of the lock because their values look secret, in the form that `--set` takes."""
     release: str | None = None
-    """TensorRT-LLM that the scripts are for."""
+    """Release of TensorRT-LLM that the scripts are for."""
     image: dict[str, Any] | None = None
-    """The container image: its `name`; of a file also `bytes` and the hash of its `header`."""
+    """The container image: its `name`; for a file also its size in `bytes` and the hash of its `header`."""
     checkpoint: dict[str, Any] | None = None
     """Each file of `model.path`: its size in bytes and, unless it holds weights, its hash."""
     nodes: list[dict[str, Any]] = field(default_factory=list)
-    """What the preflight has found: GPUs with driver and memory, their highest clocks and power limit, and
-    the packages of the image."""
+    """The preflight's findings on each node: GPUs with driver and memory, their highest clocks and power
+    limit, and the packages of the image."""
 
     @property
     def made_of(self) -> dict[str, Any]:
-        """What a repetition should have in common with the run, but for settings; only what is known."""
-        texts = {key: {json.dumps(node.get(key), sort_keys=True) for node in self.nodes} for key in _OF_NODES}
+        """The known facts, beside settings, that a repetition should share with the run."""
+        texts = {
+            key: {json.dumps(node.get(key), sort_keys=True) for node in self.nodes} for key in _NODE_KEYS
+        }
         nodes = {key: [json.loads(text) for text in sorted(different)] for key, different in texts.items()}
-        found = {
+        facts = {
             "trtllm-hpc": {"version": self.version} if self.version else None,
             "TensorRT-LLM": {"release": self.release},
             "image": self.image,
             "checkpoint": self.checkpoint,
             "nodes": {"count": len(self.nodes), **nodes} if self.nodes else None,
         }
-        return {key: value for key, value in found.items() if value}
+        return {key: value for key, value in facts.items() if value}
 
 
 def image_facts(image: str) -> dict[str, Any]:
-    """Return the name of an image; of a file that can be read also its size and a hash of its header."""
+    """Return an image's name and, if it is a readable file, its size in bytes and a hash of its header."""
     facts: dict[str, Any] = {"name": image}
     with suppress(OSError, ValueError):
         path = Path(image)
@@ -76,28 +78,30 @@ def image_facts(image: str) -> dict[str, Any]:
 
 
 def fingerprint(folder: str | None) -> dict[str, Any] | None:
-    """Return size and hash of each file of a checkpoint, but no hash of weights; ``None``: not readable."""
+    """Return size and hash of each file of a checkpoint; weights have no hash. ``None``: not readable."""
     if folder is None:
         return None
     try:
-        found = {}
+        facts = {}
         for name, path in files_of(Path(folder)):
-            it = path.stat()
-            known = None if is_large(path, it.st_size) else _hash(str(path), it.st_size, it.st_mtime_ns)
-            found[name] = [it.st_size, known]
-        return found or None
+            stat = path.stat()
+            digest = (
+                None if is_large(path, stat.st_size) else _hash(str(path), stat.st_size, stat.st_mtime_ns)
+            )
+            facts[name] = [stat.st_size, digest]
+        return facts or None
     except OSError:
         return None
 
 
 @lru_cache(maxsize=1024)
 def _hash(path: str, size: int, changed_at_ns: int) -> str:
-    """Return the hash of a file; read once for all variants of a sweep, as long as it does not change."""
+    """Return a file's hash; cached, because all variants of a sweep hash the same files."""
     return sha256_of(Path(path))
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield key, value before and value now of what differs, in the parts that are known of both."""
+    """Yield key, old value and new value of each difference, in the parts that both sides have."""
     for part in before:
         if part not in now:
             continue
@@ -107,12 +111,12 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, 
 
 
 def shown(value: Any) -> str:
-    """Return a value for a message; hashes are cut."""
+    """Return a value for a message, with hashes shortened."""
     return re.sub(r"([0-9a-f]{8})[0-9a-f]{56}", r"\1...", json.dumps(value, ensure_ascii=False))
 
 
 def add_findings(paths: RunPaths) -> None:
-    """Add what the preflight has found on the nodes to the lock."""
+    """Add the preflight's findings on the nodes to the lock."""
     lock, plan = Lock.read(paths.lock), PlanRecord.read(paths)
     if lock is None or plan is None:
         return
@@ -121,8 +125,8 @@ def add_findings(paths: RunPaths) -> None:
         for record in rank_records(paths, step):
             seen = record.details
             if record.host not in nodes or seen.get("packages"):
-                found = {"gpus": seen.get("gpu_models"), **{key: seen.get(key) for key in _OF_NODES[1:]}}
-                nodes[record.host] = {"host": record.host, **found}
+                facts = {"gpus": seen.get("gpu_models"), **{key: seen.get(key) for key in _NODE_KEYS[1:]}}
+                nodes[record.host] = {"host": record.host, **facts}
     checkpoint = lock.checkpoint or fingerprint(lock.job.get("model", {}).get("path"))
-    with suppress(OSError):  # a full disk must not end what serves
+    with suppress(OSError):  # a full disk must not end the server
         replace(lock, nodes=[*nodes.values()], checkpoint=checkpoint).write(paths.lock)

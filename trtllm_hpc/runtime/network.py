@@ -1,8 +1,8 @@
-"""The network between the nodes of a job, tried by TCP before anything is loaded.
+"""Test the network between the nodes of a job by TCP, before anything is loaded.
 
-There is a task on each node. They meet at the job's first node, which sends each the addresses of all. Then
-every node exchanges packets with each later one. Every wait has a bound, so a pair between which packets are
-lost is named, instead of hanging as in MPI (docs/explanation/decisions/serving.md).
+One task runs on each node. All tasks connect to the job's first node, which sends each task the addresses of
+all nodes. Then every node exchanges packets with each node after it. Every wait has a limit, so a broken pair
+of nodes is named, where MPI would hang (docs/explanation/decisions/serving.md).
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from trtllm_hpc.runtime.records import try_event
 NETWORK_OK = "network_ok"
 """Name of the event that all nodes have reached each other."""
 _MEETING = "TRTLLM_HPC_MEETING"
-"""Environment variable with the place where the nodes meet, on the first node: ``address port key``."""
+"""Environment variable with ``address port key`` of the first node's meeting point."""
 _ARRIVAL_S, _ANSWER_S, _PACKET_S, _KEY_S = 45.0, 30.0, 2.5, 0.5
-"""How long the first node waits for the others and for what each has found, and each node for a packet (the
-kernel sends a lost one again after a second) and for the key of whoever calls it."""
+"""Limits in seconds: the first node waits for the other nodes to arrive, then for their findings; each node
+waits for a packet (the kernel repeats a lost packet after a second), and for the key of an incoming call."""
 _LARGE = 256 * 1024
-"""Bytes, more than the largest packet that a network takes."""
+"""Bytes of a large message: more than the largest packet of any network."""
 
 _Stream: TypeAlias = Any
 
 
 def check_network(paths: RunPaths, first: int, nodes: int, interface: str | None) -> int:
-    """Exchange packets with the other nodes; returns 0, or the exit code of a refused start.
+    """Exchange packets with the other nodes; return 0, or the exit code of a refused start.
 
-    ``first`` is the number of the step's first node in the job, which has so many ``nodes``.
+    ``first`` is the number within the job of the step's first node; ``nodes`` is the job's number of nodes.
     """
-    remove_of_ended_jobs()  # the first step on each node, and outside the container
+    remove_of_ended_jobs()  # here, because this is the first step on each node, and outside the container
     host, (address, port, key) = socket.gethostname(), os.environ[_MEETING].split()
     own = socket.create_server((own_address(interface), 0), backlog=nodes)
     Thread(target=_answer_peers, args=(own, key), daemon=True).start()
@@ -52,49 +52,49 @@ def check_network(paths: RunPaths, first: int, nodes: int, interface: str | None
             meeting = socket.create_server((address, int(port)), backlog=nodes)
             Thread(target=_lead, args=(paths, nodes, meeting, key), daemon=True).start()
         faults = _follow(address, int(port), hello)
-    except OSError as error:  # the first node cannot report this
+    except OSError as error:  # the first node does not know this fault
         faults = [f"{host} and the first node, {address}, cannot talk: {error}"]
     else:
-        if hello["number"]:  # the first node reports what was found
+        if hello["number"]:  # the first node reports the faults of all
             return ExitCode.START if faults else ExitCode.OK
     return report(paths, [Diagnostic("", f"network: {fault}") for fault in faults])
 
 
 def _follow(address: str, port: int, hello: dict[str, Any]) -> list[str]:
-    """Try the peers that the first node names; return what all nodes have found. Raises OSError."""
+    """Test the peers that the first node names; return the faults found by all nodes. Raises OSError."""
     line, until = None, time.monotonic() + _ARRIVAL_S
     while line is None:
         try:
             line = socket.create_connection((address, port), _PACKET_S)
-        except ConnectionRefusedError:  # its task may start later than this one
+        except ConnectionRefusedError:  # the first node's task may start later than this task
             if time.monotonic() > until:
                 raise
             time.sleep(0.05)
     line.settimeout(None)
     stream = line.makefile("rwb")
-    _say(stream, hello)
+    _send(stream, hello)
     for text in stream:
         order = json.loads(text)
         if "faults" in order:
             return [str(fault) for fault in order["faults"]]
-        later = [it for it in order["nodes"] if it["number"] > hello["number"]]
+        later = [node for node in order["nodes"] if node["number"] > hello["number"]]
         with ThreadPoolExecutor(16) as pool:
-            found = pool.map(partial(_try_peer, hello), later)
-        _say(stream, [fault for fault in found if fault])
+            faults = pool.map(partial(_try_peer, hello), later)
+        _send(stream, [fault for fault in faults if fault])
     raise ConnectionError("its task has ended")
 
 
-def _say(stream: _Stream, record: Any) -> None:
+def _send(stream: _Stream, record: Any) -> None:
     stream.write(json.dumps(record).encode() + b"\n")
     stream.flush()
 
 
 def _try_peer(own: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """Exchange packets with another node; returns what is wrong."""
+    """Exchange packets with another node; return the fault, if any."""
     where = f"{own['host']} and {other['host']} cannot talk: "
     try:
         with socket.create_connection(tuple(other["at"]), _PACKET_S) as peer, peer.makefile("rwb") as stream:
-            _say(stream, own["key"])
+            _send(stream, own["key"])
             _read(stream, 1)
             where += "small packets arrive, but not large ones (is the MTU the same everywhere?): "
             stream.write(bytes(_LARGE))
@@ -113,10 +113,10 @@ def _read(stream: _Stream, size: int) -> bytes:
 
 
 def _answer_peers(server: socket.socket, key: str) -> None:
-    """Do the other side of each exchange; what goes wrong is reported by the peer."""
+    """Answer each peer's exchange; the peer reports the faults."""
 
     def answer(peer: socket.socket) -> None:
-        peer.settimeout(_KEY_S)  # another user may call
+        peer.settimeout(_KEY_S)  # the caller may be another user, without the key
         with peer, suppress(OSError, ValueError), peer.makefile("rwb") as stream:
             if hmac.compare_digest(stream.readline(100).strip(), json.dumps(key).encode()):
                 peer.settimeout(_PACKET_S)
@@ -129,13 +129,14 @@ def _answer_peers(server: socket.socket, key: str) -> None:
 
 
 def _lead(paths: RunPaths, count: int, meeting: socket.socket, key: str) -> None:
-    """Gather the nodes, have each try the others, and send all what was found."""
+    """On the first node: gather the nodes, have them test each other, and send all of them the faults."""
     nodes: dict[int, tuple[dict[str, Any], _Stream]] = {}
-    """Each node's number, host and place, and the connection to it."""
+    """The greeting of each node (number, host, address) and the connection to it, by the node's number."""
     until, faults = time.monotonic() + _ARRIVAL_S, list[str]()
     while len(nodes) < count and (left := until - time.monotonic()) > 0:
         meeting.settimeout(left)
-        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):  # another user may call
+        # The caller may be another user, and may send anything.
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
             line, _ = meeting.accept()
             line.settimeout(_PACKET_S)
             stream = line.makefile("rwb")
@@ -143,21 +144,21 @@ def _lead(paths: RunPaths, count: int, meeting: socket.socket, key: str) -> None
             if hmac.compare_digest(hello.pop("key"), key):
                 line.settimeout(_ANSWER_S)
                 nodes[hello["number"]] = hello, stream
-    found = [nodes[number] for number in sorted(nodes)]
+    arrived = [nodes[number] for number in sorted(nodes)]
     if len(nodes) < count:
-        here = ", ".join(sorted(hello["host"] for hello, _ in found))
-        faults = [f"only {len(nodes)} of {count} nodes came within {_ARRIVAL_S:.0f} s: {here}"]
+        hosts = ", ".join(sorted(hello["host"] for hello, _ in arrived))
+        faults = [f"only {len(nodes)} of {count} nodes came within {_ARRIVAL_S:.0f} s: {hosts}"]
     else:
-        for _, stream in found:
-            with suppress(OSError):  # no answer will come, either
-                _say(stream, {"nodes": [hello for hello, _ in found]})
-        for hello, stream in found:
+        for _, stream in arrived:
+            with suppress(OSError):  # a broken connection shows below, as a missing answer
+                _send(stream, {"nodes": [hello for hello, _ in arrived]})
+        for hello, stream in arrived:
             try:
                 faults += json.loads(stream.readline() or b"-")
             except (OSError, ValueError):
                 faults.append(f"{hello['host']} has not answered within {_ANSWER_S:.0f} s")
     if not faults:
         try_event(paths, "serve", NETWORK_OK, nodes=count)
-    for _, stream in reversed(found):  # this process ends with the last answer, its own
-        with suppress(OSError):  # its task has ended
-            _say(stream, {"faults": faults})
+    for _, stream in reversed(arrived):  # node 0, this process, last: it ends with its own answer
+        with suppress(OSError):  # the node's task has ended
+            _send(stream, {"faults": faults})

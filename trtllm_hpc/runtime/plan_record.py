@@ -1,4 +1,4 @@
-"""A run's plan as its folder has it (``plan.json``): read by every command and every job."""
+"""The plan in a run folder (``plan.json``), which every command and every job reads."""
 
 from __future__ import annotations
 
@@ -13,59 +13,61 @@ from trtllm_hpc.runtime.records import known_fields
 
 @dataclass(frozen=True)
 class Dependency:
-    """A condition on another stage that must hold before this one starts."""
+    """A condition on another stage that must hold before a stage starts."""
 
     kind: str
     """``afterok`` (succeeded) or ``after`` (started), as in ``sbatch --dependency``."""
     stage: str
+    """Name of the other stage."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a job, or a component of a heterogeneous one, asks Slurm for; ``None``: the default."""
+    """Request to Slurm for a job or a component of a heterogeneous job; ``None``: Slurm's default."""
 
     nodes: int
     tasks: int | None
     tasks_per_node: int | None
     cpus_per_task: int
     minutes: int
-    """The time limit."""
+    """Time limit in minutes."""
     memory_gib: int | str | None = None
-    """On each node; ``all``: all that the node has."""
+    """Memory per node in GiB; ``all``: all of the node's memory."""
     gpus_per_node: int = 0
     gpu_request: str = "none"
-    """The option that asks for GPUs: ``gres``, ``gpus-per-node``, ``gpus`` or ``none``."""
+    """Option that requests GPUs: ``gres``, ``gpus-per-node``, ``gpus`` or ``none``."""
     gpu_type: str | None = None
     gres: tuple[str, ...] = ()
-    """Of a node, beside its GPUs."""
+    """Generic resources per node beside GPUs."""
     exclusive: bool | str = False
-    """Whether no other job may use the nodes; ``user``: none of another user."""
+    """Whether no other job may use the nodes; ``user``: no job of another user."""
     warning_seconds: int | None = None
-    """Slurm warns the script by a signal so long before the time limit."""
+    """Seconds before the time limit at which Slurm warns the script by a signal."""
     cluster: str | None = None
-    """The cluster to submit to, of several that one machine serves."""
+    """Name of the cluster, where one machine submits to several."""
     partition: str | None = None
-    """One, or several with commas between them."""
+    """A partition, or several with commas between them."""
     account: str | None = None
     qos: str | None = None
     reservation: str | None = None
     constraint: str | None = None
     options: tuple[str, ...] = ()
-    """Further options of sbatch, as the profile has them."""
+    """Further sbatch options from the profile."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One batch script."""
+    """One stage: a batch script and the job that runs it."""
 
     name: str
     job_name: str
     log: str
     """Path of the batch script's log."""
     components: tuple[Resources, ...]
-    """Several only of a heterogeneous job; the script runs on the first node of the first."""
+    """The job's components, several only for a heterogeneous job; the script runs on the first component's
+    first node."""
     after: tuple[Dependency, ...] = ()
-    """All of them must hold."""
+    """Conditions for the start; all of them must hold."""
 
     @property
     def first(self) -> Resources:
@@ -74,56 +76,58 @@ class Stage:
 
     @property
     def gpus(self) -> int:
-        """GPUs on all nodes together."""
-        return sum(one.nodes * one.gpus_per_node for one in self.components)
+        """Number of GPUs on all nodes together."""
+        return sum(component.nodes * component.gpus_per_node for component in self.components)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Stage:
-        """Return the stage that ``asdict`` made plain."""
+        """Return the stage from the plain data that ``asdict`` returned."""
         lists = ("options", "gres")
         components = [
-            Resources(**{**one, **{name: tuple(one.get(name, ())) for name in lists}})
-            for one in raw["components"]
+            Resources(**{**component, **{name: tuple(component.get(name, ())) for name in lists}})
+            for component in raw["components"]
         ]
-        after = tuple(Dependency(**one) for one in raw["after"])
+        after = tuple(Dependency(**dependency) for dependency in raw["after"])
         return cls(**{**raw, "components": tuple(components), "after": after})
 
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """The facts of a plan that outlive its rendering."""
+    """The facts of a plan that are needed after rendering."""
 
     name: str
-    """The job's."""
+    """The job's name."""
     run_folder: str
-    """Where the run was rendered."""
+    """Folder into which the run was rendered."""
     python: str
-    """Python with this package on the nodes, outside any container."""
+    """Path on the nodes, outside any container, of a Python that has this package."""
     scheduler: str
     """``slurm`` or ``local``."""
     slurm_conf: str | None
+    """Value of ``SLURM_CONF`` for Slurm's commands."""
     model: str | None
     """Folder of the weights, or the name of a synthetic model."""
     release: str | None
-    """Version of TensorRT-LLM, if it is used and known."""
+    """Release of TensorRT-LLM, if it is used and known."""
     engine_folder: str
-    """What the server loads: a finished engine, or the run folder's link to one in the cache."""
+    """Engine that the server loads: a finished engine, or the run folder's link to an engine in the cache."""
     engine_found: str | None
-    """An engine in the cache that makes the build stage needless."""
+    """Engine in the cache that makes the build stage unnecessary."""
     causes_folder: str | None
-    """Tables of causes of the site."""
+    """Folder with the site's own tables of causes."""
     stops_server: bool
-    """Whether the companion ends the server."""
+    """Whether the server ends when the companion ends."""
     world_sizes: tuple[int, ...]
-    """Ranks of each instance."""
+    """Number of ranks of each instance."""
     gpus_per_node: int
-    """GPUs that one instance uses on each of its nodes; of a disaggregated run one of the first phase."""
+    """GPUs that an instance uses on each of its nodes; in a disaggregated run, an instance of the first
+    phase."""
     stages: tuple[Stage, ...]
-    """In the order of submission."""
+    """The stages in the order of submission."""
 
     @property
     def controller(self) -> tuple[str | None, str | None]:
-        """Where Slurm's commands ask: ``SLURM_CONF`` and the cluster."""
+        """``SLURM_CONF`` and the cluster that Slurm's commands use."""
         return self.slurm_conf, self.stages[0].first.cluster if self.stages else None
 
     def stage(self, name: str) -> Stage | None:
@@ -147,10 +151,10 @@ class PlanRecord:
 
     @classmethod
     def read(cls, paths: RunPaths) -> PlanRecord | None:
-        """Return the plan in a run folder, a newer version's too; ``None`` if it cannot be read."""
+        """Return the plan in a run folder, even a newer version's; ``None`` if it cannot be read."""
         try:
             raw = known_fields(cls, read_json(paths.plan))
-            stages = tuple(Stage.from_json(one) for one in raw["stages"])
+            stages = tuple(Stage.from_json(stage) for stage in raw["stages"])
             return cls(**{**raw, "world_sizes": tuple(raw["world_sizes"]), "stages": stages})
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None

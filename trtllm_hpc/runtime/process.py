@@ -1,4 +1,4 @@
-"""Processes that must not outlive their task."""
+"""Start, signal and inspect processes; a started process does not outlive the process that started it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK_S = 0.1
 _GRACE_S = 5.0
-"""From SIGTERM to SIGKILL. Slurm itself gives 30 s in all, unless the site says less."""
+"""Seconds from SIGTERM to SIGKILL. Slurm itself gives 30 s in all, unless the site shortens it."""
 _TASKS_GRACE_S = 10.0
-"""From the first failure of a task, or a signal, to SIGKILL for the others."""
+"""Seconds from the first failure of a task, or a signal, to SIGKILL for the other tasks."""
 _LARGEST_REQUEST = 64 << 20
 """Bytes; also the limit of newer Triton releases' HTTP server (``--http-max-input-size``)."""
-# Loaded here and not in the child: nothing may be allocated between fork and exec.
+# Loaded here and not in preexec_fn: nothing may be allocated between fork and exec.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -32,16 +32,16 @@ def adopt_orphans() -> None:
 
 
 def allow_large_requests() -> None:
-    """Give the threads of programs that start from now on room on their stacks for a large request.
+    """Raise the stack limit, so that programs started later have room for a large request in each thread.
 
     Triton's HTTP server (2.51) puts the body of a ``generate`` request on the stack, and dies with a
-    segmentation fault where it does not fit: at 8 MB, with the usual limit, or at 2 MB without any, which
-    glibc takes for threads then. A stack takes memory only as it is used.
+    segmentation fault if the stack is too small: at 8 MB with the usual limit, or at 2 MB without a limit,
+    because glibc then uses 2 MB for threads. A stack uses memory only as it grows.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    room = _LARGEST_REQUEST if hard == resource.RLIM_INFINITY else min(_LARGEST_REQUEST, hard)
-    if soft == resource.RLIM_INFINITY or soft < room:
-        resource.setrlimit(resource.RLIMIT_STACK, (room, hard))
+    limit = _LARGEST_REQUEST if hard == resource.RLIM_INFINITY else min(_LARGEST_REQUEST, hard)
+    if soft == resource.RLIM_INFINITY or soft < limit:
+        resource.setrlimit(resource.RLIMIT_STACK, (limit, hard))
 
 
 def start_bound(
@@ -52,10 +52,12 @@ def start_bound(
     *,
     session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a process that the kernel kills when this one dies in any way.
+    """Start a process that the kernel kills when this process dies in any way.
 
-    It shares this process's output without ``output``, a file descriptor or a log to append to, and gets the
-    descriptors ``inherited``. With ``session`` it has its own session and process group.
+    Args:
+        output: a file descriptor, or a log to append to; by default this process's own output.
+        inherited: file descriptors to pass on.
+        session: whether the process gets its own session and process group.
     """
     if isinstance(output, Path):
         log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -81,7 +83,7 @@ def captured(
     *,
     session: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program without input to its end; raises OSError or subprocess.TimeoutExpired."""
+    """Run a program to its end, without input; raise OSError or subprocess.TimeoutExpired."""
     return subprocess.run(
         command,
         env=environment,
@@ -95,7 +97,7 @@ def captured(
 
 
 def output_of(command: Sequence[str], timeout_s: float, *, with_errors: bool = False) -> str | None:
-    """Return what a program prints, with its error stream if wanted; ``None`` if it fails or is too slow."""
+    """Return a program's output, ``with_errors`` also its stderr; ``None`` if it fails or is too slow."""
     try:
         answer = captured(command, timeout_s)
     except (OSError, subprocess.TimeoutExpired):
@@ -111,11 +113,11 @@ def run_group(
     output: int | None = None,
     grace_s: float = _GRACE_S,
 ) -> int:
-    """Run a command to its end in a process group of its own, and leave nothing of the group behind.
+    """Run a command to its end in a process group of its own, and leave no process of the group behind.
 
-    Once ``stop``, polled meanwhile, is true, the whole group is ended, by SIGKILL if SIGTERM has not done so
-    after ``grace_s``. ``output`` as for :func:`start_bound`. Return the exit code; for a signal 128
-    and its number, as in the shell.
+    ``stop`` is polled; once it returns true, the whole group gets SIGTERM, and SIGKILL after ``grace_s``
+    seconds. ``output`` as for :func:`start_bound`. Return the exit code, or 128 plus a signal's number, as
+    the shell does.
     """
     child = start_bound(command, environment, output, session=True)
     kill_at: float | None = None
@@ -128,21 +130,21 @@ def run_group(
                 signal_group(child.pid, signal.SIGKILL)
             time.sleep(_TICK_S)
     finally:
-        # What the command left running must not write on: its output is complete now.
+        # Kill what the command left running: its output is complete now, and must not grow any more.
         signal_group(child.pid, signal.SIGKILL)
         child.wait()
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
-    """Signal processes; one that is gone is left out."""
+    """Signal processes; skip those that are gone."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def signal_group(group: int, number: signal.Signals) -> bool:
-    """Signal a process group; returns whether it is there, and ours."""
+    """Signal a process group; return whether the group exists and belongs to this user."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
         return True
@@ -150,16 +152,16 @@ def signal_group(group: int, number: signal.Signals) -> bool:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return a process's start time in clock ticks since boot (proc(5)); ``None`` if it is gone.
+    """Return a process's start time in clock ticks since boot (proc(5)); ``None`` if the process is gone.
 
-    Together with it a process id is unique; alone it may be reused.
+    A process ID may be reused; with the start time it is unique.
     """
     fields = _stat(pid)
     return None if not fields or fields[0] == "Z" else int(fields[19])
 
 
 def seconds_of(pid: int) -> Iterator[None]:
-    """Yield, and sleep for a second, until a process is gone."""
+    """Yield once a second until a process is gone."""
     begun = start_ticks(pid)
     while begun is not None and start_ticks(pid) == begun:
         yield
@@ -179,43 +181,43 @@ def parent_of(pid: int) -> int | None:
 
 
 def name_of(pid: int | None) -> str:
-    """Return a process's name as the kernel keeps it, its first 15 bytes; nothing if the process is gone."""
+    """Return the first 15 bytes of a process's name, which is all the kernel keeps; empty if it is gone."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     return ""
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; none if the process is gone."""
+    """Return the fields of /proc/PID/stat from the state on; empty if the process is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return []
-    # The name in parentheses may itself contain spaces and parentheses (proc(5)).
+    # Split after the last parenthesis: the name may contain spaces and parentheses (proc(5)).
     return text.rpartition(")")[2].split()
 
 
 def all_processes() -> dict[int, list[str]]:
-    """Return state, parent and process group of every process, as proc(5) has them, by process id."""
+    """Return state, parent and process group of every process by process ID, as in proc(5)."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return {pid: fields[:3] for pid in pids if (fields := _stat(pid))}
 
 
 def descendants(root: int) -> list[int]:
-    """Return the process ids of all descendants of ``root``."""
+    """Return the process IDs of all descendants of ``root``."""
     children: dict[int, list[int]] = {}
     for pid, (_, parent, _) in all_processes().items():
         children.setdefault(int(parent), []).append(pid)
-    found, todo = [], [root]
+    pids, todo = [], [root]
     while todo:
         below = children.get(todo.pop(), [])
-        found += below
+        pids += below
         todo += below
-    return found
+    return pids
 
 
 def stopped_descendants(root: int) -> dict[int, str]:
-    """Return the names of the descendants of ``root`` that a signal has stopped (SIGSTOP), by process id."""
+    """Return the names of the descendants of ``root`` that a signal has stopped (SIGSTOP), by process ID."""
     stopped = (pid for pid in descendants(root) if state_of(pid) == "T")
     return {pid: name for pid in stopped if (name := name_of(pid))}
 
@@ -235,7 +237,7 @@ def kill_descendants(timeout_s: float = 5.0) -> None:
 
 
 def end_of(code: int) -> str:
-    """Return how a process ended; bash and ``srun`` pass signal 9 on as 137."""
+    """Return how a process ended, in words; bash and ``srun`` report signal 9 as exit code 137."""
     number = -code if code < 0 else code - 128
     return f"was killed by signal {number}" if number > 0 else f"ended with exit code {code}"
 
@@ -249,8 +251,8 @@ def on_signals(handler: Callable[[str], None]) -> None:
 def run_tasks(program: Sequence[str], ntasks: int, output: str) -> int:
     """Run ``ntasks`` copies of a program on this machine, as srun does on a cluster.
 
-    Returns the first non-zero exit code. Each task gets its rank as ``TRTLLM_HPC_PROCID``, which replaces
-    ``%t`` in ``output``, its log. A task that fails ends the others.
+    Return the first non-zero exit code. Each task gets its rank as ``TRTLLM_HPC_PROCID``; the rank replaces
+    ``%t`` in ``output``, the path of its log. A task that fails ends the others.
     """
     signals: list[str] = []
     on_signals(signals.append)
@@ -265,11 +267,11 @@ def run_tasks(program: Sequence[str], ntasks: int, output: str) -> int:
         return 127
     failure = 0
     deadline: float | None = None
-    # A list and not a generator: poll() must be called for every task.
+    # any() gets a list, not a generator, because poll() must be called for every task.
     parent = os.getppid()
     while any([task.poll() is None for task in tasks]):
         if os.getppid() != parent:
-            signals.append("SIGTERM")  # who started this was killed
+            signals.append("SIGTERM")  # the process that started this one was killed
         codes = [task.returncode for task in tasks if task.returncode]
         failure = failure or next(iter(codes), 0)
         if deadline is None and (failure or signals):

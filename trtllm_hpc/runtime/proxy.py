@@ -1,9 +1,9 @@
-"""The proxy: HAProxy between everybody and the servers.
+"""The proxy: HAProxy between the clients and the servers.
 
-Servers listen on Unix sockets in a folder that no other user may enter. HAProxy listens on the network, asks
-for the run's key, and passes requests on: on the job's first node to all instances, through a proxy with the
-same key on each other node that has an instance's leader. The configurations are rendered with the other
-scripts.
+Servers listen on Unix sockets in a folder that no other user may enter. HAProxy listens on the network,
+requires the run's key, and forwards requests. The proxy on the job's first node forwards to all instances;
+instances on another node are reached through a proxy there, with the same key. The configurations are
+rendered with the scripts.
 """
 
 from __future__ import annotations
@@ -33,63 +33,64 @@ from trtllm_hpc.runtime.records import JsonRecord
 
 TRITON_KINDS = ("http", "grpc", "metrics")
 OPENAI_KINDS = ("openai",)
-"""What the proxy listens for, by the server behind it."""
+"""Protocols that the proxy forwards to a Triton server, and to a server with OpenAI's protocol."""
 
 SOCKETS_VARIABLE = "TRTLLM_HPC_SOCKETS"
-"""Environment variable: the folder of an instance's sockets."""
+"""Environment variable with the folder of an instance's sockets."""
 
 _RESTARTS = 3
-"""How often HAProxy is started again on a node."""
+"""Restarts of HAProxy on a node."""
 
 _SOCKETS = {"http": "http", "grpc": "grpc:8001", "metrics": "metrics"}
-"""Triton's sockets as it names them: that of gRPC ends with its default port."""
+"""Names of Triton's sockets: Triton appends the default port to the name of the gRPC socket."""
 
 _OTHER_FILES = 200
-"""Files that HAProxy opens besides connections, at most."""
+"""Largest number of files that HAProxy opens besides connections."""
 
 _ASKED = re.compile(r"key=(\S+) .*\bconn_cur=(\d+) http_req_cnt=(\d+)")
-"""Of HAProxy's table of who has asked."""
+"""A line of HAProxy's table ``asked``: name, open requests and all requests."""
 
 _TICK_S = 0.2
 _GRACE_S = 5.0
-"""For answers on their way to a client after the server has ended."""
+"""Seconds for answers on their way to a client after the server has ended."""
 
 
 @dataclass(frozen=True)
 class ProxyRecord(JsonRecord):
-    """Where the proxy of a further node listens."""
+    """Address of the proxy on a further node."""
 
     address: str
     ports: dict[str, int]
-    """By ``http_1``, ``grpc_1``, ``metrics_1``, or ``openai_1``, for instance 1, and so on."""
+    """Port of each protocol and instance, by names such as ``http_1``, ``grpc_1``, ``metrics_1``,
+    ``openai_1``."""
     folder: str
-    """With the sockets of the instances of that node."""
+    """Folder with the sockets of that node's instances."""
 
 
 @dataclass(frozen=True)
 class ProxyOptions:
-    """What all proxies of a run have in common."""
+    """Options shared by all proxies of a run."""
 
     program: str
-    """HAProxy."""
+    """Path or name of HAProxy."""
     kinds: tuple[str, ...]
-    """What it listens for."""
+    """Protocols that the proxy listens for."""
     address: str
-    """Of this node."""
+    """This node's address."""
 
     @classmethod
     def of(cls, program: str, kinds: str, interface: str | None, *, loopback: bool) -> ProxyOptions:
-        """Return the options that the scripts pass; ``kinds`` with commas between them."""
+        """Return the options from the scripts' arguments; ``kinds`` has commas between protocols."""
         return cls(program, tuple(kinds.split(",")), own_address(interface, loopback=loopback))
 
 
 class Proxy:
-    """HAProxy on node number ``node`` of the job, before the ``instances`` whose leaders are there.
+    """HAProxy on node number ``node`` of the job, in front of the ``instances`` whose leaders run there.
 
-    ``ports`` are by the names of the frontends: the kinds, or the same with ``_INSTANCE``. ``further`` says
-    where HAProxy reaches other servers, by ``http_1``, ``grpc_1``, ``metrics_1`` and so on, and the front of
-    a disaggregated run at each start, by ``openai_front_0`` and so on. Raises StartFailed if there is no
-    HAProxy here.
+    ``ports`` has the port of each frontend by its name: a protocol, or ``PROTOCOL_INSTANCE``. ``further`` has
+    the addresses of servers elsewhere, by names such as ``http_1`` and ``grpc_1``, and the addresses of the
+    disaggregated front at each of its starts, by ``openai_front_0`` and so on. Raises StartFailed if HAProxy
+    cannot be started.
     """
 
     def __init__(
@@ -101,15 +102,16 @@ class Proxy:
         instances: Sequence[int],
         further: Mapping[str, str],
     ) -> None:
-        # Its name cannot be guessed, so nobody else can make it first; mode 0700.
+        # A folder of mode 0700 with a random name, which no other user can make first.
         self.folder, self._owned = make_owned(shm_prefix(f"proxy{node}"), SHM)
-        self.gateway = self.folder / "gateway"  # not the name of a frontend: with TLS that is a socket, too
-        """Socket of the gateway with OpenAI's protocol, in front of Triton."""
+        # Must not be the name of a frontend, because with TLS each frontend has a socket of its name here.
+        self.gateway = self.folder / "gateway"
+        """Socket of the gateway that translates OpenAI's protocol for Triton."""
         self._guest_map = self.folder / "guests.map"
         self._kinds = options.kinds
         servers = {**self._local_servers(instances), **further}
         if paths.key.exists():
-            # HAProxy reads the header of its own questions to other proxies from here.
+            # HAProxy reads the key for its own health checks of other proxies from this file.
             write_text(self.folder / "key.map", f"key {paths.key.read_text().strip()}\n", mode=0o600)
         self._guests: dict[str, str] = {}
         write_text(self._guest_map, "")
@@ -130,21 +132,21 @@ class Proxy:
         self._log = paths.batch_log("proxy")
         self._restarts_left = _RESTARTS
         self.process = self._start()
-        """HAProxy."""
+        """HAProxy's process."""
 
     def is_open(self) -> bool:
         """Return whether HAProxy runs."""
         return self.process.poll() is None
 
     def restart(self) -> bool:
-        """Start HAProxy again after it has ended; return whether that was still allowed."""
+        """Restart HAProxy after it has ended; return ``False`` once there were too many restarts."""
         self._restarts_left -= 1
         if self._restarts_left >= 0:
             self.process = self._start()
         return self._restarts_left >= 0
 
     def _ask(self, command: str) -> str:
-        """Return HAProxy's answer; raises OSError."""
+        """Return HAProxy's answer to a command of its runtime API; raise OSError."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(1.0)
             connection.connect(str(self.folder / "socket"))
@@ -153,9 +155,9 @@ class Proxy:
                 return answer.read()
 
     def admit(self, guests: Mapping[str, str]) -> None:
-        """Let in whoever bears one of these keys, each with a guest's name, and no other guest.
+        """Admit exactly these guests: ``guests`` has a guest's name by key.
 
-        Raises OSError; HAProxy then does so when it is started again.
+        Raises OSError if HAProxy does not answer; it then reads the new keys at its next start.
         """
         if guests == self._guests:
             return
@@ -168,34 +170,35 @@ class Proxy:
         self._guests = dict(guests)
 
     def asked(self) -> dict[str, tuple[int, int]]:
-        """Return how many requests each name has made since HAProxy's start, and how many are open now."""
+        """Return each name's number of requests since HAProxy's start, and of those that are open now."""
         rows = _ASKED.findall(self._ask("show table asked"))
         return {name: (int(count), int(running)) for name, running, count in rows}
 
     def servers_up(self) -> int:
-        """Return how many instances get requests, over each protocol of theirs."""
+        """Return the number of instances that HAProxy reaches over all of their protocols."""
         try:
             lines = [line.split(",") for line in self._ask("show stat").splitlines()]
         except OSError:
             return 0
-        # The front's own ways to the servers of its phases have other names.
+        # Only lines named after a protocol count: the frontends for a disaggregated front's servers have
+        # other names.
         up = [line[0] for line in lines if len(line) > 17 and line[17] == "UP" and line[1] != "BACKEND"]
         protocols = OPENAI_KINDS if self._kinds == OPENAI_KINDS else ("http", "grpc")
         return min(map(up.count, protocols))
 
     def drain(self) -> None:
-        """Let nobody in any more; HAProxy ends once the open requests have ended."""
-        # HAProxy's "soft stop": no new connections, open ones may finish.
+        """Accept no new connections; HAProxy ends once the open requests have ended."""
+        # SIGUSR1 is HAProxy's "soft stop".
         self.process.send_signal(signal.SIGUSR1)
 
     def remove_folder(self) -> None:
-        """Remove the sockets: what is open goes on, and no request comes through any more."""
+        """Remove the sockets: open connections go on, and no new request reaches a server."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Let open requests end, for a moment, and then end HAProxy."""
+        """Give open requests a moment to end, then end HAProxy."""
         self.drain()
-        self.remove_folder()  # Slurm may kill this process before that moment is over
+        self.remove_folder()  # before the wait, during which Slurm may kill this process
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_GRACE_S)
         self.process.kill()
@@ -204,14 +207,15 @@ class Proxy:
         os.close(self._owned)
 
     def sockets(self, instance: int) -> Path:
-        """Return the folder for the sockets of an instance, which its leader makes.
+        """Return the folder for the sockets of an instance, which the instance's leader makes.
 
-        The file beside it, with the suffix ``.port``, has the port of a server that listens on no socket.
+        A server that cannot listen on sockets finds its port in the file beside the folder with the suffix
+        ``.port``.
         """
         return self.folder / str(instance)
 
     def _local_servers(self, instances: Sequence[int]) -> dict[str, str]:
-        """Return where HAProxy reaches the servers of this node."""
+        """Return the addresses of this node's servers, by names such as ``http_0``."""
         if self._kinds == OPENAI_KINDS:
             ports = dict(zip(instances, free_ports(len(instances)), strict=True))
             for instance, port in ports.items():
@@ -237,33 +241,33 @@ class Proxy:
 
 
 def remove_abandoned(sockets: Path) -> None:
-    """Remove the folder of a proxy, with its ``sockets``, whose process was killed, and could not do it."""
+    """Remove the folder of the proxy of ``sockets`` if its process was killed and could not remove it."""
     if is_abandoned(sockets.parent):
         shutil.rmtree(sockets.parent, ignore_errors=True)
 
 
 def threads() -> int:
-    """Threads of HAProxy: a quarter of the cores, four at most. By default it would take all."""
+    """Return HAProxy's number of threads: a quarter of the cores, at most four; its default is all cores."""
     return max(1, min(4, len(os.sched_getaffinity(0)) // 4))
 
 
 def connections() -> int:
-    """Return how many connections HAProxy may have at all ports with TLS together.
+    """Return the number of connections that HAProxy may have at all ports with TLS together.
 
-    Each may take six files: the client's, the server's, and two between each of the three parts in which
-    HAProxy waits for TLS, ends it, and reads requests. Without this bound, connections that wait in one part
-    could leave nothing for the next part.
+    A connection may need six files: the client's, the server's, and two between each pair of the three parts
+    in which HAProxy waits for TLS, ends it, and reads requests. Without this limit, connections that wait in
+    one part could leave no files for the next part.
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return max(1, (files - _OTHER_FILES) // 6)
 
 
-def run_node_proxy(paths: RunPaths, node: int, instances: Sequence[int], **given: Any) -> int:
-    """Run the proxy of a further node until this process is told to end; returns its exit code.
+def run_node_proxy(paths: RunPaths, node: int, instances: Sequence[int], **proxy_options: Any) -> int:
+    """Run the proxy of a further node until this process gets a signal; return the exit code.
 
-    ``given`` is what ``ProxyOptions.of`` takes.
+    ``proxy_options`` are the arguments of ``ProxyOptions.of``.
     """
-    options = ProxyOptions.of(**given)
+    options = ProxyOptions.of(**proxy_options)
     parent, stops = os.getppid(), list[str]()
     on_signals(stops.append)
     # The gateway is on the job's first node only.
@@ -283,16 +287,16 @@ def run_node_proxy(paths: RunPaths, node: int, instances: Sequence[int], **given
 
 
 def write_key(file: Path) -> None:
-    """Write a new random key that only this user can read; one that is there stays."""
+    """Write a new random key that only this user can read, unless the file exists."""
     if not file.exists():
         write_text(file, f"{secrets.token_urlsafe(32)}\n", mode=0o600)
 
 
 def make_certificate(paths: RunPaths, address: str) -> None:
-    """Write a self-signed certificate for this host, and its key; raises StartFailed if ``openssl`` fails.
+    """Write a self-signed certificate for this host, and its key; raise StartFailed if ``openssl`` fails.
 
-    Clients trust exactly the file ``certificate.crt`` of the run folder. ``certificate.pem`` is what HAProxy
-    takes: certificate and private key.
+    Clients trust exactly the file ``certificate.crt`` of the run folder. HAProxy reads ``certificate.pem``,
+    which has the certificate and the private key.
     """
     names = f"subjectAltName=IP:{address},IP:127.0.0.1,DNS:{socket.gethostname()},DNS:localhost"
     key = paths.certificate_key.with_suffix(".key")
@@ -314,7 +318,7 @@ def make_certificate(paths: RunPaths, address: str) -> None:
 
 def fingerprint(certificate: Path) -> str:
     """Return the SHA-256 fingerprint of a certificate (PEM), as ``openssl x509 -fingerprint`` shows it."""
-    import ssl  # loading it takes 5 ms, and every command reads this module
+    import ssl  # imported here because it takes 5 ms, and every command imports this module
 
     digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.read_text())).hexdigest().upper()
     return ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))

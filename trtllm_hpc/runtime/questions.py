@@ -1,4 +1,4 @@
-"""A question to the server itself, without the proxy: does a request still get an answer?"""
+"""Test requests to the server itself, without the proxy: does it still answer?"""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 QUICK_S = 2.0
-"""Limit on what needs no computing."""
+"""Timeout in seconds of a request that needs no computing."""
 _ANSWER_S = 3600.0
-"""Limit on a connection that waits for an answer; the question is given up long before."""
+"""Timeout in seconds of a connection that waits for an answer; the caller gives up long before."""
 
 PROMPT = "a"
-"""What a question asks for one token."""
+"""Prompt of a question, which asks for one token."""
 
 Connect = Callable[[float], http.client.HTTPConnection]
-"""Makes a connection with this limit on each operation, in seconds."""
+"""Makes a connection; the argument is the timeout of each operation in seconds."""
 
 
 class QuestionRefused(Exception):
@@ -26,7 +26,7 @@ class QuestionRefused(Exception):
 
 @dataclass(frozen=True)
 class Question:
-    """A request for one token, as a user makes it."""
+    """A request for one token, in the form that a user's client sends."""
 
     model: str
     path: str
@@ -37,7 +37,7 @@ def call(connection: http.client.HTTPConnection, method: str, path: str, body: b
     """Return the body of an answer with status 200.
 
     Raises:
-        QuestionRefused: with another status; with the server's message.
+        QuestionRefused: the status is another; the exception has the server's message.
         OSError, http.client.HTTPException: there is no answer.
     """
     headers = {} if body is None else {"Content-Type": "application/json"}
@@ -53,7 +53,7 @@ def call(connection: http.client.HTTPConnection, method: str, path: str, body: b
 
 
 def _message(answer: bytes) -> str:
-    """Return the message of Triton's ``{"error": ...}``, also as an event of a stream, or of OpenAI's."""
+    """Return the message in an error answer of Triton (plain or an event of a stream) or of OpenAI's API."""
     text = answer.decode(errors="replace").strip().removeprefix("data:").strip()
     try:
         error = json.loads(text)["error"]
@@ -63,7 +63,7 @@ def _message(answer: bytes) -> str:
 
 
 class Asked:
-    """A question on its way, whose answer a thread waits for."""
+    """A question that has been sent; a thread waits for the answer."""
 
     def __init__(self, connect: Connect, question: Question) -> None:
         self._connect, self._question = connect, question
@@ -72,11 +72,11 @@ class Asked:
         threading.Thread(target=self._run, name="question", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the answer; returns whether there is one, or never will be."""
+        """Wait for the answer; return whether the question has ended, with an answer or an error."""
         return self._done.wait(timeout_s)
 
     def check(self) -> None:
-        """Raise what came instead of an answer: QuestionRefused, or OSError."""
+        """Raise QuestionRefused or OSError if the question ended without an answer."""
         if isinstance(self._error, http.client.HTTPException):
             raise ConnectionError(str(self._error)) from None
         if self._error is not None:
@@ -95,7 +95,7 @@ class Asked:
 
 
 def quickly(connect: Connect, method: str, path: str) -> bytes | None:
-    """Return the body of an answer with status 200; ``None`` if there is no such answer."""
+    """Return the body of an answer with status 200 within :data:`QUICK_S`; else ``None``."""
     try:
         return call(connect(QUICK_S), method, path)
     except (OSError, http.client.HTTPException, QuestionRefused):

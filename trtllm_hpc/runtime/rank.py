@@ -1,7 +1,7 @@
-"""One rank of the server: start it, watch it, and leave nothing behind.
+"""The supervisor of one rank: starts the rank's server, watches it, and cleans up after it.
 
-srun starts the supervisor, which ends with the server's exit code. :mod:`ending` decides what ends the
-server.
+srun starts one supervisor as the task of each rank. :mod:`ending` has the rules for what ends the server and
+for the task's exit code.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from trtllm_hpc.runtime.servers.triton import ModelProcesses
 Child = subprocess.Popen[bytes] | LaunchedServer
 _TICK_S = 0.2
 _CAUSE_S = AFTER_LEADER_S / 2
-"""How long a worker waits for the reason for which its server has ended."""
+"""Seconds that a worker whose server has ended waits for the cause."""
 
 
-def run_rank(paths: RunPaths, rank: int, spec: Path, launcher: str | None, **given: Any) -> int:
-    """Run one rank of the server that the file ``spec`` describes; returns its exit code.
+def run_rank(paths: RunPaths, rank: int, spec: Path, launcher: str | None, **options: Any) -> int:
+    """Run one rank of the server that the file ``spec`` describes; return the rank's exit code.
 
-    ``launcher`` replaces the file's; ``given`` are further fields of RankOptions. Raises StartFailed if the
-    file is damaged.
+    ``launcher`` replaces the file's launcher; ``options`` are further fields of RankOptions. Raises
+    StartFailed if the file is damaged.
     """
-    read, prefix = read_spec(spec), shm_prefix(os.environ["TRTLLM_HPC_INSTANCE"], rank)
-    server = replace(read, launcher=launcher or read.launcher)
-    return RankSupervisor(paths, RankOptions(rank=rank, prefix=prefix, spec=server, **given)).run()
+    server, prefix = read_spec(spec), shm_prefix(os.environ["TRTLLM_HPC_INSTANCE"], rank)
+    server = replace(server, launcher=launcher or server.launcher)
+    return RankSupervisor(paths, RankOptions(rank=rank, prefix=prefix, spec=server, **options)).run()
 
 
 class RankSupervisor:
@@ -79,7 +79,7 @@ class RankSupervisor:
         own = paths.rank_heartbeat(options.step, options.rank)
         self._heartbeat = Heartbeat(own)
         parent = os.getppid()
-        # Unless something else has started this process.
+        # Not slurmstepd: another launcher has started this process, and there is no step daemon to watch.
         self._step_daemon = parent if name_of(parent) == "slurmstepd" else None
         self._models = ModelProcesses()
         self._gpus = GpuWatch.of_rank(paths, options)
@@ -88,13 +88,14 @@ class RankSupervisor:
         self._leader = Leader(paths, options) if options.rank == 0 else None
 
     def run(self) -> int:
-        """Start the server, watch it to its end; returns the rank's exit code."""
+        """Start the server and watch it to its end; return the rank's exit code."""
         on_signals(self._note_signal)
         adopt_orphans()
         self._failure_file.unlink(missing_ok=True)
         self._record.write(self._record_file)
         try:
-            # Not in rank.sh: from now on no signal leaves this rank's own folder behind.
+            # The folder is made here and not in rank.sh, which a signal could end before it removes the
+            # folder.
             scratch, _ = make_owned(self._options.prefix)
             child = self._start(scratch)
         except StartFailed as error:
@@ -122,7 +123,7 @@ class RankSupervisor:
                 remove_abandoned(Path(os.environ[SOCKETS_VARIABLE]))
         code, end = child.returncode, self._write_end(child.returncode, end)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        # The companion's reason ends with its own exit code, which is usually the same.
+        # A companion's reason ends with its own exit code, usually the same: do not print it twice.
         reason = (end.reason or "").removesuffix(f" ({how})")
         stream, word = (sys.stderr, "error: ") if end.exit_code else (sys.stdout, "")
         because = f": {reason}" if reason else ""
@@ -142,7 +143,8 @@ class RankSupervisor:
         environment = {**os.environ, **own_variables}
         towards = interface_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))
         if (interface := os.environ.get("TRTLLM_HPC_INTERFACES", towards)) is not None:
-            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # several, or that towards rank 0
+            # The profile's interfaces, or the interface towards rank 0.
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 environment.setdefault(name, interface)
         environment |= host_variables(environment, self._record.host)
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
@@ -168,7 +170,8 @@ class RankSupervisor:
         )
 
     def _not_started(self, sentence: str, hint: str | None) -> int:
-        """Record the end too: a record without one looks like a rank that was killed."""
+        """Print and record why the server was not started; return the exit code."""
+        # The end is recorded, too, because a record without an end looks like that of a killed rank.
         remove_leftovers(self._options.prefix)
         self._write_end(ExitCode.START, End(reason=sentence, exit_code=ExitCode.START))
         print(f"error: {sentence}.\n  next: {hint}", file=sys.stderr, flush=True)
@@ -177,7 +180,7 @@ class RankSupervisor:
     # Watching -----------------------------------------------------------------------
 
     def _note_signal(self, name: str) -> None:
-        # Nothing else in a handler: the code that it interrupts may hold a lock.
+        # A handler must do no more: the interrupted code may hold a lock.
         self._signal = self._signal or name
 
     def _watch(self, child: Child) -> None:
@@ -186,7 +189,7 @@ class RankSupervisor:
             self._heartbeat.beat()
             if seen := self._gpus.look():
                 self._record = replace(self._record, **seen)
-                with suppress(OSError):  # on a full disk the server starts all the same
+                with suppress(OSError):  # the server goes on even on a full disk
                     self._record.write(self._record_file)
             end = decide(self._observe(), self._decided)
             if end is not None and end != self._decided:
@@ -198,7 +201,7 @@ class RankSupervisor:
             time.sleep(_TICK_S)
 
     def _observe(self, *, has_ended: bool = False) -> Observed:
-        """Observe everything on which the rules depend; ``has_ended``: this rank's server."""
+        """Observe everything that the rules need; ``has_ended``: this rank's server has ended."""
         step, rank = self._options.step, self._options.rank
         is_serving = self._decided is None and not has_ended
         leader = None if rank == 0 else RankRecord.read(self._paths.rank_record(step, 0))
@@ -219,7 +222,7 @@ class RankSupervisor:
         return self._with_records(self._leader.tick(seen))
 
     def _with_records(self, seen: Observed, *, has_ended: bool = False) -> Observed:
-        """Add the records of all ranks if a rule may need them: there may be thousands."""
+        """Add the records of all ranks only if a rule may need them: there may be thousands of files."""
         if seen.records or (seen.is_quiet and not has_ended):
             return seen
         return replace(seen, records=rank_records(self._paths, seen.step))
@@ -227,7 +230,7 @@ class RankSupervisor:
     def _obey(self, end: End, child: Child) -> None:
         before, self._decided = self._decided, end
         kill_at = time.monotonic() + end.grace_s
-        # After a signal Slurm does not wait for longer because the cause has been found.
+        # Never later than decided before: after a signal, Slurm waits no longer because a cause was found.
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         if before is not None and before.stopped_by == end.stopped_by:
             return
@@ -235,14 +238,14 @@ class RankSupervisor:
         print(f"rank {rank} stops: requested by {end.stopped_by}, {end.reason}", flush=True)
         if self._leader is not None:
             self._leader.withdraw()
-        # A worker's server ends by itself after the leader's.
+        # A worker's server ends by itself after the leader's server, unless a rank is at fault.
         if self._leader is not None or end.blames is not None:
             child.terminate()
 
     # Ending -------------------------------------------------------------------------
 
     def _write_end(self, returncode: int, end: End) -> End:
-        """Record the end, with the server's own reason unless a rank is to blame."""
+        """Record the end, with the server's own reason unless a rank is blamed; return the recorded end."""
         with suppress(FileNotFoundError):
             reason = self._failure_file.read_text(encoding="utf-8").strip()
             end = end if end.blames is not None else replace(end, reason=reason or end.reason)

@@ -1,6 +1,6 @@
-"""The files that the job writes for its readers: endpoint, rank records, stop requests, events.
+"""The types of the files between the job and its readers: endpoint, rank records, stop requests, events.
 
-The writers run inside the job, the readers in the command line and in the companion. Both use these types.
+Writers run inside the job; readers are the command line and the companion. Both use these types.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import ssl
 
 TOKEN_VARIABLE = "TRTLLM_HPC_SUBMISSION"
-"""Environment variable that names the submission a job belongs to; unset in scripts submitted by hand."""
+"""Environment variable with the token of the job's submission; unset in scripts submitted by hand."""
 
 Record = TypeVar("Record", bound="JsonRecord")
 
@@ -38,7 +38,7 @@ class JsonRecord:
     def read(cls: type[Record], path: Path) -> Record | None:
         """Return the record at ``path``; ``None`` if it is missing or damaged.
 
-        Unknown keys are ignored: the writer may be newer.
+        Unknown keys are ignored, because a newer version may have written the file.
         """
         try:
             return cls(**known_fields(cls, read_json(path)))
@@ -53,47 +53,50 @@ def known_fields(kind: type, raw: Any) -> dict[str, Any]:
 
 
 INSTANCE_HEADER = "x-trtllm-hpc-instance"
-"""Header of a request, over HTTP or gRPC, that the proxy is to pass on to one of its instances: its number,
-from 0. If that instance is not ready, another one gets the request."""
+"""Request header, over HTTP or gRPC, with the number (from 0) of the instance that should get the request. If
+that instance is not ready, the proxy chooses another."""
 
 SESSION_HEADER = "x-session-id"
-"""Header of a request, over HTTP or gRPC, that names its conversation, for ``serve.routing``."""
+"""Request header, over HTTP or gRPC, with the name of the conversation, for ``serve.routing``."""
 
 RELAY_VARIABLE = "TRTLLM_HPC_RELAYS"
-"""Environment variable of a gateway, whose requests the proxy has already counted."""
+"""Environment variable of a gateway: the proxy has already counted the requests that it forwards."""
 RELAY_HEADER = "x-trtllm-hpc-relayed"
-"""Header of such requests."""
+"""Header of requests that a gateway forwards."""
 
 
 @dataclass(frozen=True)
 class Endpoint(JsonRecord):
-    """Where a ready server answers."""
+    """Address, models and access of a ready server."""
 
     job_id: str
+    """Slurm's ID of the server's job."""
     host: str
     """Host name of rank 0, as the node reports it."""
     address: str
     """IP address of that host, for readers that cannot resolve its name."""
     http_port: int
-    """Of Triton, as the next two; 0: there is none."""
+    """Port of Triton's HTTP protocol; 0: not served."""
     grpc_port: int
+    """Port of Triton's gRPC protocol; 0: not served."""
     metrics_port: int
+    """Port of Triton's metrics; 0: not served."""
     models: list[str]
-    """Models that were READY when this was published."""
+    """Models that were READY when the endpoint was published."""
     ready_at: float
-    """Seconds since the epoch."""
+    """Time at which the server became ready, in seconds since the epoch."""
     phases_s: dict[str, float] = field(default_factory=dict)
     """Duration of each phase from the job's first line to ready, in seconds."""
     key_file: str | None = None
-    """File with the key that the proxy asks for; ``None`` if everybody may call the server."""
+    """File with the key that the proxy requires; ``None``: everybody may call the server."""
     certificate_file: str | None = None
-    """File with the certificate that the proxy shows; ``None`` if it does not encrypt."""
+    """File with the proxy's certificate; ``None``: the proxy does not encrypt."""
     fingerprint: str | None = None
-    """Of that certificate, by SHA-256."""
+    """SHA-256 fingerprint of the certificate."""
     instances: int = 1
-    """Servers behind the proxy."""
+    """Number of servers behind the proxy."""
     openai_url: str | None = None
-    """URL of OpenAI's protocol, which ends with ``/v1``; ``None`` if the server does not speak it."""
+    """URL of OpenAI's protocol, ending with ``/v1``; ``None``: the server does not speak it."""
 
     @property
     def is_triton(self) -> bool:
@@ -102,7 +105,7 @@ class Endpoint(JsonRecord):
 
     @property
     def authorization(self) -> dict[str, str]:
-        """The headers that every call needs; raises RequestFailed if the key is not ours."""
+        """The headers that every call needs; raises RequestFailed if this user cannot read the key."""
         relayed = {RELAY_HEADER: "1"} if RELAY_VARIABLE in os.environ else {}
         if self.key_file is None:
             return relayed
@@ -110,7 +113,7 @@ class Endpoint(JsonRecord):
             key = Path(self.key_file).read_text(encoding="ascii").strip()
             why = "" if key else "is empty"
         except (OSError, UnicodeDecodeError) as error:
-            why = f"cannot be read: {getattr(error, 'strerror', None) or 'it does not hold a key'}"
+            why = f"cannot be read: {getattr(error, 'strerror', None) or 'it does not contain a key'}"
         if why:
             sentence = f"The server at {self.place} asks for a key, and {self.key_file} {why}."
             raise RequestFailed(sentence, hint="ask the owner of the run for the key")
@@ -122,17 +125,17 @@ class Endpoint(JsonRecord):
         return "http" if self.certificate_file is None else "https"
 
     def tls(self, *protocols: str) -> ssl.SSLContext | None:
-        """Return what trusts the proxy's certificate and no other; ``None`` if the proxy does not encrypt.
+        """Return a context that trusts only the proxy's certificate; ``None`` if the proxy does not encrypt.
 
         Args:
-            protocols: to be agreed on by ALPN, e.g. ``h2``.
+            protocols: protocols to negotiate by ALPN, e.g. ``h2``.
 
         Raises:
             RequestFailed: the certificate cannot be read.
         """
         if self.certificate_file is None:
             return None
-        import ssl  # loading it takes 5 ms
+        import ssl  # imported here because it takes 5 ms
 
         try:
             context = ssl.create_default_context(cafile=self.certificate_file)
@@ -145,12 +148,12 @@ class Endpoint(JsonRecord):
 
     @property
     def place(self) -> str:
-        """The one place to name: ``address:port`` of Triton's HTTP endpoint, or the URL of OpenAI's."""
+        """The server's address for messages: ``address:port`` of Triton's HTTP endpoint, or OpenAI's URL."""
         return self.http if self.is_triton or self.openai_url is None else self.openai_url
 
     @property
     def places(self) -> str:
-        """Where it listens, for a person."""
+        """All addresses of the server, for a person."""
         triton = f"{self.scheme} {self.http}, grpc {self.grpc}" if self.is_triton else None
         openai = f"OpenAI {self.openai_url}" if self.openai_url is not None else None
         return ", ".join(filter(None, (triton, openai)))
@@ -167,14 +170,14 @@ class Endpoint(JsonRecord):
 
     @property
     def openai_root(self) -> str:
-        """URL of an OpenAI server's own pages, such as ``/health``; raises RequestFailed for any other."""
+        """URL of an OpenAI server without ``/v1``, e.g. for ``/health``; raises RequestFailed for Triton."""
         if self.openai_url is None:
             raise RequestFailed(f"The server at {self.http} does not speak OpenAI's protocol.")
         return self.openai_url.removesuffix("/v1")
 
     @property
     def metrics(self) -> str:
-        """URL of the metrics page; behind a proxy, of instance 0."""
+        """URL of the metrics page; behind a proxy, that of instance 0."""
         if not self.is_triton and self.openai_url is not None:
             return f"{self.openai_root}/metrics"
         return f"{self.scheme}://{self.address}:{self.metrics_port}/metrics"
@@ -184,7 +187,7 @@ class Endpoint(JsonRecord):
 class RankRecord(JsonRecord):
     """One rank of a step: where it ran and how it ended.
 
-    A rank without ``ended_at`` after the job's end was killed before it could write.
+    If ``ended_at`` is missing after the job's end, the rank was killed before it could record its end.
     """
 
     step: str
@@ -198,18 +201,18 @@ class RankRecord(JsonRecord):
     exit_code: int | None = None
     """Exit code of the server process; negative for a signal, as in ``subprocess``."""
     task_exit_code: int | None = None
-    """Exit code of the rank's task, which says what failed; the server may have been ended by a signal."""
+    """Exit code of the rank's task, which shows what failed, even if a signal ended the server."""
     stopped_by: str | None = None
-    """What stopped this rank (``companion``, ``SIGTERM``...); ``None`` if it was not stopped."""
+    """Signal or program that stopped this rank (``companion``, ``SIGTERM``...); ``None`` if none did."""
     reason: str | None = None
-    """One sentence, when the rank knows why it ended."""
+    """Why the rank ended, in one sentence, if it knows."""
     blames: int | None = None
-    """The rank because of which this one has ended its server, found silent or at fault; its own if no other
-    one is. ``reason`` then names it."""
+    """The rank at fault (silent, stopped or failed) because of which this rank ended its server; it may be
+    this rank itself. ``reason`` names it."""
     details: dict[str, Any] = field(default_factory=dict)
-    """What the preflight has found: GPU ids, /dev/shm, MPI library..."""
+    """Findings of the preflight: GPU IDs, /dev/shm, MPI library..."""
     gpus: list[dict[str, Any]] = field(default_factory=list)
-    """The last reading of each of its GPUs, as :mod:`trtllm_hpc.runtime.gpus` writes it; once a minute."""
+    """The last reading of each GPU, as :mod:`trtllm_hpc.runtime.gpus` writes it; updated once a minute."""
 
     @classmethod
     def begun(cls, step: str, rank: int, world_size: int) -> RankRecord:
@@ -219,13 +222,13 @@ class RankRecord(JsonRecord):
 
 
 def rank_records(paths: RunPaths, step: str) -> list[RankRecord]:
-    """Return the records of a step's ranks, in their order; none while their folder cannot be read."""
+    """Return the records of a step's ranks in their order; empty while the folder cannot be read."""
     try:
         files = [*paths.ranks.glob(f"{step}_*.json")]
     except OSError:
         return []
-    found = map(RankRecord.read, files)
-    return sorted((record for record in found if record is not None), key=lambda record: record.rank)
+    records = map(RankRecord.read, files)
+    return sorted((record for record in records if record is not None), key=lambda record: record.rank)
 
 
 @dataclass(frozen=True)
@@ -233,10 +236,12 @@ class StopRequest(JsonRecord):
     """A request to stop the server."""
 
     by: str
+    """Who requests the stop, e.g. ``cancel`` or ``companion``."""
     reason: str
     requested_at: float
+    """Seconds since the epoch."""
     token: str | None = None
-    """The submission that the request comes from; ``None`` for scripts run by hand."""
+    """Token of the submission that the request comes from; ``None`` for scripts run by hand."""
 
 
 @dataclass(frozen=True)
@@ -261,16 +266,13 @@ def add_event(paths: RunPaths, stage: str, name: str, **data: Any) -> None:
 
 
 def try_event(paths: RunPaths, stage: str, name: str, **data: Any) -> None:
-    """Append one event if that is possible: a full disk is no reason to end what serves, or to go on."""
+    """Append one event if possible: a full disk must not change what the caller does next."""
     with suppress(OSError):
         add_event(paths, stage, name, **data)
 
 
 def read_events(paths: RunPaths, *stages: str) -> list[Event]:
-    """Return the events of the given stages (of all without any), sorted by time.
-
-    An incomplete last line is left out.
-    """
+    """Return the events of the given stages (default: all), sorted by time; skip incomplete lines."""
     files = [paths.stage_events(stage) for stage in stages] or sorted(paths.events.glob("*.jsonl"))
     events = []
     for file in files:
@@ -278,7 +280,7 @@ def read_events(paths: RunPaths, *stages: str) -> list[Event]:
             text = file.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             continue
-        # Not splitlines: JSON does not escape U+2028 and similar characters.
+        # Not splitlines(), which also splits at U+2028 and similar characters; JSON does not escape these.
         for line in text.split("\n"):
             try:
                 raw = json.loads(line)
@@ -289,48 +291,49 @@ def read_events(paths: RunPaths, *stages: str) -> list[Event]:
 
 
 def of_last_job(events: Sequence[Event]) -> list[Event]:
-    """Return a stage's events since a job last began it; all of them if none has begun it."""
+    """Return a stage's events since the last job began it; all events if no job has begun it."""
     begun = [number for number, event in enumerate(events) if event.name == "stage_begin"]
     return list(events[begun[-1] :] if begun else events)
 
 
-# Guests, who have further keys to a run's proxy, and how often everybody has asked -------------
-# ``endpoint --invite`` and ``--revoke`` write files of the run folder, which the run's supervisor reads.
+# Guests, who have keys of their own to a run's proxy, and the request counts of all clients -----
+# ``endpoint --invite`` and ``--revoke`` write files in the run folder, which the run's supervisor reads.
 
 OWNER, ANYBODY = "owner", "anybody"
-"""In place of a guest's name: who has the run's own key, and whoever asks a server without keys."""
+"""Used in place of a guest's name: clients with the run's own key, and all clients of a server without
+keys."""
 
 IDLE = "idle"
-"""Who requests the stop of a server that nobody asks, and the event that announces it."""
+"""Requester of the stop of an idle server, and name of the event that announces the stop."""
 
 
 @dataclass(frozen=True)
 class Guest:
-    """A colleague who may ask the server of a run."""
+    """A colleague who may use the server of a run."""
 
     name: str
     invited_at: float
     """Seconds since the epoch."""
     expires_at: float | None = None
-    """When the proxy begins to refuse the key; ``None``: the key is good until it is revoked."""
+    """Time after which the proxy refuses the key, in seconds since the epoch; ``None``: until revoked."""
 
 
 @dataclass(frozen=True)
 class Visits(JsonRecord):
-    """Who may ask and who has asked, as last recorded inside the job."""
+    """The admitted guests and the requests of all clients, as last recorded inside the job."""
 
     admitted: list[str] = field(default_factory=list)
-    """The guests whom the proxy lets in."""
+    """Names of the guests whom the proxy admits."""
     asked: dict[str, list[float]] = field(default_factory=dict)
-    """By name: the number of requests, and the time of the last one in seconds since the epoch."""
+    """Number of requests and time of the last request (seconds since the epoch), by client name."""
 
 
 def read_guests(paths: RunPaths) -> list[Guest]:
-    """Return the guests of a run; raises OSError or ValueError if their file cannot be read."""
+    """Return the guests of a run; raise OSError or ValueError if their file cannot be read."""
     return [Guest(**known_fields(Guest, guest)) for guest in read_json(paths.guests) or ()]
 
 
 def guest_keys(paths: RunPaths, now: float) -> dict[str, str]:
-    """Return the keys that are good, each with the guest's name; raises as :func:`read_guests`."""
+    """Return the guest's name for each valid key; raises like :func:`read_guests`."""
     good = [guest.name for guest in read_guests(paths) if guest.expires_at is None or now < guest.expires_at]
     return {paths.guest_key(name).read_text(encoding="ascii").strip(): name for name in good}

@@ -1,8 +1,8 @@
-"""A server that outlives the time limit of its job: while one job serves, the next one waits in the queue.
+"""Renewal: a server that outlives the time limit of its job, because the next job already waits in the queue.
 
-The batch script submits itself again as soon as it begins (``--dependency=afterany``), so the next job starts
-after any end of this one. Near its time limit a job lets the open requests end and stops. A next job that
-must not serve is cancelled at this one's end, or ends by itself at its own begin.
+When the batch script begins, it submits itself again (``--dependency=afterany``), so the next job starts
+however this job ends. Near its time limit a job lets open requests finish and stops. A next job that must not
+serve is cancelled at the end of this job, or ends by itself when it begins.
 """
 
 from __future__ import annotations
@@ -24,54 +24,57 @@ from trtllm_hpc.runtime.stop import SUPERVISOR
 from trtllm_hpc.runtime.submission import submit_script
 
 RENEWAL = "renewal"
-"""Who requests the stop of a server whose time limit is near."""
+"""Requester of the stop of a server whose time limit is near."""
 
 _MOST_FAILURES = 3
-"""Jobs in a row that fail soon; then the run ends."""
+"""Jobs in a row that may fail soon after their begin; after one more the run ends."""
 _SOON_S = 600.0
 _FIRST_PAUSE_S = 10.0
-_OF_RANK = re.compile(r"(?:serve(?:\.\d+)?|preflight|repository)_\d+\.")
+_RANK_FILE = re.compile(r"(?:serve(?:\.\d+)?|preflight|repository)_\d+\.")
 _JOB_ENDED = (130, 143)
-"""Exit codes of a script that Slurm has ended, for any of its reasons."""
+"""Exit codes of a batch script that Slurm has ended by a signal."""
 
 
 @dataclass(frozen=True)
 class Renewal(JsonRecord):
-    """The job that serves, and the one that waits for its end."""
+    """The job that serves, and the job that waits for its end."""
 
     job_id: str
+    """Slurm's ID of the serving job."""
     next_job_id: str | None = None
-    """``None``: none waits."""
+    """Slurm's ID of the waiting job; ``None``: no job waits."""
     number: int = 0
-    """How many jobs of the run have served before."""
+    """Number of jobs of the run that served before this job."""
     failures: int = 0
-    """How many of the last ones, one after the other, never were ready or failed soon."""
+    """Number of the last jobs in a row that never became ready, or failed soon after."""
     failed: list[dict[str, Any]] = field(default_factory=list)
-    """All that have failed, each a :class:`FailedJob`."""
+    """All jobs that failed, each a :class:`FailedJob`."""
 
 
 @dataclass(frozen=True)
 class FailedJob:
-    """A job of a renewed server that failed; the next one served in its place."""
+    """A job of a renewed server that failed; the next job served in its place."""
 
     job_id: str
-    """Slurm's."""
+    """Slurm's ID of the job."""
     why: str
-    """How it ended, and the cause, if its logs show one."""
+    """Description of the job's end, with the cause if its logs show one."""
     attempt: int
-    """Its logs and records are in ``attempts/N`` with this number."""
+    """Number N of the folder ``attempts/N`` with the job's logs and records."""
 
 
 def queue_next(paths: RunPaths) -> int:
-    """Submit the next server, which waits until this job has ended. Returns SUBMISSION if none waits.
+    """Submit the next job, which waits for the end of this job. Return SUBMISSION if no job waits.
 
-    It follows the server of this job, or of the one that this job was to follow and may not, because of a
-    node. Then the next job must not get that node either.
+    ``TRTLLM_HPC_FOLLOWS`` names the job whose server the next job is to follow: this job, or, if this job got
+    an excluded node and may not serve, the job before. The next job must not get an excluded node either.
     """
     this, follows = os.environ["SLURM_JOB_ID"], os.environ["TRTLLM_HPC_FOLLOWS"]
     name = os.environ["SLURM_JOB_NAME"]
     options = [f"--job-name={name}", f"--dependency=afterany:{this}", *filter(None, [exclude_option(paths)])]
-    token = name.partition(":")[2] or os.urandom(8).hex()  # in the name, if the profile sets a comment
+    token = (
+        name.partition(":")[2] or os.urandom(8).hex()
+    )  # the name has the token if the profile sets a comment
     next_job_id, why = None, ""
 
     def refusal(answer: CompletedProcess[str], what: str) -> SubmissionError:
@@ -92,7 +95,7 @@ def queue_next(paths: RunPaths) -> int:
 
 
 def may_follow(paths: RunPaths, job_id: str, state: str) -> int:
-    """Prepare this job to serve after another one in that state; returns CANCELLED if it is not to serve."""
+    """Prepare this job to serve after ``job_id``, which ended in ``state``; return CANCELLED to refuse."""
     request, last = StopRequest.read(paths.stop_request), Renewal.read(paths.renewal) or Renewal(job_id)
     why, _, is_soon = _end_of_last_job(paths, request, state)
     failures = last.failures + 1 if why is not None and is_soon else 0
@@ -107,15 +110,15 @@ def may_follow(paths: RunPaths, job_id: str, state: str) -> int:
         print(f"Nothing is started: {refusal}.", flush=True)
         return ExitCode.CANCELLED
     paths.stop_request.unlink(missing_ok=True)
-    paths.endpoint.unlink(missing_ok=True)  # of a job that was killed
-    # Logs and records of the job before go to a folder of their own, but no readings of GPUs.
+    paths.endpoint.unlink(missing_ok=True)  # a killed job leaves its endpoint
+    # Logs and records of the previous job move to a folder of their own; GPU readings are removed.
     for file in paths.ranks.glob("*.gpus.*"):  # 36 MB per GPU and day
         file.unlink()
     aside = paths.new_attempt()
     for folder, target in ((paths.logs, aside.logs), (paths.ranks, aside.ranks)):
         target.mkdir()
         for file in folder.iterdir():
-            if _OF_RANK.match(file.name):
+            if _RANK_FILE.match(file.name):
                 file.rename(target / file.name)
     failed = [] if why is None else [asdict(FailedJob(job_id, why, int(aside.run_id)))]
     this = os.environ["TRTLLM_HPC_JOB_ID"]
@@ -126,7 +129,7 @@ def may_follow(paths: RunPaths, job_id: str, state: str) -> int:
 
 
 def unwanted_next(paths: RunPaths, exit_code: int) -> str | None:
-    """Return the job that waits for the end of this one, if it is not to serve; it is forgotten then."""
+    """Return the ID of the waiting job if it must not serve, and drop it from the record; else ``None``."""
     renewal = Renewal.read(paths.renewal)
     if renewal is None or renewal.next_job_id is None or renewal.job_id != os.environ["TRTLLM_HPC_JOB_ID"]:
         return None
@@ -135,7 +138,7 @@ def unwanted_next(paths: RunPaths, exit_code: int) -> str | None:
     if request is None:
         is_wanted = exit_code in _JOB_ENDED
     else:
-        # A server that has never been ready, e.g. for its engine, would fail again.
+        # A server that has never been ready, e.g. because of its engine, would fail again.
         is_wanted = request.by == RENEWAL or (request.by == SUPERVISOR and was_ready)
     if is_wanted and (renewal.failures < _MOST_FAILURES or why is None or not is_soon):
         return None
@@ -144,40 +147,40 @@ def unwanted_next(paths: RunPaths, exit_code: int) -> str | None:
 
 
 def change_of_next(paths: RunPaths, job_id: str) -> str | None:
-    """Keep the next job from nodes because of which a server has ended; returns how Slurm is to change it.
+    """Exclude nodes that ended the server of job ``job_id``; return scontrol's change of the waiting job.
 
-    ``job_id`` is that server's job. The standard input is what sinfo prints, as for ``Pool.of``.
+    Standard input has sinfo's lines, as for ``Pool.of``. ``None``: nothing to change.
     """
     pool = Pool.of(sys.stdin, wanted=int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
     hosts = bad_hosts(paths)
-    news = bool(hosts) and exclude(paths, hosts, job_id=job_id, pools=[pool])
+    has_new = bool(hosts) and exclude(paths, hosts, job_id=job_id, pools=[pool])
     renewal = Renewal.read(paths.renewal)
     is_own = renewal is not None and renewal.job_id == os.environ["TRTLLM_HPC_JOB_ID"]
-    if not news or renewal is None or not is_own or renewal.next_job_id is None:
+    if not has_new or renewal is None or not is_own or renewal.next_job_id is None:
         return None
     return f"JobId={renewal.next_job_id} ExcNodeList={exclude_option(paths).removeprefix('--exclude=')}"
 
 
 def note_renewed(paths: RunPaths, ready_at: float) -> None:
-    """Record that this job serves in the place of another, and for how long nobody served."""
+    """Record that this job serves in place of another, and for how many seconds no job served."""
     renewal = Renewal.read(paths.renewal)
     if renewal is None or renewal.number == 0:
         return
     stops = [event.time for event in read_events(paths, "serve") if event.name == "server_stop"]
-    downtime_s = round(ready_at - stops[-1], 1) if stops else None  # a killed one recorded no stop
+    downtime_s = round(ready_at - stops[-1], 1) if stops else None  # a killed job recorded no stop
     add_event(paths, "serve", "renewed", number=renewal.number, downtime_s=downtime_s)
 
 
 def _end_of_last_job(
     paths: RunPaths, request: StopRequest | None, state: str = ""
 ) -> tuple[str | None, bool, bool]:
-    """Return how the last job failed, whether it was ready, and whether it ended before or soon after.
+    """Return how the last job failed, whether it was ever ready, and whether it ended before or soon after.
 
-    ``None``: it has not failed, since its end was planned: by its time limit, or by Slurm for its reasons. A
-    job that never was ready has failed, unless another job has preempted it.
+    The first value is ``None`` if the job did not fail: its time limit was over, Slurm ended it, or another
+    job preempted it. A job that was never ready counts as failed, unless it was preempted.
     """
-    # The next job records bad nodes when it begins, which may be hours later.
-    events = of_last_job([it for it in read_events(paths, "serve") if it.name != EVENT])
+    # Without bad nodes, which the next job records when it begins, maybe hours later.
+    events = of_last_job([event for event in read_events(paths, "serve") if event.name != EVENT])
     ready_at = next((event.time for event in events if event.name == "ready"), None)
     was_ready = ready_at is not None
     is_soon = ready_at is None or events[-1].time - ready_at < _SOON_S
@@ -186,7 +189,9 @@ def _end_of_last_job(
         was_planned = request.by == RENEWAL
     else:
         was_planned = state == "TIMEOUT" or any(code in _JOB_ENDED for code in codes[-1:])
-    ends = [it.data for it in events if "reason" in it.data or it.name in ("failed", "instance_end")]
+    ends = [
+        event.data for event in events if "reason" in event.data or event.name in ("failed", "instance_end")
+    ]
     if state == "PREEMPTED" or (was_planned and was_ready):
         why = None
     elif ends:

@@ -1,4 +1,4 @@
-"""How the server of a run is started: written with the plan, read by the supervisor of each rank."""
+"""The specification of a run's server: written with the plan, read by the supervisor of each rank."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from trtllm_hpc.runtime.records import JsonRecord
 
 @dataclass(frozen=True)
 class ServerSpec(JsonRecord):
-    """The run folder's ``server.json``; each phase of a disaggregated run has its own."""
+    """``server.json`` in the run folder; each phase of a disaggregated run has its own file."""
 
     driver: Literal["triton", "openai"]
-    """The code in ``runtime/servers/`` that starts the server and asks whether it is ready."""
+    """Module in ``runtime/servers/`` that starts the server and checks whether it is ready."""
     leader: list[str]
     """Program and arguments of rank 0. Values that are known only on the node stand in braces (``{port}``);
     :func:`literal` doubles all other braces."""
     worker: list[str] | None = None
-    """The same for every other rank; ``None``: as rank 0."""
+    """Program and arguments of every other rank; ``None``: those of rank 0."""
     environment: dict[str, str | None] = field(default_factory=dict)
-    """Variables of every rank; ``None`` unsets the variable."""
+    """Environment variables of every rank; ``None`` unsets the variable."""
     launcher: str | None = None
     """Program that starts the server and joins the ranks, e.g. ``trtllm-llmapi-launch``."""
     model: str | None = None
     """Folder of the checkpoint that a server with OpenAI's protocol loads."""
     tokenizer: str | None = None
-    """Folder of its tokenizer; ``None``: the model's."""
+    """Folder of the tokenizer; ``None``: the model's folder."""
     health: str = "/health"
-    """Path that answers with status 200 as soon as a server with OpenAI's protocol listens."""
+    """Path that returns status 200 as soon as a server with OpenAI's protocol listens."""
 
 
 def read_spec(file: Path) -> ServerSpec:
-    """Return the specification in a file. Raises StartFailed if it is missing or damaged."""
+    """Return the specification in a file. Raises StartFailed if the file is missing or damaged."""
     spec = ServerSpec.read(file)
     if spec is None:
         raise StartFailed(f"{file} cannot be read", hint="render the run again (trtllm-hpc render)")
@@ -62,20 +62,22 @@ class RankOptions:
     world_size: int
     ranks_per_node: int
     prefix: str
-    """Prefix of this rank's shared memory and scratch folder, with job id and rank."""
+    """Prefix of this rank's shared memory and scratch folder, with job ID and rank."""
     ready_timeout_seconds: float
+    """Seconds that the server may take to become ready."""
     spec: ServerSpec
     step: str = "serve"
-    """``serve.1`` for instance 1 of several."""
+    """Name of the job step: ``serve``, or ``serve.1`` for instance 1 of several."""
     hang_seconds: float | None = None
-    """How long a rank may be silent, or the server compute nothing for a request; ``None``: for ever."""
+    """Seconds that a rank may be silent, or the server may compute nothing for a request; ``None``: no
+    limit."""
     prologue: str | None = None
-    """Script that runs the job file's commands, and becomes the program of its arguments."""
+    """Script that runs the commands of ``serve.prologue``, then becomes the program in its arguments."""
     wrapper: Sequence[str] = ()
-    """Program and arguments that become the server."""
+    """Program and arguments of ``serve.wrapper``, which becomes the server."""
 
     def before_server(self) -> list[str]:
-        """Return the words before the server's and its launcher's. Raises StartFailed: no such wrapper."""
+        """Return the words before launcher and server; raise StartFailed if the wrapper is missing."""
         if self.prologue is not None:
             return ["bash", self.prologue, *self.wrapper]
         if self.wrapper:
@@ -83,24 +85,24 @@ class RankOptions:
         return list(self.wrapper)
 
     def server_program(self, name: str, hint: str) -> str:
-        """Return the server's path on this node; its name if a prologue may yet install it.
+        """Return the server's path on this node, or just its name if a prologue may still install it.
 
-        Raises StartFailed if there is none.
+        Raises StartFailed if the program is missing.
         """
         return find_program(name, hint) if self.prologue is None else name
 
     def words(self, **values: object) -> list[str]:
-        """Return this rank's command line with the driver's values, and those that every driver has."""
+        """Return this rank's command line, with its placeholders replaced by ``values`` and common values."""
         words = self.spec.leader if self.rank == 0 else self.spec.worker or self.spec.leader
         return expand(words, {**values, "prefix": self.prefix, "rank": self.rank})
 
 
 StartCommand = tuple[list[str], dict[str, str]]
-"""How to start the server on this node: its words, and variables that override the task's own."""
+"""A server's command line on this node, and environment variables that override the task's own."""
 
 
 def find_program(name: str, hint: str) -> str:
-    """Return the path of a program of this node. Raises StartFailed if there is none."""
+    """Return the path of a program on this node. Raises StartFailed if the program is missing."""
     program = shutil.which(name)
     if program is None:
         raise StartFailed(f"there is no program {name!r} on {os.uname().nodename}", hint=hint)

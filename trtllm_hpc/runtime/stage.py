@@ -1,4 +1,4 @@
-"""Begin and end of a stage; a stage of a half-submitted run does not begin."""
+"""Begin and end of a stage; a stage of an incompletely submitted run does not begin."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from trtllm_hpc.runtime.process import output_of, start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, of_last_job, read_events
 
 SUBMISSION_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
-"""Overrides how long a job waits for the rest of its chain to be submitted."""
+"""Environment variable that overrides SUBMISSION_TIMEOUT_S."""
 
 SUBMISSION_TIMEOUT_S = 120.0
-"""Longer than one sbatch (60 s), the search for its job (40 s) and the end of a doubled one (10 s), together;
-from the last change of jobs.json."""
+"""Seconds since the last change of jobs.json that a job waits for the rest of its chain to be submitted:
+longer than one sbatch (60 s), the search for its job (40 s) and the cancelling of a duplicate (10 s)
+together."""
 
-_OF_SERVER = ("stage_begin", "server_start", "ready", "server_stop", "failed", "companion_missing")
-"""Events that say whether the supervisor has a server."""
+_SERVER_EVENTS = ("stage_begin", "server_start", "ready", "server_stop", "failed", "companion_missing")
+"""Events that show whether the supervisor has a server."""
 
 
 def begin(paths: RunPaths, stage: str) -> int:
-    """Record that a stage begins, once its whole chain is submitted; returns the exit code.
+    """Record that a stage begins, once its whole chain is submitted; return the exit code.
 
-    If ``submit`` was killed before it had sent all stages, its record (``jobs.json``), which a token in the
-    job names, is never completed: the job ends here, and Slurm cancels the jobs that depend on it.
+    If ``submit`` was killed before it had submitted all stages, its record (``jobs.json``) is never
+    completed. The job then ends here, and Slurm cancels the jobs that depend on it.
     """
     if not chain_is_complete(paths, os.environ.get(TOKEN_VARIABLE)):
         add_event(paths, stage, "submission_interrupted")
@@ -41,8 +42,8 @@ def begin(paths: RunPaths, stage: str) -> int:
         return ExitCode.SUBMISSION
     if stage == "serve":
         remove_of_ended_jobs()
-        # What an earlier attempt published goes, but no stop request of this submission: its companion may
-        # have failed while this job was still being set up.
+        # Remove the files of an earlier attempt. A stop request of this submission stays: its companion may
+        # have failed while this job was being set up.
         token, request = os.environ.get(TOKEN_VARIABLE), StopRequest.read(paths.stop_request)
         files = [paths.endpoint, paths.heartbeat, paths.instances, *paths.ranks.glob("*.json")]
         if request is None or token is None or request.token != token:
@@ -52,7 +53,9 @@ def begin(paths: RunPaths, stage: str) -> int:
     fault, at_begin = None, os.environ.get("BASH_ENV")
     if at_begin and "begins" not in (output_of(["bash", "-c", "echo begins"], timeout_s=60) or ""):
         message = f"bash ends in the file that BASH_ENV names, {at_begin}, before a script begins"
-        fault = fail(message, f"mend {at_begin}")  # no further script of the run would begin, either
+        fault = fail(
+            message, f"mend {at_begin}"
+        )  # every further script of the run would fail in the same way
     elif stage == "serve":
         fault = _engine_fault(paths)
     if fault is not None:
@@ -66,16 +69,16 @@ def begin(paths: RunPaths, stage: str) -> int:
 
 
 def end(paths: RunPaths, stage: str, exit_code: int) -> None:
-    """Record that a stage has ended, once; the endpoint of a server that was killed goes with it."""
+    """Record once that a stage has ended, and remove the endpoint that a killed server leaves."""
     marks = [event.name for event in read_events(paths, stage) if event.name.startswith("stage_")]
     if stage == "companion" and marks[-1:] == ["stage_end"]:
-        return  # its script has recorded that itself
+        return  # the companion's own script has recorded it
     was_killed, killed = exit_code > 128 and exit_code != 143, f"was killed by signal {exit_code - 128}"
     if stage == "serve":
         with suppress(OSError):
             paths.endpoint.unlink(missing_ok=True)
-        marks = [event.name for event in read_events(paths, "serve") if event.name in _OF_SERVER]
-        if was_killed and marks[-1:] in (["server_start"], ["ready"]):  # no end of the server is recorded
+        marks = [event.name for event in read_events(paths, "serve") if event.name in _SERVER_EVENTS]
+        if was_killed and marks[-1:] in (["server_start"], ["ready"]):  # the server has no recorded end
             add_event(paths, stage, "failed", reason=f"the supervisor of the run {killed}")
     elif stage == "companion" and was_killed:
         names = {event.name for event in of_last_job(read_events(paths, stage))}
@@ -85,7 +88,7 @@ def end(paths: RunPaths, stage: str, exit_code: int) -> None:
 
 
 def chain_is_complete(paths: RunPaths, token: str | None) -> bool:
-    """Wait, bounded, for the submission that ``token`` names to be whole; return whether it is."""
+    """Wait until the submission with ``token`` is complete; return ``False`` after the timeout."""
     if token is None:
         return True
     timeout_s = float(os.environ.get(SUBMISSION_VARIABLE) or SUBMISSION_TIMEOUT_S)
@@ -105,8 +108,8 @@ def chain_is_complete(paths: RunPaths, token: str | None) -> bool:
 
 
 def _engine_fault(paths: RunPaths) -> Diagnostic | None:
-    """Register the use of the cache's engine; returns what is wrong with it, or ``None``."""
-    from trtllm_hpc.runtime.engine_cache.cache import entry_of  # few callers need it
+    """Register the run's use of its cached engine; return what is wrong with the engine, or ``None``."""
+    from trtllm_hpc.runtime.engine_cache.cache import entry_of  # only the serve stage needs this import
 
     entry = entry_of(paths)
     if entry is None or entry.register(paths.folder):

@@ -1,10 +1,11 @@
-"""Weights on a node's own disk (``model.stage: node``): each node copies a model once for all its runs.
+"""Weights on a node's own disk (``model.stage: node``): each node copies a model once for all runs.
 
-<folder>/.trtllm-hpc-UID/lock           held by the process of this node that copies models, or removes copies
-                         COPY/NAME/     a copy of a model's folder, with each file once it is whole
-                              partial/  files that are not whole yet
+<folder>/.trtllm-hpc-UID/lock           locked by the process on this node that copies models or removes
+copies
+                         COPY/NAME/     a copy of a model's folder, with only complete files
+                              partial/  incomplete files
                               used      touched at each use
-         trtllm-hpc-RUN/NAME            what the servers of a run load: a link to the copy, once that is whole
+         trtllm-hpc-RUN/NAME            link to the complete copy, which the servers of a run load
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _FILES_AT_ONCE, _BLOCK_BYTES, _NEWS_S = 8, 2**23, 5.0
 
 
 def stage_model(paths: RunPaths, source: Path, link: Path, days: float, first: int) -> None:
-    """Copy a model to this node unless it is there, and make the run's ``link``; raises StartFailed.
+    """Copy a model to this node unless it has a copy, and make the run's ``link``; raise StartFailed.
 
-    Copies that were not used for ``days`` are removed. ``first`` is the number of the step's first node.
+    Copies unused for ``days`` are removed. ``first`` is the number of the step's first node in the job.
     """
     progress = _Progress(paths, first)
     try:
@@ -60,23 +61,23 @@ def stage_model(paths: RunPaths, source: Path, link: Path, days: float, first: i
 
 
 def _stage(source: Path, name: Path, days: float, progress: _Progress) -> None:
-    folder, found = name.parents[1], {it: path.stat() for it, path in files_of(source)}
-    files = [(it, found[it].st_size, found[it].st_mtime_ns) for it in needed_files(found)]
+    folder, stats = name.parents[1], {file: path.stat() for file, path in files_of(source)}
+    files = [(file, stats[file].st_size, stats[file].st_mtime_ns) for file in needed_files(stats)]
     digest = hashlib.sha256(json.dumps([os.path.realpath(source), files]).encode()).hexdigest()
     copy = folder / f".trtllm-hpc-{os.geteuid()}" / digest[:16]
     if not folder.is_dir():
-        with suppress(FileExistsError):  # another job was faster
+        with suppress(FileExistsError):  # another job has just made the folder
             folder.mkdir(parents=True)
-            folder.chmod(0o1777)  # for the copies of every user, as in /tmp
+            folder.chmod(0o1777)  # every user may make copies here, as in /tmp
     _own(copy.parent, progress.host)
-    print(f"{progress.host}: {source} goes to {copy}, unless it is there", flush=True)
+    print(f"{progress.host}: files of {source} that {copy} lacks are copied there", flush=True)
     with (copy.parent / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _remove_unused(copy, days, progress.host)
         for own in (name.parent, copy, copy / name.name):
             _own(own, progress.host)
         (copy / "used").touch()
-        missing = {it: size for it, size, _ in files if size_fault(copy / name.name / it, it, size)}
+        missing = {file: size for file, size, _ in files if size_fault(copy / name.name / file, file, size)}
         remove(copy / "partial")
         needed, free = sum(missing.values()), shutil.disk_usage(folder).free
         if needed > free:
@@ -92,47 +93,47 @@ def _stage(source: Path, name: Path, days: float, progress: _Progress) -> None:
 
 
 def _own(folder: Path, host: str) -> None:
-    """Make a folder that no other user can enter; raises StartFailed if it is another user's."""
+    """Make a folder that no other user can enter; raise StartFailed if another user has made it."""
     with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)  # a gated model may be given to one user only
+        folder.mkdir(mode=0o700)  # the licence of a gated model may cover this user only
     if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-        message = f"{folder} on {host} is another user's"
+        message = f"{folder} on {host} belongs to another user"
         raise StartFailed(message, hint="name another node_models_folder in the profile")
 
 
 def _remove_unused(copy: Path, days: float, host: str) -> None:
-    """Remove other copies that were not used for long, and links of runs, old ones and those to nothing."""
+    """Remove other copies unused for ``days``, and links of runs that are as old or point to nothing."""
     oldest = time.time() - days * 86_400
     for used in copy.parent.glob("*/used"):
         if used.stat().st_mtime < oldest and used.parent != copy:
             print(f"{host}: {used.parent} is removed: no run has used it for {days} days", flush=True)
             remove(used.parent)
-    for it in copy.parents[1].glob("trtllm-hpc-*"):
-        with suppress(OSError):  # another user's
-            leads_nowhere = any(link.is_symlink() and not link.exists() for link in it.iterdir())
-            if it.stat().st_uid == os.geteuid() and (leads_nowhere or it.stat().st_mtime < oldest):
-                remove(it)
+    for run in copy.parents[1].glob("trtllm-hpc-*"):
+        with suppress(OSError):  # the folder belongs to another user
+            is_broken = any(link.is_symlink() and not link.exists() for link in run.iterdir())
+            if run.stat().st_uid == os.geteuid() and (is_broken or run.stat().st_mtime < oldest):
+                remove(run)
 
 
 def _copy(source: Path, copy: Path, name: str, missing: Mapping[str, int], progress: _Progress) -> None:
-    """Copy files, several at once, the largest first, each to its place when it is whole."""
+    """Copy files, several at once, the largest first; move each to its place once it is complete."""
     hashes = dict[str, str]()
-    with suppress(OSError, ValueError, TypeError):  # not of a hub
+    with suppress(OSError, ValueError, TypeError):  # the model does not come from a hub
         record = read_json(source.parent / HUB_RECORD) or {"files": {}}
-        hashes = {it: digest for it, (_, digest) in record["files"].items() if len(digest) == 64}
+        hashes = {file: digest for file, (_, digest) in record["files"].items() if len(digest) == 64}
     (copy / "partial").mkdir(mode=0o700)
     progress.total, progress.begun = sum(missing.values()), time.monotonic()
     progress.note()
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
         jobs = [
-            pool.submit(_copy_file, source / it, copy / name / it, part, hashes.get(it), progress)
-            for number, it in enumerate(sorted(missing, key=lambda it: -missing[it]))
+            pool.submit(_copy_file, source / file, copy / name / file, part, hashes.get(file), progress)
+            for number, file in enumerate(sorted(missing, key=lambda file: -missing[file]))
             for part in [copy / "partial" / str(number)]
         ]
         try:
             for job in as_completed(jobs):
                 job.result()
-        except BaseException:  # the other files end with their next block
+        except BaseException:  # the other copies stop after their current block
             progress.is_stopped = True
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -141,17 +142,17 @@ def _copy(source: Path, copy: Path, name: str, missing: Mapping[str, int], progr
 
 
 def _copy_file(source: Path, target: Path, part: Path, digest: str | None, progress: _Progress) -> None:
-    found, size = hashlib.sha256(), source.stat().st_size
+    actual, size = hashlib.sha256(), source.stat().st_size
     with source.open("rb", buffering=0) as reading, part.open("wb") as writing:
         while (block := reading.read(_BLOCK_BYTES)) and not progress.is_stopped:
             writing.write(block)
             if digest is not None:
-                found.update(block)
+                actual.update(block)
             progress.add(len(block))
         writing.flush()
         os.fsync(writing.fileno())
     fault = size_fault(part, source.name, size)
-    if fault is None and digest is not None and found.hexdigest() != digest:
+    if fault is None and digest is not None and actual.hexdigest() != digest:
         fault = "its hash differs from the hub's"
     if fault is not None:
         hint = f"rm '{source}' if it is a hub's, then trtllm-hpc submit the job file again"
@@ -165,7 +166,7 @@ def _gib(size: float) -> str:
 
 
 class _Progress:
-    """How far this node is, for the log and for ``status``."""
+    """This node's progress, for the log and for ``status``."""
 
     def __init__(self, paths: RunPaths, first: int) -> None:
         self.number, self.host = first + task_number(), socket.gethostname()

@@ -1,7 +1,8 @@
-"""``sbatch`` on a login node or inside a job: an unclear answer loses no job, and submits none twice.
+"""Submit a script by ``sbatch``, on a login node or in a job; no job is lost or submitted twice.
 
-``sbatch`` can fail, or be killed, after Slurm has taken the job, and a site's wrapper can print lines of its
-own. So each job carries a mark, its stage and a token, which Slurm keeps.
+``sbatch`` can fail, or be killed, after Slurm has accepted the job, and a site's wrapper can print lines of
+its own. So each job carries a mark (its stage and a token) in its comment or name, by which the queue is
+searched.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from subprocess import CompletedProcess, TimeoutExpired
 from trtllm_hpc.errors import SubmissionError, UnclearSubmission
 
 LOOKUP_S = 30.0
-"""How long the queue is searched for a job after an unclear answer."""
+"""Seconds for which the queue is searched for a job after an unclear answer."""
 _SBATCH_TIMEOUT_S, _LOOK_TIMEOUT_S, _PAUSE_S = 60.0, 10.0, 2.0
 _JOB_ID = re.compile(r"^(\d+)(?:;\S+)?[ \t\r]*$", re.MULTILINE)
 """``JOBID`` or ``JOBID;CLUSTER`` (sbatch(1), --parsable)."""
 _UNCLEAR = re.compile(
     "timed out|Connection reset|Zero Bytes|Transport endpoint|(send|receive|shutdown) failure"
 )
-"""Errors after which Slurm may have taken the job; before a ``connect failure`` nothing was sent."""
+"""Errors after which Slurm may have accepted the job; with a ``connect failure`` nothing was sent."""
 QUEUE = ("squeue", "--noheader", "--me", "--format=%i\x1f%T\x1f%o\x1f%k %j")
-"""Lists this user's jobs that have not ended, for :func:`queued`."""
+"""Command that lists this user's jobs that have not ended, for :func:`queued`."""
 _QUEUED = re.compile("^(\\d+)[^\x1f]*\x1f([^\x1f]*)\x1f([^\x1f]*)\x1f(.*)", re.MULTILINE)
 
 
 def queued(text: str) -> list[tuple[str, str, str, list[str]]]:
-    """Return id, state, script and marks of each job, with 123 of 123+1 and 123_[0-9]; the newest last."""
+    """Return ID, state, script and marks of each job, the newest last; 123+1 and 123_[0-9] become 123."""
     rows = sorted(_QUEUED.findall(text), key=lambda row: int(row[0]))
     return [(job, state, path, re.findall(r"\w+:[0-9a-f]{16}\b", kept)) for job, state, path, kept in rows]
 
@@ -43,12 +44,18 @@ def submit_script(
     token: str,
     refused: Callable[[CompletedProcess[str], str], SubmissionError],
 ) -> str:
-    """Submit a script unchanged; return the job's id.
+    """Submit a script unchanged; return the job's ID.
 
-    After an unclear answer the queue is searched for the job's mark or, where a site overwrites comments, for
-    its script. A second job with the mark, which a wrapper that tries again can leave, is cancelled. ``run``
-    runs a command of Slurm's with a bound in seconds. Raises SubmissionError, as ``refused`` words it if
-    Slurm has refused the script, and UnclearSubmission if that is not known.
+    After an unclear answer the queue is searched for the job's mark or, if a site overwrites comments, for
+    its script. A second job with the same mark, which a site's retrying wrapper can leave, is cancelled.
+
+    Args:
+        run: runs a Slurm command with a timeout in seconds.
+        refused: makes the error if Slurm has refused the script.
+
+    Raises:
+        SubmissionError: Slurm has refused the script, or cannot be reached.
+        UnclearSubmission: it is not known whether Slurm has accepted the script.
     """
     mark, text = f"{script.stem}:{token}", script.read_text("utf-8", "replace") if script.is_file() else ""
     name = re.search(r"^#SBATCH --job-name=(\S+)\n.*^#SBATCH --comment\b", text, re.MULTILINE | re.DOTALL)
@@ -60,7 +67,7 @@ def submit_script(
             raise
         answer = CompletedProcess((), -9, "", getattr(error, "message", str(error)))
     ids: list[str] = _JOB_ID.findall(answer.stdout)
-    # Of several numbers one may be a wrapper's own: the queue knows which is the job.
+    # With several numbers, one may be the wrapper's own: the queue shows which is the job.
     job_id = ids[0] if len(set(ids)) == 1 and answer.returncode == 0 else None
     if not _UNCLEAR.search(answer.stderr) and 0 <= answer.returncode < 128:
         if job_id is not None:
@@ -69,8 +76,10 @@ def submit_script(
             raise refused(answer, f"sbatch refused {script}")
     until = time.monotonic() + LOOKUP_S
     while True:
-        with suppress(SubmissionError, OSError, TimeoutExpired):  # OSError: no squeue here, in a job
-            this = os.environ.get("SLURM_JOB_ID")  # runs the same script if the server is renewed
+        with suppress(SubmissionError, OSError, TimeoutExpired):  # OSError: the node has no squeue
+            this = os.environ.get(
+                "SLURM_JOB_ID"
+            )  # skipped below: a renewed server's job runs the same script
             jobs = [job for job in queued(run(QUEUE, _LOOK_TIMEOUT_S).stdout) if job[0] != this]
             marked = list(dict.fromkeys(job[0] for job in jobs if mark in job[3]))
             ours = [job for job in jobs if job[2] == str(script) and not job[3] and job[1] != "COMPLETING"]

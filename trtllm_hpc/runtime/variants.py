@@ -1,6 +1,6 @@
-"""The job of a sweep with ``allocation: one``: it serves and measures one variant after another.
+"""The job of a sweep with ``allocation: one``, which serves and measures one variant after another.
 
-Each variant's own scripts run unchanged, as sbatch would run them, within this job's nodes.
+Each variant's own scripts run unchanged on this job's nodes, as sbatch would run them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event, read_events
 from trtllm_hpc.runtime.stage import chain_is_complete, end
 
 _STOP_S = 60.0
-"""From SIGTERM to SIGKILL: a server needs a while to stop. Slurm's own KillWait may be shorter."""
+"""Seconds from SIGTERM to SIGKILL, so that a server can stop. Slurm's own KillWait may be shorter."""
 _IDLE_TIMEOUT_S = 60.0
 _IDLE_MIB = 2048
-"""A GPU with less memory in use is empty: the driver and its daemons need up to a GiB."""
+"""A GPU with less memory in use counts as empty: the driver and its daemons need up to a GiB."""
 _COMMAND_TIMEOUT_S = 30.0
 
 
 def run_variants(folder: Path, names: Sequence[str], minutes: float) -> int:
-    """Run the variants of a sweep in their order; return 1 if not all of them have run.
+    """Run the variants of a sweep in their order; return 1 if any was skipped.
 
     Args:
-        folder: the sweep's.
-        minutes: time limit of this job.
+        folder: the sweep's folder.
+        names: the variants' folders in it.
+        minutes: the time limit of this job.
     """
     ends_at, longest_s, skipped, signals = time.monotonic() + minutes * 60, 0.0, 0, list[str]()
     on_signals(signals.append)
@@ -70,7 +71,7 @@ def run_variants(folder: Path, names: Sequence[str], minutes: float) -> int:
 
 
 def _run_variant(run: RunPaths, signals: Collection[str]) -> int:
-    """Run the stages that have scripts and have not completed: the build, then the others at once."""
+    """Run a variant's stages that have not completed: first the build, then all others at once."""
     stages = []
     for stage in STAGES:
         ends = [event for event in read_events(run, stage) if event.name == "stage_end"]
@@ -79,7 +80,7 @@ def _run_variant(run: RunPaths, signals: Collection[str]) -> int:
     if "build" in stages and (code := _run_stage(run, "build", signals)):
         return code
     others = [stage for stage in stages if stage != "build"]
-    # Within Slurm's job the server's script starts the companion.
+    # At once, so that a local companion runs beside its server; in a Slurm job the server's script starts it.
     with ThreadPoolExecutor(len(STAGES)) as threads:
         codes = list(threads.map(lambda stage: _run_stage(run, stage, signals), others))
     return next((code for code in codes if code), 0)
@@ -96,7 +97,7 @@ def _run_stage(run: RunPaths, stage: str, signals: Collection[str]) -> int:
         )
     marks = [event.name for event in read_events(run, stage) if event.name.startswith("stage_")]
     if marks[-1:] == ["stage_begin"]:
-        end(run, stage, code)  # its script was killed
+        end(run, stage, code)  # the stage's script was killed, and recorded no end
     return code
 
 
@@ -124,14 +125,14 @@ def _busy_gpus() -> list[str]:
 
 
 def gpus_in_use() -> str:
-    """Return the GPUs of this process, on this node, whose memory somebody uses; none without nvidia-smi.
+    """Return this process's GPUs whose memory is in use, one a line; empty without nvidia-smi.
 
-    One a line, as ``node2: GPU 1 (4096 MiB)``.
+    A line looks like ``node2: GPU 1 (4096 MiB)``.
     """
-    host, found = socket.gethostname(), []
+    host, busy = socket.gethostname(), []
     for line in query_gpus("index", "memory.used"):
         index, _, used = line.partition(",")
         mib = used.strip().partition(" ")[0]
         if mib.isdigit() and int(mib) > _IDLE_MIB:
-            found.append(f"{host}: GPU {index} ({mib} MiB)")
-    return "\n".join(found)
+            busy.append(f"{host}: GPU {index} ({mib} MiB)")
+    return "\n".join(busy)

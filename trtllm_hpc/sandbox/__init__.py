@@ -1,6 +1,6 @@
-"""A real Slurm cluster on one machine, for tests and for trying a job file.
+"""A real Slurm cluster on one machine, for tests and for trying job files.
 
-``Sandbox(name)`` is the whole interface::
+:class:`Sandbox` is the whole interface::
 
     sandbox = Sandbox("try")
     sandbox.up(nodes=2, gpus_per_node=4)

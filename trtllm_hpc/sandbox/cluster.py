@@ -1,8 +1,8 @@
-"""A sandbox's network, nodes and daemons: start them, and see which answer.
+"""The network, nodes and daemons of a sandbox: start them, and check which of them answer.
 
-The network is a bridge in the head's network namespace, and a veth pair to the machine. The bridge is not on
-the machine itself, because there the machine's firewall (Docker's, for example) would filter the traffic
-between the nodes.
+The network is a bridge in the head's network namespace, connected to the machine by a veth pair. The bridge
+is not on the machine itself, where a firewall (Docker's, for example) would filter the traffic between the
+nodes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from trtllm_hpc.sandbox.nodes import Node, tail
 from trtllm_hpc.sandbox.processes import Progress
 
 PARTITIONS = ("batch", "debug")
-"""Partitions of every sandbox, the default one first."""
+"""Partitions of every sandbox; the first is the default."""
 
 START_TIMEOUT_S = 60.0
-"""Limit for each daemon; on an idle machine each takes a second or two."""
+"""Seconds for the start of a daemon, which takes a second or two on an idle machine."""
 
 HEALTHY = ("idle", "mixed", "allocated", "completing", "reserved", "planned")
 """States in sinfo of a node that takes jobs; a trailing ``*`` means that the node does not respond."""
@@ -40,16 +40,16 @@ HEALTHY = ("idle", "mixed", "allocated", "completing", "reserved", "planned")
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """One compute node."""
+    """Status of a compute node."""
 
     name: str
     address: str
     state: str
-    """As sinfo prints it."""
+    """State of the node in sinfo."""
     answers: bool
-    """Whether its slurmd accepts connections; sinfo notices that it does not only after a while."""
+    """Whether the node's slurmd accepts connections; sinfo shows a lost slurmd only after a while."""
     gpus: tuple[str, ...] = ()
-    """The device files of its real GPUs, such as ``nvidia0``; empty if it only claims to have GPUs."""
+    """Device files of the node's real GPUs, such as ``nvidia0``; empty if its GPUs exist only in Slurm."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Status:
     """``up``, ``down``, ``starting`` (another command is starting it) or ``degraded``."""
     gpus_per_node: int = 0
     real_gpus: bool = False
-    """Whether they are GPUs of this machine; else nodes only claim to have them."""
+    """Whether the GPUs are those of this machine; otherwise they exist only in Slurm."""
     slurm_conf: str = ""
-    """``SLURM_CONF`` for its Slurm's commands; empty if it is down."""
+    """Value of ``SLURM_CONF`` for the sandbox's Slurm; empty if the sandbox is down."""
     partitions: tuple[str, ...] = ()
     logs: str = ""
     """Folder of the daemons' logs."""
@@ -71,7 +71,7 @@ class Status:
     """Whether each daemon answers; ``None`` if only root can find out."""
     nodes: tuple[NodeStatus, ...] = ()
     problems: tuple[str, ...] = ()
-    """What is wrong, a few words each."""
+    """Faults, in a few words each."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Cluster:
     subnet: str
     """The first three numbers of a /24, such as ``10.97.0``."""
     machine_gpus: tuple[str, ...] = ()
-    """Device files of all GPUs that the machine has, such as ``nvidia0``; only of a shape with real GPUs."""
+    """Device files of all GPUs of the machine, such as ``nvidia0``; empty for a shape without real GPUs."""
 
     @property
     def folder(self) -> Folder:
@@ -92,90 +92,91 @@ class Cluster:
 
     @property
     def head(self) -> Node:
-        """The head node, with munge, the database, slurmdbd, slurmctld and the bridge."""
+        """The head node, which runs munge, the database, slurmdbd and slurmctld, and has the bridge."""
         return Node(f"sbx-{self.name}-head", f"{self.subnet}.1", self.folder)
 
     @property
     def nodes(self) -> list[Node]:
-        """The compute nodes, with slurmd."""
+        """The compute nodes, which run slurmd."""
         return [
             Node(f"sbx-{self.name}-n{index}", f"{self.subnet}.{10 + index}", self.folder)
             for index in range(1, self.shape.nodes + 1)
         ]
 
     def gpus_of(self, node: str) -> tuple[str, ...]:
-        """The device files of a compute node's GPUs; of nodes that only claim GPUs there are none."""
+        """Return the device files of a compute node's GPUs; empty if its GPUs exist only in Slurm."""
         index = [host.name for host in self.nodes].index(node)
         count = self.shape.gpus_per_node
         return self.machine_gpus[index * count : (index + 1) * count]
 
     @property
     def hides_gpus(self) -> bool:
-        """Whether there are GPUs that a node must not see, because it has not got them all."""
+        """Whether the machine has GPUs that a node must not see, because they belong to other nodes."""
         return len(self.machine_gpus) > self.shape.gpus_per_node
 
     @property
     def first_job_id(self) -> int:
-        """Slurm's FirstJobId, different in every sandbox that is up.
+        """Slurm's FirstJobId, different in every running sandbox.
 
-        All nodes see the machine's ``/tmp``, where ranks name their folders by job id.
+        All nodes see the machine's ``/tmp``, where the names of ranks' folders contain the job ID.
         """
         pool, number = self.subnet.rsplit(".", 1)
         return 1 + JOB_IDS * (256 * POOLS.index(pool) + int(number))
 
     @property
     def cluster(self) -> str:
-        """Slurm's ClusterName, which becomes part of the database's table names."""
+        """Slurm's ClusterName, which is part of the names of database tables."""
         return "sbx_" + self.name.replace("-", "_")
 
     @property
     def environment(self) -> dict[str, str]:
-        """The whole environment of the daemons: that of the caller of `up` must not leak into jobs."""
+        """The whole environment of the daemons, so that the environment of `up` does not leak into jobs."""
         return {
             "PATH": processes.search_path(),
             "HOME": "/root",
             "LANG": "C.UTF-8",
             "SLURM_CONF": str(self.folder.slurm_conf),
-            # slurmdbd.conf cannot name a socket; the client library reads this.
+            # slurmdbd.conf cannot name a socket, but the client library reads this variable.
             "MYSQL_UNIX_PORT": str(self.folder.database_socket),
         }
 
     def slurm(self, *arguments: str) -> str:
-        """Run one of Slurm's commands on the machine, outside the sandbox, as any user would."""
+        """Run one of Slurm's commands on the machine, outside the sandbox's nodes, as any user would."""
         return processes.run(arguments, timeout_s=20, environment=self.environment)
 
     def munge_answers(self) -> bool:
-        """Whether munged signs a credential."""
+        """Return whether munged signs a credential."""
         path = self.folder.munge_socket
         return _listens(path) and self._answer("munge", "--no-input", f"--socket={path}") is not None
 
     def database_answers(self) -> bool | None:
-        """Whether MariaDB greets a client; ``None`` if this is not root, since only root can find out."""
+        """Return whether MariaDB greets a client; ``None`` if this is not root, who alone can find out."""
         if os.geteuid() != 0:
             return None
-        # The socket is in a file system of the head's own.
+        # The socket is in a file system that is mounted only on the head.
         return _listens(Path(f"/proc/{self.head.pid}/root{self.folder.database_socket}"), greets=True)
 
     def accounting_answers(self) -> bool:
-        """Whether slurmdbd accepts connections."""
+        """Return whether slurmdbd accepts connections."""
         return self._accepts(self.head, 6819)
 
     def node_answers(self, node: Node) -> bool:
-        """Whether a node's slurmd accepts connections."""
+        """Return whether a node's slurmd accepts connections."""
         return self._accepts(node, 6818)
 
     def controller_answers(self) -> bool:
-        """Whether slurmctld is up; scontrol alone would go on trying for most of a minute."""
+        """Return whether slurmctld is up."""
+        # Connect first, because scontrol alone would retry for most of a minute.
         reachable = self._accepts(self.head, 6817) and self.munge_answers()
         return reachable and self._answer("scontrol", "ping") is not None
 
     def node_states(self) -> dict[str, str]:
-        """State of each node as sinfo prints it; empty if slurmctld does not answer."""
+        """Return the state of each node in sinfo; empty if slurmctld does not answer."""
         states = self._answer("sinfo", "--Node", "--noheader", "--format=%N %T") or ""
         return dict(line.split(" ", 1) for line in states.split("\n") if " " in line)
 
     def status(self) -> Status:
-        """Which daemons and nodes answer, and what is wrong."""
+        """Return which daemons and nodes answer, and the faults."""
         daemons = {
             "munged": self.munge_answers(),
             "mariadbd": self.database_answers(),
@@ -214,7 +215,7 @@ class Cluster:
         with socket.socket() as client:
             client.settimeout(2)
             try:
-                # Without the interface a dead sandbox's address would lead out by the default route.
+                # Bind to the interface: the address of a dead sandbox would otherwise use the default route.
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface)
                 client.connect((node.address, port))
             except OSError:
@@ -222,7 +223,7 @@ class Cluster:
         return True
 
     def _answer(self, *arguments: str) -> str | None:
-        """The output of one of Slurm's commands; ``None`` if it fails."""
+        """Return the output of one of Slurm's commands; ``None`` if it fails."""
         try:
             return self.slurm(*arguments)
         except SandboxError:
@@ -230,7 +231,7 @@ class Cluster:
 
 
 def _listens(path: Path, *, greets: bool = False) -> bool:
-    """Whether a server accepts connections on a Unix socket. With ``greets`` it must greet, too."""
+    """Return whether a server accepts connections on a Unix socket. With ``greets``, it must also greet."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(2)
         try:
@@ -243,7 +244,7 @@ def _listens(path: Path, *, greets: bool = False) -> bool:
 def check_pmix(cluster: Cluster) -> None:
     """Raise SandboxImpossible if Slurm was built without PMIx, as Ubuntu 22.04's was.
 
-    srun reads that from the configuration, before any daemon runs.
+    srun can answer before any daemon runs, because it needs only the configuration.
     """
     if "pmix" not in cluster.slurm("srun", "--mpi=list"):
         raise SandboxImpossible(
@@ -254,9 +255,9 @@ def check_pmix(cluster: Cluster) -> None:
 
 
 def start_daemons(cluster: Cluster, tell: Progress) -> None:
-    """Start every daemon and return when the nodes are idle.
+    """Start every daemon and return when the nodes are idle; ``tell`` receives each step.
 
-    Raises SandboxError with the end of a daemon's log if the daemon died or did not answer in time.
+    Raises SandboxError, with the end of the log, if a daemon died or did not answer in time.
     """
     folder, head, environment = cluster.folder, cluster.head, cluster.environment
     tell("munge")
@@ -273,8 +274,9 @@ def start_daemons(cluster: Cluster, tell: Progress) -> None:
         *("--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"),
     ]
     head.run(new_database, timeout_s=START_TIMEOUT_S, environment=environment)
-    # slurmdbd would make its database itself, but after the connection that fails without the database, the
-    # client library of MariaDB 11.8.9 (Connector/C 3.4.10) refuses every result. A folder is a database.
+    # Make slurmdbd's database, which is just a folder. slurmdbd could make it, but its first connection,
+    # without the database, fails, and after that MariaDB 11.8.9's client library (Connector/C 3.4.10) refuses
+    # all results.
     head.run(["mkdir", str(folder.private / "mysql/slurm")])
     mariadbd = ["mariadbd", f"--defaults-file={folder.database_conf}"]
     head.start_daemon(mariadbd, folder.output("mariadbd"), environment)
@@ -292,15 +294,15 @@ def start_daemons(cluster: Cluster, tell: Progress) -> None:
         slurmd = ["slurmd", "-D", "-N", node.name, "-f", str(folder.slurm_conf), "-d", str(folder.stepd)]
         node.start_daemon(slurmd, folder.output(f"slurmd-{node.name}"), environment)
     for node in cluster.nodes:
-        idle = partial(lambda it: cluster.node_states().get(it.name) == "idle", node)
+        idle = partial(lambda host: cluster.node_states().get(host.name) == "idle", node)
         _await(node, "slurmd", idle, folder.log(f"slurmd-{node.name}"))
 
 
 def _await(node: Node, program: str, answers: Callable[[], bool], log: Path) -> None:
-    """Wait until a daemon answers; raises SandboxError with the end of its log."""
+    """Wait until a daemon answers; raise SandboxError with the end of its log if it does not."""
     if processes.wait_until(answers, START_TIMEOUT_S):
         return
-    # A daemon that ends before it opens its log has written to its output only.
+    # A daemon that ended before it opened its log has written only to its output.
     opened = log.exists() and log.stat().st_size > 0
     raise SandboxError(
         f"{program} on {node.name} did not answer within {START_TIMEOUT_S:g} s.\n"
@@ -312,11 +314,11 @@ def _await(node: Node, program: str, answers: Callable[[], bool], log: Path) -> 
 
 
 def free_subnet(claimed: Iterable[str]) -> str:
-    """Return the first three numbers of a /24 that is neither routed nor claimed; raises SandboxError."""
+    """Return the first three numbers of a /24 that is neither routed nor claimed; raise SandboxError."""
     routes = json.loads(processes.run(["ip", "-json", "-4", "route", "show", "table", "all"]) or "[]")
     routed = []
     for route in routes:
-        # The default route covers everything.
+        # Skip the default route, which covers every network.
         if route["dst"] not in ("default", "0.0.0.0/0"):
             with suppress(ValueError):
                 routed.append(ipaddress.ip_network(route["dst"], strict=False))
@@ -327,13 +329,16 @@ def free_subnet(claimed: Iterable[str]) -> str:
             if not any(candidate.overlaps(network) for network in taken):
                 return f"{pool}.{number}"
     pools = ", ".join(f"{pool}.0.0/16" for pool in POOLS)
-    raise SandboxError(f"Routes of this machine cover all of {pools}.", hint="ip route")
+    raise SandboxError(
+        f"Routes of this machine cover all of {pools}.",
+        hint="ip route shows them; trtllm-hpc sandbox down ends a sandbox",
+    )
 
 
 def connect_nodes(cluster: Cluster) -> None:
-    """Make the bridge in the head, and connect the machine and every node to it by a veth pair.
+    """Make the bridge in the head, and connect the machine and every node to it by veth pairs.
 
-    A node's interface is called ``eth0``.
+    The interface of a node is called ``eth0``.
     """
     head, nodes = cluster.head, cluster.nodes
     interface = interface_name(cluster.name)
@@ -361,10 +366,10 @@ def connect_nodes(cluster: Cluster) -> None:
 
 
 def remove_interface(name: str) -> None:
-    """Remove the machine's end of its veth pair; the rest ends with the namespaces."""
+    """Remove the machine's end of the veth pair; the rest of the network ends with the namespaces."""
     interface = interface_name(name)
     if _exists(interface):
-        with suppress(SandboxError):  # the kernel may be removing it at this moment
+        with suppress(SandboxError):  # the kernel may just be removing the interface
             _ip(f"link delete {interface}")
     if not processes.wait_until(lambda: not _exists(interface), 10):
         raise SandboxError(
@@ -389,7 +394,7 @@ def _ip(*lines: str, inside: Node | None = None) -> None:
 # Files of the state folder ----------------------------------------------------------------------
 
 CPUS_PER_NODE = 16
-"""Processors that each node claims to have; in fact all nodes share the machine's."""
+"""Processors of each node in Slurm's configuration; in fact all nodes share the machine's."""
 
 SHM_SIZE = "4g"
 """Size of /dev/shm on a node."""
@@ -399,7 +404,7 @@ DEVICES = Path("/dev")
 
 
 def write_files(cluster: Cluster) -> None:
-    """Write everything that the daemons read, for all users but the key and, as slurmdbd wants, its file."""
+    """Write the files that the daemons read: readable for all users, except the key and slurmdbd.conf."""
     folder = cluster.folder
     for path in (folder.etc, folder.logs, folder.private, folder.munge, folder.devices):
         path.mkdir(mode=0o755)
@@ -408,8 +413,9 @@ def write_files(cluster: Cluster) -> None:
     with os.fdopen(key, "wb") as file:
         file.write(os.urandom(128))
     for index in range(cluster.shape.gpus_per_node):
-        # The device numbers of /dev/null, so that opening the file does no harm. Real GPUs have them
-        # too: on every node Slurm must count from 0, as CUDA does there, and the machine's files do not.
+        # The files have the device numbers of /dev/null, so that opening them does no harm. Real GPUs need
+        # these files as well: on every node Slurm must count from 0, as CUDA does, but the machine's device
+        # files do not.
         os.mknod(folder.device(index), 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     values: dict[str, object] = {
         "folder": folder,
@@ -420,7 +426,7 @@ def write_files(cluster: Cluster) -> None:
         "machine_devices": DEVICES,
         "machine_hosts": Path("/etc/hosts").read_text(errors="replace").rstrip("\n"),
         "version": slurm_version(),
-        # The interpreter itself: a virtual environment may be removed while the sandbox is up.
+        # The base interpreter, because a virtual environment may be removed while the sandbox is up.
         "python": os.path.realpath(sys.executable),
         "slurmstepd": processes.which("slurmstepd"),
     }
@@ -439,12 +445,12 @@ def write_files(cluster: Cluster) -> None:
 
 
 def slurm_version() -> tuple[int, int]:
-    """Slurm's release as ``(year, month)``, e.g. (22, 5). Raises SandboxError if slurmd does not print it."""
+    """Return Slurm's release as ``(year, month)``, e.g. (22, 5); raise SandboxError if slurmd prints none."""
     output = processes.run([processes.which("slurmd") or "slurmd", "-V"])
-    found = re.search(r"(\d+)\.(\d+)", output)
-    if found is None:
+    match = re.search(r"(\d+)\.(\d+)", output)
+    if match is None:
         raise SandboxError(f"`slurmd -V` prints no version: {output.strip()!r}.")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def rendered(name: str, values: dict[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""Names, size and state folder of one sandbox: pure values that touch nothing."""
+"""Names, size and state folder of a sandbox: pure values without side effects."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from trtllm_hpc.config.cluster import REAL_GPU, SANDBOX_ROOT
 from trtllm_hpc.errors import SandboxError
 
 ROOT = Path(SANDBOX_ROOT)
-"""Parent of all state folders. ``/run`` is empty after a boot, when no sandbox is up either."""
+"""Parent of all state folders. Like sandboxes, files in ``/run`` do not survive a boot."""
 
 POOLS = ("10.97", "10.213", "172.29", "198.18")
-"""The /16 networks of subnets: private ranges that few sites use, then RFC 2544's beside VPNs."""
+"""The /16 networks for subnets: private ranges that few sites use, then RFC 2544's range, in case of VPNs."""
 
 JOB_IDS = 50_000
-"""How many job ids each subnet has to itself; those of the last one end below Slurm's MaxJobId."""
+"""Number of job IDs reserved for each subnet; the last range ends below Slurm's MaxJobId."""
 
 MAX_NODES = 32
 MAX_GPUS = 16
@@ -31,19 +31,20 @@ def check_name(name: str) -> str:
     if re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?", name):
         return name
     raise SandboxError(
-        f"{name!r} cannot name a sandbox: use 1 to 32 lower-case letters, digits and inner hyphens.",
+        f"{name!r} cannot be the name of a sandbox: "
+        "use 1 to 32 lower-case letters, digits and inner hyphens.",
         hint="trtllm-hpc sandbox up --name try-1",
     )
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a sandbox is."""
+    """The size of a sandbox."""
 
     nodes: int
     gpus_per_node: int
     real_gpus: bool = False
-    """Whether the GPUs are the machine's own; otherwise nodes only claim to have them."""
+    """Whether the GPUs are the machine's own; otherwise they exist only in Slurm."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
@@ -69,54 +70,54 @@ class Folder:
     def __init__(self, name: str) -> None:
         path = self.path = ROOT / check_name(name)
         self.state = path / "state.json"
-        """Shape and subnet, and whether `up` has finished."""
+        """File with shape and subnet, and whether `up` has finished."""
         self.etc = path / "etc"
-        """Slurm's configuration files; slurmdbd looks for its own beside slurm.conf."""
+        """Folder of Slurm's configuration files; slurmdbd looks for its file beside slurm.conf."""
         self.slurm_conf = self.etc / "slurm.conf"
         self.database_conf = self.etc / "my.cnf"
         self.hosts = self.etc / "hosts"
-        """Mounted over /etc/hosts in the sandbox."""
+        """File that is mounted over /etc/hosts in the sandbox."""
         self.init = path / "init.sh"
-        """Process 1 of every node. The sandbox's processes are recognised by its path."""
+        """Script of process 1 of every node; its path identifies the sandbox's processes."""
         self.stepd_source = path / "slurmstepd.py"
-        """The reaper; each node copies it to ``stepd``, since /run may be mounted noexec."""
+        """The reaper; each node copies it to ``stepd``, because /run may be mounted noexec."""
         self.epilog_source = path / "epilog.sh"
-        """Each node copies it to ``epilog``."""
+        """The epilog; each node copies it to ``epilog``."""
         self.private = path / "private"
-        """Mount point of a tmpfs of each node's own; empty from outside."""
+        """Mount point of a separate tmpfs on each node; empty outside the nodes."""
         self.stepd = self.private / "slurmstepd"
         """The program that slurmd starts in place of slurmstepd."""
         self.epilog = self.private / "epilog"
         """The program that slurmd runs when a job has ended."""
         self.database_socket = self.private / "mariadb.socket"
-        """MariaDB's socket, visible on the head only."""
+        """MariaDB's socket, visible only on the head."""
         self.munge = path / "munge"
-        """munged's files; only root can read the key."""
+        """Folder of munged's files; only root can read the key."""
         self.munge_key = self.munge / "munge.key"
         self.munge_socket = self.munge / "munge.socket"
-        """Open to every user of the machine, as on a real cluster."""
+        """munged's socket, open to every user of the machine, as on a real cluster."""
         self.controller = path / "slurmctld"
         """slurmctld's StateSaveLocation."""
         self.logs = path / "log"
         """Folder with two files for each daemon."""
         self.devices = path / "dev"
-        """The files by which Slurm counts the GPUs of a node."""
+        """Folder of the device files by which Slurm counts the GPUs of a node."""
 
     def log(self, daemon: str) -> Path:
-        """The log of a daemon; slurmd's is called ``slurmd-<host>``."""
+        """Return the log of a daemon; slurmd's name here is ``slurmd-<host>``."""
         return self.logs / f"{daemon}.log"
 
     def output(self, daemon: str) -> Path:
-        """What a daemon prints before it opens its log."""
+        """Return the file with a daemon's output before it opens its log."""
         return self.logs / f"{daemon}.out"
 
     def device(self, index: int) -> Path:
-        """The file of one GPU of every node; Slurm takes its number from the digits at the end."""
+        """Return the device file of a GPU; Slurm takes the GPU's number from the digits at the end."""
         return self.devices / f"gpu{index}"
 
 
 def interface_name(name: str) -> str:
-    """The machine's interface to the sandbox, the only part of its network outside the namespaces."""
+    """Return the name of the machine's interface to a sandbox, its only network part outside namespaces."""
     plain = f"sbx-{name}"
     if len(plain) <= _INTERFACE_LIMIT:
         return plain

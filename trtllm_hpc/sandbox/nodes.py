@@ -1,4 +1,4 @@
-"""The head node and the compute nodes: each a set of namespaces under one process 1."""
+"""The head node and the compute nodes: each is a set of namespaces with its own process 1."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ END_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class Node:
-    """The head or a compute node: to its processes it looks like a host of its own."""
+    """The head or a compute node, which looks like a separate host to its processes."""
 
     name: str
     address: str
@@ -34,19 +34,19 @@ class Node:
 
     @property
     def pid(self) -> int | None:
-        """The machine's number for this node's process 1; ``None`` if the node is not up."""
+        """Process ID, on the machine, of this node's process 1; ``None`` if the node is not up."""
         marked = marked_processes(self.folder, self.name)
-        return next((each.pid for each in marked if processes.is_first_process(each.pid)), None)
+        return next((process.pid for process in marked if processes.is_first_process(process.pid)), None)
 
     def entering(self, arguments: Sequence[str]) -> list[str]:
-        """The command line that runs ``arguments`` on this node. Raises SandboxError if the node is not up.
+        """Return the command that runs ``arguments`` on this node; raise SandboxError if the node is not up.
 
-        It uses ``nsenter``, since ``ip netns exec`` hides /sys/fs/cgroup.
+        It uses ``nsenter``, because ``ip netns exec`` hides /sys/fs/cgroup.
         """
         pid = self.pid
         if pid is None:
             raise SandboxError(f"{self.name} is not up.", hint="trtllm-hpc sandbox status")
-        # --root: entering a mount namespace would otherwise leave a chroot.
+        # With --root, because entering a mount namespace would otherwise leave a chroot.
         return ["nsenter", "--target", str(pid), *NAMESPACES, "--root", "--", *arguments]
 
     def run(
@@ -74,28 +74,28 @@ class Node:
             raise SandboxError(f"{self.name} cannot be entered.\n{tail(output)}")
 
     def processes(self) -> list[Process]:
-        """Every process on this node but its process 1 and the `sleep` that this waits for."""
+        """Return every process on this node except process 1 and the `sleep` that it waits for."""
         first = self.pid
         namespace = None if first is None else processes.pid_namespace(first)
         if namespace is None:
             return []
         return [
-            each
-            for each in processes.all_processes()
-            if each.pid != first
-            and each.arguments != ("sleep", "infinity")
-            and processes.pid_namespace(each.pid) == namespace
+            process
+            for process in processes.all_processes()
+            if process.pid != first
+            and process.arguments != ("sleep", "infinity")
+            and processes.pid_namespace(process.pid) == namespace
         ]
 
 
 def start(node: Node, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a node. It reads the end of its input and ends when this is closed, unless it is kept."""
+    """Start a node, which ends when its standard input is closed, unless :func:`keep` was called."""
     command = [
-        # A session of its own, so that Ctrl-C reaches only `up`, which then ends this
-        # in order. And nobody's child, since it outlives `up`.
+        # In a session of its own, so that Ctrl-C reaches only `up`, which then ends the node in an orderly
+        # way. Forked, because the node outlives `up`.
         *("setsid", "--fork"),
         *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
-        # Later mounts of the machine are visible inside, never the other way round.
+        # The machine's later mounts are visible inside, but not the reverse.
         *("--propagation", "slave"),
         *("bash", str(node.folder.init), node.name),
     ]
@@ -125,18 +125,18 @@ def keep(starting: subprocess.Popen[bytes]) -> None:
 
 
 def marked_processes(folder: Folder, name: str | None = None) -> list[Process]:
-    """The processes that hold the namespaces of a sandbox, or of its node ``name``, found in /proc.
+    """Return the processes that hold the namespaces of a sandbox, or of its node ``name``.
 
-    They are recognised by their arguments, the path of ``init.sh`` and the host name, so that
-    no PID file can be missing, stale or forged. Only processes of root count.
+    They are found in /proc by their arguments, the path of ``init.sh`` and the host name, because PID files
+    could be missing, stale or forged. Only root's processes count.
     """
     marker = str(folder.init)
     return [
-        each
-        for each in processes.all_processes()
-        if each.arguments[-3:-1] == ("bash", marker)
-        and (name is None or each.arguments[-1] == name)
-        and processes.owner(each.pid) == 0
+        process
+        for process in processes.all_processes()
+        if process.arguments[-3:-1] == ("bash", marker)
+        and (name is None or process.arguments[-1] == name)
+        and processes.owner(process.pid) == 0
     ]
 
 
@@ -146,36 +146,36 @@ def end_all(folder: Folder) -> None:
     Raises SandboxError if a process is still there after ``END_TIMEOUT_S``.
     """
     misses = 0
-    # Twice, since the first search may miss a process that was just forked.
+    # Search until nothing is found twice, because one search may miss a process that was just forked.
     while misses < 2:
-        found = marked_processes(folder)
-        misses = 0 if found else misses + 1
-        _end({each.pid for each in found})
+        holders = marked_processes(folder)
+        misses = 0 if holders else misses + 1
+        _end({process.pid for process in holders})
 
 
 def _end(holders: set[int]) -> None:
-    """Kill these processes; the kernel kills a whole PID namespace with its process 1."""
+    """Kill processes; the kernel kills a whole PID namespace together with its process 1."""
     namespaces = {processes.pid_namespace(pid) for pid in holders if processes.is_first_process(pid)}
-    # Of a holder that has just ended, as of a process that we may not look into: they are not the same one.
+    # None means that a process has ended or is not readable, which would match unrelated processes below.
     namespaces.discard(None)
 
     def left() -> list[Process]:
         return [
-            each
-            for each in processes.all_processes()
-            if each.pid in holders or processes.pid_namespace(each.pid) in namespaces
+            process
+            for process in processes.all_processes()
+            if process.pid in holders or processes.pid_namespace(process.pid) in namespaces
         ]
 
     for pid in holders:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     if not processes.wait_until(lambda: not left(), END_TIMEOUT_S):
-        names = ", ".join(f"{each.pid} ({each.arguments[0]})" for each in left())
+        names = ", ".join(f"{process.pid} ({process.arguments[0]})" for process in left())
         raise SandboxError(f"These processes cannot be killed: {names}.", hint="trtllm-hpc sandbox down")
 
 
 def tail(log: Path, lines: int = 15) -> str:
-    """The last lines of a log, indented, below its path; a sentence if the log is empty."""
+    """Return the log's path and, indented below it, the last lines; a sentence if the log is empty."""
     try:
         text = log.read_text(errors="replace").splitlines()[-lines:]
     except OSError:

@@ -1,4 +1,4 @@
-"""Processes as /proc shows them, commands with a time limit, and a lock against other processes."""
+"""Processes in /proc, commands with a time limit, and a lock against other processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ADMIN_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 POLL_S = 0.05
 
 LOCK_TIMEOUT_S = 180.0
-"""How long `up` and `down` wait for another `up` or `down` of the same sandbox."""
+"""Seconds that `up` and `down` wait for another `up` or `down` of the same sandbox."""
 
 Progress = Callable[[str], None]
 
@@ -32,37 +32,38 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True)
 class Process:
-    """One process, by the machine's own number."""
+    """A process."""
 
     pid: int
+    """Process ID on the machine, outside any PID namespace."""
     arguments: tuple[str, ...]
 
 
 def search_path() -> str:
-    """PATH with the folders of administrators' commands, which `su` and cron may leave out."""
-    given = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    return os.pathsep.join([*given, *(folder for folder in ADMIN_FOLDERS if folder not in given)])
+    """Return PATH with the folders of administrators' commands, which `su` and cron may leave out."""
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return os.pathsep.join([*folders, *(folder for folder in ADMIN_FOLDERS if folder not in folders)])
 
 
 def which(command: str) -> str | None:
-    """Return the path of a command in :func:`search_path`; ``None`` if there is none."""
+    """Return the path of a command in :func:`search_path`; ``None`` if it is missing."""
     return shutil.which(command, path=search_path())
 
 
 def all_processes() -> Iterator[Process]:
-    """Every process that has a command line, that is, all but kernel threads."""
+    """Yield every process that has a command line, that is, all except kernel threads."""
     for folder in PROC.glob("[0-9]*"):
         try:
             raw = (folder / "cmdline").read_bytes()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         if raw:
             arguments = raw.rstrip(b"\0").decode(errors="replace").split("\0")
             yield Process(int(folder.name), tuple(arguments))
 
 
 def owner(pid: int) -> int | None:
-    """User id of a process; ``None`` if it has ended."""
+    """Return the user ID of a process; ``None`` if the process has ended."""
     try:
         return (PROC / str(pid)).stat().st_uid
     except OSError:
@@ -70,7 +71,7 @@ def owner(pid: int) -> int | None:
 
 
 def pid_namespace(pid: int) -> str | None:
-    """A process's PID namespace; ``None`` if the process has ended or may not be read."""
+    """Return a process's PID namespace; ``None`` if the process has ended or is not readable."""
     try:
         return str((PROC / str(pid) / "ns" / "pid").readlink())
     except OSError:
@@ -78,7 +79,7 @@ def pid_namespace(pid: int) -> str | None:
 
 
 def is_first_process(pid: int) -> bool:
-    """Whether the process is number 1 of a PID namespace below ours."""
+    """Return whether the process is process 1 of a PID namespace below this one."""
     try:
         status = (PROC / str(pid) / "status").read_text()
     except OSError:
@@ -96,7 +97,7 @@ def run(
 ) -> str:
     """Run a command and return its output.
 
-    Raises SandboxError if it cannot be run, fails, or takes too long.
+    Raises SandboxError if the command cannot be run, fails, or takes too long.
     """
     command = shlex.join(arguments)
     try:
@@ -133,9 +134,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
 def lock(what: str, tell: Progress = silent, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
     """Hold a lock against every other process on this machine.
 
-    The lock is the name of an abstract UNIX socket, which the kernel frees when its holder ends, however it
-    ends; no file is left behind. ``tell`` is called once if another process holds the lock. Raises
-    SandboxError if it has held the lock for all of ``timeout_s``.
+    The lock is the name of an abstract Unix socket: the kernel frees it when its holder ends, for whatever
+    reason, and no file is left behind. ``tell`` is called once if another process holds the lock. Raises
+    SandboxError if that process still holds the lock after ``timeout_s``.
     """
     name = f"trtllm-hpc {what}"
     with socket.socket(socket.AF_UNIX) as holder:

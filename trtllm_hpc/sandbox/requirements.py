@@ -1,4 +1,4 @@
-"""What a sandbox needs of this machine, its GPUs, and the installation of Debian packages."""
+"""The requirements of a sandbox: checks of this machine, its GPUs, and installation of Debian packages."""
 
 from __future__ import annotations
 
@@ -39,21 +39,24 @@ COMMANDS = {
 """Debian package of each command that a sandbox or its jobs run."""
 
 OPTIONAL = {"haproxy": "haproxy"}
-"""The same for what ``serve.proxy: none`` does without: installed with the others, but not missed."""
+"""Debian package of each optional command: it is installed with the others, but a sandbox starts without
+it."""
 
 LIBRARIES = {"/usr/lib/*/libpmix.so": "libpmix-dev"}
-"""Debian package of each library; `srun --mpi=pmix` loads this one by the name that only -dev has."""
+"""Debian package of each library; `srun --mpi=pmix` loads libpmix.so, a name that only the -dev package
+has."""
 
 PROBE = (
     "mount -t tmpfs sandbox /tmp && ip link add name bridge0 type bridge && "
     "ip link add name one type veth peer name two"
 )
-"""Tries in namespaces of its own what the kernel must permit: mounts, bridges and virtual interfaces."""
+"""Commands that test, in separate namespaces, whether the kernel permits mounts, bridges and virtual
+interfaces."""
 
 POLICY = Path("/usr/sbin/policy-rc.d")
 INSTALL_TIMEOUT_S = 900.0
 LOG = Path("/var/log/trtllm-hpc-install.log")
-"""What apt-get prints."""
+"""Log with the output of apt-get."""
 
 
 def check_platform() -> None:
@@ -76,7 +79,7 @@ def check_root() -> None:
 
 
 def missing_packages(*, optional: bool = False) -> list[str]:
-    """The Debian packages with the commands and libraries that this machine lacks, sorted."""
+    """Return the Debian packages of missing commands and libraries, sorted."""
     commands = COMMANDS | (OPTIONAL if optional else {})
     libraries = dict(LIBRARIES)
     if sys.base_prefix == "/usr":  # Triton loads the library of Debian's Python
@@ -98,7 +101,7 @@ def check_packages() -> None:
 
 
 def check_kernel() -> None:
-    """Raise ``SandboxImpossible`` unless the kernel, or the container that this is in, permits the PROBE."""
+    """Raise ``SandboxImpossible`` unless the kernel (or the surrounding container) permits the PROBE."""
     try:
         processes.run(["unshare", *NAMESPACES, "--fork", "--kill-child", "bash", "-c", PROBE])
     except SandboxError as error:
@@ -113,28 +116,28 @@ def check_kernel() -> None:
 
 
 def gpu_devices() -> tuple[str, ...]:
-    """The names of the GPUs' device files in ``/dev``, such as ``nvidia0``, by number.
+    """Return the names of the GPUs' device files in ``/dev``, such as ``nvidia0``, sorted by number.
 
-    A driver makes one for each GPU; in a container there are only those that it was given, under
-    the machine's numbers.
+    The driver makes a file for each GPU. A container has only the files of its own GPUs, with the machine's
+    numbers.
     """
-    found = [path for path in cluster.DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    names = [path.name for path in found if stat.S_ISCHR(path.stat().st_mode)]
+    files = [path for path in cluster.DEVICES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
+    names = [path.name for path in files if stat.S_ISCHR(path.stat().st_mode)]
     return tuple(sorted(names, key=lambda name: int(name.removeprefix("nvidia"))))
 
 
 def real_shape(nodes: int, gpus_per_node: int | None) -> Shape:
-    """The shape of a sandbox with the machine's own GPUs; ``None``: as many as there are for every node.
+    """Return the shape of a sandbox with the machine's own GPUs; ``None``: all GPUs, divided among the nodes.
 
-    Raises SandboxImpossible if the machine has too few.
+    Raises SandboxImpossible if the machine has too few GPUs.
     """
     names = gpu_devices()
-    each = gpus_per_node or min(len(names) // nodes, MAX_GPUS) or 1
-    shape = Shape(nodes, each, real_gpus=True)
-    if nodes * each > len(names):
+    per_node = gpus_per_node or min(len(names) // nodes, MAX_GPUS) or 1
+    shape = Shape(nodes, per_node, real_gpus=True)
+    if (needed := nodes * per_node) > len(names):
         files = ", ".join(str(cluster.DEVICES / name) for name in names) or "no /dev/nvidia0"
         raise SandboxImpossible(
-            f"A sandbox of {shape} needs {nodes * each} NVIDIA GPUs; this machine has {len(names)}: {files}.",
+            f"A sandbox of {shape} needs {needed} NVIDIA GPUs; this machine has {len(names)}: {files}.",
             hint="fewer --nodes, nvidia-smi -L as root (which makes the device files), or --gpus claimed, "
             "for nodes that only claim to have GPUs",
         )
@@ -145,9 +148,9 @@ def real_shape(nodes: int, gpus_per_node: int | None) -> Shape:
 
 
 def install_missing(*, tell: Progress) -> list[str]:
-    """Install the Debian packages that a sandbox lacks, and start no service; return them.
+    """Install missing Debian packages without starting any service; return the packages.
 
-    Raises SandboxError if this is not root or not Linux, there is no apt-get, or it failed.
+    Raises SandboxError if this is not root or not Linux, or apt-get is missing or fails.
     """
     check_platform()
     check_root()
@@ -169,11 +172,10 @@ def install_missing(*, tell: Progress) -> list[str]:
 
 @contextmanager
 def services_held_back() -> Iterator[None]:
-    """Let no package start, stop or restart a service within this context.
+    """Keep packages from starting, stopping or restarting services within this context.
 
-    Debian runs ``/usr/sbin/policy-rc.d`` before each such action (invoke-rc.d(8),
-    deb-systemd-invoke(1p)). A file that is already there decides as before. If this process is killed, the
-    file that it leaves allows everything again.
+    Debian runs ``/usr/sbin/policy-rc.d`` before each such action (invoke-rc.d(8), deb-systemd-invoke(1p)). A
+    file that already exists stays in force. If this process is killed, its file allows everything again.
     """
     if POLICY.exists() and "trtllm-hpc" not in POLICY.read_text():
         yield
@@ -188,7 +190,7 @@ def services_held_back() -> Iterator[None]:
 
 
 def _apt_get(*arguments: str) -> None:
-    """Run apt-get with its output in ``LOG``; raises SandboxImpossible, with the end of the output."""
+    """Run apt-get with its output in ``LOG``; raise SandboxImpossible, with the end of the output."""
     environment = {
         **os.environ,
         "PATH": processes.search_path(),

@@ -1,4 +1,4 @@
-"""One sandbox: start it, stop it, look at it."""
+"""The class Sandbox: start a sandbox, stop it, and show its status."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ from trtllm_hpc.sandbox.nodes import Node, end_all, marked_processes
 from trtllm_hpc.sandbox.processes import Progress, lock, silent
 
 DEFAULT_GPUS = 4
-"""GPUs that a node claims to have if nothing else is said."""
+"""Default number of GPUs per node; without real GPUs they exist only in Slurm."""
 
 
 class Sandbox:
     """A Slurm cluster on this machine, identified by its name. Creating the object starts nothing.
 
-    The name has up to 32 lower-case letters, digits and inner hyphens; raises SandboxError otherwise.
+    Raises SandboxError unless the name consists of up to 32 lower-case letters, digits and inner hyphens.
     """
 
     def __init__(self, name: str = "default") -> None:
         self.name = check_name(name)
         self.folder = Folder(name)
         self.slurm_conf = self.folder.slurm_conf
-        """The value of SLURM_CONF for this sandbox."""
+        """Value of SLURM_CONF for this sandbox."""
 
     def __repr__(self) -> str:
         return f"Sandbox({self.name!r})"
 
     def environment(self) -> dict[str, str]:
-        """The variables that make Slurm's commands talk to this sandbox."""
+        """Return the environment variables with which Slurm's commands use this sandbox."""
         return {"SLURM_CONF": str(self.slurm_conf)}
 
     @property
     def layout(self) -> Cluster | None:
-        """Hosts and addresses; ``None`` if there is no sandbox of this name."""
+        """Hosts and addresses of the sandbox; ``None`` if there is no sandbox of this name."""
         raw = self._state()
         if raw is None:
             return None
@@ -76,7 +76,7 @@ class Sandbox:
         return layout.head
 
     def status(self) -> Status:
-        """Whether it is up, with each daemon and node; changes nothing."""
+        """Return the status of the sandbox, of its daemons and nodes, without changing anything."""
         if not marked_processes(self.folder):
             return Status(self.name, "down")
         raw, layout = self._state(), self.layout
@@ -92,12 +92,17 @@ class Sandbox:
         real_gpus: bool = False,
         tell: Progress = silent,
     ) -> bool:
-        """Start it and return when its nodes are idle; return whether anything had to be started.
+        """Start the sandbox and wait until its nodes are idle; return whether anything had to be started.
 
-        Each of ``nodes`` (1 to 32) claims ``gpus_per_node`` (0 to 16, by default 4); with ``real_gpus`` they
-        are the machine's own, by default as many as there are for every node. ``tell`` is called with a few
-        words before each wait. Raises SandboxError if it cannot start here, or one of another shape is up;
-        nothing of it is left then.
+        Args:
+            nodes: number of nodes, 1 to 32.
+            gpus_per_node: 0 to 16, by default 4; with ``real_gpus`` by default all GPUs, divided among
+                the nodes.
+            real_gpus: whether the GPUs are the machine's own; otherwise they exist only in Slurm.
+            tell: receives a few words before each wait.
+
+        Raises SandboxError if the sandbox cannot start here, in which case nothing of it is left, or if it is
+        up with another shape.
         """
         requirements.check_platform()
         requirements.check_root()
@@ -113,14 +118,14 @@ class Sandbox:
             self._remove()
             try:
                 self._start(shape, tell)
-            except BaseException:  # Ctrl-C must leave nothing behind either
+            except BaseException:  # after Ctrl-C, too, nothing may be left behind
                 tell("stopping what was started")
                 self._remove()
                 raise
         return True
 
     def down(self, *, tell: Progress = silent) -> bool:
-        """Remove every trace of it, whatever state it is in; return whether there was anything to remove.
+        """Remove every trace of the sandbox in any state; return whether there was anything to remove.
 
         Raises SandboxError if this is not root, or a process cannot be killed.
         """
@@ -139,12 +144,12 @@ class Sandbox:
         return f"trtllm-hpc sandbox {verb}{option}"
 
     def _is_up_as(self, shape: Shape) -> bool:
-        """Whether it is up with this shape; what a killed `up` has left does not count.
+        """Return whether the sandbox is up with this shape; leftovers of a killed `up` do not count.
 
-        Raises SandboxError if it is up with another shape, or something in it is broken.
+        Raises SandboxError if the sandbox is up with another shape, or is broken.
         """
         status = self.status()
-        # We hold the lock, so the command that was starting it has ended.
+        # This process holds the lock, so a command that was starting the sandbox has ended.
         if status.state in ("down", "starting"):
             return False
         again = f"{self._command('down')} && {self._command('up')}"
@@ -163,8 +168,8 @@ class Sandbox:
     def _start(self, shape: Shape, tell: Progress) -> None:
         with lock("state folders"):
             self.folder.path.mkdir(mode=0o755, parents=True)
-            # A subnet that neither the machine nor another sandbox uses. The state file claims it, since a
-            # sandbox that is being started has no route yet.
+            # Choose a subnet that neither the machine nor another sandbox uses. The state file claims the
+            # subnet, because a sandbox that is being started has no route yet.
             others = (read_json(state) for state in ROOT.glob(f"*/{self.folder.state.name}"))
             subnet = free_subnet([other["subnet"] for other in others if other])
             cluster = Cluster(self.name, shape, subnet, requirements.gpu_devices() if shape.real_gpus else ())
@@ -192,20 +197,20 @@ class Sandbox:
         layout = self.layout
         end_all(self.folder)
         if layout is not None:
-            for name in SCRATCH.iterdir():
-                of_job = re.match(r"trt(\d+)_", name.name)
-                if of_job and 0 <= int(of_job[1]) - layout.first_job_id < JOB_IDS:
-                    remove_leftovers(of_job[0])
+            for file in SCRATCH.iterdir():
+                job = re.match(r"trt(\d+)_", file.name)
+                if job and 0 <= int(job[1]) - layout.first_job_id < JOB_IDS:
+                    remove_leftovers(job[0])
         remove_interface(self.name)
         with lock("state folders"), suppress(FileNotFoundError):
             shutil.rmtree(self.folder.path)
-            with suppress(OSError):  # other sandboxes are in it
+            with suppress(OSError):  # the folder has other sandboxes
                 ROOT.rmdir()
 
     @contextmanager
     def _locked(self, tell: Progress) -> Iterator[None]:
-        """Hold this sandbox against other commands; root's own umask may make files unreadable for users."""
-        previous = os.umask(0o022)
+        """Lock this sandbox against other commands."""
+        previous = os.umask(0o022)  # root's own umask might make files unreadable for users
         try:
             with lock(f"sandbox {self.name}", tell):
                 yield

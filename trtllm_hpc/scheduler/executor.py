@@ -1,7 +1,7 @@
-"""submitit's executor and job for rendered scripts.
+"""An executor and a job class of submitit for rendered scripts.
 
-submitit's own Slurm executor writes a script and pickles a function. Here the scripts exist already and are
-what the user reviewed, so they are submitted unchanged. States come from ``JobWatcher``.
+submitit's own Slurm executor writes a script and pickles a function. Here the user may have reviewed the
+rendered scripts, so they are submitted unchanged. Job states come from ``JobWatcher``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
         self._controller = controller
         run = RunPaths(script.run_folder)
         self.run_job = RunJob.of(run, PlanRecord.read(run), {script.stage: job_id})[script.stage]
-        """What Slurm must have recorded about this job."""
+        """The job with what Slurm must have recorded about it."""
         super().__init__(folder=script.run_folder, job_id=job_id)
 
     @property
     def watcher(self) -> JobWatcher:
-        """The watcher that all jobs of this cluster share in this process."""
+        """The watcher shared by all jobs of this cluster in this process."""
         watcher = _shared_watcher(*self._controller)
         watcher.add([self.run_job])
         return watcher
@@ -48,7 +48,7 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
         try:
             Slurm(*self._controller).cancel([self.run_job])
         except SubmissionError:
-            if check:  # otherwise another error is already on its way
+            if check:  # otherwise the caller is already raising another error
                 raise
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
@@ -78,7 +78,7 @@ class RenderedScriptExecutor(core.Executor):  # type: ignore[misc]
 
     @classmethod
     def affinity(cls) -> int:
-        """0 (available, but only on request) where sbatch is installed; -1 elsewhere."""
+        """0 (available, but only on request) if sbatch is installed; -1 otherwise."""
         return 0 if shutil.which("sbatch") else -1
 
     def _internal_process_submissions(

@@ -1,4 +1,4 @@
-"""The local profile: the same scripts, run with bash by submitit's local executor."""
+"""The local profile: submitit's local executor runs the same scripts with bash."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submis
 _POLL_S = 0.2
 _KILL_POLL_S = 0.1
 _TERMINATE_GRACE_S = 20.0
-"""Time that a process group gets between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL to a process group."""
 
 
 @dataclass(frozen=True)
 class StageScript:
-    """A stage's script: sent to ``sbatch``, or called by submitit's local executor, to run bash."""
+    """A stage's script: passed to ``sbatch``, or called by submitit's local executor, which runs bash."""
 
     run_folder: str
     stage: str
     after: tuple[tuple[str, str], ...]
     """(kind, stage) of each dependency, as in the plan."""
     environment: tuple[tuple[str, str], ...] = ()
+    """Environment variables for the script."""
     options: tuple[str, ...] = ()
-    """Of sbatch, which go before those in the script."""
+    """Options of sbatch, which override those in the script."""
     conditions: tuple[str, ...] = ()
     """Further dependencies for sbatch, on jobs of other runs: ``afterany:17``."""
 
     @property
     def path(self) -> Path:
-        """The script."""
+        """Path of the script."""
         return RunPaths(self.run_folder).sbatch(self.stage)
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -66,7 +67,7 @@ class StageScript:
         process = self.start()
         _on_termination(lambda: _end_group(process.pid))
         code = process.wait()
-        _end_group(process.pid)  # a script that was killed leaves the processes that it started
+        _end_group(process.pid)  # a killed script leaves processes
         if not _has_ended(paths, self.stage):
             # The script was killed, or never began, and cannot record its end itself.
             end(paths, self.stage, code if code >= 0 else 128 - code)
@@ -79,7 +80,7 @@ class StageScript:
 def detached(paths: RunPaths) -> Iterator[None]:
     """Start child processes that are independent of this terminal.
 
-    Otherwise Ctrl-C would end submitit's controllers, and ``submit | tail`` would not end before they do.
+    Otherwise Ctrl-C would end submitit's controllers, and ``submit | tail`` would wait for their end.
     """
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     saved = [os.dup(number) for number in (0, 1, 2)]
@@ -100,13 +101,13 @@ def detached(paths: RunPaths) -> Iterator[None]:
 
 def cancel_local(paths: RunPaths, record: SubmissionRecord) -> None:
     """End every stage that is running, with all its processes and shared memory."""
-    # Companion first: otherwise it would report the end of the server as a failure.
+    # The companion first, because it would report the end of its server as a failure.
     for stage in reversed(list(record.stages)):
         job = record.stages[stage]
         events = [event for event in read_events(paths, stage) if event.name.startswith("stage_")]
         if events and events[-1].name == "stage_end":
             continue
-        with suppress(OSError):  # even on a full disk the processes must end
+        with suppress(OSError):  # the processes must end even on a full disk
             add_event(paths, stage, "stage_cancelled")
         begun = [event for event in events if event.name == "stage_begin"]
         if begun:
@@ -114,7 +115,7 @@ def cancel_local(paths: RunPaths, record: SubmissionRecord) -> None:
             if is_same_process(group, begun[-1].data["group_started"]):
                 _end_group(group)
             remove_leftovers(f"trt{begun[-1].data['job_id']}_")
-        # The process of a sweep goes on with the next variant.
+        # Do not end the process of a sweep, which goes on with the next variant.
         if record.within is None and is_same_process(int(job.job_id), job.process_started):
             with suppress(ProcessLookupError):
                 os.kill(int(job.job_id), signal.SIGTERM)
@@ -127,13 +128,13 @@ def is_same_process(pid: int, started: int | None) -> bool:
 
 def _on_termination(action: Callable[[], None]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Ctrl-C at the terminal of ``submit`` is ignored from the start (see detached).
+        # SIGINT stays ignored if `detached` has ignored it: Ctrl-C at submit's terminal must have no effect.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda _number, _frame: action())
 
 
 def _cancel_stage(paths: RunPaths, stage: str) -> NoReturn:
-    """Record for the waiting stages that this one never starts, and exit."""
+    """Record, for the stages that wait for it, that this stage never starts; then exit."""
     if paths.folder.is_dir() and not _has_ended(paths, stage):
         add_event(paths, stage, "stage_cancelled")
     raise SystemExit(1)
@@ -144,9 +145,9 @@ def _has_ended(paths: RunPaths, stage: str) -> bool:
 
 
 def _wait_for(paths: RunPaths, kind: str, stage: str) -> bool:
-    """Wait until a stage has started (``after``) or succeeded (``afterok``); False if it never will.
+    """Wait until a stage has started (``after``) or succeeded (``afterok``); return False if it never will.
 
-    submitit's own time limit for this job bounds the wait.
+    submitit's own time limit for this job limits the wait.
     """
     while True:
         for event in read_events(paths, stage):
@@ -159,7 +160,7 @@ def _wait_for(paths: RunPaths, kind: str, stage: str) -> bool:
         record = read_submission(paths)
         job = record.stages.get(stage) if record else None
         lives = job is None or is_same_process(int(job.job_id), job.process_started)
-        # A process that is gone may have written its last event since the look above.
+        # If the process is gone, read the events again: it may have written its last event just before.
         if not (paths.folder.is_dir() if lives else _has_ended(paths, stage)):
             return False
         time.sleep(_POLL_S)
@@ -171,7 +172,8 @@ def _end_group(group: int) -> None:
         return
     deadline = time.monotonic() + _TERMINATE_GRACE_S
     while time.monotonic() < deadline:
-        if not any(int(it) == group and state != "Z" for state, _, it in all_processes().values()):
+        processes = all_processes().values()
+        if not any(int(own_group) == group and state != "Z" for state, _, own_group in processes):
             break
         time.sleep(_KILL_POLL_S)
     signal_group(group, signal.SIGKILL)

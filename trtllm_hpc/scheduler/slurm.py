@@ -1,4 +1,4 @@
-"""Slurm's commands, which nothing else starts outside of jobs, and the states of one cluster's jobs."""
+"""Run Slurm's commands (outside jobs, only this module does), and query the states of one cluster's jobs."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from trtllm_hpc.scheduler.states import LOST, PROLOG_FAILED, JobState, limit_in,
 COMMANDS = logging.getLogger("trtllm_hpc.commands")
 """Receives each command before it runs, for ``trtllm-hpc -v``."""
 TIMEOUT_S = 60.0
-"""Bound on one command: a busy controller answers late, one that is gone never does."""
+"""Timeout of a command in seconds: a busy controller answers late, and a missing controller never does."""
 
 _SHORTEST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 15.0
-"""Pauses between two queries; they grow with the time since something happened."""
+"""Seconds between two queries; the pauses grow with the time since the last event."""
 
 _OPTION_VARIABLES = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_")
-"""Prefixes of the variables that Slurm's commands take as options. SBATCH_PARTITION would silently override
-a script, and SQUEUE_USERS would make a running job look lost."""
+"""Prefixes of environment variables that Slurm's commands read as options. SBATCH_PARTITION would silently
+override a script, and SQUEUE_USERS would make a running job look lost."""
 
 _SEPARATOR = "\x1f"
-"""Between columns: names of jobs and paths may contain every character that can be typed."""
+"""Separator of columns: a control character, because job names and paths may contain any other character."""
 _COLUMNS = ("%i", "%T", "%r", "%N", "%V", "%S", "%e", "%U", "%u", "%j", "%Z", "%o")
 _ACCOUNTED = (
     "JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw,"
     "UID,User,JobName,WorkDir,SubmitLine"
 )
 _DRAINED_S = 10.0
-"""So long before the start of a job, or after its end, Slurm may drain a node on which its prolog failed."""
+"""Seconds before a job's start or after its end within which Slurm may drain a node for a failed prolog."""
 _USER = re.compile(r"^ *UserId=(\S+)\((\d+)\)", re.MULTILINE)
 
 _SECONDS = {"SLURM_TIME_FORMAT": "%s"}
-"""Has squeue and sacct print moments as seconds since the epoch, whatever the site's format and time zone."""
+"""Makes squeue and sacct print times in seconds since the epoch, whatever the site's format and time zone."""
 
 _TRANSIENT = (
     "timed out",
@@ -60,7 +60,7 @@ _TRANSIENT = (
     "controller not responding",
 )
 _NO_CONFIGURATION = ("Could not establish a configuration source", "DNS SRV lookup failed")
-"""Messages of a machine that has Slurm's commands but no slurm.conf, and no controller named in the DNS."""
+"""Messages on a machine that has Slurm's commands, but neither a slurm.conf nor a controller in the DNS."""
 
 _CONTROLLER_HINT = "sinfo (is the controller up?), then the same command again"
 _LOGIN_NODE_HINT = "run this on a login node of the cluster; for the sandbox, trtllm-hpc sandbox up first"
@@ -68,14 +68,14 @@ _LOGIN_NODE_HINT = "run this on a login node of the cluster; for the sandbox, tr
 
 @dataclass
 class Slurm:
-    """One cluster's commands."""
+    """Slurm's commands for one cluster."""
 
     conf: str | None = None
-    """Value for ``SLURM_CONF``; ``None`` leaves it as it is."""
+    """Value for ``SLURM_CONF``; ``None`` leaves the variable as it is."""
     clusters: str | None = None
-    """The cluster to ask, of several that this machine serves; ``None``: its own."""
+    """Name of the cluster, if this machine serves several; ``None``: the machine's own."""
     timeout_s: float | None = None
-    """Bound on one command; by default ``TIMEOUT_S``."""
+    """Timeout of a command in seconds; by default ``TIMEOUT_S``."""
     _no_accounting: bool = field(default=False, init=False)
 
     def submit(
@@ -86,19 +86,19 @@ class Slurm:
         environment: dict[str, str] | None = None,
         further: Sequence[str] = (),
     ) -> str:
-        """Submit a script unchanged; return the job id, or raise SubmissionError with sbatch's message.
+        """Submit a script unchanged; return the job ID, or raise SubmissionError with sbatch's message.
 
-        The job carries the token in ``environment``, else a new one. ``further`` options go before those in
-        the script; after a ``:`` they are of the next component of a heterogeneous job.
+        The job carries the token in ``environment``, else a new token. ``further`` options override those in
+        the script; options after a ``:`` belong to the next component of a heterogeneous job.
         """
         options: list[str] = []
         if dependency is not None:
-            # A stage whose predecessor failed must leave the queue.
+            # Remove the job from the queue if the stage before it fails.
             options += [f"--dependency={dependency}", "--kill-on-invalid-dep=yes"]
 
         def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-            # A session of its own: Ctrl-C in the terminal must not cut a submission
-            # in two, between Slurm taking the job and its id being written down.
+            # In a session of its own, so that Ctrl-C cannot interrupt a submission between Slurm's acceptance
+            # of the job and the record of its ID.
             where = self.conf, self.clusters
             return run_command(command, *where, timeout_s=timeout_s, extra=environment, new_session=True)
 
@@ -106,11 +106,11 @@ class Slurm:
         return submit_script(run, [*options, *further], script, token, _refused)
 
     def query(self, jobs: Iterable[RunJob]) -> dict[RunJob, JobInfo]:
-        """Return what Slurm knows of these jobs; jobs unknown to it are left out.
+        """Return Slurm's information about these jobs; jobs unknown to Slurm are left out.
 
-        A job is LOST if Slurm knows only another job by its id. One squeue for all. sacct is called only for
-        jobs that have left the queue or ended (squeue has no exit codes), and scontrol where there is no
-        accounting, or squeue does not print enough to know the job.
+        A job is LOST if Slurm knows only another job with its ID. One squeue covers all jobs. sacct is called
+        only for jobs that have left the queue or ended, because squeue has no exit codes; scontrol is called
+        without accounting, or if squeue does not print enough to identify a job.
         """
         wanted = sorted(set(jobs), key=lambda job: job.job_id)
         if not wanted:
@@ -135,7 +135,7 @@ class Slurm:
         return known
 
     def find_scripts(self, scripts: Mapping[Path, str | None]) -> dict[Path, str]:
-        """Return the newest queued job of this user that runs a script, or carries its token; by script."""
+        """Return, for each script, this user's newest queued job that runs it or carries its token."""
         if not scripts or not is_installed():
             return {}
         answer = self._run(list(QUEUE))
@@ -147,12 +147,12 @@ class Slurm:
         return {wanted[word]: job for job, _, run, marks in jobs for word in (run, *marks) if word in wanted}
 
     def nodes(self, partition: str | None) -> list[str]:
-        """Return a line ``NODE|HOST NAME|STATE`` for each node; none if Slurm does not tell."""
+        """Return a line ``NODE|HOST NAME|STATE`` for each node; empty if sinfo fails."""
         chosen = [] if partition is None else [f"--partition={partition}"]
         return self._run(["sinfo", "--noheader", "--Node", *chosen, "--format=%N|%n|%t"]).stdout.splitlines()
 
     def cancel(self, jobs: Iterable[RunJob]) -> None:
-        """Cancel jobs but those that have ended, or whose ids other jobs have; raises SubmissionError."""
+        """Cancel jobs, except ended jobs and jobs whose IDs now belong to others; raise SubmissionError."""
         wanted = sorted(set(jobs), key=lambda job: job.job_id)
         if not wanted:
             return
@@ -161,50 +161,50 @@ class Slurm:
             if not info.state.final:
                 groups.setdefault((info.origin.uid, info.origin.name), []).append(job.job_id)
         for (uid, name), job_ids in groups.items():
-            # Should another job have got an id since squeue has answered, scancel leaves it alone.
+            # User and name protect another job that has got one of the IDs since squeue answered.
             answer = self._run(["scancel", f"--user={uid}", f"--name={name}", *job_ids])
             if answer.returncode and "Invalid job id" not in answer.stderr and "already" not in answer.stderr:
                 raise _refused(answer, "scancel failed")
 
     def _queued(self, jobs: Sequence[RunJob], rows: Mapping[str, list[JobInfo]]) -> dict[RunJob, JobInfo]:
-        found = {}
+        infos = {}
         shown = cache(self._scontrol)
         for job in jobs:
-            its = rows.get(job.job_id, [])
-            ours = [row for row in its if job.is_of(row.origin)]
-            if not ours and any(job.has_name_of(row.origin) for row in its):
-                # squeue does not print the path of a job's log.
-                ours = its if any(job.is_of(row.origin) for row in shown(job.job_id)) else []
-            if (info := together(ours)) is not None:
-                found[job] = info
-        return found
+            with_id = rows.get(job.job_id, [])
+            own = [row for row in with_id if job.is_of(row.origin)]
+            if not own and any(job.has_name_of(row.origin) for row in with_id):
+                # squeue does not print the path of a job's log, by which scontrol may identify the job.
+                own = with_id if any(job.is_of(row.origin) for row in shown(job.job_id)) else []
+            if (info := together(own)) is not None:
+                infos[job] = info
+        return infos
 
     def _squeue(self, jobs: Sequence[RunJob]) -> dict[str, list[JobInfo]]:
-        """Return what is in the queue by these ids: a row for each component."""
+        """Return squeue's rows for these IDs, one for each component."""
         command = ["squeue", "--noheader", "--states=all", f"--format={_SEPARATOR.join(_COLUMNS)}"]
         answer = self._run([*command, f"--jobs={_ids(jobs)}"], _SECONDS)
         if answer.returncode:
             if "Invalid job id" in answer.stderr:
-                return {}  # all of them have left the queue
+                return {}  # all jobs have left the queue
             raise _refused(answer, "squeue failed")
-        found = []
+        infos = []
         for row in _rows("squeue", answer.stdout, len(_COLUMNS)):
             job_id, name, reason, nodes, *moments, uid, user, job_name, folder, script = row
             state, origin = parse_state(name), Origin(_uid(uid), user, job_name, folder, script)
             submitted, started, ends = map(_moment, moments)
-            # Before the start %S is when that is expected; before the end %e is when the time limit ends the
-            # job (squeue(1)).
+            # Before the start, %S is the expected start; before the end, %e is the end by the time limit
+            # (squeue(1)).
             times = JobTimes(submitted, started, ends_by=ends)
             if state.name == "PENDING":
                 times = JobTimes(submitted, expected_at=started)
             elif state.final:
                 times = JobTimes(submitted, started, ends)
             pending = reason if state.name == "PENDING" else ""
-            found.append(JobInfo(job_id, state, pending, nodes, times=times, origin=origin))
-        return by_id(found)
+            infos.append(JobInfo(job_id, state, pending, nodes, times=times, origin=origin))
+        return by_id(infos)
 
     def _state_after_prolog(self, info: JobInfo, times: JobTimes) -> JobState:
-        """Return PROLOG_FAILED if Slurm has cancelled the job and drained a node for that, else its state."""
+        """Return PROLOG_FAILED if Slurm cancelled the job and drained a node for it, else the job's state."""
         if info.state.name != "CANCELLED" or not info.nodes:
             return info.state
         command = ["sinfo", "--noheader", "--list-reasons", f"--nodes={info.nodes}", "--format=%N|%H|%E"]
@@ -217,37 +217,37 @@ class Slurm:
         return info.state
 
     def _sacct(self, jobs: Sequence[RunJob]) -> dict[str, list[JobInfo]]:
-        """Return all that accounting has by these ids: also earlier jobs, and each time a job was queued."""
+        """Return sacct's rows for these IDs, including earlier jobs and each attempt of a requeued job."""
         if self._no_accounting:
             return {}
         command = ["sacct", "--noheader", "--parsable2", f"--delimiter={_SEPARATOR}", "--allocations"]
         command += ["--duplicates", f"--format={_ACCOUNTED}", f"--jobs={_ids(jobs)}"]
         answer = self._run(command, _SECONDS)
         if answer.returncode:
-            # Some sites have no accounting or hide it from users; scontrol and the run's own
-            # events have to suffice.
+            # Some sites have no accounting or hide it from users; scontrol and the run's own events must do.
             self._no_accounting = True
             return {}
-        found = []
+        infos = []
         for row in _rows("sacct", answer.stdout, 1 + _ACCOUNTED.count(",")):
-            job_id, state, code, nodes, *moments, given, energy, uid, user, name, folder, line = row
-            times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
+            job_id, state, code, nodes, *moments, tres, energy, uid, user, name, folder, line = row
+            times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", tres)
             origin = Origin(_uid(uid), user, name, folder, submit_line=line)
-            # Energy is 0 or empty where it is not measured.
+            # Energy that is not measured is 0 or empty.
             used = (int(gpus[1]) if gpus else None, _moment(energy))
-            found.append(
+            infos.append(
                 JobInfo(job_id, parse_state(state), "", _nodes(nodes), *_exit(code), times, *used, origin)
             )
-        return by_id(found)
+        return by_id(infos)
 
     def _scontrol(self, job_id: str) -> list[JobInfo]:
-        """Return what scontrol shows by an id: a row for each component."""
+        """Return scontrol's information for an ID, one row for each component."""
         answer = self._run(["scontrol", "show", "job", job_id])
         if answer.returncode:
             return []  # the controller forgets a job after MinJobAge
-        found = []
+        infos = []
         for component in answer.stdout.split("\n\n"):
-            # The first field of each line, and the last of the first line: a path may look like a field.
+            # Only the first field of each line, and the last of the first line, because a path may contain
+            # text that looks like a field.
             lines = re.findall(r"^(?:JobId=.* )?\s*(\w+)=(.*)$", component, re.MULTILINE)
             fields = dict(reversed(lines))
             if "JobState" in fields:
@@ -256,8 +256,8 @@ class Slurm:
                 origin = Origin(int(user[2]), user[1], *texts) if user else Origin()
                 state, nodes = parse_state(fields["JobState"]), _nodes(fields.get("NodeList", ""))
                 codes = _exit(code[1] if code else "")
-                found.append(JobInfo(job_id, state, "", nodes, *codes, origin=origin))
-        return found
+                infos.append(JobInfo(job_id, state, "", nodes, *codes, origin=origin))
+        return infos
 
     def _run(
         self, command: list[str], extra: dict[str, str] | None = None
@@ -266,16 +266,16 @@ class Slurm:
 
 
 class JobWatcher:
-    """Knows the states of one cluster's jobs.
+    """Keeps the states of one cluster's jobs.
 
-    A job that has ended with a known exit code is not queried again; an unknown job is: accounting may be
-    late. The methods below ``refresh`` are those that submitit's :class:`~submitit.core.core.Job` calls.
+    A job that has ended with a known exit code is not queried again. An unknown job is, because accounting
+    may be late. submitit's :class:`~submitit.core.core.Job` calls the methods below ``refresh``.
     """
 
     def __init__(self, slurm: Slurm) -> None:
         self.slurm = slurm
         self.queries = 0
-        """How often Slurm was queried."""
+        """Number of queries to Slurm."""
         self._known: dict[RunJob, JobInfo] = {}
         self._jobs: set[RunJob] = set()
         self._ended: set[RunJob] = set()
@@ -284,9 +284,9 @@ class JobWatcher:
         self._news_at = self._queried_at = float("-inf")
 
     def job_infos(self, jobs: Collection[RunJob], mode: str = "standard") -> dict[RunJob, JobInfo]:
-        """Return what Slurm knows of these jobs; jobs unknown to it are left out.
+        """Return Slurm's information about these jobs; jobs unknown to Slurm are left out.
 
-        The ``mode`` is ``force`` (query now), ``standard`` (query new jobs now and others when the pause is
+        ``mode`` is ``force`` (query now), ``standard`` (query new jobs now, and others when the pause is
         over) or ``cache`` (do not query). Raises SubmissionError if Slurm does not answer.
         """
         self.add(jobs)
@@ -302,13 +302,13 @@ class JobWatcher:
         self._by_id |= {job.job_id: job for job in jobs}
 
     def restart_pauses(self) -> None:
-        """Query at once and then at short pauses again: something has happened."""
+        """Query at once, then after short pauses again, because something has happened."""
         self._news_at, self._queried_at = time.time(), float("-inf")
 
     def refresh(self, mode: str = "standard") -> None:
-        """Query all jobs that have not ended, if it is time for that; ``mode`` as for :meth:`job_infos`.
+        """Query all jobs that have not ended, if a query is due; ``mode`` as for :meth:`job_infos`.
 
-        If Slurm does not answer (SubmissionError), what was known before stays known.
+        If Slurm does not answer (SubmissionError), the previous information stays.
         """
         now = time.time()
         pause_s = min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, (now - self._news_at) / 2))
@@ -325,15 +325,15 @@ class JobWatcher:
         }
 
     def register_job(self, job_id: str) -> None:
-        """Do nothing: a job registers with all that identifies it (:meth:`add`)."""
+        """Do nothing: jobs are added with everything that identifies them (:meth:`add`)."""
 
     def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
-        """Return a job's state as submitit reads it; empty before the first answer."""
+        """Return a job's state in submitit's format; empty before the first answer."""
         job = self._by_id[job_id]
         try:
             self.job_infos([job], mode)
         except SubmissionError as error:
-            if not error.transient:  # else what was known stays valid until the next query
+            if not error.transient:  # after a transient error the previous information is used
                 raise
         if job not in self._answered:
             return {}
@@ -350,7 +350,7 @@ class JobWatcher:
         return self.get_info(job_id, mode).get("State") or "UNKNOWN"
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """Return whether the job has ended, by the table of states and not by submitit's list."""
+        """Return whether the job has ended, by this package's table of states, not submitit's list."""
         return bool(self.get_info(job_id, mode).get("Final"))
 
 
@@ -366,30 +366,32 @@ def run_command(
     extra: dict[str, str] | None = None,
     new_session: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of Slurm's, or its replacement; raises SubmissionError.
+    """Run one of Slurm's commands; raise SubmissionError if it cannot run or does not answer.
 
     Args:
-        conf: value for ``SLURM_CONF``; ``None`` leaves it as it is.
-        clusters: the cluster to ask, of several that this machine serves.
-        timeout_s: by default ``TIMEOUT_S``.
-        extra: environment variables, beside this process's own without those that are options.
-        new_session: out of the reach of Ctrl-C.
+        conf: value for ``SLURM_CONF``; ``None`` leaves the variable as it is.
+        clusters: name of the cluster, if this machine serves several.
+        timeout_s: timeout in seconds; by default ``TIMEOUT_S``.
+        extra: further environment variables; variables that Slurm reads as options are removed.
+        new_session: whether Ctrl-C does not reach the command.
     """
     if conf is not None and not Path(conf).is_file():
-        # Slurm's commands would look for a configuration in the network, for a long time.
+        # Slurm's commands would spend a long time looking for a configuration in the network.
         raise SubmissionError(
             f"There is no {conf} on this machine, so Slurm cannot be reached.",
             hint="trtllm-hpc sandbox up, if this is the sandbox; else set slurm_conf in the profile",
         )
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
-    environment = {name: it for name, it in os.environ.items() if not name.startswith(_OPTION_VARIABLES)}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(_OPTION_VARIABLES)
+    }
     environment |= ({"SLURM_CONF": conf} if conf else {}) | (extra or {})
-    if clusters is not None and command[0] != "srun":  # srun is only asked about itself
+    if clusters is not None and command[0] != "srun":  # srun is only asked about its own plugins and options
         command = [command[0], f"--clusters={clusters}", *command[1:]]
     COMMANDS.debug("%s", shlex.join(command))
     try:
         answer = captured(command, timeout_s, environment, session=new_session)
-        # squeue and sinfo name each cluster in a line of its own, also with --noheader.
+        # With --clusters, squeue and sinfo print a line with the cluster's name even with --noheader.
         answer.stdout = re.sub(r"^CLUSTER: \S+\n", "", answer.stdout, flags=re.MULTILINE)
         return answer
     except FileNotFoundError:
@@ -406,7 +408,7 @@ def run_command(
 
 
 def is_installed() -> bool:
-    """Return whether Slurm's sbatch is on this machine."""
+    """Return whether this machine has Slurm's sbatch."""
     return shutil.which("sbatch") is not None
 
 
@@ -415,9 +417,9 @@ def _ids(jobs: Iterable[RunJob]) -> str:
 
 
 def _rows(command: str, text: str, count: int) -> list[list[str]]:
-    """Return the columns of each line, without what follows a line break within a column.
+    """Return the columns of each complete line; raise SubmissionError if the text has no columns.
 
-    Raises SubmissionError if the text has no columns.
+    A line break within a column makes its row incomplete, so the row is dropped.
     """
     rows = [row for line in text.split("\n") if len(row := line.split(_SEPARATOR)) == count]
     if text.strip() and _SEPARATOR not in text:
@@ -436,7 +438,7 @@ def _nodes(text: str) -> str:
 
 
 def _moment(text: str) -> float | None:
-    """Parse a moment in seconds since the epoch; ``None`` for ``N/A`` and the like."""
+    """Parse a time in seconds since the epoch; ``None`` for ``N/A`` and similar words."""
     return float(text) if text.isdigit() and int(text) else None
 
 
@@ -456,7 +458,8 @@ def _refused(answer: subprocess.CompletedProcess[str], what: str) -> SubmissionE
     limit = limit_in(message) or ("AccountingPolicy" if "accounting/QOS policy" in message else None)
     if limit is not None:
         hint = f"squeue --me, and sacctmgr show assoc user=$USER or sacctmgr show qos, for the limit {limit}"
-    # "Invalid account or account/partition combination specified" is about the account.
+    # Account before partition: "Invalid account or account/partition combination specified" means the
+    # account.
     elif re.search(r"\baccount\b", message, re.IGNORECASE):
         hint = "sacctmgr show assoc user=$USER, then set account in the cluster profile"
     elif re.search(r"\bpartition\b", message, re.IGNORECASE):

@@ -1,4 +1,4 @@
-"""Slurm's job states and pending reasons in words, and where waiting does not help, what to do.
+"""Slurm's job states and pending reasons in words, with advice where waiting does not help.
 
 Sources: squeue(1) and sacct(1), "JOB STATE CODES"; squeue(1), "JOB REASON CODES", and
 ``src/common/job_state_reason.c`` (Slurm 22.05 to 25.05). A state that is not listed is reported as unknown,
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class JobState:
-    """What a state means for the run."""
+    """A job state and its meaning for the run."""
 
     name: str
     final: bool
@@ -22,6 +22,7 @@ class JobState:
     ok: bool
     """Whether the job succeeded."""
     sentence: str
+    """The state in words, to follow the job's name."""
 
 
 _STATES = (
@@ -56,7 +57,7 @@ LOST = JobState("LOST", True, False, "is known to neither squeue, sacct nor scon
 """A submitted job that Slurm does not know; never treated as completed."""
 
 PROLOG_FAILED = JobState("PROLOG_FAILED", True, False, "was ended: the site's prolog failed on {node}")
-"""A job that Slurm itself has cancelled; squeue and sacct show it as CANCELLED."""
+"""A job that Slurm cancelled because of its prolog; squeue and sacct show it as CANCELLED."""
 
 INTERRUPTED = JobState(
     "INTERRUPTED", True, False, "was not submitted: the submission did not come to its end"
@@ -70,7 +71,8 @@ NOT_SUBMITTED = JobState("NOT SUBMITTED", False, False, "is not submitted")
 def parse_state(text: str) -> JobState:
     """Return the state that squeue or sacct printed.
 
-    Of ``CANCELLED by 1000`` and ``RUNNING+`` only the first word counts, but not of ``CANCELLED by 0``.
+    Only the first word counts, as in ``CANCELLED by 1000`` and ``RUNNING+``; ``CANCELLED by 0``, by root,
+    gets a sentence of its own.
     """
     name = text.split(" ")[0].rstrip("+").upper()
     if text == "CANCELLED by 0" and os.getuid() != 0:
@@ -82,7 +84,7 @@ def parse_state(text: str) -> JobState:
 
 
 NO_OUTPUT_FILE = 53
-"""Slurm's signal for a job whose output file or working folder it could not open on the node."""
+"""Signal number that Slurm shows if it could not open a job's output file or working folder on the node."""
 
 
 # Why a job is pending -----------------------------------------------------------------
@@ -119,13 +121,13 @@ REASONS = {
     "JobLaunchFailure": "its launch failed: a node, a file system or the prolog; submit again",
     "MaxMemPerLimit": "it requests more memory than the partition allows; lower memory_gib_per_node",
 }
-"""Reasons by name; ``{job}`` is the job's id."""
+"""Sentence for each reason; ``{job}`` is the job's ID."""
 
 _LIMIT = re.compile(
     r"(QOS|Assoc|)(Grp|Max|Min)[A-Z]\w+|AccountingPolicy|(Association|QOS)\w+Limit|QOSUsageThreshold"
 )
 _UNAVAILABLE = "Nodes required for job are DOWN"
-"""How the sentence begins that squeue shows instead of a word: Nodes required for job are DOWN, DRAINED or
+"""Beginning of a sentence that squeue shows in place of a word: Nodes required for job are DOWN, DRAINED or
 reserved for jobs in higher priority partitions (``job_scheduler.c``)."""
 
 
@@ -135,9 +137,9 @@ def limit_in(text: str) -> str | None:
 
 
 def explain_reason(reason: str, job_id: str) -> str:
-    """Return a sentence for a pending reason; Slurm's own word if it is not known.
+    """Return a sentence for a pending reason, or Slurm's own word if the reason is unknown.
 
-    Of ``(ReqNodeNotAvail, UnavailableNodes:n1)`` the first word counts.
+    The first word counts, as in ``(ReqNodeNotAvail, UnavailableNodes:n1)``.
     """
     word = reason.strip("()").split(",")[0].strip() or "None"
     word = "NodesNotAvail" if word == _UNAVAILABLE else word

@@ -13,36 +13,37 @@ from trtllm_hpc.runtime.records import known_fields
 
 @dataclass
 class StageJob:
-    """One submitted stage."""
+    """A submitted stage."""
 
     job_id: str
-    """Slurm's job id; with the local profile the process id of submitit's controller."""
+    """Slurm's job ID; with the local profile, the process ID of submitit's controller."""
     submitted_at: float
+    """Seconds since the epoch."""
     process_started: int | None = None
-    """Local profile: start time of that process in clock ticks since boot, because process ids are reused."""
+    """Local profile: start time of the process in clock ticks since boot, because process IDs are reused."""
 
 
 @dataclass
 class SubmissionRecord:
-    """What ``submit`` has done so far; written again after every step."""
+    """The progress of ``submit``; written again after every step."""
 
     scheduler: str
     token: str = field(default_factory=lambda: os.urandom(8).hex())
     """Shared by all jobs of this submission; see ``runtime.stage``."""
     slurm_conf: str | None = None
     slurm_cluster: str | None = None
-    """The cluster that has the jobs, of several that the machine serves."""
+    """Name of the jobs' cluster, if the machine serves several."""
     complete: bool = False
     """Whether every stage was submitted. Jobs wait for this before they do anything."""
     stages: dict[str, StageJob] = field(default_factory=dict)
     lane: int | None = None
-    """Of a sweep's variant: those of one lane run one after another (``sweep.max_running``)."""
+    """Lane of a sweep's variant; variants in the same lane run one after another (``sweep.max_running``)."""
     within: str | None = None
     """Folder of the sweep whose single job runs the stages, one variant after another."""
 
     @property
     def controller(self) -> tuple[str | None, str | None]:
-        """Where Slurm's commands ask: ``SLURM_CONF`` and the cluster."""
+        """``SLURM_CONF`` and the cluster that Slurm's commands use."""
         return self.slurm_conf, self.slurm_cluster
 
     def add(self, paths: RunPaths, stage: str, job_id: str, process_started: int | None = None) -> None:
@@ -51,12 +52,12 @@ class SubmissionRecord:
         self.write(paths)
 
     def write(self, paths: RunPaths) -> None:
-        """Write the record; readers see the old or the new one, never a part."""
+        """Write the record atomically: readers see the old or the new record, never a part."""
         write_json(paths.jobs, asdict(self))
 
 
 def read_submission(paths: RunPaths) -> SubmissionRecord | None:
-    """Return the record of a run, a newer version's too; ``None`` if it was never submitted."""
+    """Return the submission record of a run, even a newer version's; ``None`` if never submitted."""
     try:
         raw: Any = read_json(paths.jobs)
         jobs = raw.pop("stages", {}).items()

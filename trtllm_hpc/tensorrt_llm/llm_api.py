@@ -1,7 +1,7 @@
-"""What is known of ``trtllm-serve`` and of the LLM API's configuration, release by release.
+"""Facts about ``trtllm-serve`` and the LLM API's configuration, release by release.
 
-``release`` is ``None`` throughout for an image that is newer than all releases known here: then the newest
-facts hold.
+Everywhere, ``release`` is ``None`` for an image that is newer than all known releases; the newest facts then
+apply.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 SERVER = "trtllm-serve"
 FRONT = "front"
-"""Section of the keys of the file of ``trtllm-serve disaggregated``."""
+"""Section in the data with the keys of the file of ``trtllm-serve disaggregated``."""
 
 
 def engine_backend(release: Release | None) -> str | None:
-    """The word of ``--backend`` for an engine; ``None``: without the option the release serves engines."""
+    """Return the value of ``--backend`` for an engine; ``None``: the release needs no option for engines."""
     program = newest_program(SERVER) if release is None else load_program(release.version, SERVER)
     option = None if program is None else program.options.get("--backend")
     return next((word for word in ("tensorrt", "trt") if option and word in option.choices), None)
@@ -40,15 +40,15 @@ class UnknownKey:
     """A key that a release's LLM API does not take."""
 
     path: str
-    """E.g. ``kv_cache_config.dtyp``."""
+    """Path of the key, e.g. ``kv_cache_config.dtyp``."""
     message: str
-    """Why it is refused, as the rest of a sentence that begins with the key."""
+    """Why the key is refused, as the rest of a sentence that begins with the key."""
     suggestion: str | None
-    """What was probably meant, as a path from the top, or a few words."""
+    """The key that was probably meant, as a path from the top, or a few words."""
 
 
 def has_key_facts(release: Release | None) -> bool:
-    """Whether the keys of the release's LLM API are known."""
+    """Return whether the keys of the release's LLM API are known."""
     return release is None or parsed(release.version) >= parsed(_data_versions()[0])
 
 
@@ -57,9 +57,10 @@ def unknown_keys(
 ) -> list[UnknownKey]:
     """Return the keys of a configuration of the LLM API on PyTorch that the release does not take.
 
-    ``section`` is what the configuration is; ``""``: the whole.
+    ``section`` is the section that ``configuration`` contains; ``""``: the whole configuration.
 
-    Empty for releases whose keys are not known. What is below a key that may hold anything is not looked at.
+    The list is empty for releases whose keys are not known. Below a key that takes any value, nothing is
+    checked.
     """
     if not has_key_facts(release):
         return []
@@ -101,23 +102,23 @@ def _sections() -> Mapping[str, Mapping[str, Any]]:
 
 @cache
 def _data_versions() -> tuple[str, ...]:
-    """The releases whose keys are known, oldest first."""
+    """Return the releases whose keys are known, oldest first."""
     first = min(read_data("llm_api")["read"], key=parsed)
     return (*(version for version in listed_versions() if parsed(version) >= parsed(first)), UNRELEASED)
 
 
 def _keys(path: str, version: str, values: Mapping[str, Any]) -> set[str]:
-    """The keys of a section in a release; ``values`` tells which variant of the section it is."""
+    """Return the keys of a section in a release; ``values`` selects the section's variant."""
     section = _sections().get(path, {})
-    there = _variants(section, version)
+    known = _variants(section, version)
     chosen = values.get(section.get("by", ""))
-    # Without a known variant all of them count.
-    variants = [there[chosen]] if isinstance(chosen, str) and chosen in there else there.values()
+    # If no known variant is selected, the keys of all variants count.
+    variants = [known[chosen]] if isinstance(chosen, str) and chosen in known else known.values()
     return set().union(*(_of_table(table, version) for table in (section, *variants)))
 
 
 def _variants(section: Mapping[str, Any], version: str) -> Mapping[str, Mapping[str, Any]]:
-    """The variants of a section in a release, by the value that chooses them."""
+    """Return the variants of a section in a release, by the value that selects them."""
     variants: Mapping[str, Mapping[str, Any]] = section.get("variant", {})
     here = parsed(version)
     return {
@@ -140,32 +141,32 @@ def _of_table(table: Mapping[str, Any], version: str) -> set[str]:
 
 
 def _replacement(path: str, key: str, known: set[str]) -> str | None:
-    """What the data say to write instead, for this section or one of its variants."""
+    """Return the replacement of a key in the data, for this section or one of its variants."""
     section = _sections().get(path, {})
     for table in (section, *section.get("variant", {}).values()):
-        found: str | None = table.get("replaced_by", {}).get(key)
-        if found is not None:
-            return f"{path}.{found}" if path and found in known else found
+        replacement: str | None = table.get("replaced_by", {}).get(key)
+        if replacement is not None:
+            return f"{path}.{replacement}" if path and replacement in known else replacement
     return None
 
 
 def _meant(path: str, key: str, known: set[str], version: str) -> str | None:
-    """The same key in another section that the release has, else the nearest key of this one."""
+    """Return the same key in another section of the release, else the most similar key of this section."""
     top = _keys("", version, {})
     for other in _sections():
-        is_there = other.partition(".")[0] in {"", *top}
-        if other != path and is_there and key in _keys(other, version, {}):
+        exists = other.partition(".")[0] in {"", *top}
+        if other != path and exists and key in _keys(other, version, {}):
             return _below(other, key)
     near = nearest(key, sorted(known))
     return _below(path, near) if near else None
 
 
 WrongValues = Iterator[tuple[str, str, str]]
-"""Paths, such as ``kv_cache_config.max_attention_window``, each with what is wrong and what to do."""
+"""Path of a value, such as ``kv_cache_config.max_attention_window``, its fault, and the remedy."""
 
 
 def wrong_values(release: Release, configuration: Mapping[str, Any]) -> WrongValues:
-    """Yield the values that the release refuses; none for a release whose keys are not known."""
+    """Yield the values that the release refuses; nothing for a release whose keys are not known."""
     for name, section in _sections().items() if has_key_facts(release) else ():
         values: Any = configuration
         for part in name.split(".") if name else ():
@@ -180,12 +181,12 @@ def _wrong(section: Mapping[str, Any], values: Mapping[str, Any], version: str) 
         if key in values and values[key] is None and parsed(version) < parsed(first):
             yield key, "the server takes no null here", "leave the key out"
     for key, words in section.get("values", {}).items():
-        there = [word for word, first in words.items() if parsed(first) <= parsed(version)]
-        if there and isinstance(values.get(key), str) and values[key] not in there:
-            yield key, "is not a value of this key here", f"take {', '.join(there)}"
+        known = [word for word, first in words.items() if parsed(first) <= parsed(version)]
+        if known and isinstance(values.get(key), str) and values[key] not in known:
+            yield key, "is not a value of this key here", f"take {', '.join(known)}"
     for key in section.get("positive", ()):
-        each = values.get(key) if isinstance(values.get(key), list) else [values.get(key)]
-        if not each or any(isinstance(number, int) and number <= 0 for number in each):
+        numbers = values.get(key) if isinstance(values.get(key), list) else [values.get(key)]
+        if not numbers or any(isinstance(number, int) and number <= 0 for number in numbers):
             yield key, "must be above 0", "raise it, or leave the key out"
     for key in section.get("fraction", ()):
         if isinstance(values.get(key), int | float) and not 0 <= values[key] <= 1:
@@ -198,17 +199,17 @@ def _wrong(section: Mapping[str, Any], values: Mapping[str, Any], version: str) 
         else:
             yield by, "must be a value of this key on PyTorch here", f"take {', '.join(variants)}"
     yield from _missing("the section", section, section, values, version)
-    for one, other in section.get("either", {}).items():
-        if values.get(one) and values.get(other):
-            yield one, f"does not fit together with {other}", "set only one of the two"
+    for key, other in section.get("either", {}).items():
+        if values.get(key) and values.get(other):
+            yield key, f"does not fit together with {other}", "set only one of the two"
 
 
 def _missing(
     who: str, table: Mapping[str, Any], section: Mapping[str, Any], values: Mapping[str, Any], version: str
 ) -> WrongValues:
-    """Yield what a section, or ``table`` of its variant, must have and has not."""
+    """Yield the required keys that a section, or the ``table`` of its variant, lacks."""
     same = section.get("same", {})
-    given = {same.get(key, key) for key, value in values.items() if value is not None}
+    set_keys = {same.get(key, key) for key, value in values.items() if value is not None}
     for key, first in table.get("required", {}).items():
-        if parsed(first) <= parsed(version) and same.get(key, key) not in given:
+        if parsed(first) <= parsed(version) and same.get(key, key) not in set_keys:
             yield key, f"is missing, and {who} needs it", "set it"

@@ -1,8 +1,8 @@
-"""The memory planner: what a model takes of each rank's memory, and how many tokens fit beside it.
+"""The memory planner: the memory of each rank that a model needs, and the tokens that fit beside it.
 
-Weights and KV cache are sums over the model's matrices and layers, cut as TensorRT-LLM cuts them
-(``ColumnLinear``, ``RowLinear``, ``Attention``, ``MOE``). What else a rank takes is an estimate, fitted to
-logs that users have published; docs/explanation/memory.md sets them beside these formulas.
+Weights and KV cache are sums over the model's matrices and layers, split as TensorRT-LLM splits them
+(``ColumnLinear``, ``RowLinear``, ``Attention``, ``MOE``). A rank's other memory is an estimate, fitted to
+logs that users have published; docs/explanation/memory.md compares these logs with the formulas.
 """
 
 from __future__ import annotations
@@ -20,46 +20,46 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""Of one element of each type."""
+"""Bytes of an element of each type."""
 _WEIGHT_BYTES = {
     **dict.fromkeys(("fp8", "fp8_rowwise", "int8_sq", "int8_wo"), 1.0),
     **dict.fromkeys(("int4_awq", "w4a8_awq"), 0.5 + 2 / 128),
     **{"int4_wo": 0.5, "int4_gptq": 0.5 + 4 / 128, "nvfp4": 0.5 + 1 / 16},
 }
-"""Of one quantized weight of a layer, with the scales of its group (``quantization/layers.py``)."""
+"""Bytes of a quantized weight in a layer, including its share of the scales (``quantization/layers.py``)."""
 _HIDDEN_STATES = 3
-"""Rows of the hidden size that a token has at once, beside the MLP's."""
+"""Rows of the hidden size that a token needs at once, beside those of the MLP."""
 _WORKSPACE = 32 * 2**20
-"""cuBLAS's."""
+"""Bytes of cuBLAS's workspace."""
 _GPU_CONTEXT = round(0.75 * GIB)
-"""CUDA's context, kernels, NCCL and Triton's own pool."""
+"""Bytes of CUDA's context, kernels, NCCL and Triton's own pool on a GPU."""
 _PROCESS = round(0.5 * GIB)
-"""Python and PyTorch, where the memory is the node's."""
+"""Bytes of Python and PyTorch, if a rank computes in the node's memory."""
 
 Config = Mapping[str, Any]
 Verdict = Literal["ok", "warn", "fail", "unknown"]
 _MOE = ("mixtral", "qwen3_moe")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", *_MOE)
-"""Each ``model_type`` whose weights can be summed up; others need the size of their checkpoint."""
+"""Values of ``model_type`` whose weights can be counted; for others the checkpoint's size is needed."""
 
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """How a backend uses a rank's memory."""
+    """A backend's use of a rank's memory."""
 
     logit_copies: int = 7
-    """Times that runtime and decoder hold a row of logits in float32 for each request."""
+    """Copies of a request's row of logits, in float32, in runtime and decoder."""
     activations: int = 1
-    """Memory for activations, as a multiple of what TensorRT's one arena takes."""
+    """Memory for activations, as a multiple of TensorRT's single arena."""
     fills_memory: bool = True
-    """Whether the KV cache takes the memory that is left, and not only what a full batch can use."""
+    """Whether the KV cache takes all remaining memory, and not only what a full batch can use."""
     pipelines: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Sizes of ``engine.pipeline_parallel`` that can be suggested."""
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """How the ranks share the model."""
+    """The parallel layout: how the ranks share the model."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -68,7 +68,7 @@ class Parallel:
 
 
 def parallel_of(engine: Engine) -> Parallel:
-    """Return the layout that the job file asks for."""
+    """Return the layout in the job file."""
     tensor = engine.tensor_parallel
     expert = engine.moe_expert_parallel or tensor // (engine.moe_tensor_parallel or tensor)
     return Parallel(tensor, engine.pipeline_parallel, engine.context_parallel, max(expert, 1))
@@ -78,12 +78,12 @@ def parallel_of(engine: Engine) -> Parallel:
 
 
 class UnknownModel(ValueError):
-    """Why the planner cannot count this model's parameters, in one sentence."""
+    """The planner cannot count this model's parameters; the message says why in one sentence."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Equal decoder layers between an embedding and a head. Norms and biases are not counted."""
+    """A model's shape: equal decoder layers between an embedding and a head, without norms and biases."""
 
     layers: int
     hidden: int
@@ -93,22 +93,22 @@ class ModelShape:
     wide: int
     """Inner size of the MLP, or of one expert."""
     vocabulary: int
-    """Tokens."""
+    """Number of tokens in the vocabulary."""
     tied: bool
-    """Whether the head is the token embedding once more."""
+    """Whether the head shares the weights of the token embedding."""
     dtype: str
-    """What TensorRT-LLM computes ``auto`` in: the type of the stored weights, but never float32."""
+    """Type that TensorRT-LLM uses for ``auto``: the type of the stored weights, but float16 for float32."""
     longest: int | None
-    """Tokens that the model's positions allow."""
+    """Largest number of tokens that the model's positions allow."""
     experts: int = 0
-    """Of each layer; 0: a dense model."""
+    """Experts in each layer; 0: a dense model."""
     active: int = 1
     """Experts that compute one token."""
 
     def matrices(self, parallel: Parallel = Parallel()) -> float:
-        """Return the weights of one layer on a rank, without the router of its experts.
+        """Return the number of weights of a layer on a rank, without the router of the experts.
 
-        KV heads are cut whole: they are repeated where ranks outnumber them.
+        KV heads are not split: they are repeated if there are more ranks than KV heads.
         """
         tensor, expert = parallel.tensor, parallel.expert
         queries = -(-self.heads * self.head_size // tensor)
@@ -120,12 +120,12 @@ class ModelShape:
 
     @property
     def table(self) -> int:
-        """Parameters of the embedding, and of the head."""
+        """Number of parameters of the embedding, which is also that of the head."""
         return self.vocabulary * self.hidden
 
     @property
     def parameters(self) -> int:
-        """Of the whole model; what is tied counts once."""
+        """Number of parameters of the whole model; tied weights count once."""
         layer = round(self.matrices()) + self.experts * self.hidden
         return self.layers * layer + self.table * (1 if self.tied else 2)
 
@@ -133,8 +133,8 @@ class ModelShape:
 def read_shape(config: Config, *, rough: bool = False) -> ModelShape:
     """Return the shape of the model that a ``config.json`` describes.
 
-    ``rough`` is for any family, and right for KV cache and activations only. Raises UnknownModel if it is of
-    another family, or a field is missing.
+    With ``rough`` any family is accepted, but the shape is right only for KV cache and activations. Raises
+    UnknownModel for an unknown family, or if a field is missing.
     """
     family = str(config.get("model_type"))
     if not rough and family not in FAMILIES:
@@ -145,7 +145,7 @@ def read_shape(config: Config, *, rough: bool = False) -> ModelShape:
     except KeyError as missing:
         raise UnknownModel(f"its config.json has no {missing}") from None
     except (TypeError, ZeroDivisionError):
-        raise UnknownModel("its config.json holds sizes that are no positive numbers") from None
+        raise UnknownModel("its config.json has sizes that are not positive numbers") from None
 
 
 def _shape(config: Config, family: str, *, rough: bool) -> ModelShape:
@@ -153,7 +153,7 @@ def _shape(config: Config, family: str, *, rough: bool) -> ModelShape:
     size = _count(config, "head_dim", default=256 if family == "gemma" else hidden // heads)
     kv_heads = _count(config, "num_key_value_heads", default=heads)
     if config.get("kv_lora_rank"):
-        # MLA: every rank keeps one vector for each token and layer.
+        # With MLA every rank keeps one vector for each token and layer.
         kv_heads, size = 1, (_count(config, "kv_lora_rank") + _count(config, "qk_rope_head_dim")) // 2
     is_moe = family in _MOE
     widths = ("moe_intermediate_size", "intermediate_size")
@@ -175,7 +175,7 @@ def _shape(config: Config, family: str, *, rough: bool) -> ModelShape:
 
 
 def _count(config: Config, *names: str, default: int | None = None) -> int:
-    """Return the first of the keys that is there and not null, as a positive number."""
+    """Return the value of the first key that is set, which must be a positive number."""
     for name in names:
         if config.get(name) is not None:
             value = config[name]
@@ -192,49 +192,51 @@ def _count(config: Config, *names: str, default: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What one rank of a layout takes, and what that leaves for the KV cache; sizes are in bytes."""
+    """The memory of a rank in a layout, and the rest for the KV cache; sizes are in bytes."""
 
     parallel: Parallel
     parameters: int
-    """Of the whole model."""
+    """Number of parameters of the whole model."""
     dtype: str
-    """Of activations and of weights that are not quantized."""
+    """Type of activations and of weights that are not quantized."""
     batch: int | None
-    """Requests that are computed at once, at most."""
+    """Largest number of requests that are computed at once."""
     beams: int
+    """Beam width."""
     step_tokens: int
-    """Tokens that one step computes at most."""
+    """Largest number of tokens that a step computes."""
     request_tokens: int | None
-    """Tokens of KV cache that the longest request takes, in whole blocks, with all its beams."""
+    """Tokens of KV cache for the longest request, in whole blocks, with all its beams."""
     weights: int
-    """On the rank that has most."""
+    """Bytes of weights on the rank with the most weights."""
     activations: int
-    """Of one step, roughly."""
+    """Estimated bytes of a step's activations."""
     logits: int
-    """Of a full batch, with the decoder's copies, roughly."""
+    """Estimated bytes of a full batch's logits, with the decoder's copies."""
     context: int
-    """Of CUDA and the libraries, or of the process, roughly."""
+    """Estimated bytes of CUDA and the libraries, or of the process."""
     kv_per_token: int
-    """One token's keys and values on one rank."""
+    """Bytes of a token's keys and values on one rank."""
     fraction: float
-    """Share of what is free after loading that the KV cache may take."""
+    """Share of the memory free after loading that the KV cache may take."""
     capacity: int | None
-    """What a rank may use; ``None``: neither the profile nor the job file says."""
+    """Bytes that a rank may use; ``None``: set neither in the profile nor in the job file."""
     cache: int | None
-    """For the KV cache; negative if the rest alone does not fit."""
+    """Bytes for the KV cache; negative if the rest alone does not fit."""
     tokens: int | None
-    """Tokens that the KV cache holds."""
+    """Number of tokens that fit into the KV cache."""
     requests: int | None
-    """Requests of the longest length that these are."""
+    """Number of requests of the longest length that fit into the KV cache."""
     verdict: Verdict = "unknown"
     sentence: str = ""
+    """The verdict in words."""
     remedy: str | None = None
     suggestion: Parallel | None = None
-    """The smallest layout that holds what this one cannot."""
+    """The smallest layout that is large enough, if this one is not."""
 
     @property
     def buffers(self) -> int:
-        """Everything but weights and KV cache."""
+        """Bytes of everything except weights and KV cache."""
         return self.activations + self.logits + self.context
 
 
@@ -246,11 +248,16 @@ def plan_memory(
     model: MemoryModel = MemoryModel(),
     stored: int | None = None,
 ) -> MemoryPlan:
-    """Sum up the memory of a job on a cluster, for a model with the ``config.json`` given.
+    """Return the memory plan of a job on a cluster.
 
-    The defaults are those of ``release`` (``None``: of the newest); ``model`` is how the backend uses memory.
-    ``stored`` is the size of the checkpoint's weights, which then needs no sum over its matrices.
-    Raises UnknownModel if there is no sum for this kind of model.
+    Args:
+        config: the model's ``config.json``.
+        release: release whose defaults apply; ``None``: built-in defaults.
+        model: how the backend uses memory.
+        stored: size of the checkpoint's weights in bytes; ``None``: count the model's matrices.
+
+    Raises:
+        UnknownModel: the planner cannot count this kind of model.
     """
     planner = _Planner(job, cluster, read_shape(config, rough=stored is not None), release, model, stored)
     plan = planner.room(parallel_of(job.engine))
@@ -265,7 +272,7 @@ def plan_memory(
 
 @dataclass(frozen=True)
 class _Planner:
-    """One job and one model; layouts may be tried."""
+    """Plans the memory of one job and one model for different layouts."""
 
     job: JobFile
     cluster: ClusterProfile
@@ -275,7 +282,7 @@ class _Planner:
     stored: int | None
 
     def room(self, parallel: Parallel) -> MemoryPlan:
-        """Return what the layout takes and leaves, without a verdict."""
+        """Return the plan for a layout, without a verdict."""
         job, shape, on_gpu = self.job, self.shape, bool(self.cluster.gpus_per_node)
         engine = job.engine
         dtype = shape.dtype if engine.dtype in (None, "auto") else str(engine.dtype)
@@ -288,13 +295,13 @@ class _Planner:
         weights = self._weights(parallel, plain)
         rows = min((batch or 1) * beams, steps)
         wide = _HIDDEN_STATES * shape.hidden + shape.wide * shape.active / parallel.tensor
-        # The head computes the last token of each request only, unless all logits are gathered.
+        # The head computes only the last token of each request, unless all logits are gathered.
         head = (steps if engine.gather_context_logits else rows) * shape.vocabulary / parallel.tensor
         activations = round((steps * wide * self.model.activations + head) * plain)
         activations += _WORKSPACE if on_gpu else 0
         logits = rows * shape.vocabulary * 4 * self.model.logit_copies
         context = _GPU_CONTEXT if on_gpu else _PROCESS
-        # A head at least is on each rank: with more ranks than KV heads the heads are repeated
+        # Each rank has at least one KV head: with more ranks than KV heads the heads are repeated
         # (gptJsonConfig.cpp: max(numKvHeads / (tp * cp), 1)).
         kv_heads = -(-shape.kv_heads // (parallel.tensor * parallel.context))
         element = 1 if engine.quantization.kv_cache in ("int8", "fp8") else plain
@@ -303,8 +310,8 @@ class _Planner:
         if on_gpu:
             memory, share = self.cluster.gpu_memory_gib, job.repository.instances
         else:  # a rank has its share of the node
-            asked = job.serve.memory_gib_per_node
-            memory = None if asked == "all" else asked
+            wanted = job.serve.memory_gib_per_node
+            memory = None if wanted == "all" else wanted
             share = max(job.serve.instances * engine.world_size // (job.serve.nodes or 1), 1)
         capacity = None if memory is None else round(memory * GIB / share)
         left = None if capacity is None else capacity - weights - activations - logits - context
@@ -354,15 +361,15 @@ class _Planner:
         return -(-longest // block) * block * beams
 
     def _weights(self, parallel: Parallel, plain: int) -> int:
-        """Return the bytes of weights on the rank that has most of them.
+        """Return the bytes of weights on the rank that has the most.
 
-        A head that is tied to the embedding takes memory of its own when it is cut, or on another stage.
+        A tied head needs memory of its own if it is split, or on another pipeline stage than the embedding.
         """
         if self.stored is not None:
             return round(self.stored / (parallel.tensor * parallel.pipeline))
         shape, tensor = self.shape, parallel.tensor
         each = shape.matrices(parallel) * _WEIGHT_BYTES.get(str(self.job.engine.quantization.method), plain)
-        # TensorRT-LLM keeps the router whole and in float32 on every rank.
+        # TensorRT-LLM keeps the whole router in float32 on every rank.
         layers = -(-shape.layers // parallel.pipeline) * (each + shape.experts * shape.hidden * 4)
         embedding = shape.table * plain
         # The vocabulary is padded to a multiple of the ranks (pad_vocab_size).
@@ -372,7 +379,7 @@ class _Planner:
         return round(layers + embedding + (0 if shape.tied and tensor == 1 else head))
 
     def judge(self, plan: MemoryPlan) -> tuple[Verdict, str, str | None]:
-        """Return whether the layout holds what the job file promises, a sentence and a remedy."""
+        """Return the verdict on whether the job file's requests fit, a sentence and a remedy."""
         if plan.capacity is None:
             if self.cluster.gpus_per_node:
                 where, remedy = "gpu or gpu_memory_gib", "set gpu in the profile, e.g. to h100-80gb"
@@ -388,7 +395,8 @@ class _Planner:
         if requests == 0:
             sentence = f"{plan.tokens} tokens fit beside {taken}, but one request takes {longest}"
             return "fail", sentence, "lower engine.max_seq_len"
-        # The release's own default is no promise of the job file, and requests may wait: no warning.
+        # Warn only if the job file sets max_batch_size: the release's default promises nothing, and requests
+        # may wait.
         batch = self.job.engine.max_batch_size
         fits = f"{plan.tokens} tokens fit, {requests} requests of {longest}"
         if batch is not None and requests < batch:
@@ -397,19 +405,19 @@ class _Planner:
         return "ok", fits, None
 
     def suggest(self) -> Parallel | None:
-        """Return the smallest larger layout that holds a full batch; if the job file names none, one request.
+        """Return the smallest larger layout with memory for a full batch; without a batch size, one request.
 
-        Tensor parallel within a node, pipeline parallel over nodes.
+        Layouts are tensor parallel within a node and pipeline parallel over nodes.
         """
-        widest, given = max(self.cluster.gpus_per_node, 1), parallel_of(self.job.engine)
+        widest, current = max(self.cluster.gpus_per_node, 1), parallel_of(self.job.engine)
         larger = [
-            Parallel(tensor, pipeline, given.context, given.expert if tensor % given.expert == 0 else 1)
+            Parallel(tensor, pipeline, current.context, current.expert if tensor % current.expert == 0 else 1)
             for tensor in (1, 2, 4, 8, 16, 32, 64)
             for pipeline in self.model.pipelines
             if tensor <= widest
             and self.shape.heads % tensor == 0
             and self.shape.layers % pipeline == 0
-            and tensor * pipeline > given.tensor * given.pipeline
+            and tensor * pipeline > current.tensor * current.pipeline
         ]
         for parallel in sorted(larger, key=lambda item: (item.tensor * item.pipeline, item.pipeline)):
             requests = self.room(parallel).requests

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The process in front of the servers of a disaggregated run: it has each prompt computed by one phase, and the answer
-# by the other. The supervisor starts this once every server is ready, and has written front.yaml.
+# Start the front of a disaggregated run: it sends each prompt to a server of the context phase, and lets a server of
+# the generation phase answer. The supervisor writes front.yaml and starts this script once every server is ready.
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
 run='/scratch/ana/runs of june/17'

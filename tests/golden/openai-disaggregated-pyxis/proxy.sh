@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The proxy of one node that is not the job's first, for the instances whose leaders are there.
-# The supervisor starts this with the node's number within the job, and theirs.
+# Start the proxy on a node other than the job's first, for the instances whose rank 0 runs there.
+# The supervisor starts this script with the node's number within the job and the numbers of these instances.
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
 run='/scratch/ana/runs of june/17'

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# One rank of the server; every task of the serve step runs this.
+# Start one rank of the server. Every task of the serve step runs this script.
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
 run='/scratch/ana/runs of june/17'
 rank=${SLURM_PROCID}
 
-# The instances of a node share its cores; by default each would start a thread for every one.
+# Several instances share the node's cores; by default each rank would start one thread per core.
 cores=$(($(nproc) / 8))
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 1 ? cores : 1))}"
 
@@ -15,7 +15,7 @@ firsts=([2]=0)
 CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${gpus[*]:firsts[TRTLLM_HPC_INSTANCE]:8}")
 export CUDA_VISIBLE_DEVICES
 
-# Containers on Slurm have no --ulimit option: take what the host allows.
+# Raise the limit on locked memory to the host's: containers on Slurm have no --ulimit option.
 ulimit -S -l "$(ulimit -H -l)"
 
 exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=16 \

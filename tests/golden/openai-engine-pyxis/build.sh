@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The commands that make the engine, a step at a time: build.sh STEP
-# Rendered by trtllm-hpc 0.1.0. The job's `runtime engine` runs the steps that the cache does not have,
-# with $output, the step's own folder, $convert: the steps before it.
+# Run one step of the engine's build: build.sh STEP
+# Rendered by trtllm-hpc 0.1.0. The job's `runtime engine` runs the steps whose outputs the cache lacks,
+# with $output, the step's own folder, $convert: outputs of earlier steps.
 # By hand: output=/a/new/folder bash build.sh convert
-# What an edited script makes is kept apart in the cache.
+# The cache keeps outputs of an edited script apart.
 set -euo pipefail
 export run='/scratch/ana/runs of june/17'
 export model=/models/llama
-# TensorRT-LLM starts MPI when it is imported. It is to start alone, and not to take itself for the task of a
-# Slurm step, which the next command's process would be too.
+# Importing TensorRT-LLM starts MPI. Without these variables MPI starts alone; with them each command's process would
+# take itself for the same task of the Slurm step.
 for name in "${!SLURM_@}" "${!PMIX_@}" "${!PMI_@}" "${!OMPI_@}"; do
   unset "$name"
 done

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The companion: waits for the endpoint, asks, measures, and stops the server.
-# Rendered by trtllm-hpc 0.1.0. Its exit code is that of the command that failed.
+# The companion: waits for the endpoint, sends a request, measures, and stops the server.
+# Rendered by trtllm-hpc 0.1.0. The exit code is that of the command that failed.
 set -euo pipefail
 run='/scratch/ana/runs of june/17'
 python=/opt/trtllm-hpc/bin/python3
@@ -8,7 +8,7 @@ runtime() { "$python" "$run/runtime.pyz" "$@"; }
 
 finish() {
   code=$?
-  # Each line for itself: on a full disk the one that fails must not keep the other from trying.
+  # Ignore errors, so that on a full disk each command is tried even if the other fails.
   runtime stop --by=companion --reason="it is done (exit code $code)" || true
   runtime end companion "$code" || true
 }
@@ -20,14 +20,14 @@ export PYTHONSAFEPATH=1
 
 runtime begin companion
 
-# The server stops by itself if this falls silent, whatever killed the companion.
-# If only the heartbeat is killed, it begins again.
+# The server stops by itself once this heartbeat is silent, whatever killed the companion.
+# The loop restarts a heartbeat that was killed alone.
 while kill -0 $$ 2>/dev/null && ! runtime heartbeat --while-pid=$$; do sleep 1; done &
 
-# Not as an option: everybody on the node sees command lines.
+# The prompt goes through a pipe because all users of the node can see command lines.
 printf '%s\n' 'What is machine learning?' |
   "$python" -m trtllm_hpc client "$run" --wait-seconds=2640 \
   --prompt=- --protocol=openai --max-tokens=16 --save
 
-# Its settings stand in spec.yaml, companion.benchmark; any option of "trtllm-hpc bench" may be added here.
+# The settings are in spec.yaml, companion.benchmark; any option of "trtllm-hpc bench run" may be added here.
 "$python" -m trtllm_hpc bench run "$run" --save-as=benchmark

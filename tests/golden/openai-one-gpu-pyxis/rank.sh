@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# One rank of the server; every task of the serve step runs this.
+# Start one rank of the server. Every task of the serve step runs this script.
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
 run='/scratch/ana/runs of june/17'
 rank=${SLURM_PROCID}
 
-# Containers on Slurm have no --ulimit option: take what the host allows.
+# Raise the limit on locked memory to the host's: containers on Slurm have no --ulimit option.
 ulimit -S -l "$(ulimit -H -l)"
 
 exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=1 \

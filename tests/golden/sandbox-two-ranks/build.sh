@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The commands that make the engine, a step at a time: build.sh STEP
-# Rendered by trtllm-hpc 0.1.0. The job's `runtime engine` runs the steps that the cache does not have,
+# Run one step of the engine's build: build.sh STEP
+# Rendered by trtllm-hpc 0.1.0. The job's `runtime engine` runs the steps whose outputs the cache lacks,
 # with $output, the step's own folder.
 # By hand: output=/a/new/folder bash build.sh engine
-# What an edited script makes is kept apart in the cache.
+# The cache keeps outputs of an edited script apart.
 set -euo pipefail
 export run='/scratch/ana/runs of june/17'
 : "${output:?must name the folder to make}"

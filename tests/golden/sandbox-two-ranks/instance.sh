@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# One instance of the server: 2 ranks on 2 nodes. The supervisor starts this with the instance's number.
+# One instance of the server: 2 ranks on 2 nodes. The supervisor starts this script with the instance's number.
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
 run='/scratch/ana/runs of june/17'
 python=/opt/trtllm-hpc/bin/python3
 export TRTLLM_HPC_INSTANCE="$1"
 step=serve
-# A signal is for the ranks; what they leave is removed below.
+# Survive signals: the ranks handle them, and this script still has to clean up.
 trap : TERM INT HUP
 
-# Its first node within the job or the component, where its leader runs, and the leader's address.
+# The number of the instance's first node within the job or component, where rank 0 runs, and rank 0's address.
 nodes_from() { scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$(($1 + 1)),$(($1 + $2))p" | paste -sd, -; }
 first=$((TRTLLM_HPC_INSTANCE * 2))
 leader=$(srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --mpi=none --overlap \
@@ -17,13 +17,13 @@ leader=$(srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --mpi=n
 read -r MASTER_ADDR _ _ _ MASTER_PORT <<< "$leader"
 export MASTER_ADDR MASTER_PORT
 
-# Where the ranks meet: a folder of this start alone, with their secret, that no other user can enter.
+# The ranks find each other through a folder for this start only, with a secret key, that no other user can enter.
 rm -rf "$run"/ranks/"$step".meeting.*
 TRTLLM_HPC_RENDEZVOUS=$(mktemp -d "$run/ranks/$step.meeting.XXXXXX")
 export TRTLLM_HPC_RENDEZVOUS
 head -c 32 /dev/urandom > "$TRTLLM_HPC_RENDEZVOUS/key"
 
-# One server process for each rank; the first that fails ends the others.
+# Start one server process for each rank; the first that fails ends the others.
 status=0
 tasks=(--ntasks=2 --ntasks-per-node=1 --cpus-per-task=2)
 tasks+=(--mpi=pmix --distribution=block --output="$run/logs/${step}_%t.out")
@@ -39,7 +39,7 @@ srun --nodelist="$(nodes_from "$first" 2)" --nodes=2 "${tasks[@]}" --kill-on-bad
   bash "$run/scripts/rank.sh" || status=$?
 
 rm -rf "$TRTLLM_HPC_RENDEZVOUS"
-# A rank that was killed could not remove its shared memory and its scratch folder.
+# Remove shared memory and scratch folders that killed ranks could not remove.
 timeout 30 srun --nodelist="$(nodes_from "$first" 2)" --nodes=2 --ntasks=2 --ntasks-per-node=1 --mpi=none --overlap \
   --open-mode=append --output="$run/logs/serve.out" \
   "$python" "$run/runtime.pyz" sweep "$TRTLLM_HPC_INSTANCE" || true

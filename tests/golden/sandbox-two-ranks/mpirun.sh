@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# The ranks of a step by Open MPI's own launcher, for a Slurm without PMIx: mpirun.sh STEP RANKS-OF-A-NODE COMMAND...
-# srun starts this once on each node of the step, in the container if there is one: all of MPI is the container's.
-# The first runs mpirun. What mpirun would start on the others by ssh, these have waited for.
+# Start the ranks of a step by Open MPI's own launcher, for a Slurm without PMIx: mpirun.sh STEP RANKS-PER-NODE COMMAND...
+# srun starts this script once on each node of the step, in the container if there is one, so MPI comes from the
+# container. The first node runs mpirun. The other nodes wait for the commands that mpirun would run there by ssh.
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
 export run='/scratch/ana/runs of june/17'
 if [ "$1" = --rank ]; then
-  # One of the ranks, under the names that Slurm's own tasks have.
+  # One of the ranks: set the variables that tasks of Slurm have.
   export SLURM_PROCID="$OMPI_COMM_WORLD_RANK" SLURM_LOCALID="$OMPI_COMM_WORLD_LOCAL_RANK"
   export SLURM_NTASKS="$OMPI_COMM_WORLD_SIZE"
   exec "${@:3}" >>"$run/logs/$2_$SLURM_PROCID.out" 2>&1
 fi
 if [ "$1" = --agent ]; then
-  # What mpirun starts in place of ssh: --agent HOST COMMAND... The node that has this name waits for the command.
-  # Open MPI cuts a name at its first dot, unless orte_keep_fqdn_hostnames (prte_... in Open MPI 5) says otherwise.
+  # mpirun starts this in place of ssh, as --agent HOST COMMAND...: pass the command to the node of that name, which
+  # waits for it. Open MPI may cut a host name at its first dot, so compare whole names first, then cut ones.
   host=$2
   shift 2
   cd "$TRTLLM_HPC_MEETING"
@@ -40,13 +40,14 @@ if ! command -v mpirun >/dev/null; then
   exit 7
 fi
 
-# Where the nodes meet; the first removes it.
+# The nodes exchange files in this folder; the first node removes it.
 export TRTLLM_HPC_MEETING="$run/mpirun.$SLURM_JOB_ID.$SLURM_STEP_ID"
 host=$(hostname)
 mkdir -p "$TRTLLM_HPC_MEETING"
 echo "$host" >"$TRTLLM_HPC_MEETING/$SLURM_NODEID.new"
 mv "$TRTLLM_HPC_MEETING/$SLURM_NODEID.new" "$TRTLLM_HPC_MEETING/$SLURM_NODEID.host"
-# wait_for FILE WHAT: listing the folder makes an NFS client look again. The bound leaves time to import an image.
+# wait_for FILE WHAT: wait until FILE exists. Listing the folder makes an NFS client refresh it. The limit leaves time
+# to import an image.
 bound=${TRTLLM_HPC_MEETING_SECONDS:-600}
 wait_for() {
   until [ -e "$TRTLLM_HPC_MEETING/$1" ]; do
@@ -58,7 +59,8 @@ wait_for() {
     sleep 0.2
   done
 }
-# Slurm's SIGTERM at a job's end is for the ranks, which end in order. mpirun and its daemons would kill them.
+# Block Slurm's SIGTERM at a job's end for mpirun and its daemons, which would kill the ranks. The ranks get the signal
+# themselves, and end in an orderly way.
 without_sigterm() {
   exec /opt/trtllm-hpc/bin/python3 -c 'import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -71,17 +73,17 @@ fi
 
 leave() { rm -rf "$TRTLLM_HPC_MEETING"; }
 trap leave EXIT
-# Slurm ends what is left of a task as soon as this process ends: a signal must not end it before the ranks.
+# Survive signals: Slurm kills the rest of a task once this process ends, so it must not end before the ranks.
 trap : TERM INT HUP
 hosts=
 for ((node = 0; node < SLURM_STEP_NUM_NODES; node++)); do
   wait_for "$node.host" "node $node of the step to start"
   hosts+="${hosts:+,}$(cat "$TRTLLM_HPC_MEETING/$node.host"):$ranks"
 done
-# In place of ssh HOST COMMAND. mpirun splits the agent at spaces.
+# The agent is called like ssh, as HOST COMMAND. It is in a variable because mpirun splits its option at spaces.
 export TRTLLM_HPC_AGENT='exec bash "$run/scripts/mpirun.sh" --agent "$0" "$@"'
-# Open MPI 5 calls the part that starts daemons ssh, and those before it rsh. Whole names tell two nodes apart that have
-# one short name in two domains.
+# The component that starts daemons is called ssh in Open MPI 5, and rsh before. Whole host names distinguish nodes
+# with the same short name in different domains.
 shell=ssh
 whole=(--prtemca prte_keep_fqdn_hostnames 1)
 case $(mpirun --version) in *"(Open MPI) "[1-4].*) shell=rsh whole=(--mca orte_keep_fqdn_hostnames 1) ;; esac

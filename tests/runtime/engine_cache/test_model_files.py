@@ -73,7 +73,7 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelUnreadable, match=r"nowhere is not there"):
         revision_of(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ModelUnreadable, match="holds no files"):
+    with pytest.raises(ModelUnreadable, match="contains no files"):
         revision_of(tmp_path / "empty")
     broken = make_model(tmp_path / "broken")
     (broken / "model-2.safetensors").symlink_to(tmp_path / "gone")

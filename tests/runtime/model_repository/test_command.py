@@ -101,7 +101,7 @@ def test_errors_have_no_traceback(paths: RunPaths) -> None:
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (lambda paths: paths.repository_recipe.unlink(), "repository.json is not there"),
+        (lambda paths: paths.repository_recipe.unlink(), "repository.json is missing"),
         (lambda paths: paths.repository_recipe.write_text("{"), "repository.json cannot be read"),
         (lambda paths: paths.runtime.write_bytes(runtime_zipapp()), "protobuf"),
     ],

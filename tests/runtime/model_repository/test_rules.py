@@ -55,7 +55,7 @@ def path_in(repository: str) -> str:
             "{parameters: {tensorrt_llm: {lora_cache_max_adapter_size: lots}}}",
             "must be a whole number",
         ),
-        ("0.16.0", "{parameters: {tensorrt_llm: {engine_dir: /e}}}", "is what engine.directory fills in"),
+        ("0.16.0", "{parameters: {tensorrt_llm: {engine_dir: /e}}}", "is set by engine.directory"),
         ("0.16.0", "{parameters: {tensorrtllm: {}}}", "not a model of the repository"),
     ],
 )

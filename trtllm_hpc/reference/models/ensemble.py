@@ -1,1 +1,1 @@
-"""The ensemble has no code; Triton only requires its version folder."""
+"""Triton model ``ensemble``: without code, because Triton requires only its version folder."""

@@ -20,9 +20,9 @@ class TritonPythonModel:
         self._tokenizer = read_tokenizer_of(parameters)
 
     def execute(self, triton_requests: list[Any]) -> list[Any]:
-        """Decode the sequences of each request: its texts in one row, beam after beam, prompt after prompt.
+        """Decode the sequences of each request into one row of texts: beam after beam, prompt after prompt.
 
-        That is upstream's shape. A batch dimension before it would make every text an array for the client.
+        This is upstream's shape. With a batch dimension, clients would get each text as an array.
         """
         responses, skip = [], self._skip_special
         for request in triton_requests:

@@ -11,18 +11,20 @@ from trtllm_hpc.reference.text import Preprocessor, parameters_of
 
 
 class TritonPythonModel:
-    """Tokenises prompts and words, and fills in the tokenizer's own end and pad ids."""
+    """Tokenises prompts and stop words, and adds the tokenizer's end and pad ids."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read the tokenizer, and how long the engine's prompts may be."""
+        """Read the tokenizer."""
         self._preprocessor = Preprocessor(parameters_of(args))
 
     def execute(self, triton_requests: list[Any]) -> list[Any]:
-        """Answer each request, or refuse it with a sentence."""
+        """Answer each request, or refuse it with an error message."""
         responses = []
         for request in triton_requests:
             try:
-                arrays = self._preprocessor.process({it.name(): it.as_numpy() for it in request.inputs()})
+                arrays = self._preprocessor.process(
+                    {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+                )
                 tensors = [pb_utils.Tensor(name, array) for name, array in arrays.items()]
                 responses.append(pb_utils.InferenceResponse(tensors))
             except RequestFailed as error:

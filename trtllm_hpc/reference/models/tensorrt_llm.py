@@ -27,7 +27,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the engine. On ranks above 0 this returns only after the leader has stopped them."""
-        # A crash of the stub then leaves a traceback in the rank's log.
+        # A crash of the stub leaves a traceback in the rank's log.
         faulthandler.enable()
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
         config = json.loads(args["model_config"])
@@ -51,7 +51,7 @@ class TritonPythonModel:
 
     def execute(self, triton_requests: list[Any]) -> None:
         """Submit the requests; ``Delivery`` sends the answers."""
-        # Only a request makes steps, and Triton takes none before its models are initialised.
+        # The engine runs steps only for requests, and Triton accepts none before its models are initialised.
         self._metrics.start()
         for request in triton_requests:
             self._delivery.submit(request, self._read)
@@ -75,14 +75,15 @@ def _load(parameters: Mapping[str, str], world: World) -> tuple[RankEngine, Engi
     info = EngineInfo.read(folder)
     if world.size != info.world_size:
         raise StartFailed(
-            f"The engine in {folder} was built for {info.world_size} ranks; {world.size} were started."
+            f"The engine in {folder} was built for {info.world_size} ranks, but {world.size} were started."
         )
     queue, tokens = (
         int(parameters.get(name) or 0) for name in ("max_queue_size", "max_tokens_in_paged_kv_cache")
     )
     if info.is_stand_in:
         return StandIn(info, world, max_queue_size=queue), info
-    # GNU OpenMP's threads spin for milliseconds while they wait for each other, as if alone on their cores.
+    # By default GNU OpenMP's threads spin for milliseconds while they wait for each other, which takes cores
+    # from the other ranks.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "120000")
     from trtllm_hpc.reference.engine import ModelEngine

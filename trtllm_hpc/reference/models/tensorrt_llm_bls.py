@@ -22,7 +22,7 @@ _TO_PREPROCESSING = {
     "end_id": "END_ID",
     "pad_id": "PAD_ID",
 }
-"""Inputs of this model, and of ``preprocessing`` (``preprocessing/config.pbtxt``, v0.16)."""
+"""Inputs of ``preprocessing`` by the inputs of this model (``preprocessing/config.pbtxt``, v0.16)."""
 _FROM_PREPROCESSING = {
     "INPUT_ID": "input_ids",
     "REQUEST_INPUT_LEN": "input_lengths",
@@ -31,14 +31,14 @@ _FROM_PREPROCESSING = {
     "OUT_END_ID": "end_id",
     "OUT_PAD_ID": "pad_id",
 }
-"""Outputs of ``preprocessing``, and inputs of ``tensorrt_llm`` (``ensemble/config.pbtxt``, v0.16)."""
+"""Inputs of ``tensorrt_llm`` by the outputs of ``preprocessing`` (``ensemble/config.pbtxt``, v0.16)."""
 _TO_CORE = {
     "top_k": "runtime_top_k",
     "top_p": "runtime_top_p",
     "length_penalty": "len_penalty",
     "stream": "streaming",
 }
-"""Inputs of this model that ``tensorrt_llm`` has under another name."""
+"""Inputs of ``tensorrt_llm`` by the inputs of this model, where the names differ."""
 _ONLY_HERE = frozenset(
     {
         *("bad_words", "embedding_bias_words", "embedding_bias_weights", "decoder_text_input"),
@@ -46,15 +46,15 @@ _ONLY_HERE = frozenset(
         *("prompt_table_extra_id", "num_draft_tokens", "use_draft_logits"),
     }
 )
-"""Inputs that ``tensorrt_llm`` does not have; those that ask for something are refused before."""
+"""Inputs that ``tensorrt_llm`` does not have; values that request something are refused earlier."""
 
 
 class TritonPythonModel:
-    """Sends one response for each sequence, or as the tokens come if the request is streaming."""
+    """Sends one response for each sequence, or a response for new tokens if the request is streaming."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Read the parameters and the tokenizer."""
-        # A crash of the stub then leaves a traceback in the rank's log.
+        # A crash of the stub leaves a traceback in the rank's log.
         faulthandler.enable()
         config, parameters = json.loads(args["model_config"]), parameters_of(args)
         self._model = parameters["tensorrt_llm_model_name"]
@@ -64,22 +64,21 @@ class TritonPythonModel:
         self._accumulates = switch(parameters, "accumulate_tokens", default=False)
 
     def execute(self, triton_requests: list[Any]) -> None:
-        """Answer the requests one by one: Triton 2.51 crashes where threads ask other models at once."""
+        """Answer the requests one by one: Triton 2.51 crashes if several threads call other models."""
         for request in triton_requests:
             sender = request.get_response_sender()
             try:
                 self._answer(request, sender)
             except RequestFailed as refusal:
                 _fail(sender, pb_utils.TritonError(refusal.message, pb_utils.TritonError.INVALID_ARG))
-            except Exception as failure:  # noqa: BLE001 - whatever it is, its client must hear of it
+            except Exception as failure:  # noqa: BLE001 - the client must get an error, whatever happens
                 _fail(sender, pb_utils.TritonError(f"The request failed: {failure}"))
 
     def _answer(self, request: Any, sender: Any) -> None:
         """Send a text in place of the tokens of each response.
 
-        Tokens that are decoded apart from those before them may begin or end within a letter, and lose the
-        space before them; so does upstream's BLS model. With accumulation each text of a stream is that of
-        all tokens so far.
+        Tokens that are decoded separately may begin or end within a letter, and lose the space before them,
+        as in upstream's BLS model. With accumulation, each text of a stream is the text of all tokens so far.
         """
         arrays = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         refuse_unsupported(arrays)
@@ -91,7 +90,7 @@ class TritonPythonModel:
         }
         inputs = {**others, **_renamed(prepared, _FROM_PREPROCESSING)}
         wanted = set(request.requested_output_names())
-        # The id of the client lets it stop the request.
+        # With the id of the client's request, the client can stop this request.
         inner = request.request_id() or uuid.uuid4().hex
         outputs = {"output_ids", "sequence_length", *wanted} - {"text_output"}
         so_far: list[int] = []
@@ -100,14 +99,14 @@ class TritonPythonModel:
             if response.has_error():
                 _fail(sender, response.error())
                 return
-            found = {tensor.name(): tensor for tensor in response.output_tensors()}
-            if not found:
+            received = {tensor.name(): tensor for tensor in response.output_tensors()}
+            if not received:
                 continue
-            length = found.pop("sequence_length").as_numpy().item()
-            new = found.pop("output_ids").as_numpy()[0, 0, :length].tolist()
+            length = received.pop("sequence_length").as_numpy().item()
+            new = received.pop("output_ids").as_numpy()[0, 0, :length].tolist()
             so_far = [*so_far, *new] if self._accumulates else new
             text = self._preprocessor.tokenizer.decode(so_far, skip_special_tokens=self._skips)
-            tensors = [tensor for name, tensor in found.items() if name in wanted]
+            tensors = [tensor for name, tensor in received.items() if name in wanted]
             if "text_output" in wanted:
                 tensors.append(pb_utils.Tensor("text_output", np.array([text.encode()], dtype=np.object_)))
             sender.send(pb_utils.InferenceResponse(tensors), flags=0 if self._decoupled else final)
@@ -118,7 +117,7 @@ class TritonPythonModel:
             sender.send(flags=final)
 
     def _ask(self, inner: str, inputs: Mapping[str, Any], outputs: Iterable[str]) -> Iterable[Any]:
-        """The responses of ``tensorrt_llm``."""
+        """Return the responses of ``tensorrt_llm`` to a request."""
         request = pb_utils.InferenceRequest(
             model_name=self._model,
             request_id=inner,
@@ -138,7 +137,7 @@ _STOP = {
     "request_output_len": np.zeros(1, dtype=np.int32),
     "stop": np.ones(1, dtype=np.bool_),
 }
-"""A request that stops the one with its id."""
+"""Inputs of a request that stops the request with the same id."""
 
 
 def _fail(sender: Any, error: Any) -> None:

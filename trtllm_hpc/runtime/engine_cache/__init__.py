@@ -1,6 +1,6 @@
-"""The engine cache: what a build step has made is found again by what went into it.
+"""The engine cache: outputs of build steps, found again by a hash of everything that went into them.
 
-An engine, and each step towards it, lies in a folder named after a key: a hash of the command, of the model's
-files, of the versions and of the GPU. Nothing here needs more than the standard library: the same code
-answers on the login node, before anything is submitted, and builds inside the job's container.
+Each output, an engine or a step towards it, is in a folder named after its key: a hash of the command, the
+model's files, the versions and the GPU. Standard library only: the same code looks outputs up on the login
+node, before anything is submitted, and builds them inside the job's container.
 """

@@ -1,4 +1,4 @@
-"""``runtime engine``: build every step of the recipe that the cache does not have."""
+"""``runtime engine``: build the steps of the recipe whose outputs are not in the cache."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signa
 from trtllm_hpc.runtime.records import add_event
 
 PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "trtllm_hpc")
-"""Packages whose versions are noted in the manifest."""
+"""Packages whose versions the manifest records."""
 
 _POLL_S, _REPORT_S = 1.0, 60.0
-"""Pauses between two looks at another build, and between two lines about the same wait."""
+"""Seconds between two looks at another job's build, and between two lines about the same wait."""
 _ATTEMPTS = 10
-"""An entry may be pruned between a look and its use, or another build may take over; but not for ever."""
+"""Attempts to provide a step: its entry may be pruned before it is used, or another build may take over."""
 
 
 def build_engine(paths: RunPaths) -> int:
-    """Make sure that the run's engine is in the cache, and link it; returns an exit code."""
+    """Make sure that the run's engine is in the cache, and link it; return an exit code."""
     signals: list[str] = []
     on_signals(signals.append)
     adopt_orphans()
@@ -60,7 +60,7 @@ def build_engine(paths: RunPaths) -> int:
         recipe = BuildRecipe.read(paths.build_recipe)
         versions = installed_versions(PACKAGES)
         if recipe.tensorrt_llm is not None and "tensorrt_llm" in versions:
-            # A release candidate or a patch of the same number only causes a warning: images carry such under
+            # A release candidate or a patch of the same number only causes a warning: images have them under
             # a release's tag, and a job file can name releases only.
             diagnostic = planned_version(recipe.tensorrt_llm, versions["tensorrt_llm"])
             if diagnostic.state == FAIL:
@@ -69,11 +69,12 @@ def build_engine(paths: RunPaths) -> int:
                 print(f"warning: {diagnostic.message}", flush=True)
         capability = compute_capability(recipe)
         script = sha256_of(paths.script("build"))
-        # The output of a script that the user has changed is not what was planned.
+        # The hash of an edited script becomes part of the keys: the planned keys belong to the planned
+        # script.
         edited = None if script == recipe.script_sha256 else script
         keys = step_keys(recipe, compute_capability=capability, edited_script=edited)
         _Builder(paths, recipe, keys, versions, signals).run()
-    except KeyboardInterrupt:  # whatever the signal
+    except KeyboardInterrupt:  # raised by _Builder after any signal
         print(f"the build stops: got {signals[0]}", flush=True)
         return 128 + signal.Signals[signals[0]]
     except OSError as error:
@@ -86,35 +87,36 @@ def build_engine(paths: RunPaths) -> int:
 
 
 def compute_capability(recipe: BuildRecipe) -> str | None:
-    """Return the compute capability for the keys; ``None`` if no step depends on it.
+    """Return the GPU's compute capability for the keys; ``None`` if no step depends on it.
 
-    Raises BuildFailed if it cannot be read, or is not the profile's.
+    Raises BuildFailed if it cannot be read, or differs from the profile's.
     """
     if not any(step.on_gpu for step in recipe.steps):
         return None
     lines = query_gpus("compute_cap")
-    found = sorted({line for line in lines if line.replace(".", "", 1).isdigit()})
+    capabilities = sorted({line for line in lines if line.replace(".", "", 1).isdigit()})
     planned = recipe.compute_capability
-    if len(found) > 1:
+    if len(capabilities) > 1:
         raise BuildFailed(
-            f"the GPUs that this job sees have different compute capabilities ({', '.join(found)}).",
+            f"the GPUs that this job sees have different compute capabilities ({', '.join(capabilities)}).",
             hint="set constraint in the cluster profile so that all nodes have the same GPUs",
         )
-    if not found and planned is None:
+    if not capabilities and planned is None:
         raise BuildFailed(
             "the compute capability of the GPU cannot be read (nvidia-smi shows no GPU to this job).",
             hint="set build.gpus to 1, or compute_capability in the cluster profile",
         )
-    if found and planned is not None and found[0] != planned:
+    if capabilities and planned is not None and capabilities[0] != planned:
         raise BuildFailed(
-            f"this node's GPU has compute capability {found[0]}, but the cluster profile says {planned}.",
+            f"this node's GPU has compute capability {capabilities[0]}, but the cluster profile says "
+            f"{planned}.",
             hint="correct compute_capability in the profile, or set constraint to nodes that have it",
         )
-    return found[0] if found else planned
+    return capabilities[0] if capabilities else planned
 
 
 class _Builder:
-    """Builds the missing steps of one recipe, in their order."""
+    """Builds the missing steps of a recipe, in their order."""
 
     def __init__(
         self,
@@ -128,11 +130,11 @@ class _Builder:
         self._cache = Cache(Path(recipe.engines_folder))
         self._job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
         self._keys = {key.step: key for key in keys}
-        """By the step's name, in the order of the steps."""
+        """Key of each step, by the step's name, in the order of the steps."""
         self._entries = {key.step: self._cache.entry(key) for key in keys}
 
     def run(self) -> None:
-        """Build what is missing, and link the outputs that the run needs."""
+        """Build the missing outputs, and link those that the run needs."""
         steps, results = self._recipe.steps, self._recipe.results
         self._cache.folder.mkdir(parents=True, exist_ok=True)
         needed = set(results)
@@ -153,14 +155,14 @@ class _Builder:
             print(f"{name.name}: {output}", flush=True)
 
     def _provide(self, step: BuildStep) -> bool:
-        """Find a step's output, build it, or wait for another build; returns whether it is there now."""
+        """Find a step's output, build it, or wait for another build; return whether it is complete now."""
         entry, begun, reported = self._entries[step.name], time.monotonic(), float("-inf")
         if entry.is_complete():
             self._report(step, "found", f"found in the cache ({entry.name})")
             return entry.register(self._paths.folder)
         names = list(self._keys)
         chain = {name: self._keys[name].document for name in names[: names.index(step.name) + 1]}
-        with suppress(FileNotFoundError):  # it is pruned just now
+        with suppress(FileNotFoundError):  # another process is removing the entry
             entry.make(self._keys[step.name], self._recipe.about, chain)
         owner = f"job {self._job_id} on {socket.gethostname()}" if self._job_id else socket.gethostname()
         while entry.folder.is_dir() and not entry.is_complete():
@@ -189,10 +191,10 @@ class _Builder:
         return False
 
     def _build(self, step: BuildStep, entry: CacheEntry, lock: EntryLock) -> bool:
-        """Run a step's commands and publish the output; ``False`` if another build has.
+        """Run a step's commands and publish the output; return ``False`` if another build has published it.
 
-        The output gets its name by one rename, from a folder of this build's own: where two build at once,
-        for want of locks or because one was taken for lost, the first publishes and neither does harm.
+        Each build works in a folder of its own and publishes by one rename. So if two build at once, on a
+        file system without locks or after a lost lock, the first one publishes and the second does no harm.
         """
         if lock.excludes:
             entry.clear()
@@ -226,12 +228,12 @@ class _Builder:
                 )
             took_s = time.monotonic() - started
             self._write_manifest(step, work / "output", started_at, took_s)
-            if lock.is_lost():  # a late command may have made the folder anew, with a part of the files
+            if lock.is_lost():  # the folder may have been removed and remade with only a part of the files
                 return False
             (work / "output").rename(entry.output)
             sync_folder(entry.folder)
         except (BuildFailed, OSError):
-            # Of a step whose folder another build has removed, a failure means nothing.
+            # A failure means nothing if another build has removed this build's folder, or is done.
             if not lock.is_lost() and not entry.is_complete():
                 raise
             return False
@@ -243,7 +245,7 @@ class _Builder:
         return True
 
     def _write_manifest(self, step: BuildStep, output: Path, started_at: float, took_s: float) -> None:
-        """Complete an output by its manifest, once all of it is on the disk."""
+        """Write an output's manifest, which completes the output, once all files are on the disk."""
         files = list(files_in(output)) if output.is_dir() else []
         sizes = [file.stat().st_size for file in files]
         if not sum(sizes):
@@ -251,25 +253,25 @@ class _Builder:
                 f"step {step.name} of the build ended well but left nothing in its output folder.",
                 hint=f"look at its output above, and at {self._paths.script('build')}",
             )
-        # Everybody who may read the cache may read the output: builders make files for their user only.
+        # Builders make files that only their user can read; whoever may read the cache may read the output.
         readable = output.parent.stat().st_mode & 0o555
         for parent, below, inner in os.walk(output):
             for path in (Path(parent), *(Path(parent, name) for name in (*below, *inner))):
                 bits = readable if path.is_dir() else readable & 0o444
-                with suppress(PermissionError):  # a link to another user's file
+                with suppress(PermissionError):  # the path may be a link to another user's file
                     path.chmod(path.stat().st_mode | bits)
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
             digests = pool.map(lambda file: sha256_of(file, sync=True), files)
             names = (str(file.relative_to(output)) for file in files)
-            listed = {name: [size, digest] for name, size, digest in zip(names, sizes, digests, strict=True)}
+            entries = {name: [size, digest] for name, size, digest in zip(names, sizes, digests, strict=True)}
         built_at, host = started_at + took_s, socket.gethostname()
-        manifest = Manifest(listed, built_at, round(took_s, 3), host, self._job_id, dict(self._versions))
+        manifest = Manifest(entries, built_at, round(took_s, 3), host, self._job_id, dict(self._versions))
         write_shared(output / MANIFEST, asdict(manifest))
         for folder, _, _ in os.walk(output):
             sync_folder(Path(folder))
 
     def _report(self, step: BuildStep, state: str, sentence: str) -> None:
-        """Print what happens to a step, and note it as the build's progress."""
+        """Print what happens to a step, and record it as the build's progress."""
         print(f"step {step.name}: {sentence}", flush=True)
         message = sentence if step.name in sentence else f"{step.name}: {sentence}"
         number = self._recipe.steps.index(step) + 1

@@ -31,13 +31,13 @@ from trtllm_hpc.runtime.engine_cache.shared_files import make_shared, remove, wr
 from trtllm_hpc.runtime.records import JsonRecord
 
 MANIFEST = "trtllm-hpc-manifest.json"
-"""File in a complete output that lists all others."""
+"""File that makes an output complete and lists all its other files."""
 _ENTRY = re.compile(rf"[a-z_][a-z0-9_]*-[0-9a-f]{{{NAME_DIGITS}}}")
 _REMOVED = re.compile(rf"\.removed-(output|{_ENTRY.pattern})-[0-9a-f]{{8}}")
 _LEFTOVER = re.compile(r"building|\.(key\.json|damaged\.txt|building)\..*")
-"""Names that a build leaves only when it is killed."""
+"""Names that only a killed build leaves."""
 _CONTENT = re.compile(rf"key\.json|damaged\.txt|output|uses|used|lock|{_LEFTOVER.pattern}")
-"""All names in an entry. A folder with anything else in it is not the cache's own and is never touched."""
+"""All names in an entry. A folder that contains any other name is not the cache's and is never touched."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Manifest(JsonRecord):
     """The content of a complete output, and how it was built."""
 
     files: Mapping[str, list[Any]]
-    """Relative name to size in bytes and SHA-256."""
+    """Size in bytes and SHA-256 of each file, by the file's relative name."""
     built_at: float
     """Seconds since the epoch, by the builder's clock."""
     seconds: float
@@ -57,12 +57,12 @@ class Manifest(JsonRecord):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(int(size) for size, _ in self.files.values())
 
 
 class EntryHeld(Exception):
-    """Another process builds or removes the entry."""
+    """Another process is building or removing the entry."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,14 @@ class EntryLock:
 
     file: Path
     text: str
+    """The lock file's content, different for each holder."""
     excludes: bool
-    """Whether it keeps others out: some file systems have no locks."""
+    """Whether the lock keeps other processes out; ``False`` on a file system without locks."""
 
     def is_lost(self) -> bool:
         """Return whether the entry was removed, or another process has the lock now.
 
-        A file server gives the lock of a machine that it has not heard of for long to the next.
+        A file server can give the lock away after it has not heard from this machine for a while.
         """
         try:
             text = self.file.read_text(encoding="utf-8")
@@ -87,22 +88,23 @@ class EntryLock:
 
 
 CREATION_S = 3_600.0
-"""How long a registered run may have no folder: it is registered before its folder is written."""
+"""Seconds that a registered run may lack its folder: a run is registered before its folder is written."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """A run's note that it uses an output."""
+    """A record that a run uses an output."""
 
     run: str
     """The run folder; it may be gone or unreadable."""
     file: Path
+    """The record's file."""
     has_folder: bool
-    """Whether the run folder was there when the note was written: a run is registered before and after."""
+    """Whether the run folder existed when the record was written: a run registers before and after that."""
 
     @property
     def age_s(self) -> float:
-        """Seconds since the note was written, by this machine's clock."""
+        """Seconds since the record was written, by this machine's clock."""
         try:
             return max(0.0, time.time() - self.file.stat().st_mtime)
         except OSError:
@@ -111,13 +113,13 @@ class Use:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The folder of one key. Neither it nor anything in it needs to exist."""
+    """The folder of one key. Neither the folder nor anything in it needs to exist."""
 
     folder: Path
 
     @property
     def name(self) -> str:
-        """Step and first digits of the key."""
+        """The folder's name: the step and the first digits of the key."""
         return self.folder.name
 
     @property
@@ -127,12 +129,12 @@ class CacheEntry:
 
     @property
     def used(self) -> Path:
-        """File that is touched at each use."""
+        """File whose modification time is that of the last use."""
         return self.folder / "used"
 
     @property
     def damage(self) -> Path:
-        """What `engines verify` has found wrong with the output, one line each."""
+        """File with the faults that `engines verify` found in the output, one a line."""
         return self.folder / "damaged.txt"
 
     def key(self) -> dict[str, Any] | None:
@@ -144,11 +146,11 @@ class CacheEntry:
         return record if isinstance(record, dict) and isinstance(record.get("document"), dict) else None
 
     def manifest(self) -> Manifest | None:
-        """Return the manifest of the output; ``None`` if there is none, or it is damaged."""
+        """Return the manifest of the output; ``None`` if it is missing or damaged."""
         return Manifest.read(self.output / MANIFEST)
 
     def key_fault(self) -> str | None:
-        """Return what is wrong with ``key.json``, if anything."""
+        """Return what is wrong with ``key.json``; ``None`` if nothing is."""
         record = self.key()
         if record is None:
             return "key.json is missing or damaged"
@@ -159,7 +161,7 @@ class CacheEntry:
         return None
 
     def faults(self) -> list[str] | None:
-        """Return what is wrong with the output by names, sizes and known damage; ``None`` without an output.
+        """Return the output's faults by names, sizes and known damage; ``None`` if there is no output.
 
         Raises PermissionError if this user may not read the entry.
         """
@@ -168,35 +170,39 @@ class CacheEntry:
         manifest = self.manifest()
         if manifest is None:
             return [f"{MANIFEST} is missing or damaged"]
-        wrong = [size_fault(self.output / name, name, size) for name, (size, _) in manifest.files.items()]
-        if any(wrong):
-            return [fault for fault in wrong if fault is not None]
+        faults = [size_fault(self.output / name, name, size) for name, (size, _) in manifest.files.items()]
+        if any(faults):
+            return [fault for fault in faults if fault is not None]
         try:
             return self.damage.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
             return []
 
     def is_complete(self) -> bool:
-        """Return whether the output is there and readable, with all files in their sizes."""
+        """Return whether the output is readable and has all its files in the right sizes."""
         with suppress(PermissionError):
             return self.faults() == []
         return False
 
     def make(self, key: StepKey, about: Mapping[str, str], chain: Mapping[str, Any]) -> None:
-        """Make the folder and its ``key.json``, with what a later miss is compared with."""
+        """Make the folder and its ``key.json``.
+
+        ``chain`` has the documents of this step and the steps before it, by name: ``engines`` compares them
+        with a later key to explain why the cache missed.
+        """
         make_shared(self.folder)
         if self.key() is None:
             record = {"key": key.digest, "document": key.document, "about": about, "chain": chain}
             write_shared(self.folder / "key.json", record)
 
     def register(self, run: Path) -> bool:
-        """Note that a run uses the output; returns whether the output is complete afterwards.
+        """Record that a run uses the output; return whether the output is complete afterwards.
 
-        Whoever prunes an entry moves it away first and reads its uses then. So either the
-        use is seen there, or the output is missed here.
+        Pruning first moves an entry away, then reads its uses. So either the pruning process sees this use,
+        or this method sees that the output is gone.
         """
         name = hashlib.sha256(os.fsencode(run)).hexdigest()[:16]
-        with suppress(OSError):  # a read-only cache can be used too
+        with suppress(OSError):  # a run can use a read-only cache
             make_shared(self.folder / "uses")
             name_of_run = os.fsencode(run).decode(errors="surrogateescape")
             record = {"run": name_of_run, "has_folder": run.is_dir()}
@@ -207,18 +213,18 @@ class CacheEntry:
         return self.is_complete()
 
     def uses(self) -> list[Use]:
-        """Return all noted uses."""
-        found = []
-        with suppress(OSError):  # none yet, or unreadable
+        """Return all recorded uses."""
+        uses = []
+        with suppress(OSError):  # the folder is unreadable, or not there yet
             for file in sorted((self.folder / "uses").glob("*.json")):
                 with suppress(ValueError, TypeError, KeyError, OSError):
                     record = read_json(file) or {}
-                    found.append(Use(str(record["run"]), file, bool(record.get("has_folder"))))
-        return found
+                    uses.append(Use(str(record["run"]), file, bool(record.get("has_folder"))))
+        return uses
 
     @contextmanager
     def locked(self, owner: str, *, wait_s: float = 0.0) -> Iterator[EntryLock]:
-        """Hold the entry against builders and removals on all machines; ``owner`` is shown to them.
+        """Lock the entry against builds and removals on all machines; they see ``owner`` as the holder.
 
         Raises EntryHeld after ``wait_s``, or if the entry was removed; OSError if the lock cannot be written.
         """
@@ -232,9 +238,9 @@ class CacheEntry:
             yield EntryLock(file, text, excludes)
 
     def holder(self) -> str | None:
-        """Return who holds the lock, e.g. ``job 17 on node-3``; ``None`` if nobody does.
+        """Return the holder of the lock, e.g. ``job 17 on node-3``; ``None`` if the entry is not locked.
 
-        Without locks in the file system, an unfinished output counts as being built.
+        On a file system without locks, an unfinished output counts as being built.
         """
         try:
             with (self.folder / "lock").open(encoding="utf-8") as file:
@@ -248,9 +254,10 @@ class CacheEntry:
             return "another process" if (self.folder / "building").is_dir() else None
 
     def clear(self) -> None:
-        """Remove what killed builds have left; only for who holds a lock that excludes others.
+        """Remove leftovers of killed builds; the caller must hold a lock that excludes others.
 
-        It is moved away first: who has lost the lock finds its own work whole, or not at all.
+        The folder ``building`` is renamed first, so that a build that has lost its lock finds its own work
+        complete or not at all.
         """
         with suppress(FileNotFoundError):
             (self.folder / "building").rename(self.folder / f".building.{secrets.token_hex(4)}")
@@ -259,11 +266,11 @@ class CacheEntry:
                 remove(path)
 
     def put_aside(self) -> Path:
-        """Take the entry out with one rename, so that nobody sees a part of it; returns its new place."""
+        """Move the entry away with one rename, so that nobody sees a part of it; return its new path."""
         return self.folder.rename(self.folder.with_name(f".removed-{self.name}-{secrets.token_hex(4)}"))
 
     def remove_leftovers(self) -> None:
-        """Remove what a builder has left that was killed just after its output was complete."""
+        """Remove the leftovers of a build that was killed just after its output was complete."""
         with suppress(OSError, EntryHeld):
             if self.is_complete() and any(_LEFTOVER.fullmatch(path.name) for path in self.folder.iterdir()):
                 with self.locked("") as lock:
@@ -272,7 +279,7 @@ class CacheEntry:
 
 
 class Cache:
-    """The folder of all entries; it need not exist."""
+    """The folder of all entries; the folder need not exist."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -282,18 +289,18 @@ class Cache:
         return CacheEntry(self.folder / key.name)
 
     def entries(self) -> list[CacheEntry]:
-        """Return all entries by name, without folders that are not the cache's own."""
-        found = []
+        """Return all entries, sorted by name; folders that are not the cache's own are skipped."""
+        entries = []
         for path in sorted(path for path in self._folders() if _ENTRY.fullmatch(path.name)):
             try:
                 is_own = all(_CONTENT.fullmatch(inner.name) for inner in path.iterdir())
             except OSError as error:
                 is_own = isinstance(error, PermissionError)
-            found += [CacheEntry(path)] * is_own
-        return found
+            entries += [CacheEntry(path)] * is_own
+        return entries
 
     def remove_leftovers(self) -> None:
-        """Remove what killed removals and builds have left where nothing is being built."""
+        """Remove the leftovers of killed builds and removals, except where a build is running."""
         for entry in self.entries():
             entry.remove_leftovers()
         for path in list(self._folders()):
@@ -306,16 +313,16 @@ class Cache:
 
 
 def size_fault(path: Path, name: str, size: int) -> str | None:
-    """Return what is wrong with a file of ``size`` bytes, by its size alone."""
+    """Return what is wrong with a file that should have ``size`` bytes; its content is not read."""
     try:
-        found = path.stat().st_size
+        actual = path.stat().st_size
     except OSError:
         return f"{name} is missing"
-    return None if found == size else f"{name} has {found} bytes instead of {size}"
+    return None if actual == size else f"{name} has {actual} bytes instead of {size}"
 
 
 def files_in(output: Path) -> Iterator[Path]:
-    """Yield every file of an output but its manifest, in the order of names."""
+    """Yield every file of an output except its manifest, sorted by name."""
     for parent, folders, names in os.walk(output):
         folders.sort()
         yield from (Path(parent, name) for name in sorted(names) if Path(parent, name) != output / MANIFEST)
@@ -330,7 +337,7 @@ def entry_of(paths: RunPaths) -> CacheEntry | None:
 
 
 def link(name: Path, output: Path) -> None:
-    """Make a link in the run folder point to an output, atomically."""
+    """Make the link ``name`` in the run folder point to an output, atomically."""
     with write_aside(name) as aside:
         aside.unlink()
         aside.symlink_to(output)

@@ -1,8 +1,8 @@
-"""The key of a step's output: a hash of everything that determines it.
+"""The key of a step's output: a hash of everything that determines the output.
 
-Two models of one family that differ only in the values of their weights, such as a model and its fine-tuned
-child, have the same file names, sizes and ``config.json``. So a piece of each tensor is read as well: a few
-thousand short reads for the largest models, where a hash of all bytes would read hundreds of GB.
+A model and a fine-tuned version of it have the same file names, sizes and ``config.json``. So the key also
+contains a hash of a piece of each tensor: a few thousand short reads for the largest models, where a hash of
+all bytes would read hundreds of GB.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from trtllm_hpc.errors import BuildFailed
 from trtllm_hpc.runtime.engine_cache.build_recipe import MODEL, Argument, BuildRecipe, FolderArgument
 
 FORMAT = 1
-"""Counted up when the same document comes to mean something else."""
+"""Version of the document's format; incremented when the same document gets another meaning."""
 NAME_DIGITS = 16
 """Hexadecimal digits of the key in a folder's name."""
 SAMPLE_BYTES, SAMPLES = 4096, 64
-"""Bytes that are read from the middle of each tensor; how often in other large files."""
+"""Bytes that are read from the middle of each tensor; number of such samples in other large files."""
 _WHOLE_UP_TO = 64 * 2**20
 """Largest size in bytes of a file without weights that is read whole: configurations, tokenizers, code."""
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".nemo")
 HUB_RECORD = "hub.json"
-"""Beside the folder of a hub's model: the files that it is to have, with size and hash."""
+"""File beside a model fetched from a hub: the files that the model must have, with size and hash."""
 _DOCUMENTATION = {".md", ".png", ".jpg", ".jpeg", ".pdf"}
-"""Suffixes of files that no build reads: a change must not cost an hour."""
+"""Suffixes of files that no build reads: changing them must not cause an hour's build."""
 _LARGEST_HEADER = 100 * 2**20
-"""Limit of safetensors' own reader on a file's header."""
+"""Largest header in bytes that safetensors' own reader accepts."""
 
 Revision = dict[str, list[Any]]
-"""Name of each file, relative to the folder, to its size in bytes and a hash of what was read of it."""
+"""Size in bytes of each file and a hash of the bytes that were read, by the file's relative name."""
 
 
 class ModelUnreadable(BuildFailed):
@@ -46,25 +46,27 @@ class ModelUnreadable(BuildFailed):
 
 
 class CapabilityUnknown(BuildFailed):
-    """The GPU's compute capability is part of a key, and is not known here."""
+    """A key depends on the GPU's compute capability, which is not known here."""
 
 
 @dataclass(frozen=True)
 class StepKey:
-    """One step's key, and the document that it is the hash of."""
+    """A step's key: a document and its hash."""
 
     step: str
     document: dict[str, Any]
+    """Everything that determines the output."""
     digest: str
+    """The document's hash."""
 
     @property
     def name(self) -> str:
-        """Name of the entry's folder."""
+        """Name of the key's folder in the cache."""
         return f"{self.step}-{self.digest[:NAME_DIGITS]}"
 
 
 def digest_of(document: Any) -> str:
-    """Return the hash of a JSON document; equal documents have the same."""
+    """Return the hash of a JSON document; equal documents have equal hashes."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -74,12 +76,12 @@ def step_keys(
 ) -> tuple[StepKey, ...]:
     """Return the keys of all steps, in their order.
 
-    ``compute_capability`` is that of the GPUs that the engine is for, e.g. ``"9.0"``, and ``edited_script``
-    the hash of ``build.sh`` if the user has changed it. Raises ModelUnreadable if the model cannot be read
-    here; CapabilityUnknown if a step depends on the GPU, and ``compute_capability`` is ``None``.
+    ``compute_capability`` is that of the engine's GPUs, e.g. ``"9.0"``; ``edited_script`` is the hash of
+    ``build.sh`` if the user has changed it. Raises ModelUnreadable if the model cannot be read here;
+    CapabilityUnknown if a step depends on the GPU, and ``compute_capability`` is ``None``.
     """
     keys: dict[str, StepKey] = {}
-    revision = cache(revision_of)  # a folder that several steps read is read once
+    revision = cache(revision_of)  # several steps may read the same folder
     for step in recipe.steps:
         folders = [name for name in step.reads if name.startswith("/")]
         document: dict[str, Any] = {
@@ -108,15 +110,15 @@ def step_keys(
 
 
 def _argument(word: Argument, folders: list[str], *, is_program: bool) -> Any:
-    """Return a word of a command without any folder's name, which says nothing about the content.
+    """Return a word of a command for the key, without folders' names, which do not affect the output.
 
     A program counts by its name: the same Python in another environment builds the same engine.
-    A placeholder becomes an object, so that no text can be mistaken for one.
+    A placeholder becomes an object, so that no text can be mistaken for a placeholder.
     """
     if isinstance(word, FolderArgument):
         return {"place": word.name, "suffix": word.suffix}
     if is_program:
-        # python, python3 and python3.12 may be names of one program.
+        # python, python3 and python3.12 can be the same program.
         return re.sub(r"^python[\d.]*$", "python", PurePosixPath(word).name)
     return {"folder": folders.index(word)} if word in folders else word
 
@@ -124,8 +126,8 @@ def _argument(word: Argument, folders: list[str], *, is_program: bool) -> Any:
 def revision_of(folder: Path) -> Revision:
     """Return the revision of a model's folder, or of a single file.
 
-    The folder's own name and place, the files' times, hidden files and documentation do not count. Raises
-    ModelUnreadable if it is missing, empty or closed.
+    The folder's own path, the files' times, hidden files and documentation do not count. Raises
+    ModelUnreadable if the folder is missing, empty or unreadable.
     """
     try:
         files = dict(files_of(folder)) if folder.is_dir() else {folder.name: folder}
@@ -136,12 +138,12 @@ def revision_of(folder: Path) -> Revision:
     except OSError as error:
         raise ModelUnreadable(f"{error.filename or folder} cannot be read ({error.strerror}).") from None
     if not files:
-        raise ModelUnreadable(f"{folder} holds no files.")
+        raise ModelUnreadable(f"{folder} contains no files.")
     return dict(zip(files, digests, strict=True))
 
 
 def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield relative name and path of every file that counts, in the order of names."""
+    """Yield relative name and path of every file that belongs to a revision, sorted by name."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -159,7 +161,7 @@ def needed_files(names: Collection[str]) -> Iterator[str]:
     weights = [name for name in names if name.endswith(WEIGHTS)]
     for ending in (".bin", ".safetensors"):
         own = [name for name in names if "/" not in name and name.endswith(ending)]
-        # Mistral's own format lies beside that of all others.
+        # Mistral's models have the same weights twice: in the usual format and as consolidated.*.
         weights = [name for name in own if not name.startswith("consolidated")] or own or weights
     for name in names:
         is_hidden = name.startswith((".", "/")) or ".." in PurePosixPath(name).parts
@@ -168,12 +170,12 @@ def needed_files(names: Collection[str]) -> Iterator[str]:
 
 
 def is_large(path: Path, size: int) -> bool:
-    """Whether a file holds weights, or is too large to be read whole each time."""
+    """Return whether a file contains weights, or is too large to be read completely each time."""
     return path.suffix.lower() in WEIGHTS or size > _WHOLE_UP_TO
 
 
 def _sampled_digest(path: Path) -> list[Any]:
-    """Return a file's size and the hash of what is read of it."""
+    """Return a file's size and the hash of its header and samples, or of all its bytes if it is small."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         ranges = [(0, size)]
@@ -192,7 +194,7 @@ def _sampled_digest(path: Path) -> list[Any]:
 
 
 def _tensors(handle: int, size: int) -> list[tuple[int, int]]:
-    """Return begin and end of each tensor; nothing if this is no safetensors file after all."""
+    """Return begin and end of each tensor in the file; nothing if the file is not safetensors after all."""
     length = int.from_bytes(os.pread(handle, 8, 0), "little")
     if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
         return []

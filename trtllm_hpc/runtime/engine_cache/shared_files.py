@@ -1,4 +1,4 @@
-"""Folders and files in the cache, which several users and nodes share."""
+"""Files and folders in the cache, which several users and nodes share."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BLOCK_BYTES = 2**20
 
 
 def make_shared(folder: Path) -> None:
-    """Make a folder with its parent's permissions, whatever the umask; an existing one stays as it is."""
+    """Make a folder with its parent's permissions, whatever the umask; leave an existing folder alone."""
     with suppress(FileExistsError):
         folder.mkdir()
-        with suppress(PermissionError):  # the file server maps users to another owner
+        with suppress(PermissionError):  # a file server can give new files another owner
             folder.chmod(folder.parent.stat().st_mode & 0o7777)
 
 
@@ -35,9 +35,9 @@ def write_shared(path: Path, record: Any) -> None:
 
 
 def remove(path: Path, attempts: int = 5) -> bool:
-    """Remove a folder or file that nobody uses any more; returns whether it is gone.
+    """Remove a folder or file that is no longer used; return whether it is gone.
 
-    A process of a killed build may still be writing in it, hence several attempts.
+    A process of a killed build may still be writing into the folder, hence several attempts.
     """
     for attempt in range(attempts):
         if path.is_dir() and not path.is_symlink():
@@ -52,7 +52,7 @@ def remove(path: Path, attempts: int = 5) -> bool:
 
 
 def sha256_of(path: Path, *, sync: bool = False) -> str:
-    """Return a file's SHA-256; with ``sync`` once the file is on the disk."""
+    """Return a file's SHA-256; with ``sync``, return only once the file is on the disk."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):

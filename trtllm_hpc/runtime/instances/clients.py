@@ -1,7 +1,6 @@
-"""What clients see and do.
+"""The run's clients: publish the endpoint, admit guests, count requests, and end an idle server.
 
-The endpoint is published once every instance is ready and the proxy reaches it. Guests are let in, requests
-counted, and a server that nobody asks ends.
+The endpoint is published once every instance is ready and the proxy reaches all of them.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from trtllm_hpc.runtime.renewal import note_renewed
 
 _LOOK_S = 1.0
 _WRITE_S = 5.0
-"""How often new counts are written."""
+"""Seconds between two writes of new counts."""
 _WARNING_S = 600.0
-"""How long before its end a server is announced to be idle, at most; at least half of the whole time."""
+"""Seconds before its end at which an idle server is announced; half of the idle time if that is shorter."""
 _REACH_TIMEOUT_S = 60.0
-"""From the moment at which all instances are ready to the moment at which the proxy reaches them."""
+"""Seconds that the proxy may take to reach all instances once they are ready."""
 
 
 class ClientWatch:
-    """Looks at the proxy: without a proxy nobody is counted, and no server ends idle."""
+    """Counts requests at the proxy. Without a proxy it does nothing, and no server ends as idle."""
 
     def __init__(self, paths: RunPaths, proxies: Proxies, idle_s: float | None) -> None:
         self._paths, self._proxies, self._idle_s = paths, proxies, idle_s
@@ -43,19 +42,21 @@ class ClientWatch:
         self._is_warned = False
 
     def tick(self, *, serves: bool) -> str | None:
-        """Look at most once a second; return a sentence once nobody has asked for too long."""
+        """Look at most once a second; return a sentence once there was no request for too long."""
         now, proxy = time.monotonic(), self._proxies.own
         if now < self._look_at or proxy is None:
             return None
         self._look_at = now + _LOOK_S
-        with suppress(OSError, ValueError):  # HAProxy is started again, or the file system fails: until then
+        with suppress(
+            OSError, ValueError
+        ):  # HAProxy is restarting, or the file system fails: try again later
             asked = dict(self._visits.asked)
             # Opened each time, since NFS asks the server only when a file is opened.
             keys = guest_keys(self._paths, time.time())
             proxy.admit(keys)
             for name, (count, running) in proxy.asked().items():
                 more = count - self._counts.get(name, 0)
-                more = count if more < 0 else more  # HAProxy was started again, and counts from zero
+                more = count if more < 0 else more  # HAProxy was restarted, and counts from zero
                 self._counts[name] = count
                 if more or running:
                     asked[name] = [asked.get(name, [0])[0] + more, time.time()]
@@ -77,7 +78,7 @@ class ClientWatch:
 
 
 class Publisher:
-    """Writes the endpoint, and takes it back."""
+    """Writes the endpoint once the run can serve, and withdraws it."""
 
     def __init__(self, paths: RunPaths, options: SupervisorOptions, proxies: Proxies) -> None:
         self._paths, self._options, self._proxies = paths, options, proxies
@@ -85,9 +86,9 @@ class Publisher:
         self.is_published = False
 
     def tick(self, instances: Sequence[Instance]) -> bool:
-        """Publish the endpoint once all living instances are ready and reached; returns whether it was.
+        """Publish the endpoint once all living instances are ready and reached; return whether it is.
 
-        Raises StartFailed if the proxy does not reach them in time.
+        Raises StartFailed if the proxy does not reach all instances in time.
         """
         living = [instance for instance in instances if instance.lives]
         if not living or any(instance.state != "ready" for instance in living):
@@ -116,9 +117,9 @@ class Publisher:
         return False
 
     def withdraw(self) -> None:
-        """Remove the endpoint; on a full disk the servers must stop all the same."""
+        """Remove the endpoint."""
         if self.is_published:
-            with suppress(OSError):
+            with suppress(OSError):  # the servers must stop even on a full disk
                 self._paths.endpoint.unlink(missing_ok=True)
             try_event(self._paths, "serve", "server_stop")
         self.is_published = False
@@ -135,7 +136,7 @@ class Publisher:
                 **{f"{kind}_port": ports.get(kind, 0) for kind in TRITON_KINDS},
                 "openai_url": openai if "openai" in ports else None,
             }
-        # The last of each: events of an earlier attempt at this stage may come first.
+        # The last time of each name: events of an earlier attempt at this stage may come first.
         times = {event.name: event.time for event in read_events(self._paths, "serve")}
         started_at = max(record.started_at for record in records)
         begin = times.get("stage_begin", started_at)
@@ -145,7 +146,7 @@ class Publisher:
             **({"staging": staged - begin} if staged > begin else {}),
             "preflight": checked - staged,
             "launch": started_at - checked,
-            # Triton opens its ports only when every model is loaded.
+            # One phase, because Triton opens its ports only when every model is loaded.
             "load": ready_at - started_at,
             "total": ready_at - begin,
         }

@@ -1,4 +1,4 @@
-"""One instance of the server as its supervisor sees it, and what follows from its end."""
+"""One instance of the server as its supervisor sees it, and the rules for what follows from its end."""
 
 from __future__ import annotations
 
@@ -23,24 +23,29 @@ class SupervisorOptions:
     """The options that ``serve.sbatch`` passes."""
 
     count: int
+    """Number of instances."""
     restarts: int
-    """Of each instance that has served."""
+    """Restarts of each instance that has served."""
     proxy: ProxyOptions | None
     """``None``: the single server listens on the network itself."""
     key: bool
+    """Whether the proxy requires the run's key."""
     tls: bool
+    """Whether the proxy encrypts."""
     leaders: Mapping[int, Sequence[int]]
-    """The instances whose leaders are on each node, by the node's number within the job."""
+    """The instances whose leaders run on each node, by the node's number within the job."""
     companion_start_seconds: float | None
+    """Seconds that the companion may take to start; ``None``: no limit."""
     companion_silence_seconds: float | None
+    """Seconds that the companion may be silent; ``None``: no limit."""
     drain_seconds: float
-    """Bound on open requests once the time limit is near."""
+    """Seconds that open requests may take once the time limit is near."""
     idle_seconds: float | None = None
-    """How long nobody may ask before the server ends; ``None``: for ever."""
+    """Seconds without a request after which the server ends; ``None``: no limit."""
     hang_seconds: float | None = None
-    """How long an instance's leader may give no sign of life; ``None``: for ever."""
+    """Seconds that an instance's leader may be silent; ``None``: no limit."""
     roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """The instances of each phase of a disaggregated run, which have a front."""
+    """The instances of each phase of a disaggregated run; empty for any other run."""
 
     def role(self, instance: int) -> str | None:
         """Return the phase of an instance, if the run is disaggregated."""
@@ -49,30 +54,36 @@ class SupervisorOptions:
 
 @dataclass
 class Instance:
-    """One instance, as the supervisor sees it."""
+    """One instance, as the supervisor sees it. Times are those of ``time.monotonic``."""
 
     number: int
     step: str
+    """Name of the instance's job step."""
     sockets: Path | None = None
-    """Folder of its sockets behind a proxy."""
+    """Folder of the instance's sockets; ``None`` without a proxy."""
     state: str = "starting"
     """``starting``, ``ready``, ``restarting``, ``failed`` or ``ended``."""
     restarts: int = 0
+    """Number of restarts so far."""
     reason: str | None = None
-    """How it ended the last time."""
+    """Description of the instance's last end; ``None`` before."""
     has_served: bool = False
+    """Whether the instance was ever ready."""
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    """The process of ``instance.sh``; ``None`` before a start and after an end."""
     restart_at: float = 0.0
+    """Time of the next start while ``restarting``."""
     lost: str | None = None
-    """Why it cannot be started again: its node may be lost."""
+    """Why the instance cannot be restarted: its node may be lost."""
     leader: SilenceWatch | None = field(default=None, repr=False)
+    """Watch over rank 0's heartbeat."""
     look_at: float = 0.0
-    """When to look for that again."""
+    """Time of the next look at ``leader`` and at the ranks' records."""
     over_since: float | None = None
-    """When a rank was first seen to have failed, while the step goes on."""
+    """Time at which a rank was first found to have failed while the step continues."""
 
     def start(self, paths: RunPaths, hang_seconds: float | None, own: Path) -> None:
-        """Start its ranks; ``own`` is the supervisor's heartbeat."""
+        """Start the instance's ranks; ``own`` is the file of the supervisor's heartbeat."""
         paths.ready_record(self.step).unlink(missing_ok=True)
         for record in paths.ranks.glob(f"{self.step}_*.json"):
             record.unlink(missing_ok=True)
@@ -86,47 +97,51 @@ class Instance:
 
     @property
     def lives(self) -> bool:
-        """Whether it serves, or may come to."""
+        """Whether the instance serves, or may serve later."""
         return self.state in ("starting", "ready", "restarting")
 
     @property
     def runs(self) -> bool:
-        """Whether its process runs."""
+        """Whether the instance's process runs."""
         return self.child is not None and self.child.poll() is None
 
 
-# What follows from the end of an instance: pure functions, as in trtllm_hpc.runtime.ending --
+# Rules for the end of an instance: pure functions, as in trtllm_hpc.runtime.ending ----------
 
 STEP_GRACE_S = 30.0
-"""For a step to end after one of its ranks has: more than a worker may outlive the leader. Slurm gives a lost
-node minutes."""
+"""Seconds that a step may go on after a rank has ended; longer than AFTER_LEADER_S. Slurm itself waits
+minutes for a lost node."""
 ENDED_GRACE_S = 15.0
-"""The same once every rank has ended: Slurm does not see that of tasks on a node that it cannot reach."""
+"""Seconds that a step may go on after all ranks have ended: Slurm does not see the end of tasks on a node
+that it cannot reach."""
 
 
 @dataclass(frozen=True)
 class RunEnd:
-    """The run is to end with a failure."""
+    """The end of the run with a failure."""
 
     sentence: str
+    """Description of the failure."""
     code: int = ExitCode.START
+    """Exit code of the run."""
     event: str = "failed"
+    """Name of the event to record."""
     is_cause: bool = True
-    """Whether the sentence is the cause; otherwise records and logs of the ranks explain more."""
+    """Whether the sentence names the cause; otherwise the ranks' records and logs explain more."""
 
 
 def after_end(
     instance: Instance, records: Sequence[RankRecord], returncode: int, options: SupervisorOptions
 ) -> tuple[str, str | None, RunEnd | None]:
-    """Return what follows when an instance has ended although the run goes on.
+    """Return what follows from the end of an instance while the run goes on.
 
     Returns:
-        The instance's new state, ``restarting``, ``failed``, or ``ended`` if Slurm ends the whole job; the
-        reason; and the end of the run, if the instance is not started again.
+        The instance's new state (``restarting``, ``failed``, or ``ended`` if Slurm is ending the whole job);
+        the reason; and the end of the run, if the instance is not restarted.
     """
     by_signal = [record for record in records if (record.stopped_by or "").startswith("SIG")]
     if records and len(by_signal) == records[0].world_size:
-        # Slurm ends the ranks of a cancelled job before the supervisor hears of it.
+        # Slurm signals the ranks of a cancelled job before the supervisor.
         return "ended", instance.reason, None
     reason = instance.lost or how_it_ended(records, returncode)
     if _restarts(instance, options):
@@ -134,7 +149,8 @@ def after_end(
     role = options.role(instance.number)
     name = f"instance {instance.number}" if role is None else f"the {role} server {instance.number}"
     sentence = reason if options.count == 1 else f"{name} has ended: {reason}"
-    # Of a single server, or a phase's, records and logs of the ranks explain more, unless its node is lost.
+    # For a single server, or a server of a phase, the ranks' records and logs explain more, unless the node
+    # is lost.
     is_cause = instance.lost is not None or (role is None and options.count > 1)
     code = returncode if 0 < returncode < 128 else ExitCode.START
     return "failed", reason, RunEnd(sentence, code, is_cause=is_cause)
@@ -143,9 +159,10 @@ def after_end(
 def early_end(
     instance: Instance, records: Sequence[RankRecord], options: SupervisorOptions, *, is_stopping: bool
 ) -> RunEnd | None:
-    """Return whether the run ends as soon as a rank has recorded a fault: the instance is not started again.
+    """Return the end of the run if a rank has recorded a fault and the instance will not be restarted.
 
-    Also while the run stops: a companion that got no answers has asked for it, and does not know why.
+    The rule also applies while the run is stopping: the stop may come from a companion that got no answers
+    and does not know the cause.
     """
     judge = verdict(records)
     if judge is None or (_restarts(instance, options) and not is_stopping):
@@ -161,9 +178,10 @@ def _restarts(instance: Instance, options: SupervisorOptions) -> bool:
 def lost(
     instance: Instance, records: Sequence[RankRecord], silent: Mapping[int, str], over_s: float | None
 ) -> str | None:
-    """Return why the step of an instance must be killed: Slurm waits minutes for a node that is lost.
+    """Return why the step of an instance must be killed; ``None``: it need not be.
 
-    The leader is ``silent``, with the end of a sentence, or a rank has failed ``over_s`` seconds ago.
+    Slurm itself waits minutes for a lost node. ``silent`` has the end of a sentence by rank if the leader is
+    silent; ``over_s`` is the number of seconds since a rank was seen to have failed.
     """
     if silent and not any(record.rank == 0 and record.ended_at is not None for record in records):
         return f"{rank_name(records, instance.step, 0)}: {silent[0]}"

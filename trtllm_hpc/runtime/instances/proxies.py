@@ -1,4 +1,4 @@
-"""The proxies of a run, HAProxy on each node with an instance's leader, and what stands behind the first."""
+"""The proxies of a run: HAProxy on each node with an instance's leader; the first also serves clients."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from trtllm_hpc.runtime.records import try_event
 
 _TICK_S = 0.2
 _OPEN_TIMEOUT_S = 60.0
-"""For the proxies of the other nodes to open."""
+"""Seconds that the proxies of the other nodes may take to open."""
 _CLOSE_TIMEOUT_S = 10.0
 _SETTLE_S = 1.0
-"""For a signal to the job to arrive here, when something else has ended first."""
+"""Seconds for a signal to the job to arrive here: Slurm may signal the proxies before this process."""
 
 
 class Proxies:
-    """The proxy on this node, which knows the proxies of the other nodes; a run may have no proxy at all."""
+    """The proxy on this node, and the proxies on other nodes to which it forwards; a run may have none."""
 
     def __init__(self, paths: RunPaths, options: SupervisorOptions, is_signalled: Callable[[], bool]) -> None:
         self._paths, self._options, self._is_signalled = paths, options, is_signalled
         self.ports: dict[str, int] = {}
-        """Of the proxy on this node, by the kind of server that it leads to."""
+        """Ports of the proxy on this node, by kind of protocol."""
         self.own: Proxy | None = None
         """The proxy on this node."""
         self.front: Front | None = None
@@ -42,7 +42,7 @@ class Proxies:
         self._hint = f"read {paths.batch_log('proxy')}"
 
     def open(self) -> dict[int, Path]:
-        """Open all of them; return the folder for the sockets of each instance. Raises StartFailed."""
+        """Open all proxies; return the folder for the sockets of each instance. Raises StartFailed."""
         options = self._options
         if options.proxy is None:
             return {}
@@ -63,7 +63,7 @@ class Proxies:
             while (record := ProxyRecord.read(self._paths.proxy_ports(node))) is None:
                 ended = any(proxy.poll() is not None for proxy in self._others)
                 if ended or self._is_signalled() or time.monotonic() > deadline:
-                    raise StartFailed(f"the proxy of node {node} of the job did not open", hint=self._hint)
+                    raise StartFailed(f"the proxy on node {node} of the job did not open", hint=self._hint)
                 time.sleep(_TICK_S)
             others[node] = record
         further = {
@@ -90,7 +90,7 @@ class Proxies:
         return folders
 
     def watch(self, *, may_restart: bool) -> bool:
-        """Open an ended proxy again, or raise StartFailed; returns whether Slurm ends the job."""
+        """Restart an ended proxy, or raise StartFailed; return whether Slurm is ending the job."""
         ended = [proxy for proxy in self._others if proxy.poll() is not None]
         if self.own is None or (self.own.is_open() and not ended):
             return False
@@ -99,7 +99,7 @@ class Proxies:
         if self._is_signalled() or any(proxy.returncode == 0 for proxy in ended):
             return True
         if ended:
-            raise StartFailed("the proxy of another node has ended", hint=self._hint)
+            raise StartFailed("the proxy on another node has ended", hint=self._hint)
         sentence = f"the proxy (HAProxy) ended by itself, with exit code {self.own.process.returncode}"
         if not may_restart or not self.own.restart():
             raise StartFailed(sentence, hint=self._hint)
@@ -107,28 +107,29 @@ class Proxies:
         return False
 
     def missing_sockets(self, *, all_ready: bool) -> dict[str, str]:
-        """Return what somebody has removed of this node's sockets, in a sentence, under ``sockets``."""
-        seen = set() if self.own is None else set(self.own.folder.rglob("*"))
-        # An instance that ends takes its sockets with it, and HAProxy renames its own.
+        """Return a sentence under the key ``sockets`` if a socket on this node was removed; else nothing."""
+        present = set() if self.own is None else set(self.own.folder.rglob("*"))
+        # An ending instance removes its own sockets, so sockets count only while all instances are ready;
+        # HAProxy renames its sockets by way of .tmp and .bak.
         self._sockets = {
-            file for file in self._sockets | seen if all_ready and file.suffix not in (".tmp", ".bak")
+            file for file in self._sockets | present if all_ready and file.suffix not in (".tmp", ".bak")
         }
-        missing = sorted(map(str, self._sockets - seen))
+        missing = sorted(map(str, self._sockets - present))
         return {"sockets": f"sockets of the server were removed: {missing[0]}"} if missing else {}
 
     def remove_folder(self) -> None:
-        """Let no further request reach a server, if a proxy is open on this node."""
+        """Remove the sockets of this node's proxy, so that no further request reaches a server."""
         if self.own is not None:
             self.own.remove_folder()
 
     @property
     def pids(self) -> set[int]:
-        """The processes of all proxies."""
+        """Process IDs of all proxies."""
         own = set() if self.own is None else {self.own.process.pid}
         return own | {proxy.pid for proxy in self._others}
 
     def close(self) -> None:
-        """Let open requests end, for a moment, and close all of them."""
+        """Close all proxies; open requests get a moment to end."""
         for part in (self.front, self.gateway, self.own):
             if part is not None:
                 part.close()

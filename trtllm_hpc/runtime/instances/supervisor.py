@@ -1,8 +1,8 @@
-"""Run all instances, and the proxy if there is one, to the end of the run.
+"""The run's supervisor: runs all instances, and the proxy if there is one, to the end of the run.
 
-On the job's first node, outside of any container, it alone writes the endpoint and the stage's events. A
-child process (``instance.sh``) starts an instance's ranks. What ends an instance or the run is decided in
-:mod:`instance`.
+It runs on the job's first node, outside any container, and alone writes the endpoint. A child process
+(``instance.sh``) starts the ranks of an instance. :mod:`instance` has the rules for what ends an instance or
+the run.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from trtllm_hpc.runtime.stop import SUPERVISOR, CompanionWatch, request_stop
 _TICK_S = 0.2
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
-"""Between the death of an instance and its next start; doubled each time."""
+"""Seconds between the death of an instance and its next start, doubled each time up to the longest."""
 _STOP_GRACE_S = 60.0
-"""From a stop request to the end of all instances; each rank takes at most 45 s."""
+"""Seconds from a stop request to the end of all instances; each rank takes at most 45 s."""
 _SIGNAL_GRACE_S = 10.0
-"""The same after a signal. Slurm itself kills after KillWait, 30 s unless the site says less."""
+"""Seconds from a signal to the end of all instances. Slurm itself kills after KillWait, 30 s by default."""
 
 
 def run_instances(
@@ -55,15 +55,16 @@ def run_instances(
     leaders: Mapping[str, Sequence[int]],
     *,
     loopback: bool,
-    **given: Any,
+    **options: Any,
 ) -> int:
-    """Serve until something ends the run; returns the exit code.
+    """Serve until something ends the run; return the exit code.
 
-    ``program`` is HAProxy, of a run with a proxy; ``given`` are further fields of SupervisorOptions.
+    ``program`` is HAProxy, or ``None`` for a run without a proxy; ``options`` are further fields of
+    SupervisorOptions.
     """
     proxy = None if program is None else ProxyOptions.of(program, kinds, interface, loopback=loopback)
     on_nodes = {int(node): numbers for node, numbers in leaders.items()}
-    return RunSupervisor(paths, SupervisorOptions(proxy=proxy, leaders=on_nodes, **given)).run()
+    return RunSupervisor(paths, SupervisorOptions(proxy=proxy, leaders=on_nodes, **options)).run()
 
 
 class RunSupervisor:
@@ -89,7 +90,7 @@ class RunSupervisor:
         self._code: int = ExitCode.OK
 
     def run(self) -> int:
-        """Serve until something ends the run; returns the exit code."""
+        """Serve until something ends the run; return the exit code."""
         on_signals(self._note_signal)
         signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "_is_warned", True))
         adopt_orphans()
@@ -100,38 +101,38 @@ class RunSupervisor:
                 instance = Instance(number, step, folders.get(number))
                 self._instances.append(instance)
                 instance.start(self._paths, self._options.hang_seconds, self._heartbeat.file)
-            self._note()
+            self._write_states()
             while self._tick():
                 time.sleep(_TICK_S)
         except StartFailed as error:
             if self._signal is None:
                 self._end_run(RunEnd(error.message))
-                _tell(error.message, error.hint)
+                _print_error(error.message, error.hint)
         except OSError as error:
             sentence = f"the supervisor cannot go on: {error}"
             self._end_run(RunEnd(sentence))
-            _tell(sentence, "look at the file system")
+            _print_error(sentence, "look at the file system")
         finally:
             self._publisher.withdraw()
-            # After a failure there is a stop request, which the ranks obey by themselves.
+            # After a failure there is a stop request, which the ranks obey without a signal.
             self._wait_for_instances(_STOP_GRACE_S, until_signal=True)
             if any(instance.runs for instance in self._instances):
                 self._terminate()
                 self._wait_for_instances(_SIGNAL_GRACE_S, until_signal=False)
             self._proxies.close()
             kill_descendants()
-            self._note()
+            self._write_states()
         return 143 if self._signal is not None and self._code == ExitCode.OK else self._code
 
     def _note_signal(self, name: str) -> None:
-        # Nothing else in a handler: the code that it interrupts may hold a lock.
+        # A handler must do no more: the interrupted code may hold a lock.
         self._signal = self._signal or name
 
     def _tick(self) -> bool:
-        """Look at everything once; returns whether anything is left to do."""
+        """Look at everything once; return whether anything is left to do."""
         self._heartbeat.beat()
         if self._signal is not None:
-            self._proxies.remove_folder()  # after KillWait Slurm kills this process, whatever is left to do
+            self._proxies.remove_folder()  # now, because Slurm may kill this process before the usual cleanup
         if self._stopping_since is None:
             if self._is_warned:
                 self._drain()
@@ -144,21 +145,21 @@ class RunSupervisor:
                 if child.poll() is not None:
                     instance.child = None
                     self._has_ended(instance, child.returncode)
-                    self._note()
+                    self._write_states()
                 elif instance.state == "starting" and self._paths.ready_record(instance.step).exists():
                     instance.state, instance.has_served = "ready", True
                     try_event(self._paths, "serve", "instance_ready", instance=instance.number)
-                    self._note()
+                    self._write_states()
                 else:
                     self._end_if_lost(instance, child)
             elif instance.state == "restarting" and time.monotonic() > instance.restart_at:
                 instance.start(self._paths, self._options.hang_seconds, self._heartbeat.file)
-                self._note()
+                self._write_states()
         if self._stopping_since is not None:
             grace_s = _STOP_GRACE_S if self._signal is None else _SIGNAL_GRACE_S
             if time.monotonic() - self._stopping_since > grace_s:
                 return False
-        elif self._draining_since is None:  # of a run that drains nothing is published again, nor expected
+        elif self._draining_since is None:  # a draining run publishes no endpoint, and waits for no companion
             self._publish_or_watch()
         return any(instance.child is not None or instance.lives for instance in self._instances)
 
@@ -168,9 +169,9 @@ class RunSupervisor:
             self._end_run(RunEnd(why))
         if gateway is not None and (why := gateway.tick()) is not None:
             try_event(self._paths, "serve", "gateway_failed", why=why)
-            _tell(why, f"read {self._paths.batch_log('gateway')}")
+            _print_error(why, f"read {self._paths.batch_log('gateway')}")
         if self._troubles.is_due():
-            self._give_up_what_stands_still()
+            self._handle_troubles()
         if (why := self._clients.tick(serves=self._publisher.is_published)) is not None:
             request_stop(self._paths, by=IDLE, reason=why)
         if self._publisher.is_published:
@@ -179,13 +180,17 @@ class RunSupervisor:
         elif self._publisher.tick(self._instances):
             self._companion.begin()
 
-    def _give_up_what_stands_still(self) -> None:
-        """Name it, and later kill it: what ends is started again, or ends the run, as after any other end."""
-        of_instances = {
+    def _handle_troubles(self) -> None:
+        """Report stopped processes and missing sockets, and after the limit kill them or end the run.
+
+        A killed process is then restarted, or ends the run, as after any other end.
+        """
+        instance_pids = {
             pid for instance in self._instances if instance.child for pid in descendants(instance.child.pid)
         }
         all_ready = all(instance.state == "ready" for instance in self._instances)
-        faults = stopped_below(os.getpid(), of_instances) | self._proxies.missing_sockets(all_ready=all_ready)
+        faults = stopped_below(os.getpid(), instance_pids)
+        faults |= self._proxies.missing_sockets(all_ready=all_ready)
         late = self._troubles.look(faults)
         send([int(part) for part in late if part.isdecimal()], signal.SIGKILL)
         if "sockets" in late:
@@ -232,17 +237,22 @@ class RunSupervisor:
         else:
             then = "it is not started again"
         print(f"instance {instance.number} has ended: {instance.reason}; {then}", flush=True)
-        # Not as "reason": the run may go on.
+        # "why" and not "reason", which would be the end of the run: the run may go on.
         number, why = instance.number, instance.reason
         try_event(self._paths, "serve", "instance_end", instance=number, why=why, then=then)
         if run_end is not None:
             self._end_run(run_end)
 
-    def _note(self) -> None:
+    def _write_states(self) -> None:
         with suppress(OSError):
             states = [
-                {"instance": it.number, "state": it.state, "restarts": it.restarts, "reason": it.reason}
-                for it in self._instances
+                {
+                    "instance": instance.number,
+                    "state": instance.state,
+                    "restarts": instance.restarts,
+                    "reason": instance.reason,
+                }
+                for instance in self._instances
             ]
             write_json(self._paths.instances, states)
 
@@ -253,11 +263,11 @@ class RunSupervisor:
         self._code = self._code or end.code
         data = {"reason" if end.is_cause else "why": end.sentence}
         try_event(self._paths, "serve", end.event, **data)
-        with suppress(OSError):  # on a full disk the run must end all the same
+        with suppress(OSError):  # the run must end even on a full disk
             request_stop(self._paths, by=SUPERVISOR, reason=end.sentence)
 
     def _drain(self) -> None:
-        """Let nothing new in; once the open requests have ended, or the time for them is over, stop."""
+        """Accept no new requests; stop once the open requests have ended or their time is over."""
         if self._draining_since is None:
             self._draining_since = time.monotonic()
             try_event(self._paths, "serve", "draining")
@@ -270,7 +280,7 @@ class RunSupervisor:
             request_stop(self._paths, by=RENEWAL, reason="the time limit of its job is near")
 
     def _stop(self) -> None:
-        """Withdraw the endpoint; the ranks obey the stop request, or the signal, by themselves."""
+        """Withdraw the endpoint; the ranks obey the stop request, or the signal, on their own."""
         self._stopping_since = time.monotonic()
         self._publisher.withdraw()
         for instance in self._instances:
@@ -280,7 +290,7 @@ class RunSupervisor:
             self._terminate()
 
     def _terminate(self) -> None:
-        """Signal everything below this process but the proxies, which close last."""
+        """Send SIGTERM to all descendants except the proxies, which close last."""
         self._proxies.remove_folder()
         send(set(descendants(os.getpid())) - self._proxies.pids, signal.SIGTERM)
 
@@ -292,5 +302,5 @@ class RunSupervisor:
             time.sleep(_TICK_S)
 
 
-def _tell(sentence: str, following: str | None) -> None:
-    print(f"error: {sentence}.\n  next: {following}", file=sys.stderr, flush=True)
+def _print_error(sentence: str, hint: str | None) -> None:
+    print(f"error: {sentence}.\n  next: {hint}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""How a model repository is made: a plain value that the plan writes as JSON."""
+"""The recipe of a model repository: a plain value that the plan writes as JSON."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Value = int | float | bool | str
 
 @dataclass(frozen=True)
 class ModelEdits:
-    """Changes of a parsed ``config.pbtxt`` for which upstream's template has no placeholder.
+    """Changes to a parsed ``config.pbtxt`` for which upstream's template has no placeholder.
 
-    Each is made after the placeholders are filled, so that a template with
-    numbers instead gives the same result.
+    They are applied after the placeholders are filled, so a template with a number in place of a placeholder
+    gives the same result.
     """
 
     max_batch_size: int | None = None
@@ -25,7 +25,7 @@ class ModelEdits:
     max_queue_delay_microseconds: int | None = None
     max_queue_size: int | None = None
     preserve_ordering: bool = False
-    """Send responses in the order of the requests, whichever instance is the first to be done."""
+    """Send responses in the order of the requests, whichever instance finishes first."""
     models: Mapping[str, str] = field(default_factory=dict)
     """New names of the models in an ensemble's steps, by old name."""
 
@@ -35,14 +35,15 @@ class ModelRecipe:
     """One model of the repository."""
 
     name: str
-    """Its folder in the repository, and its name in ``config.pbtxt``."""
+    """The model's name, and its folder in the repository."""
     template: str
     """Upstream's folder below ``all_models``, e.g. ``inflight_batcher_llm/tensorrt_llm``."""
     values: Mapping[str, Value | None]
-    """By placeholder; ``None`` removes the whole parameter, so that the backend's default applies."""
+    """Value of each placeholder; ``None`` removes the whole parameter, so that the backend's default
+    applies."""
     edits: ModelEdits = ModelEdits()
     asked: tuple[str, ...] = ()
-    """Placeholders that the job file sets: it is an error if the template lacks one."""
+    """Placeholders that the job file sets: a template that lacks one of them is an error."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Contents that replace files of the template, by path in the model's folder."""
 
@@ -52,7 +53,7 @@ class RepositoryRecipe:
     """The whole repository."""
 
     release: str
-    """Version of TensorRT-LLM that the values were chosen for, e.g. ``0.16.0``."""
+    """Release of TensorRT-LLM for which the values were chosen, e.g. ``0.16.0``."""
     models: tuple[ModelRecipe, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -61,7 +62,7 @@ class RepositoryRecipe:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RepositoryRecipe:
-        """Return the recipe that ``as_json`` gave. Raises KeyError or TypeError if the record is not one."""
+        """Return the recipe from what ``as_json`` returned; raise KeyError or TypeError for anything else."""
         models = tuple(
             ModelRecipe(**{**model, "edits": ModelEdits(**model["edits"]), "asked": tuple(model["asked"])})
             for model in record["models"]

@@ -1,12 +1,12 @@
-"""A recipe and upstream's templates to a finished model repository on the disk.
+"""Write a model repository from a recipe and upstream's templates.
 
-A placeholder outside quotes is filled in the text, since the text does not parse before. One inside
-quotes is filled in the parsed message, so that no comma, quote, colon or newline in a value can mean
-anything to the text format.
+A placeholder outside quotes is replaced in the text, which does not parse before. A placeholder inside quotes
+is replaced in the parsed message, so that commas, quotes, colons and newlines in a value have no meaning for
+the text format.
 
-Triton's own schema and the protobuf library that reads it come from where this package is installed
-(tritonclient's ``model_config_pb2``). In a container they may be missing or of the wrong version: then both
-come from the zipapp, in protobuf's pure-Python form.
+Where this package is installed, Triton's schema and the protobuf library come from tritonclient
+(``model_config_pb2``). In a container they may be missing or have the wrong version, so the zipapp brings
+both with it, protobuf in its pure-Python form.
 """
 
 from __future__ import annotations
@@ -38,22 +38,23 @@ _MODULE = "model_config_pb2"
 
 @lru_cache(maxsize=1)
 def schema() -> ModuleType:
-    """Return the module with ``ModelConfig``; raises ModuleNotFoundError if there is none."""
+    """Return the module with ``ModelConfig``; raise ModuleNotFoundError if it cannot be found."""
     archive = next((folder for folder in Path(__file__).parents if folder.is_file()), None)
     names = []
     if archive is not None:
         with zipfile.ZipFile(archive) as zipapp:
             names = zipapp.namelist()
     if f"{VENDORED}/{_MODULE}.py" in names:
-        # ``google`` from there alone, whatever else this Python has under that name: the compiled part of
-        # another version would be found otherwise, beside our Python part.
+        # Forget any other package named ``google``: the compiled part of another protobuf version would
+        # otherwise be combined with the zipapp's Python part.
         os.environ["PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION"] = "python"
         for name in [name for name in sys.modules if name.partition(".")[0] == "google"]:
             del sys.modules[name]
         sys.path.insert(0, f"{archive}/{VENDORED}")
         importlib.invalidate_caches()
         return importlib.import_module(_MODULE)
-    # By its file: importing tritonclient.grpc costs the start of grpc, which nothing here needs.
+    # Load the module from its file: importing tritonclient.grpc would import grpc, which is slow and not
+    # needed.
     package = importlib.util.find_spec("tritonclient")
     if package is None or not package.submodule_search_locations:
         raise ModuleNotFoundError("there is neither tritonclient nor protobuf here")
@@ -73,7 +74,7 @@ def text_format() -> Any:
 
 
 def json_format() -> Any:
-    """Return protobuf's module for messages as plain data, likewise."""
+    """Return protobuf's module for messages as plain data, of the version that fits ``schema()``."""
     schema()
     return importlib.import_module("google.protobuf.json_format")
 
@@ -84,7 +85,7 @@ Values = Mapping[str, Value | None]
 
 
 def in_model(model: str, message: str, hint: str, line: int | None = None) -> Diagnostic:
-    """Return a diagnostic about something that Triton would refuse; ``line`` is one of ``config.pbtxt``."""
+    """Return a diagnostic for something that Triton would refuse; ``line`` is a line of ``config.pbtxt``."""
     file = model if line is None else f"{model}/config.pbtxt"
     return Diagnostic("repository", message, file, line=line, hint=hint)
 
@@ -99,7 +100,8 @@ class RepositoryInvalid(RenderError):
         super().__init__("\n".join([heading, *map(str, self.diagnostics)]))
 
 
-# Strings and comments first: their content is not structure. A string ends at its line's end at the latest.
+# Strings and comments come first: placeholders in them are not structure. A string ends with its line at
+# most.
 _TOKEN = re.compile(
     r"""(?P<string>"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)"""
     r"""|(?P<comment>\#[^\n]*)"""
@@ -112,17 +114,17 @@ _WORD = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
 
 @dataclass(frozen=True)
 class TemplatePlaceholder:
-    """One placeholder and its position."""
+    """A placeholder and its position in the text."""
 
     name: str
     line: int
     structural: bool
-    """Whether it is outside quotes, where it prevents parsing."""
+    """Whether the placeholder is outside quotes, where it prevents parsing."""
     start: int
     end: int
-    """Half-open range in the text."""
+    """Offset behind the placeholder's last character."""
     field: str
-    """The field before it, e.g. ``data_type``."""
+    """The field that the placeholder is the value of, e.g. ``data_type``."""
 
 
 def find_placeholders(text: str) -> Iterator[TemplatePlaceholder]:
@@ -144,19 +146,19 @@ def find_placeholders(text: str) -> Iterator[TemplatePlaceholder]:
 
 
 def as_text(value: Value | None) -> str:
-    """Return a value as Triton's models read it from a string parameter; nothing is an empty string."""
+    """Return a value as Triton's models read it from a string parameter; ``None`` becomes an empty string."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value)
 
 
 def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Diagnostic]]:
-    """Return the filled ``ModelConfig``, or ``None`` with everything that is wrong."""
-    found = tuple(find_placeholders(text))
-    problems = [problem for placeholder in found for problem in _faults(placeholder, values, model)]
+    """Return the filled ``ModelConfig`` and no diagnostics, or ``None`` and all faults."""
+    placeholders = tuple(find_placeholders(text))
+    problems = [problem for placeholder in placeholders for problem in _faults(placeholder, values, model)]
     if problems:
         return None, problems
-    for placeholder in reversed(found):
+    for placeholder in reversed(placeholders):  # from the end, so that the offsets before stay right
         value = values[placeholder.name]
         if placeholder.structural and value is not None:
             text = text[: placeholder.start] + as_text(value) + text[placeholder.end :]
@@ -167,7 +169,7 @@ def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Diagno
         line, why = error.GetLine(), f"is not a model configuration of Triton: {error}."
         hint = "compare the template with the image's own, or fetch it again"
         return None, [in_model(model, why, hint, int(line) if line else None)]
-    for key, parameter in list(message.parameters.items()):  # one without a value goes
+    for key, parameter in list(message.parameters.items()):  # drop parameters without a value
         if any(values[name] is None for name in _PLACEHOLDER.findall(parameter.string_value)):
             del message.parameters[key]
     record = json_format().MessageToDict(message, preserving_proto_field_name=True)
@@ -175,7 +177,7 @@ def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Diagno
 
 
 def _faults(placeholder: TemplatePlaceholder, values: Values, model: str) -> Iterator[Diagnostic]:
-    """Yield what is wrong with a placeholder or with its value."""
+    """Yield the faults of a placeholder and its value."""
     name, line = placeholder.name, placeholder.line
     what, hint = f"${{{name}}} ({placeholder.field})", f"set repository.parameters.{model}.{name}"
     if name not in values:
@@ -195,13 +197,13 @@ def _filled(part: Any, values: Values) -> Any:
     if isinstance(part, list):
         return [_filled(value, values) for value in part]
     if isinstance(part, str):
-        # One pass: filled values are not searched again.
+        # A single pass, so that a placeholder in a value is not replaced.
         return _PLACEHOLDER.sub(lambda match: as_text(values[match[1]]), part)
     return part
 
 
 def edit(message: Any, recipe: ModelRecipe) -> None:
-    """Make the recipe's changes, as upstream's users do with ``sed``, and set the model's name."""
+    """Apply the recipe's edits, as upstream's users do with ``sed``, and set the model's name."""
     message.name = recipe.name
     edits = recipe.edits
     if edits.backend is not None:
@@ -209,7 +211,8 @@ def edit(message: Any, recipe: ModelRecipe) -> None:
     batching = message.dynamic_batching
     if edits.max_batch_size is not None:
         before, message.max_batch_size = message.max_batch_size, edits.max_batch_size
-        # Triton refuses a preferred size above the largest. One that was the largest remains it.
+        # Triton refuses a preferred size above the maximum. A preferred size equal to the old maximum becomes
+        # the new one.
         most, preferred = edits.max_batch_size, batching.preferred_batch_size
         if preferred:
             preferred[:] = sorted({most if size == before else min(size, most) for size in preferred})
@@ -223,7 +226,7 @@ def edit(message: Any, recipe: ModelRecipe) -> None:
         message.model_transaction_policy.decoupled = edits.decoupled
     if edits.instances is not None:
         if not message.instance_group:
-            # As in upstream's templates: the backend chooses the GPUs by itself.
+            # KIND_CPU as in upstream's templates: the backend itself chooses the GPUs.
             message.instance_group.add(kind=schema().ModelInstanceGroup.KIND_CPU)
         for group in message.instance_group:
             group.count = edits.instances
@@ -236,21 +239,21 @@ def edit(message: Any, recipe: ModelRecipe) -> None:
 CONFIG = "config.pbtxt"
 
 _BELOW = ("", "all_models", "triton_backend/all_models", "tensorrt_llm/triton_backend/all_models")
-"""Folder of the templates in an image's ``all_models`` itself; in a checkout of tensorrtllm_backend up to
-0.19; in one of TensorRT-LLM since; and in that as the former's submodule."""
+"""Folders of the templates: in an image's ``all_models`` itself, in a checkout of tensorrtllm_backend up to
+0.19, in a checkout of TensorRT-LLM since, and in tensorrtllm_backend with TensorRT-LLM as a submodule."""
 
 _LEFT_OUT = ("__pycache__", ".tmp", ".gitkeep", CONFIG)
 
 
 def make_repository(paths: RunPaths, all_models: Path) -> int:
-    """``runtime repository``: fill, check and write the run's repository; returns the exit code."""
+    """``runtime repository``: fill, check and write the run's repository; return the exit code."""
     try:
         record = read_json(paths.repository_recipe)
         recipe = None if record is None else RepositoryRecipe.from_json(record)
     except (ValueError, KeyError, TypeError) as error:
         return _refuse(f"{paths.repository_recipe} cannot be read ({error}); render the job again.")
     if recipe is None:
-        return _refuse(f"{paths.repository_recipe} is not there; render the job again.")
+        return _refuse(f"{paths.repository_recipe} is missing; render the job again.")
     try:
         models = render_models(recipe, all_models)
         write_repository(models, paths.repository)
@@ -280,28 +283,28 @@ MODEL_NAMES = (
 
 
 ModelFiles = Mapping[str, str | Path]
-"""The files of one model, by path in its folder: a text, or the template's file to copy."""
+"""The files of one model, by path in its folder: a text, or the path of a template file to copy."""
 
 
 def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, ModelFiles]:
-    """Return every model by name, checked one by one and together.
+    """Return the files of every model by the model's name, checked one by one and together.
 
-    ``folder`` is upstream's ``all_models``, with its groups or with the models themselves, or a folder that
-    has it. Raises RepositoryInvalid with everything that is wrong.
+    ``folder`` is upstream's ``all_models``, with or without its groups, or a checkout that contains it.
+    Raises RepositoryInvalid with all faults.
     """
-    has_some = (
-        it
-        for it in map(folder.joinpath, _BELOW)
-        if any(it.glob(f"*/*/{CONFIG}")) or any(it.glob(f"*/{CONFIG}"))
+    candidates = (
+        candidate
+        for candidate in map(folder.joinpath, _BELOW)
+        if any(candidate.glob(f"*/*/{CONFIG}")) or any(candidate.glob(f"*/{CONFIG}"))
     )
-    if (all_models := next(has_some, None)) is None:
+    if (all_models := next(candidates, None)) is None:
         why = f"{folder} has no model templates (no <group>/<model>/{CONFIG})."
         raise RepositoryInvalid([in_model("all models", why, "set container.all_models in the profile")])
     messages: dict[str, Any] = {}
     files: dict[str, ModelFiles] = {}
     problems: list[Diagnostic] = []
     for model in recipe.models:
-        # <group>/<model>, or <model> where there are no groups.
+        # <group>/<model>, or <model> in a folder without groups.
         places = (all_models / model.template, all_models / model.template.rpartition("/")[2])
         source = next((place for place in places if (place / CONFIG).is_file()), None)
         if source is None:
@@ -322,8 +325,8 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, ModelFile
         if message is not None:
             edit(message, model)
             messages[model.name] = message
-            # Engines stay where they are: upstream's oldest workflow copies them into tensorrt_llm/1, and the
-            # configuration names their folder anyway.
+            # Do not copy engines: upstream's oldest workflow puts them into tensorrt_llm/1, but the
+            # configuration names the engine's folder.
             others = {
                 path.relative_to(source).as_posix(): path
                 for path in sorted(source.rglob("*"))
@@ -342,9 +345,9 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, ModelFile
 
 
 def _misfits(messages: Mapping[str, Any], files: Mapping[str, Collection[str]]) -> Iterator[Diagnostic]:
-    """Yield the files and models that a model names and that are not there, and batches that do not fit.
+    """Yield files and models that a model names and the repository lacks, and batch sizes that do not fit.
 
-    ``messages`` and ``files``, as relative paths, are by model.
+    ``messages`` and ``files`` (relative paths) are by model.
     """
     for name, message in messages.items():
         file = message.default_model_filename or "model.py"
@@ -367,7 +370,7 @@ def _misfits(messages: Mapping[str, Any], files: Mapping[str, Collection[str]]) 
 
 
 def write_repository(models: Mapping[str, ModelFiles], folder: Path) -> None:
-    """Write the repository atomically: ``folder`` holds all of it, or what it held before."""
+    """Write the repository atomically: ``folder`` has either its old or its complete new content."""
     with write_folder_aside(folder) as aside:
         for name, files in models.items():
             # Triton requires a version folder, even an empty one.

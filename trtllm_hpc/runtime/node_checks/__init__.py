@@ -1,4 +1,4 @@
-"""What ``doctor --on-nodes`` looks at: a compute node, the image, and the ranks' job step."""
+"""The checks of ``doctor --on-nodes``: a compute node, the image, and the ranks' job step."""
 
 PARTS = ("host", "image", "ranks")
-"""Where its job looks: on the node outside any container, in the image, and within the ranks' step."""
+"""Parts of the checks: on the node outside any container, in the image, and within the ranks' step."""

@@ -1,4 +1,4 @@
-"""The first node, outside any container: HAProxy, Slurm's MPI plugins, the network, memory, GPUs and disk."""
+"""Checks on the first node, outside any container: HAProxy, MPI plugins, network, memory, GPUs and disk."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trtllm_hpc.runtime.process import output_of
 from trtllm_hpc.runtime.records import read_events
 
 _HAPROXY = (2, 4)
-"""The proxy's configuration needs it (docs/explanation/decisions/serving.md)."""
+"""Oldest version that can read the proxy's configuration (docs/explanation/decisions/serving.md)."""
 _TIMEOUT_S = 30
 
 
 def look_at_host(paths: RunPaths, wanted: Wanted) -> Findings:
-    """Look at this node."""
+    """Check this node."""
     facts: dict[str, Any] = {"host": socket.gethostname()}
-    found = {
+    findings = {
         "node-haproxy": _haproxy(wanted, facts),
         "node-mpi-plugin": _mpi_plugin(wanted, facts),
         "node-interface": _interface(wanted, facts),
@@ -37,7 +37,7 @@ def look_at_host(paths: RunPaths, wanted: Wanted) -> Findings:
         "node-disk": full_file_system(facts["host"], paths.folder)
         or ok(f"{facts['host']} can write its run folder, /tmp and /dev/shm"),
     }
-    return found, facts
+    return findings, facts
 
 
 def _haproxy(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
@@ -50,8 +50,8 @@ def _haproxy(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
     program = shutil.which(wanted.haproxy)
     if program is None:
         return fail(f"there is no {wanted.haproxy} {where}", hint)
-    said = output_of([program, "-v"], _TIMEOUT_S, with_errors=True)
-    version = re.search(r"version (\d+)\.(\d+)\S*", said or "")
+    output = output_of([program, "-v"], _TIMEOUT_S, with_errors=True)
+    version = re.search(r"version (\d+)\.(\d+)\S*", output or "")
     if version is None:
         return fail(f"{program} -v {where} does not print a version of HAProxy", hint)
     facts["haproxy"] = version[0].removeprefix("version ")
@@ -88,7 +88,7 @@ def _interface(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
 
 
 def _network(paths: RunPaths) -> Diagnostic:
-    """Judge what the step before has found in the network between the nodes."""
+    """Return the result of the previous step, which tested the network between the nodes."""
     faults = list[str]()
     for event in read_events(paths):
         if event.name == NETWORK_OK:
@@ -113,7 +113,7 @@ def _gpus(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
             message, "compare gpu_request and gpus_per_node in the profile with the site's documentation"
         )
     if not models:
-        # In a sandbox whose GPUs are only claimed there is no nvidia-smi either.
+        # Unknown and not a fault: a sandbox configures GPUs that do not exist, and has no nvidia-smi.
         return unknown(
             f"nvidia-smi on {facts['host']} shows no GPU", "srun nvidia-smi, on the profile's partition"
         )

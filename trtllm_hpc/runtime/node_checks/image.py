@@ -1,8 +1,8 @@
-"""The image: release, programs, options, keys of the LLM API, folders; and upstream's parsers on the plan.
+"""Checks in the image: release, programs, options and cache folders; and upstream's parsers on the plan.
 
-Upstream's own parsers are applied to what a plan renders: no model is loaded, no server starts. They need a
-Python that can import ``tensorrt_llm``, so they run in the image (``doctor --on-nodes``) or beside a copy of
-upstream's Python files (``python -m benchmarks.upstream``). Sources: TensorRT-LLM 1.3.0rc3,
+Upstream's own parsers read the rendered command lines and files; no model is loaded and no server starts.
+They need a Python that can import ``tensorrt_llm``, so they run in the image (``doctor --on-nodes``) or
+beside a copy of upstream's Python files (``python -m benchmarks.upstream``). Sources: TensorRT-LLM 1.3.0rc3,
 ``tensorrt_llm/commands/serve.py``, ``llmapi/llm_args.py``, ``llmapi/disagg_utils.py``.
 """
 
@@ -42,36 +42,36 @@ _HELP_S = 180
 _OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 _PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "flashinfer-python", "mpi4py", "pydantic")
 _LAUNCHER_NEEDS = ("openssl", "ps")
-"""What ``trtllm-llmapi-launch`` calls (1.3.0rc3)."""
+"""Programs that ``trtllm-llmapi-launch`` calls (1.3.0rc3)."""
 
 
 def look_at_image(paths: RunPaths, wanted: Wanted) -> Findings:
-    """Look at the image."""
+    """Check the image."""
     installed = installed_versions(_PACKAGES)
     facts: dict[str, Any] = {"packages": installed}
     release = installed.get("tensorrt_llm")
-    found: dict[str, Diagnostic | None] = {
+    results: dict[str, Diagnostic | None] = {
         "image-release": None if wanted.release is None else planned_version(wanted.release, release),
         "image-numpy": None if wanted.has_tensorrt_llm else wheel_numpy(),
         "image-caches": _caches(),
         "image-launcher": _launcher(wanted),
     }
-    facts["programs"], found["image-programs"], found["image-options"] = _programs(wanted)
+    facts["programs"], results["image-programs"], results["image-options"] = _programs(wanted)
     if wanted.has_tensorrt_llm:
         outcome = run_child(paths, "image", alone())
         version = outcome.steps.get("import")
         if isinstance(version, str):
-            found["image-import"] = ok(f"TensorRT-LLM {version} can be imported in the image")
+            results["image-import"] = ok(f"TensorRT-LLM {version} can be imported in the image")
         else:
             why = error_of(version) or outcome.why("import tensorrt_llm")
             message = f"TensorRT-LLM cannot be imported in the image: {why}"
-            found["image-import"] = fail(message, import_hint(why))
-        found["image-parsers"] = _parsed(outcome)
-    return found, facts
+            results["image-import"] = fail(message, import_hint(why))
+        results["image-parsers"] = _parsed(outcome)
+    return results, facts
 
 
 def _writable(folder: Path) -> str | None:
-    """Return why a file cannot be written into a folder, which is made if it is missing."""
+    """Return why no file can be written into a folder, which is made if missing; ``None``: it can."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile(dir=folder) as file:
@@ -82,7 +82,7 @@ def _writable(folder: Path) -> str | None:
 
 
 def _caches() -> Diagnostic | None:
-    """Check the folders of :mod:`runtime.caches`; a home that can be written has some of them already."""
+    """Check the folders of :mod:`runtime.caches`; those in a writable home may have no variable."""
     if TOP not in os.environ:
         return None
     wanted = [name for name in CACHES if name not in OF_HOME or name in os.environ]
@@ -106,7 +106,7 @@ def _launcher(wanted: Wanted) -> Diagnostic | None:
 
 
 def _programs(wanted: Wanted) -> tuple[dict[str, list[str]], Diagnostic | None, Diagnostic | None]:
-    """Return the options of every program by ``--help``, and whether they start and have all that is used."""
+    """Return each program's options from ``--help``, and the findings about programs and about options."""
     options: dict[str, list[str]] = {}
     broken, refused = [], []
     for words in wanted.programs:
@@ -122,19 +122,21 @@ def _programs(wanted: Wanted) -> tuple[dict[str, list[str]], Diagnostic | None, 
         refused += [f"{name} {option}" for option in sorted(used - {*options[name]}) if options[name]]
     if not wanted.programs:
         return {}, None, None
-    there = ok(f"{', '.join(options)} start in the image")
+    starts = ok(f"{', '.join(options)} start in the image")
     if broken:
         message = f"programs of the image that do not start: {'; '.join(broken)}"
-        there = fail(message, "set container.image to an image that has them")
+        starts = fail(message, "set container.image to an image that has them")
     if refused:
         message = f"the image does not have these options of the plan: {', '.join(refused)}"
         hint = "state the image's release: container.tensorrt_llm_version in the profile"
-        return options, there, fail(message, hint)
-    return options, there, None if broken else ok("the image's programs have every option that the plan uses")
+        return options, starts, fail(message, hint)
+    if broken:
+        return options, starts, None
+    return options, starts, ok("the image's programs have every option that the plan uses")
 
 
 def _help(program: Sequence[str]) -> str:
-    """Return a program's help; raises OSError with the reason if it prints none."""
+    """Return a program's help; raise OSError with the reason if the program prints none."""
     if shutil.which(program[0]) is None:
         raise OSError("not on PATH")
     try:
@@ -149,7 +151,7 @@ def _help(program: Sequence[str]) -> str:
 
 
 def read_image(wanted: Wanted) -> None:
-    """In the child: import TensorRT-LLM, and have it parse what the plan renders."""
+    """In the child: import TensorRT-LLM, and have it parse the rendered command lines and files."""
     if error_of(attempt("import", lambda: __import__("tensorrt_llm").__version__)) is not None:
         return
     refusals: dict[str, str] = {}
@@ -158,7 +160,7 @@ def read_image(wanted: Wanted) -> None:
     }
     if wanted.model_yaml is not None:
         arguments = importlib.import_module("yaml").safe_load(wanted.model_yaml)
-        arguments.pop("triton_config")  # read by Triton's model itself
+        arguments.pop("triton_config")  # for Triton's model, not for the LLM API
         parsers["model.yaml"] = partial(llm_arguments, arguments)
     if wanted.front:
         parsers["front.yaml"] = partial(front_arguments, wanted.front)
@@ -171,7 +173,7 @@ def read_image(wanted: Wanted) -> None:
 
 
 def import_hint(why: str) -> str:
-    """Return what to do about an import that failed."""
+    """Return advice for a failed import."""
     if "libcuda" in why or "libnvidia" in why:
         return "the container lacks the driver's libraries: does apptainer or pyxis pass the GPUs on?"
     if "No module named 'tensorrt_llm'" in why:
@@ -209,13 +211,13 @@ _TEXT_LIMIT = 2000
 
 
 class RefusedByUpstream(Exception):
-    """Upstream does not take a command line or a file; the message is upstream's own."""
+    """Upstream refuses a command line or a file; the message is upstream's own."""
 
 
 def server_arguments(words: Sequence[str]) -> Any:
-    """Return the checked LLM API arguments (``TorchLlmArgs``) of a command line after ``trtllm-serve``.
+    """Return the checked LLM API arguments (``TorchLlmArgs``) of the words after ``trtllm-serve``.
 
-    Upstream's own command reads its options and its YAML file; only the function that would start the server
+    Upstream's own command reads the options and the YAML file; only the function that would start the server
     is replaced. Raises RefusedByUpstream, or ImportError if TensorRT-LLM cannot be imported.
     """
     with _refusals():
@@ -223,19 +225,19 @@ def server_arguments(words: Sequence[str]) -> Any:
 
 
 def llm_arguments(arguments: Mapping[str, Any]) -> Any:
-    """Return the checked arguments of ``tensorrt_llm.LLM(...)``; raises as :func:`server_arguments`."""
+    """Return the checked arguments of ``tensorrt_llm.LLM(...)``; raises like :func:`server_arguments`."""
     with _refusals():
         module = importlib.import_module(_ARGUMENTS)
-        # Triton's model makes objects of some sections first, as trtllm-serve does (all_models/llmapi).
-        objects = getattr(module, "update_llm_args_with_extra_dict", lambda _, given: given)
+        # Like trtllm-serve, Triton's model first turns some sections into objects (all_models/llmapi).
+        objects = getattr(module, "update_llm_args_with_extra_dict", lambda _, sections: sections)
         return _checked({"backend": "pytorch", **objects({}, deepcopy(dict(arguments)))})
 
 
 def front_arguments(words: Sequence[str]) -> Any:
-    """Return what a command line of ``trtllm-serve disaggregated``, with its file, leads to.
+    """Return the configuration that ``trtllm-serve disaggregated`` reads from its command line and file.
 
-    The front's port is bound for a moment, and its routers are made: the reading of the file takes any name.
-    Arguments and errors are those of :func:`server_arguments`.
+    Upstream binds the front's port for a moment. The routers are created here, because upstream accepts any
+    router name while it reads the file. Raises like :func:`server_arguments`.
     """
     with _refusals():
         front = _passed_to("OpenAIDisaggServer", words)["config"]
@@ -251,9 +253,9 @@ def _refusals() -> Iterator[None]:
         yield
     except ImportError:
         raise
-    except Exception as error:  # of click, pydantic, upstream itself
-        said = error.format_message() if hasattr(error, "format_message") else str(error)
-        raise RefusedByUpstream(f"{type(error).__name__}: {said}"[:_TEXT_LIMIT]) from error
+    except Exception as error:  # from click, pydantic or upstream itself
+        text = error.format_message() if hasattr(error, "format_message") else str(error)
+        raise RefusedByUpstream(f"{type(error).__name__}: {text}"[:_TEXT_LIMIT]) from error
 
 
 class _Reached(BaseException):
@@ -261,7 +263,7 @@ class _Reached(BaseException):
 
 
 def _passed_to(name: str, words: Sequence[str]) -> Mapping[str, Any]:
-    """Run upstream's command until it calls its function or class ``name``; return what it passes on."""
+    """Run upstream's command until it calls its function or class ``name``; return the call's arguments."""
     serve: Any = importlib.import_module(_SERVE)
     called = getattr(serve, name)
 
@@ -281,13 +283,13 @@ def _passed_to(name: str, words: Sequence[str]) -> Mapping[str, Any]:
 
 def _checked(arguments: Mapping[str, Any]) -> Any:
     """Check arguments as ``LLM`` does before it loads anything (``llmapi/llm.py``, ``BaseLLM.__init__``)."""
-    given = dict(arguments)
-    kind = getattr(importlib.import_module(_ARGUMENTS), _CLASSES[given.get("backend")])
+    values = dict(arguments)
+    kind = getattr(importlib.import_module(_ARGUMENTS), _CLASSES[values.get("backend")])
     if kind.__name__ == "TorchLlmArgs":
-        given.pop("build_config", None)  # of engines; launch_server() removes it as well
+        values.pop("build_config", None)  # applies to engines only; launch_server() removes it as well
     else:
-        given.pop("backend", None)
-    for key in given:
+        values.pop("backend", None)
+    for key in values:
         if key not in kind.model_fields and key != "backend":
             raise ValueError(f"LLM got invalid argument: {key}")
-    return kind.from_kwargs(**given)
+    return kind.from_kwargs(**values)

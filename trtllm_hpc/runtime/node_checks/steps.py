@@ -1,4 +1,4 @@
-"""The ranks' job step: are TensorRT-LLM and MPI imported, and are the ranks joined? And each part by name."""
+"""``runtime node-check``: each part by name, and the checks in the ranks' job step (imports, MPI, NCCL)."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _BYTES, _TIMES = 64 << 20, 5
 
 
 def check_node(paths: RunPaths, part: str, *, is_child: bool) -> int:
-    """Look at one part and write what was found; the exit code says only whether that was possible.
+    """Check one part and write the findings; the exit code shows only whether that was possible.
 
-    As the child, do the work that may abort the process, for the parent that looks at the same part.
+    With ``is_child``, do the work that may abort the process; the parent, which checks the same part, waits.
     """
     wanted = Wanted.read(paths.node_checks)
     assert wanted is not None, paths.node_checks
@@ -45,18 +45,18 @@ def check_node(paths: RunPaths, part: str, *, is_child: bool) -> int:
 
 
 def look_at_ranks(paths: RunPaths, wanted: Wanted) -> Findings:
-    """Look at the ranks' step."""
+    """Check the ranks' step."""
     outcome = run_child(paths, "ranks")
-    found = {
+    findings = {
         "import-ranks": _imported(outcome, wanted),
         "ranks-joined": _joined(outcome, wanted),
         "ranks-nccl": _reduced(outcome),
     }
-    return found, dict(outcome.steps)
+    return findings, dict(outcome.steps)
 
 
 def join_ranks(wanted: Wanted) -> None:
-    """In the child: import what a server's ranks import, and join the others."""
+    """In the child: import what a server's ranks import, and join the other ranks."""
     if error_of(attempt("mpi4py", _start_mpi)) is not None:
         return
     if wanted.has_tensorrt_llm:
@@ -79,7 +79,7 @@ def _meet() -> dict[str, Any]:
 
 
 def _all_reduce(wanted: Wanted) -> dict[str, Any]:
-    """Join the ranks by NCCL, or by Gloo where a node has fewer GPUs than ranks; measure an all-reduce."""
+    """Join the ranks by NCCL, or by Gloo if a node has fewer GPUs than ranks, and measure an all-reduce."""
     import torch
     from mpi4py import MPI
 
@@ -110,7 +110,7 @@ def _all_reduce(wanted: Wanted) -> dict[str, Any]:
         dist.all_reduce(data)
         if has_gpus:
             torch.cuda.synchronize()
-        if count == 0:  # the first one makes the connections
+        if count == 0:  # the first all-reduce makes the connections, so it is not measured
             began = time.monotonic()
     size = world.Get_size()
     rate = 2 * (size - 1) / size * _BYTES * _TIMES / 1e9 / (time.monotonic() - began)
@@ -139,7 +139,7 @@ def _last(outcome: ChildReport) -> str:
 def _joined(outcome: ChildReport, wanted: Wanted) -> Diagnostic | None:
     joined = outcome.steps.get("joined")
     if joined is None:
-        return None  # the import has failed, and its row says why
+        return None  # the import has failed: the row import-ranks shows why
     if why := error_of(joined):
         return fail(
             f"the ranks do not reach each other by MPI: {why}", "set network_interface in the profile"
@@ -155,7 +155,7 @@ def _joined(outcome: ChildReport, wanted: Wanted) -> Diagnostic | None:
 def _reduced(outcome: ChildReport) -> Diagnostic | None:
     joined, result = outcome.steps.get("joined"), outcome.steps.get("nccl")
     if joined is None or error_of(joined):
-        return None  # another row says why
+        return None  # the row ranks-joined or import-ranks shows why
     hint = "set network_interface in the profile; NCCL_DEBUG=INFO in its environment shows what NCCL does"
     if result is None:
         return fail(f"the ranks' first all-reduce {outcome.ended}: {_last(outcome)}", hint)

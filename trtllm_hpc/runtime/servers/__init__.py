@@ -1,4 +1,4 @@
-"""The servers that a rank can start: how, and their own endpoint, by the ``driver`` of ``server.json``."""
+"""The servers that a rank can start, chosen by ``driver`` in ``server.json``: command line and endpoint."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand
 from trtllm_hpc.runtime.servers import openai, triton
 
 ServerHttp = triton.TritonHttp | openai.OpenAIHttp
-"""The server's own endpoint, without the proxy, which says whether the server is ready."""
+"""The server's own endpoint, without the proxy; it shows whether the server is ready."""
 
 
 def start_command(paths: RunPaths, options: RankOptions, scratch: Path) -> StartCommand:
-    """Return how to start a rank's server; makes what the server needs in ``scratch``, the rank's own folder.
+    """Return a rank's command line, and write the files that the server needs to ``scratch``.
 
-    Raises StartFailed if this node lacks something.
+    ``scratch`` is the rank's own folder. Raises StartFailed if this node lacks a program or package.
     """
     if options.spec.driver == "openai":
         return openai.start_command(paths, options, scratch)

@@ -1,4 +1,4 @@
-"""A server with OpenAI's protocol: ``trtllm-serve``, or any other that the job file names."""
+"""A server with OpenAI's protocol: ``trtllm-serve``, or any other server that the job file names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from trtllm_hpc.runtime.questions import PROMPT, Asked, Question, QuestionRefuse
 from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand
 
 VOCABULARY, VOCABULARY_VARIABLE = "o200k_base.tiktoken", "TIKTOKEN_ENCODINGS_BASE"
-"""The file without which gpt-oss cannot chat, and the variable that names its folder. If it is not set,
+"""Vocabulary file that gpt-oss needs to chat, and the variable that names its folder. Without the variable,
 ``openai_harmony`` downloads the file at the first chat (``tensorrt_llm/serve/harmony_adapter.py``)."""
 VOCABULARY_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
-"""What ``openai_harmony`` 0.0.8 takes."""
+"""Hash of the file that ``openai_harmony`` 0.0.8 accepts."""
 AUTH_KEY = "internal_request_auth_key"
-"""By this key of the servers' files and of the front's, the servers know the front (TensorRT-LLM 16002)."""
+"""Key in the files of the servers and the front, by which the servers recognise the front (TensorRT-LLM
+16002)."""
 _FILE = "--extra_llm_api_options="
 Chat = Literal["none", "template", "harmony"]
 
@@ -33,7 +34,7 @@ _ESTABLISHED = "01"
 
 
 def start_command(paths: RunPaths, options: RankOptions, scratch: Path) -> StartCommand:
-    """Return how to start one rank's part; as :func:`trtllm_hpc.runtime.servers.start_command`."""
+    """Return a rank's command line; see :func:`trtllm_hpc.runtime.servers.start_command`."""
     spec, environment = options.spec, dict[str, str]()
     address, _, port = _place(options).rpartition(":")
     program, *words = options.words(
@@ -51,21 +52,21 @@ def start_command(paths: RunPaths, options: RankOptions, scratch: Path) -> Start
 
 
 def _place(options: RankOptions) -> str:
-    """Return where the server listens: it has no Unix sockets."""
+    """Return the ``address:port`` at which the server listens; such a server has no Unix sockets."""
     if SOCKETS_VARIABLE not in os.environ:
         return f"{os.environ['TRTLLM_HPC_ADDRESS']}:{os.environ['TRTLLM_HPC_HTTP_PORT']}"
     if options.rank != 0:
         return "127.0.0.1:0"
-    # The proxy passes requests on to this port of the leader's node.
+    # The port on the leader's node to which the proxy forwards requests.
     port = Path(f"{os.environ[SOCKETS_VARIABLE]}.port").read_text(encoding="ascii").strip()
     return f"127.0.0.1:{port}"
 
 
-# What such a server needs beyond its options, depending on image and model ------------------
+# Files that such a server needs beyond its options, depending on image and model -------------
 
 
 def chat_of(model: str, tokenizer: str | None = None) -> Chat:
-    """Return how the model in a folder chats, with the tokenizer of another folder if one is given."""
+    """Return how the model in a folder chats; ``tokenizer`` is the tokenizer's folder, if another."""
     texts: dict[str, str] = {}
     for folder in map(Path, filter(None, (model, tokenizer))):
         for name in ("config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"):
@@ -78,10 +79,10 @@ def chat_of(model: str, tokenizer: str | None = None) -> Chat:
 
 
 def vocabulary_variables(model: str, tokenizer: str | None, folder: Path) -> Mapping[str, str]:
-    """Make gpt-oss's vocabulary of its ``tokenizer.json``, and return the variable that names the folder."""
+    """Write gpt-oss's vocabulary, made from ``tokenizer.json``; return the variable with the folder."""
     if VOCABULARY_VARIABLE in os.environ or chat_of(model, tokenizer) != "harmony":
         return {}
-    # A byte is written as itself if it can be printed, and the others as the letters from 256 on (GPT-2).
+    # GPT-2's encoding: a printable byte is its own character; all other bytes are the characters from 256 on.
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {chr(byte): byte for byte in printed}
     letters |= {chr(256 + nth): byte for nth, byte in enumerate(sorted({*range(256)} - {*printed}))}
@@ -93,7 +94,7 @@ def vocabulary_variables(model: str, tokenizer: str | None, folder: Path) -> Map
             (folder / VOCABULARY).write_bytes(text)
             return {VOCABULARY_VARIABLE: str(folder)}
     print(
-        f"{VOCABULARY} could not be made of the model's tokenizer.json: chats need a download, or "
+        f"{VOCABULARY} could not be made from the model's tokenizer.json: chats need a download, or "
         f"{VOCABULARY_VARIABLE} in the profile's environment",
         flush=True,
     )
@@ -101,7 +102,7 @@ def vocabulary_variables(model: str, tokenizer: str | None, folder: Path) -> Map
 
 
 def with_auth_key(arguments: Sequence[str], paths: RunPaths, folder: Path) -> list[str]:
-    """Return the arguments with a file that has the servers' key too, if run and image have such a key."""
+    """Return the arguments with the servers' key in their file, if the run has a key that the image knows."""
     spec = importlib.util.find_spec("tensorrt_llm") if paths.servers_key.exists() else None  # no import
     source = Path(*((spec and spec.submodule_search_locations) or ("/nowhere",)), "llmapi/disagg_utils.py")
     if not source.is_file() or AUTH_KEY not in source.read_text(encoding="utf-8"):
@@ -119,13 +120,17 @@ def with_auth_key(arguments: Sequence[str], paths: RunPaths, folder: Path) -> li
 class OpenAIHttp:
     """The endpoint of a server with OpenAI's protocol.
 
-    The health path answers as soon as the server listens, and goes on when a rank has died. The server is
-    ready when it has made a token: of a chat if the model has a template, else of a completion.
+    The health path is not enough: it answers as soon as the server listens, and still does after a rank has
+    died. The server counts as ready once it has generated a token, in a chat if the model has a chat
+    template, else in a completion.
 
     Args:
-        place: ``address:port``. models: the server's models, if it need not be asked for them. unlisted: the
-        model of a server that lists none. health: path that answers with status 200. prompt: of the
-        completion, as text or tokens.
+        place: ``address:port`` of the server.
+        models: names of the server's models; empty: ask the server.
+        unlisted: name of the model if the server lists none.
+        chats: whether to ask for a chat.
+        health: path that returns status 200.
+        prompt: prompt of the completion, as text or token IDs.
     """
 
     def __init__(
@@ -142,7 +147,7 @@ class OpenAIHttp:
         self._unlisted = [] if unlisted is None else [unlisted]
         self._chats, self._health, self._prompt = chats, health, prompt
         self._asked: Asked | None = None
-        self._says: str | None = None
+        self._refusal: str | None = None
 
     @classmethod
     def of(cls, options: RankOptions) -> OpenAIHttp:
@@ -157,7 +162,7 @@ class OpenAIHttp:
         return {**ports, "openai_url": f"http://{self._place}/v1"}
 
     def ready_models(self) -> list[str] | None:
-        """Return the name of the model once the server has made a token; ``None`` before."""
+        """Return the models' names once the server has generated a token; ``None`` before."""
         if quickly(self.connection, "GET", self._health) is None:
             return None
         models = self._known_models
@@ -175,22 +180,22 @@ class OpenAIHttp:
         try:
             asked.check()
         except QuestionRefused as error:
-            self._says = str(error)
+            self._refusal = str(error)
             return None
         except OSError:
             return None
         return models
 
     def not_ready(self) -> str:
-        """Return how far it has come."""
-        if self._asked is None and self._says is None:
+        """Return how far the server has come, as a sentence."""
+        if self._asked is None and self._refusal is None:
             return f"the server does not answer at {self._place}"
         what = "a chat" if self._chats else "a completion"
-        refusal = "" if self._says is None else f"; asked for {what}, it said: {self._says}"
+        refusal = "" if self._refusal is None else f"; asked for {what}, it said: {self._refusal}"
         return f"{self._health} answers, but no token comes{refusal}"
 
     def questions(self, models: Sequence[str]) -> list[Question]:
-        """Return the question that has been answered."""
+        """Return the question that the ready server has answered."""
         return [self._question(models)]
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
@@ -198,18 +203,18 @@ class OpenAIHttp:
         return http.client.HTTPConnection(self._place, timeout=timeout_s)
 
     def metrics(self) -> str:
-        """Return nothing: whoever reads the statistics takes them away from a benchmark that samples them."""
+        """Return nothing: reading the statistics would remove them for a benchmark that samples them."""
         return ""
 
     def others_ask(self) -> bool:
-        """Return whether more than one connection is open: the proxy keeps none without a request."""
-        port, found = int(self._place.rpartition(":")[2]), 0
+        """Return whether more than one connection is open; the proxy keeps none open without a request."""
+        port, count = int(self._place.rpartition(":")[2]), 0
         for table in ("tcp", "tcp6"):  # the kernel's proc_net_tcp.rst
             with suppress(OSError):
                 for row in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
                     _, local, _, state, *_ = row.split()
-                    found += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
-        return found > 1
+                    count += state == _ESTABLISHED and int(local.rpartition(":")[2], 16) == port
+        return count > 1
 
     def _question(self, models: Sequence[str]) -> Question:
         chat = {"messages": [{"role": "user", "content": PROMPT}]}

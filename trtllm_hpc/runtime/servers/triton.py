@@ -1,4 +1,4 @@
-"""Triton: its program, the words of its command line that depend on the node, and its own HTTP endpoint."""
+"""Triton: its command line on a node, its own HTTP endpoint, and the processes of its Python models."""
 
 from __future__ import annotations
 
@@ -29,33 +29,34 @@ from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_progr
 WHEEL = "pytriton"
 """Value of ``triton.server`` for the server in the nvidia-pytriton wheel."""
 _LENGTHS = ("max_tokens", "sampling_param_max_tokens")
-"""Input of upstream's text models, and of the LLM API's."""
+"""Input with the number of tokens: in upstream's text models, and in the model of the LLM API."""
 _NO_WORDS = ("bad_words", "stop_words")
-"""Not optional in old releases of upstream's ensemble."""
+"""Inputs that are not optional in old releases of upstream's ensemble."""
 _STUB = "triton_python_b"
-"""What the kernel keeps of ``triton_python_backend_stub``."""
+"""Name of ``triton_python_backend_stub`` in the kernel, which cuts names off after 15 bytes."""
 _SEARCH_S = 5.0
 _LOOK_S = 1.0
 _DEAD_S = 3.0
-"""A zombie for so long is not about to be reaped; a server that ends by itself has had time to."""
+"""Seconds after which a zombie counts as dead: a server that is ending would have reaped it or ended by
+then."""
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
 
 
 def start_command(paths: RunPaths, options: RankOptions, scratch: Path) -> StartCommand:
-    """Return how to start a rank's ``tritonserver``; as :func:`trtllm_hpc.runtime.servers.start_command`."""
-    # Triton's Python backend puts the repository's path into a shell command as it is, so it gets one
-    # without spaces or quotes.
+    """Return a rank's ``tritonserver`` command; see :func:`trtllm_hpc.runtime.servers.start_command`."""
+    # Triton's Python backend puts the repository's path unquoted into a shell command, so it gets a link
+    # whose path has no spaces or quotes.
     (scratch / "repository").symlink_to(paths.repository)
     http = TritonHttp.here()
     if options.rank == 0 and http.sockets is not None:
-        # The proxy's folder, which no other user may enter.
+        # The folder is in the proxy's, which no other user may enter.
         shutil.rmtree(http.sockets, ignore_errors=True)
         http.sockets.mkdir(mode=0o700)
     program, *words = options.words(
         repository=scratch / "repository", address=http.address, sockets=http.sockets, **http.endpoint()
     )
     server, environment = find_server(program, scratch)
-    if options.spec.launcher is None:  # then nobody else joins the ranks
+    if options.spec.launcher is None:  # no launcher sets these variables
         local = options.rank % options.ranks_per_node
         world = {"RANK": options.rank, "WORLD_SIZE": options.world_size, "LOCAL_RANK": local}
         environment |= {name: str(value) for name, value in world.items()}
@@ -63,7 +64,7 @@ def start_command(paths: RunPaths, options: RankOptions, scratch: Path) -> Start
 
 
 def find_server(server: str, scratch: Path) -> StartCommand:
-    """Return the server that the profile names, without arguments; raises StartFailed if the node has none.
+    """Return the command of the profile's ``triton.server``, without arguments; raise StartFailed if missing.
 
     Files that the server needs go to ``scratch``, this rank's own folder.
     """
@@ -88,9 +89,9 @@ def find_server(server: str, scratch: Path) -> StartCommand:
     stub = backend / "triton_python_backend_stub"
     stub.unlink(missing_ok=True)
     stub.symlink_to(home / "python_backend_stubs" / version / stub.name)
-    # A folder with this Python's shared library, which the stub needs, and nothing else. Python's own folder
-    # may hold all of the system's libraries, and on LD_LIBRARY_PATH the system's cuDNN would go before the
-    # cuDNN in wheels, for which PyTorch was built.
+    # A folder with nothing but this Python's shared library, which the stub needs. Python's own folder may
+    # contain all system libraries: on LD_LIBRARY_PATH the system's cuDNN would then hide the cuDNN wheel for
+    # which PyTorch was built.
     library = scratch / "lib"
     library.mkdir(exist_ok=True)
     for source in Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib").glob(f"libpython{version}*.so*"):
@@ -107,7 +108,7 @@ def find_server(server: str, scratch: Path) -> StartCommand:
 
 
 def only_wheel_has_server() -> bool:
-    """Whether ``PATH`` has no ``tritonserver``, but this Python has the nvidia-pytriton wheel."""
+    """Return whether ``PATH`` has no ``tritonserver``, but this Python has the nvidia-pytriton wheel."""
     return shutil.which("tritonserver") is None and importlib.util.find_spec(WHEEL) is not None
 
 
@@ -120,11 +121,11 @@ class TritonHttp:
     grpc_port: int = 0
     metrics_port: int = 0
     sockets: Path | None = None
-    """Folder of its Unix sockets; ``None`` if it listens on the network."""
+    """Folder of Triton's Unix sockets; ``None``: Triton listens on the network."""
 
     @classmethod
     def here(cls) -> TritonHttp:
-        """Return the endpoint that the variables of this task name."""
+        """Return the endpoint that this task's environment variables describe."""
         address = os.environ.get("TRTLLM_HPC_ADDRESS", "")
         if SOCKETS_VARIABLE in os.environ:
             return cls(address, sockets=Path(os.environ[SOCKETS_VARIABLE]))
@@ -146,12 +147,12 @@ class TritonHttp:
         return sorted(states)
 
     def not_ready(self) -> str:
-        """Return the models that are not ready."""
+        """Return which models are not ready, as a sentence."""
         waiting = sorted(name for name, state in self._model_states().items() if state != "READY")
         return f"not READY: {', '.join(waiting)}" if waiting else "the server does not answer"
 
     def questions(self, models: Sequence[str]) -> list[Question]:
-        """Return a question to each of the usual models that takes text, by the inputs that it has."""
+        """Return a question to each of upstream's models that takes text, with the model's own inputs."""
         questions = []
         for model in (name for name in _TEXT_MODELS if name in models):
             path = f"/v2/models/{quote(model)}"
@@ -168,11 +169,11 @@ class TritonHttp:
         return questions
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a new connection to the endpoint; raises OSError where its socket cannot be reached."""
+        """Return a new connection to the endpoint; raise OSError if its socket cannot be reached."""
         return self._connection("http", self.http_port, timeout_s)
 
     def metrics(self) -> str:
-        """Return the page of metrics; raises as ``call`` does."""
+        """Return the page of metrics; raises like ``call``."""
         connection = self._connection("metrics", self.metrics_port, QUICK_S)
         return call(connection, "GET", "/metrics").decode(errors="replace")
 
@@ -190,11 +191,11 @@ class TritonHttp:
         return connection
 
     def others_ask(self) -> bool:
-        """Return true: the proxy's connections over gRPC stay open, whether anybody asks or not."""
+        """Return true: unknown, because the proxy's gRPC connections stay open without requests, too."""
         return True
 
     def _model_states(self) -> dict[str, str]:
-        """Return each model's state from the repository index; nothing if the server does not answer."""
+        """Return each model's state from the repository index; empty if the server does not answer."""
         try:
             index = json.loads(quickly(self.connection, "POST", "/v2/repository/index") or b"[]")
         except ValueError:
@@ -205,9 +206,9 @@ class TritonHttp:
 class ModelProcesses:
     """The processes of a server's Python models, which are descendants of this process.
 
-    Triton does not miss one that dies: it goes on saying that it is ready, and each request for the model
-    fails after a second's wait (2.51). It never waits for such a child, which so stays a zombie; a model that
-    is unloaded leaves none.
+    Triton does not notice when one of them dies: it still reports itself ready, and each request for the
+    model fails after a second (2.51). It never waits for a dead child, which therefore stays a zombie;
+    unloading a model leaves no zombie.
     """
 
     def __init__(self) -> None:
@@ -216,7 +217,7 @@ class ModelProcesses:
         self._search_at = self._look_at = 0.0
 
     def dead(self) -> str | None:
-        """Return a model of which a process has died by itself. May be called often."""
+        """Return the name of a model whose process has died by itself. May be called often."""
         now = time.monotonic()
         if now < self._look_at:
             return None
@@ -236,12 +237,12 @@ class ModelProcesses:
     def _search(self) -> None:
         own = os.getpid()
         for pid in descendants(own):
-            # What such a process has forked looks the same, and is the model's own matter; once its parent
-            # has died, it is a child of this process.
+            # Skip children of this process and of a model's process. A process that a model has forked looks
+            # like the model's own; it becomes a child of this process when its parent dies.
             if pid in self._models or (parent := parent_of(pid)) in (own, None) or name_of(parent) == _STUB:
                 continue
             with suppress(OSError):
                 arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
                 if name_of(pid) == _STUB and len(arguments) > 1:
-                    # Its first argument is MODEL/VERSION/model.py.
+                    # The stub's first argument is MODEL/VERSION/model.py.
                     self._models[pid] = Path(arguments[1]).parent.parent.name

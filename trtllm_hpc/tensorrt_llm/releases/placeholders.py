@@ -1,4 +1,4 @@
-"""Placeholders of upstream's model templates, by release: ``data/placeholders.toml``."""
+"""Placeholders of upstream's model templates by release, from ``data/placeholders.toml``."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ Value = int | float | bool | str
 
 @dataclass(frozen=True, kw_only=True)
 class Placeholder:
-    """One ``${name}`` of a template, as one release has it."""
+    """A ``${name}`` of a template in one release."""
 
     name: str
     type: Kind
-    """``int_list`` is text such as ``1,2``, ``id_lists`` such as ``0,1;2,3``."""
+    """Type of the value; ``int_list`` is text such as ``1,2``, ``id_lists`` text such as ``0,1;2,3``."""
     choices: tuple[str, ...]
-    """What the release takes; empty: anything of the type."""
+    """Values that the release takes; empty: any value of the type."""
     place: str | None = None
-    """What it fills: ``max_batch_size``, ``decoupled``, ``instances``, ``backend``, ``max_queue_size``,
-    ``max_queue_delay_microseconds``, ``parameters.<key>``; ``None``: data types of tensors."""
+    """Field that the placeholder fills: ``max_batch_size``, ``decoupled``, ``instances``, ``backend``,
+    ``max_queue_size``, ``max_queue_delay_microseconds``, ``parameters.<key>``; ``None``: data types of
+    tensors."""
     required: bool = False
-    """The model does not start, or not work, without a value."""
+    """Whether the model needs a value to start or to work."""
     fallback: Value | None = None
-    """What this project fills in where no key sets it."""
+    """Value that this package fills in if no key sets one."""
     unset: str | None = None
-    """How "no value" is written; ``None`` takes the whole parameter out."""
+    """Text that means "no value"; ``None``: the whole parameter is removed."""
     since: str
+    """The first release that has the placeholder."""
     until: str | None
-    """The last release that has it; ``None``: the newest still does."""
+    """The last release that has the placeholder; ``None``: the newest still has it."""
 
     def misfit(self, value: Value) -> str | None:
-        """What is wrong with a value, to follow its name in a sentence; ``None`` if it fits."""
+        """Return what is wrong with a value, to follow its name in a sentence; ``None`` if it fits."""
         if self.choices:
             return None if value in self.choices else f"must be one of {', '.join(self.choices)}"
         wanted, known = _KINDS[self.type]
@@ -61,21 +63,21 @@ _KINDS: Mapping[Kind, tuple[str, str | tuple[type, ...]]] = {
         r"\d+(,\d+)*(;\d+(,\d+)*)*",
     ),
 }
-"""What each kind is called, and its types in Python or the pattern of its text."""
+"""Description of each kind for messages, and its Python types or the pattern of its text."""
 
 
 @cache
 def placeholders_of(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
-    """Placeholders of the template ``all_models/<group>/<model>`` in a release, by name; empty if none."""
+    """Return the placeholders of the template ``all_models/<group>/<model>`` in a release, by name."""
     entries, known = _entries(group, model), known_placeholders(version, group, model)
     return {name: known[name] for name, entry in entries.items() if _has(entry, version)}
 
 
 @cache
 def known_placeholders(version: str, group: str, model: str) -> Mapping[str, Placeholder]:
-    """Placeholders that the template has in any release, as ``version`` would understand them.
+    """Return the placeholders that the template has in any release, with the choices of ``version``.
 
-    A template may be of a commit between two releases: what is known at all can be filled in it.
+    A template may come from a commit between two releases, so every known placeholder gets a value.
     """
     return {name: _placeholder(name, entry, version) for name, entry in _entries(group, model).items()}
 
@@ -85,7 +87,7 @@ def _entries(group: str, model: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _has(entry: Mapping[str, Any], version: str) -> bool:
-    # 0.17.0.post1 has what 0.17.0 has, and 0.16.0.dev1 what 0.16.0 has.
+    # 0.17.0.post1 has the placeholders of 0.17.0, and 0.16.0.dev1 those of 0.16.0.
     release = parsed(parsed(version).base_version)
     if "again" in entry and release >= parsed(entry["again"]):
         return True

@@ -24,25 +24,26 @@ class Family:
     """Models that the same programs convert with the same further arguments."""
 
     name: str
-    """As it is written in ``model.family``."""
+    """Name of the family in ``model.family``."""
     source: str
+    """Source of the facts."""
     examples: str
-    """The family by which ``Release.command`` knows its programs."""
+    """Name of the family whose programs are used."""
     architectures: tuple[str, ...] = ()
-    """Names in ``config.json``."""
+    """Names of the architectures in ``config.json``."""
     folder: Mapping[str, str] = field(default_factory=dict)
-    """Of its programs below TensorRT-LLM's ``examples``, by the first release with it; see ``value_at``."""
+    """Folder of the programs below TensorRT-LLM's ``examples``, by first release; see ``value_at``."""
 
 
 @cache
 def families() -> Mapping[str, Family]:
-    """Every family that is known, by name."""
+    """Return all known families, by name."""
     entries = read_data("families")["family"].items()
     return {name: Family(name, **{"examples": name, **with_tuples(entry)}) for name, entry in entries}
 
 
 def find_family(stated: str | None, model_config: Mapping[str, Any] | None) -> Family | None:
-    """Return the family that is stated, else that of the model's ``config.json``; ``None`` if unknown."""
+    """Return the stated family, else the family of the model's ``config.json``; ``None`` if unknown."""
     if stated is not None:
         return families().get(stated)
     named = (model_config or {}).get("architectures") or ()
@@ -50,10 +51,10 @@ def find_family(stated: str | None, model_config: Mapping[str, Any] | None) -> F
 
 
 def first_release(family: Family, model_config: Mapping[str, Any] | None) -> tuple[str, str] | None:
-    """Return what a model is, and the first release that builds an engine of it; ``None``: it is not known.
+    """Return a model's architecture and the first release that builds its engine; ``None``: not known.
 
-    What the model is: the architecture in its ``config.json``, or the family where nothing names the former.
-    Where ``config.json`` could not be read, the first release with an architecture of the family counts.
+    If ``config.json`` names no architecture, return the family's name. If the file could not be read, the
+    first release with any architecture of the family counts.
     """
     named = tuple((model_config or {}).get("architectures") or ())
     known: Mapping[str, Mapping[str, str]] = read_data("architectures")["architecture"]
@@ -73,60 +74,63 @@ PROGRAM_FILES: Mapping[str, str] = {
     "hf_lora_convert.py": "hf_lora_convert",
     "trtllm-serve": "trtllm_serve",
 }
-"""Upstream's tools and the data file of each, in the order of use."""
+"""Data file of each of upstream's programs, in the order of use."""
 BY_FAMILY = ("build.py", "convert_checkpoint.py")
-"""Programs that every family of models has its own of: their data are folders, a file for each family."""
+"""Programs that differ between families of models: their data are folders with a file for each family."""
 
 Form = Literal["flag", "value", "switch", "list"]
-"""How an option is written: ``--x``; ``--x WORD``; ``--x enable|disable``; ``--x WORD [WORD ...]``."""
+"""Forms of an option: ``--x``; ``--x WORD``; ``--x enable|disable``; ``--x WORD [WORD ...]``."""
 Value = str | int | float | bool
-"""A default as upstream's parser has it; ``False`` is a flag that is off."""
+"""A default in upstream's parser; ``False`` means a flag that is off."""
 
 
 @dataclass(frozen=True)
 class ProgramOption:
-    """One option of a program, as one release takes it."""
+    """An option of a program in one release."""
 
     name: str
     form: Form
     choices: tuple[str, ...]
-    """The values it takes; empty: any."""
+    """Allowed values; empty: any value."""
     default: Value | None
-    """``None``: the release has none, or derives it from the model."""
+    """Default value; ``None``: the release has none, or derives it from the model."""
     default_varies: bool
     """Whether other releases have another default."""
     ignored: str | None
-    """Why the release takes the option and does nothing with it; ``None`` where it works."""
+    """Why the release accepts the option without effect; ``None``: the option works."""
     aliases: tuple[str, ...] = ()
     """Other spellings of the same option, such as ``-i``."""
     required: bool = False
     note: str | None = None
     type: Literal["int", "float"] | None = None
-    """The number that it takes, where its default does not tell."""
+    """Type of the number that the option takes, if the default does not show it."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One of upstream's programs, as one release has it."""
+    """One of upstream's programs in one release."""
 
     name: str
     family: str | None
-    """The model family that the list is of; ``None`` where there is one list for all."""
+    """Model family of the list of options; ``None``: one list for all families."""
     release: str
     options: Mapping[str, ProgramOption]
-    """By name with dashes, ``--max_batch_size``; other spellings through ``find``."""
+    """Options by name with dashes, e.g. ``--max_batch_size``; ``find`` knows other spellings."""
     status: str
-    """``verified``: read at this very release; else which neighbour the list was taken from, and why."""
+    """``verified``: the list was read at this release; otherwise, the release that it was taken from, and
+    why."""
     source: str
+    """Source of the list."""
     file: str | None = None
-    """The program: below ``examples`` for what converts and builds, else below the checkout or ``/app``."""
+    """Path of the program: below ``examples`` for conversion and build, else below the checkout or
+    ``/app``."""
     subcommands: Mapping[str, Program] = field(default_factory=dict)
-    """By name. Options before the name belong to this program, those after it to the sub-command."""
+    """Subcommands by name. Options before the name belong to this program, later ones to the subcommand."""
     default_subcommand: str | None = None
-    """The sub-command that may be left out: its options are the program's own."""
+    """Subcommand that may be omitted: its options are also the program's own."""
 
     def find(self, name: str) -> ProgramOption | None:
-        """The option with this name or alias."""
+        """Return the option with this name or alias."""
         if name in self.options:
             return self.options[name]
         return next((option for option in self.options.values() if name in option.aliases), None)
@@ -134,7 +138,7 @@ class Program:
 
 @cache
 def load_program(version: str, name: str, family: str = "llama") -> Program | None:
-    """The tool ``name`` in a release; see ``Release.program``. Raises KeyError if it is not listed above."""
+    """Return the program ``name`` in a release; see ``Release.program``. Raises KeyError if not listed."""
     table, own = _table(name, family)
     read = _read_lines(table).get(version)
     if read is None:
@@ -149,9 +153,9 @@ def load_program(version: str, name: str, family: str = "llama") -> Program | No
 
 @cache
 def newest_program(name: str) -> Program | None:
-    """The tool ``name`` as images newer than all releases have it; ``None``: nothing is known of them.
+    """Return the program ``name`` in images that are newer than all releases; ``None``: not known.
 
-    Raises KeyError if it is not listed above.
+    Raises KeyError if the program is not listed in ``PROGRAM_FILES``.
     """
     table, _ = _table(name, "llama")
     if "newer" not in table:
@@ -207,18 +211,18 @@ def _program(
 
 
 def programs_of(version: str) -> tuple[Program, ...]:
-    """The tools that the release ``version`` has, in the order of use, llama's where each has its own."""
-    found = (load_program(version, name) for name in PROGRAM_FILES)
-    return tuple(program for program in found if program is not None)
+    """Return the programs of a release in the order of use; of programs by family, those of llama."""
+    programs = (load_program(version, name) for name in PROGRAM_FILES)
+    return tuple(program for program in programs if program is not None)
 
 
 def releases_with(name: str, family: str = "llama") -> tuple[str, ...]:
-    """The versions, oldest first, that have the tool ``name``."""
+    """Return the versions that have the program ``name``, oldest first."""
     return tuple(sorted(_read_lines(_table(name, family)[0]), key=parsed))
 
 
 def _table(name: str, family: str) -> tuple[Mapping[str, Any], str | None]:
-    """The data of a tool, empty if there is none, and its family if each family has its own program."""
+    """Return a program's data (may be empty), and its family if each family has its own program."""
     if name not in BY_FAMILY:
         return read_data(PROGRAM_FILES[name]), None
     known = families().get(family)
@@ -228,10 +232,10 @@ def _table(name: str, family: str) -> tuple[Mapping[str, Any], str | None]:
 
 
 def _read_lines(table: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
-    """Where each release's list of options was read.
+    """Return where each release's list of options was read.
 
-    A release that is newer than all of them has the newest list, unless the program was ``removed``.
-    So a new release needs a line only where its list was read.
+    Releases newer than all of these use the newest list, unless the program was ``removed``. So a new release
+    needs a line only if its list was read.
     """
     lines: Mapping[str, Mapping[str, str]] = table.get("read", {})
     if not lines or "removed" in table:
@@ -247,7 +251,7 @@ _Entries = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def _entry_at(entries: _Entries, version: str) -> Mapping[str, Any] | None:
-    """The entry that holds for ``version``: from ``since`` on, and before ``until``."""
+    """Return the entry that applies to ``version``: from ``since`` on, and before ``until``."""
     for entry in [entries] if isinstance(entries, Mapping) else entries:
         has_ended = "until" in entry and parsed(entry["until"]) <= parsed(version)
         if parsed(entry.get("since", "0")) <= parsed(version) and not has_ended:
@@ -262,11 +266,11 @@ def _default(entry: Mapping[str, Any], version: str) -> Any:
 def _default_varies(entries: _Entries, versions: Collection[str]) -> bool:
     if isinstance(entries, Mapping) and not isinstance(entries.get("default"), Mapping):
         return False
-    found = ((version, _entry_at(entries, version)) for version in versions)
-    # A flag's default is compared as a switch has it.
+    entry_by_version = ((version, _entry_at(entries, version)) for version in versions)
+    # A flag that is off equals a switch with "disable".
     defaults = {
         "disable" if entry["form"] == "flag" else str(_default(entry, version))
-        for version, entry in found
+        for version, entry in entry_by_version
         if entry is not None
     }
     return len(defaults) > 1
