@@ -182,7 +182,8 @@ def test_what_cannot_be_read_is_said_and_the_rest_explained(tmp_path: Path, logs
     assert "empty.out is empty." in explain(str(tmp_path / "empty.out")).output
     gone = CliRunner().invoke(command, ["explain", str(tmp_path / "none")], standalone_mode=False)
     assert code(gone) == ExitCode.USAGE
-    assert "There is no file or folder" in gone.output and "No cause was found" not in gone.output
+    assert gone.output.startswith("error: There is no file or folder")
+    assert "No cause was found" not in gone.output
     (tmp_path / "odd.out").write_text("fine\nthere is no such model\nthe end\n")
     assert "  | there is no such model" in explain(str(tmp_path / "odd.out")).output
 

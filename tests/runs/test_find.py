@@ -113,7 +113,8 @@ def test_no_runs_at_all(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunNotFound, match="there are no runs in") as caught:
         find_run("latest", tmp_path / folder)
-    assert caught.value.hint is not None and "--runs" in caught.value.hint
+    assert caught.value.hint is not None and caught.value.hint.startswith("trtllm-hpc submit JOB")
+    assert "--runs" in caught.value.hint
 
 
 def test_folders_that_may_not_be_read_hold_no_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_a_model_that_is_not_on_a_file_system_which_this_machine_sees(
     model = {"path": f"{tmp_path}/no/llama", "synthetic": None, "family": "llama"}
     assert state(checked(model=model), "model-files") == "warn", "this machine's own disk"
     monkeypatch.setattr("trtllm_hpc.validation.file_system_checks._file_system", lambda path: "lustre")
-    says(checked(model=model), "model-files", f"{tmp_path} is there, and has no no")
+    says(checked(model=model), "model-files", f"there is no no in {tmp_path}")
     here = {"scheduler": "local", "partition": None}
     monkeypatch.undo()
     found = checked(model=model, cluster=here)["model-files"]

@@ -118,7 +118,8 @@ def command(
         if as_json:
             print_json(Explanation(findings, clues))
         else:
-            click.echo(sentences(map(escaped, answer)))
+            if answer:
+                click.echo(sentences(map(escaped, answer)))
             for name, fact in () if findings else zip(logs, facts, strict=True):
                 log = stream if name == "-" else opened(Path(name))
                 _print_nearest(name, fact, log, alone=len(logs) == 1)
@@ -188,7 +189,8 @@ def _logs_in(
             try:
                 folder = find_run(name, runs).folder
             except RunNotFound as error:
-                unread.append(f"There is no file or folder {name!r}. {error.message}")
+                no_file = "" if name == "latest" else f"There is no file or folder {name!r}."
+                unread.append(no_file if "/" in name else f"{no_file} {error}".strip())
                 continue
         folders, refusals = [folder], list[str]()
         if is_run(folder):

@@ -287,12 +287,14 @@ def show(job: str) -> None:
 
 def _shipped(name: str, parameter: str) -> Path:
     """Return the shipped job file with a name. Raises click.BadParameter for an unknown name."""
+    from trtllm_hpc.config.diagnostics import nearest
     from trtllm_hpc.config.files import jobs
 
     file = jobs().get(name)
     if file is None:
-        message = f"no shipped job file is called {name!r}, only {', '.join(jobs())}."
-        raise click.BadParameter(message, param_hint=parameter)
+        near = nearest(name, jobs())
+        guess = f"did you mean {near}?" if near else "'trtllm-hpc jobs list' lists them."
+        raise click.BadParameter(f"no shipped job file is called {name!r}; {guess}", param_hint=parameter)
     return file
 
 

@@ -125,7 +125,7 @@ def absent(context: Context, path: str, key: str) -> Diagnostic:
     is_shared = above != Path("/") and _NETWORK_FILE_SYSTEMS.match(_file_system(os.path.realpath(above)))
     if is_shared or not context.on_slurm or context.cluster.is_sandbox:
         missing = here.relative_to(above).parts[0]
-        message = f"{key} {path} does not exist: {above} is there, and has no {missing}"
+        message = f"{key} {path} does not exist: there is no {missing} in {above}"
         return fail(message, f"ls {above}, then correct {key} (--set {key}=PATH)")
     where = f" --partition={context.cluster.partition}" if context.cluster.partition else ""
     message = f"{key} {path} is not on this machine; the nodes may have it"
