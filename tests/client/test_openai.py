@@ -187,5 +187,5 @@ def test_a_stream_may_end_without_done_but_not_without_a_reason() -> None:
             if end:
                 assert list(client.stream("x")) == ["GR", "ÜN"]
             else:
-                with pytest.raises(RequestFailed, match="ended before its end"):
+                with pytest.raises(RequestFailed, match="the stream is incomplete"):
                     list(client.stream("x"))

@@ -110,9 +110,9 @@ def test_token_ids_are_asked_and_answered(endpoint: Endpoint, tokenizer: ModelTo
         assert len(answer.token_ids[0]) == answer.output_tokens == 8
         text = ensemble.generate(PROMPT, max_tokens=8, end_id=-1).text
         assert tokenizer.decode(answer.token_ids[0]) == text
-        with pytest.raises(InvalidRequest, match="takes token ids, not texts"):
+        with pytest.raises(InvalidRequest, match="accepts token IDs, not texts"):
             core.generate(PROMPT)
-        with pytest.raises(InvalidRequest, match="--stop-words as token ids"):
+        with pytest.raises(InvalidRequest, match="--stop-words as token IDs"):
             core.generate(ids, stop_words=["the"])
 
 

@@ -129,60 +129,60 @@ OnText = Callable[[str], object]
 """Called with each part of a text as it comes."""
 
 Counted = Literal["server", "responses"]
-"""Who counted an answer's tokens; ``responses``: nobody, of a stream. Only the server is exact."""
+"""Source of an answer's token count: the exact count of the server, or the number of streamed responses."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to ask."""
+    """A request to a model."""
 
     prompt: Prompt
     options: Mapping[str, Any] = field(default_factory=dict)
-    """By the names of :data:`BY_NAME`: numbers, truth values, texts, or lists of texts."""
+    """Options by name of :data:`BY_NAME`: numbers, booleans, texts, or lists of texts."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    """Further inputs by the served model's own names, or further keys of OpenAI's protocol."""
+    """Further inputs by the served model's names, or further keys of OpenAI's protocol."""
     adapter: Adapter | None = None
-    """LoRA adapter whose weights are sent if the server does not have them."""
+    """LoRA adapter, whose weights are sent if the server lacks them."""
     stream: bool = False
-    """Whether to have the text as it is generated."""
+    """Whether to stream the answer."""
     timeout_s: float = TIMEOUT_S
-    """For the whole answer."""
+    """Time limit of the whole answer in seconds."""
     retries: int = RETRIES
-    """How often it is sent again if the server was not reached or lost before anything of the answer came."""
+    """Most repeats after the server is unreachable or lost before any part of the answer arrives."""
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """By which the server knows it, so that it can be ended."""
+    """ID on the server, by which the request can be ended."""
     messages: tuple[Message, ...] = ()
-    """Of a chat, the last of which ``prompt`` repeats; over OpenAI's protocol only. Empty: it is no chat."""
+    """Messages of a chat over OpenAI's protocol; ``prompt`` repeats the last one. Empty: not a chat."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Over HTTP, or metadata over gRPC, of this request alone, such as ``traceparent``."""
+    """HTTP headers, or gRPC metadata, of this request, such as ``traceparent``."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The model's answer to one prompt, and how long it took."""
+    """The model's answer to one prompt, with its times."""
 
     protocol: str
     """``grpc`` or ``openai``."""
     text: str
-    """The first one, if there are several; empty if the model answers with token ids."""
+    """First text of the answer; empty if the model returns token IDs."""
     latency_s: float
-    """From the call to the whole answer."""
+    """Seconds from the call to the whole answer."""
     output_tokens: int | None = None
-    """Tokens of the first text, with the prompt's if the answer repeats it; ``None``: unknown."""
+    """Tokens of the first text, including a repeated prompt; ``None`` if unknown."""
     counted_by: Counted | None = None
     texts: tuple[str, ...] = ()
-    """All of them, of beams or of ``return_sequences``."""
+    """All texts: those of beams or of ``return_sequences``."""
     token_ids: tuple[tuple[int, ...], ...] = ()
-    """Of each text, if the model answers with ids."""
+    """Token IDs of each text, if the model returns token IDs."""
     first_text_s: float | None = None
-    """From the call to the first text; ``None`` if the answer came as a whole."""
+    """Seconds from the call to the first text; ``None`` without streaming."""
     is_stopped: bool = False
-    """Whether it was ended early."""
+    """Whether the answer was ended early."""
     log_probs: tuple[float, ...] | None = None
-    """Of each token of the first text, if asked for."""
+    """Log probability of each token of the first text, if requested."""
     responses: int = 1
-    """How many the server sent; in a stream usually one for each token."""
+    """Number of the server's responses; in a stream usually one per token."""
     request_id: str = ""
-    """By which the server knew the request."""
+    """ID of the request on the server."""
     logits: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """NumPy arrays of ``context_logits`` and ``generation_logits``, if asked for; in JSON their shapes."""
+    """NumPy arrays ``context_logits`` and ``generation_logits``, if requested; in JSON their shapes."""

@@ -1,5 +1,4 @@
-"""What travels between clients and servers: requests as bytes, and bytes as typed parts of answers.
+"""Formats of OpenAI's and Triton's protocols: encode requests, and parse answers into typed parts.
 
-Each format of OpenAI's and Triton's protocols is written here once. Nothing here opens a connection or
-reads a clock.
+Nothing here opens a connection or reads a clock.
 """

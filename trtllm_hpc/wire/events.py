@@ -12,14 +12,14 @@ class Event(NamedTuple):
 
     data: bytes
     kind: bytes = b""
-    """Its ``event:`` line; most events have none."""
+    """Value of the ``event:`` line; most events lack it."""
 
 
 class EventReader:
-    """Finds the events of a stream, wherever the network has cut it.
+    """Splits a stream, received in arbitrary pieces, into events.
 
-    Lines end with LF or CR LF, an event with an empty line. Several ``data`` lines are joined; comments and
-    other fields are left out.
+    Lines end with LF or CR LF, events with an empty line. Several ``data`` lines are joined; comments and
+    other fields are ignored.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class EventReader:
 
     def add(self, piece: bytes) -> list[Event]:
         """Return the events that this piece of the stream completes."""
-        # Most pieces are one event of one line, which takes a fifth of the time.
+        # Shortcut for a piece that is one event of one line, as most are: a fifth of the time.
         if (
             piece.startswith(b"data: ")
             and piece.find(b"\n") == len(piece) - 2
@@ -58,8 +58,8 @@ class EventReader:
 
 
 def last_events(stream: bytes) -> bytes:
-    """Return the end of a stream from the beginning of an event on: 4 KiB, or a longer event.
+    """Return the last events of a stream, about 4 KiB or one longer event.
 
-    An error ends a stream, and a search of the whole stream would delay other requests that are timed.
+    Errors are at the end of a stream, and a search of the whole stream would delay other timed requests.
     """
     return stream[stream.rfind(b"\n\n", 0, max(len(stream) - 4096, 0)) + 1 :]

@@ -1,4 +1,4 @@
-"""OpenAI's completions and chats: requests as bodies, and bodies and events as responses.
+"""OpenAI's completions and chats: encode requests, and parse bodies and events.
 
 Keys beyond OpenAI's are those of ``trtllm-serve`` (``tensorrt_llm/serve/openai_protocol.py``), which vLLM
 shares.
@@ -18,17 +18,17 @@ from trtllm_hpc.wire.events import Event, EventReader, last_events
 from trtllm_hpc.wire.response import Part, Response, Usage, WrongResponse, error_message
 
 COMPLETIONS_PATH, CHAT_PATH = "completions", "chat/completions"
-"""Below the server's URL."""
+"""Paths below the server's URL."""
 
 DONE = b"[DONE]"
 """Data of the event that ends a stream."""
-INCOMPLETE = "the stream ended before its end: it has neither [DONE] nor a reason why the answer ended"
+INCOMPLETE = "the stream is incomplete: it has neither [DONE] nor a finish_reason"
 
 _END = re.compile(rb"data:\s*\[DONE\]\s*\Z")
 _FINISHED = re.compile(rb'"finish_reason":\s*"')
-"""For servers that end a stream without ``[DONE]``, as ``transformers serve`` does."""
+"""End of a stream of servers without ``[DONE]``, such as ``transformers serve``."""
 _ERROR = re.compile(rb'"error"|^event:\s*error', re.MULTILINE)
-"""Not a part of a text: JSON has a backslash before a quotation mark in one, and no line breaks."""
+"""Matches no text of an answer, in which JSON escapes quotation marks and line breaks."""
 
 
 def encode_request(
@@ -43,9 +43,9 @@ def encode_request(
     """Return the body of a request.
 
     Args:
-        prompt: a text or token ids; not sent in a chat.
-        messages: make the request a chat.
-        options: by the protocol's keys.
+        prompt: a text or token IDs; ignored in a chat.
+        messages: messages of a chat.
+        options: further keys of the body.
     """
     body: dict[str, Any] = {"model": model}
     if messages:
@@ -59,7 +59,7 @@ def encode_request(
 
 
 class _Message(Struct):
-    """A chat's message, or what an event adds to it."""
+    """A chat's message, or the part of it in an event."""
 
     content: str | None = None
     reasoning_content: Any = None
@@ -76,7 +76,7 @@ class _Choice(Struct):
 
 
 class _Body(Struct):
-    """What is read of a response; msgspec checks the types as it parses, and skips other keys."""
+    """The used keys of a response; msgspec checks their types and skips other keys."""
 
     choices: list[_Choice] | UnsetType | None = UNSET
     usage: Any = UNSET
@@ -86,11 +86,11 @@ _decode = Decoder(_Body).decode
 
 
 def parse_response(data: bytes) -> Response:
-    """Return the response in a body, or in the data of an event. Raises WrongResponse."""
+    """Parse a body or the data of an event. Raises WrongResponse."""
     try:
         body = _decode(data)
-    except (DecodeError, ValueError):  # the latter for what is not UTF-8
-        try:  # what Python's JSON has beyond the standard, such as NaN
+    except (DecodeError, ValueError):  # ValueError if it is not UTF-8
+        try:  # Python's parser also accepts values beyond the standard, such as NaN
             body = convert(json.loads(data), _Body)
         except ValidationError as error:
             message = f"what does not follow OpenAI's protocol ({error}): {data[:200]!r}"
@@ -110,7 +110,7 @@ def parse_response(data: bytes) -> Response:
 
 
 def _part(choice: _Choice) -> Part:
-    """Return the text of a choice, of completions or of a chat, as a whole or in a stream."""
+    """Return the text of a choice of completions or chats, streamed or not."""
     text, thought = choice.text, None
     if text is UNSET:
         message = choice.delta or choice.message
@@ -120,7 +120,7 @@ def _part(choice: _Choice) -> Part:
     if isinstance(choice.logprobs, dict):
         of_chat = (token.get("logprob") for token in choice.logprobs.get("content") or ())
         values = choice.logprobs.get("token_logprobs") or of_chat
-        log_probs = tuple(it for it in values if isinstance(it, (int, float)))
+        log_probs = tuple(value for value in values if isinstance(value, (int, float)))
     return Part(
         text or "",
         thought=thought if isinstance(thought, str) else "",
@@ -133,9 +133,9 @@ _FIRST = (0, 0)
 
 
 def answer_text(events: Iterable[bytes]) -> str:
-    """Return the text of a chat's stream without what the model thinks; one call parses it, to be quick."""
-    found = json.loads(b"[%b]" % b",".join(event for event in events if event != DONE))
-    choices = [choice for plain in found for choice in plain.get("choices") or () if not choice["index"]]
+    """Return the text of a chat's stream without reasoning; a single parser call makes it quick."""
+    bodies = json.loads(b"[%b]" % b",".join(event for event in events if event != DONE))
+    choices = [choice for plain in bodies for choice in plain.get("choices") or () if not choice["index"]]
     return "".join((choice.get("delta") or {}).get("content") or "" for choice in choices)
 
 
@@ -144,7 +144,8 @@ def _usage(plain: Any) -> Usage | None:
         return None
     details = [plain.get(f"{of}_tokens_details") or {} for of in ("prompt", "completion")]
     counts = [plain.get(f"{of}_tokens") for of in ("prompt", "completion")]
-    counts += [it.get(of) for it, of in zip(details, ("cached_tokens", "reasoning_tokens"), strict=True)]
+    keys = ("cached_tokens", "reasoning_tokens")
+    counts += [detail.get(key) for detail, key in zip(details, keys, strict=True)]
     return Usage(*(count if isinstance(count, int) else None for count in counts))
 
 
@@ -161,7 +162,7 @@ def event_error(event: Event) -> str | None:
 
 
 def stream_error(stream: bytes) -> str | None:
-    """Return what is wrong with a whole stream: an error at its end, or that it is not complete."""
+    """Return the error at the end of a whole stream, or that the stream is incomplete; else ``None``."""
     stream = last_events(stream)
     if _ERROR.search(stream):
         reader = EventReader()

@@ -1,4 +1,4 @@
-"""One response of a server as typed parts; every protocol fills the same types."""
+"""Types of a server's response, common to all protocols."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from typing import Any, NamedTuple
 
 
 class WrongResponse(ValueError):
-    """A response that is not in the protocol's format; the message completes "the server answered with …"."""
+    """A response in a wrong format; the message completes "the server answered with ..."."""
 
 
 class Part(NamedTuple):
-    """What one response has of one text of the answer."""
+    """The part of one text of the answer that a response contains."""
 
     text: str | bytes | None = None
-    """Bytes may end within a letter; ``None`` from a model that answers with token ids."""
+    """Text; bytes can end within a UTF-8 character. ``None`` from a model that returns token IDs."""
     ids: Sequence[int] | None = None
-    """Token ids; ``None`` from a model that answers with text."""
+    """Token IDs; ``None`` from a model that returns text."""
     thought: str = ""
-    """What a model thinks before it answers, in a field of its own."""
+    """Reasoning before the answer, which servers send in a separate field."""
     length: int | None = None
-    """Output tokens as the model reports them: those of this response, or of the answer so far."""
+    """Number of output tokens, of this response or of the answer so far, as the model reports it."""
     log_probs: Sequence[float] = ()
-    """Logarithm of each token's probability: with Triton of all tokens so far, else of the new ones."""
+    """Log probabilities: from Triton of all tokens so far, otherwise of the new tokens."""
     place: tuple[int, int] = (0, 0)
-    """Indices of the sequence, if a prompt gets several answers, and of the beam."""
+    """Indices of sequence (one of several answers to a prompt) and beam."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The server's count of tokens for a whole request; ``None``: it has not counted them."""
+    """The server's token counts of a request; ``None``: not counted."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
-    """Of the prompt: those that the server found in its KV cache."""
+    """Prompt tokens that the server found in its KV cache, included in ``input_tokens``."""
     reasoning_tokens: int | None = None
-    """Of the answer: what the model thought before."""
+    """Tokens of reasoning, included in ``output_tokens``."""
 
 
 class Response(NamedTuple):
-    """One response: an answer as a whole, or one of a stream."""
+    """A whole answer, or one response of a stream."""
 
     parts: Sequence[Part] = ()
     usage: Usage | None = None
     is_last: bool = False
-    """Whether it says why an answer has ended (OpenAI's protocol)."""
+    """Whether the response has a finish reason (OpenAI's protocol)."""
     logits: Mapping[str, Any] = MappingProxyType({})
-    """Arrays of logits by output (Triton over gRPC)."""
+    """Arrays of logits by output name (Triton over gRPC)."""
 
 
 def error_message(body: bytes) -> str:
-    """Return the message of an error in JSON, else the body as it is.
+    """Return the message of a JSON error, or the body itself.
 
-    Triton's is ``{"error": "..."}``, OpenAI's ``{"error": {"message": "..."}}``, that of ``trtllm-serve``
-    ``{"object": "error", "message": "..."}``, that of a web framework before it ``{"detail": ...}``.
+    Formats: ``{"error": "..."}`` (Triton), ``{"error": {"message": "..."}}`` (OpenAI), ``{"object": "error",
+    "message": "..."}`` (``trtllm-serve``) and ``{"detail": ...}`` (web frameworks).
     """
-    # Triton puts the error of a stream into an event, even if it is the whole answer.
+    # Triton sends the error of a stream as an event, even if there is nothing else.
     text = body[:65536].decode("utf-8", errors="replace").removeprefix("data:").strip()
     try:
         value = json.loads(text)

@@ -1,4 +1,4 @@
-"""A model of a Triton server as its configuration describes it, with the names of upstream's tensors."""
+"""A model of a Triton server by its configuration, and the names of TensorRT-LLM's tensors."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 TEXT_OUTPUT = "text_output"
 IDS_OUTPUT = "output_ids"
 LENGTH_OUTPUT = "sequence_length"
-"""Output tokens of each sequence, for models that declare it."""
+"""Output with the number of tokens of each sequence, for models that declare it."""
 LOG_PROBS_OUTPUT = "output_log_probs"
 LOGITS_OUTPUTS = ("context_logits", "generation_logits")
-"""Logits of the prompt and of the answer. Models send placeholders unless a request asks for the logits."""
+"""Outputs with the logits of prompt and answer, which are placeholders unless requested."""
 LLM_API_LENGTH = "sampling_param_max_tokens"
-"""``max_tokens`` of the LLM API's model (upstream's ``all_models/llmapi``, 0.19 on)."""
+"""Input ``max_tokens`` of the LLM API's model (TensorRT-LLM's ``all_models/llmapi``, since 0.19)."""
 STREAM_INPUTS = ("stream", "streaming")
-"""Names of the input that makes a decoupled model stream: upstream's text models', and ``tensorrt_llm``'s."""
+"""Inputs that make a decoupled model stream: of text models, and of ``tensorrt_llm``."""
 ALWAYS_SENT = ("bad_words", "stop_words")
-"""Inputs that old releases of upstream's ensemble do not declare optional; an empty text asks for nothing."""
+"""Inputs that the ensemble of old releases requires; an empty text has no effect."""
 TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT = "lora_task_id", "lora_weights", "lora_config"
-"""Inputs for LoRA adapters; the first is a UINT64."""
+"""Inputs for LoRA adapters; the task ID is a UINT64."""
 
 
 CORE_MODEL = "tensorrt_llm"
 TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", CORE_MODEL)
-"""By their names, the usual one first; the last takes text if it is the LLM API's."""
+"""Usual names of text models, most usual first; the last accepts text only as the LLM API's model."""
 
 
 @dataclass(frozen=True)
@@ -34,38 +34,38 @@ class ServedModel:
 
     name: str
     inputs: Mapping[str, str]
-    """Type of each input by its name, e.g. ``TYPE_INT32``."""
+    """Types of inputs by name, e.g. ``TYPE_INT32``."""
     batched: bool = True
-    """Whether these have a batch dimension."""
+    """Whether the inputs have a batch dimension."""
     decoupled: bool = False
-    """Whether a request may have any number of responses: it then takes streaming calls only."""
+    """Whether a request can have any number of responses, which needs streaming calls."""
     ensemble: bool = False
-    """Whether it consists of other models. Triton does not pass on that a request to it was cancelled."""
+    """Whether the model consists of other models, to which Triton does not pass cancellations on."""
     accumulates: bool = False
     """Whether each response of a stream repeats the text so far (``accumulate_tokens`` of BLS)."""
 
     @property
     def takes_text(self) -> bool:
-        """Whether prompts are texts; otherwise they are token ids."""
+        """Whether prompts are texts instead of token IDs."""
         return "text_input" in self.inputs
 
     @property
     def is_llm_api(self) -> bool:
-        """Whether it is the LLM API's model, whose inputs have names of their own."""
+        """Whether the model is the LLM API's, whose inputs have other names."""
         return LLM_API_LENGTH in self.inputs
 
     def prompt_values(self, prompt: str | Sequence[int]) -> dict[str, Any]:
-        """Return the inputs that hold a prompt, and those that a request always has.
+        """Return the inputs of a prompt, and those that every request needs.
 
-        Raises ValueError for a text to a model that takes token ids, or the other way round.
+        Raises ValueError for a text to a model that accepts token IDs, or vice versa.
         """
         if isinstance(prompt, str) and self.takes_text:
             always = () if self.is_llm_api else ALWAYS_SENT
             return {"text_input": prompt, **dict.fromkeys(always, "")}
         if not isinstance(prompt, str) and not self.takes_text:
             return {"input_ids": list(prompt), "input_lengths": len(prompt)}
-        takes = "texts, not token ids" if self.takes_text else "token ids, not texts"
-        raise ValueError(f"model {self.name!r} takes {takes}")
+        accepts = "texts, not token IDs" if self.takes_text else "token IDs, not texts"
+        raise ValueError(f"model {self.name!r} accepts {accepts}")
 
 
 ENSEMBLE = ServedModel(
@@ -77,11 +77,11 @@ ENSEMBLE = ServedModel(
         TASK_ID_INPUT: "TYPE_UINT64",
     },
 )
-"""Upstream's text model, of any release."""
+"""TensorRT-LLM's text model, for any release."""
 
 
 def parse_model_config(name: str, config: Mapping[str, Any]) -> ServedModel:
-    """Return what a client needs of a model's configuration, as JSON."""
+    """Return the part of a model's JSON configuration that a client needs."""
     accumulates = config.get("parameters", {}).get("accumulate_tokens", {}).get("string_value", "")
     return ServedModel(
         name=name,
@@ -94,6 +94,6 @@ def parse_model_config(name: str, config: Mapping[str, Any]) -> ServedModel:
 
 
 def ready_models(index: Any) -> list[str]:
-    """Return the names of the ready models in Triton's index of its repository, as JSON."""
+    """Return the names of the ready models in Triton's JSON repository index."""
     entries = [entry for entry in index if isinstance(entry, dict)] if isinstance(index, list) else []
     return [str(entry.get("name")) for entry in entries if entry.get("state", "READY") == "READY"]

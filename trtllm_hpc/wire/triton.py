@@ -1,4 +1,4 @@
-"""Triton's models: plain values as typed tensors and bytes, and messages or JSON as responses."""
+"""Triton's protocols: encode values as typed tensors and bytes, and parse messages and JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Tensors = Mapping[str, "NDArray[Any]"]
-"""By name; texts as ``bytes`` or ``str``."""
+"""Tensors by name; texts are ``bytes`` or ``str``."""
 
 TYPES = {
     "BOOL": "?",
@@ -36,7 +36,7 @@ TYPES = {
     **{f"UINT{bits}": f"u{bits // 8}" for bits in (8, 16, 32, 64)},
     **{f"FP{bits}": f"f{bits // 8}" for bits in (16, 32, 64)},
 }
-"""Triton's types of numbers as NumPy's; ``model_config.proto`` has ``TYPE_`` before each."""
+"""NumPy types by Triton's types of numbers; ``model_config.proto`` prefixes each with ``TYPE_``."""
 _FITTING: Mapping[str, tuple[type, ...]] = {
     "O": (str,),
     "b": (bool,),
@@ -44,14 +44,14 @@ _FITTING: Mapping[str, tuple[type, ...]] = {
     "u": (int,),
     "f": (int, float),
 }
-"""Python's types of a value by NumPy's kind. A truth value is a number in Python, but not in a tensor."""
+"""Python types by NumPy's kind. A boolean is a number in Python, but not in a tensor."""
 
 
 def tensors(model: ServedModel, values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """Return the inputs of a request as tensors of the types in the model's configuration.
 
-    Each value is a text, a number, a truth value, a list of these, or an array without the batch's dimension.
-    Raises InvalidRequest for a value that its type cannot hold as it is.
+    Each value is a text, a number, a boolean, a list of these, or an array without the batch dimension.
+    Raises InvalidRequest for a value that the type cannot represent.
     """
     return {name: _tensor(model, name, value) for name, value in values.items()}
 
@@ -64,9 +64,9 @@ def _tensor(model: ServedModel, name: str, value: Any) -> NDArray[Any]:
         items = value if isinstance(value, (list, tuple)) else [value]
         for item in items:
             if not _fits(item, kind):
-                what = "text" if kind.kind == "O" else kind.name
+                type_name = "text" if kind.kind == "O" else kind.name
                 raise InvalidRequest(
-                    f"{item!r} does not fit into the input {name!r} of model {model.name!r}, which is {what}."
+                    f"{item!r} does not fit the input {name!r} of model {model.name!r}, which is {type_name}."
                 )
         if kind.kind == "O":
             items = [item.encode("utf-8", errors="replace") for item in items]
@@ -97,24 +97,24 @@ def infer_request(model: str, arrays: Tensors, request_id: str = "") -> Any:
 
 
 def generate_url(endpoint: Endpoint, model: str, *, stream: bool) -> str:
-    """Return where Triton's ``generate`` extension asks a model."""
+    """Return the URL of a model in Triton's ``generate`` extension."""
     method = "generate_stream" if stream else "generate"
     return f"{endpoint.scheme}://{endpoint.http}/v2/models/{quote(model, safe='')}/{method}"
 
 
 def generate_body(values: Mapping[str, Any]) -> bytes:
-    """Return the body for Triton's ``generate`` extension, which finds the shapes itself.
+    """Return the body for Triton's ``generate`` extension, which infers the shapes.
 
-    It has no id: Triton (seen at 2.51) takes one for a parameter of the model.
+    The body has no request ID, which Triton 2.51 takes for a parameter of the model.
     """
     return json.dumps(values, ensure_ascii=False).encode("utf-8", errors="replace")
 
 
 SEQUENCE_OUTPUT = "sequence_index"
 ANSWER_OUTPUTS = frozenset({TEXT_OUTPUT, IDS_OUTPUT, LENGTH_OUTPUT, LOG_PROBS_OUTPUT, SEQUENCE_OUTPUT})
-"""Those that hold an answer, its length, the probabilities of its tokens, and its index."""
+"""Outputs with an answer, its length, its log probabilities and its index."""
 _GENERATE_ERROR = re.compile(rb'^(?:data: ?)?(\{"error".*)', re.MULTILINE)
-"""How Triton's errors begin; their HTTP status may be 200."""
+"""Matches Triton's errors, whose HTTP status can be 200."""
 
 
 def is_final(response: Any) -> bool:
@@ -125,9 +125,9 @@ def is_final(response: Any) -> bool:
 
 
 def infer_outputs(response: Any, names: Collection[str]) -> Tensors:
-    """Return the tensors of these names in a ``ModelInferResponse``.
+    """Return the tensors in ``names`` of a ``ModelInferResponse``.
 
-    Raises WrongResponse if their bytes do not have the shapes that they claim.
+    Raises WrongResponse if their bytes do not fit their shapes.
     """
     outputs: dict[str, NDArray[Any]] = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
@@ -145,7 +145,7 @@ def infer_outputs(response: Any, names: Collection[str]) -> Tensors:
 
 
 def _strings(raw: bytes) -> list[bytes]:
-    """Return the strings of a tensor, each of which follows its length. Raises ValueError, struct.error."""
+    """Split the bytes of a tensor of length-prefixed strings. Raises ValueError or struct.error."""
     strings, at = [], 0
     while at < len(raw):
         begin = at + 4
@@ -159,7 +159,7 @@ def _strings(raw: bytes) -> list[bytes]:
 def generate_outputs(body: bytes) -> Tensors:
     """Return the tensors in a body of the ``generate`` extension, without shapes. Raises WrongResponse."""
     try:
-        # A response of a stream may end within a letter.
+        # A response of a stream can end within a UTF-8 character.
         plain = json.loads(body.decode("utf-8", errors="replace"))
     except ValueError:
         raise WrongResponse(f"a body that is not JSON: {body[:200]!r}") from None
@@ -181,9 +181,9 @@ def generate_error(answer: bytes) -> str | None:
 
 
 def to_response(outputs: Tensors, *, takes_text: bool) -> Response:
-    """Return the tensors of a text model's or a core model's response: a part for each beam.
+    """Return the response in the outputs of a text or core model, with a part for each beam.
 
-    Raises WrongResponse if they are not those of such a model.
+    Raises WrongResponse for outputs of other types.
     """
     lengths = _integers(outputs, LENGTH_OUTPUT)
     sequence = next(iter(_integers(outputs, SEQUENCE_OUTPUT)), 0)
@@ -218,7 +218,7 @@ def _texts(array: NDArray[Any]) -> list[Any]:
 
 
 def _ids(array: NDArray[Any], lengths: Sequence[int]) -> list[Any]:
-    """Return the token ids of each beam, without what fills them up."""
+    """Return the token IDs of each beam, without padding."""
     beams = array.reshape(-1, array.shape[-1] if array.ndim else 1)
     if array.dtype.kind not in "iu" or (lengths and len(lengths) != len(beams)):
         raise _wrong(IDS_OUTPUT, array)
