@@ -73,7 +73,7 @@ def test_levels_that_are_not_valid_are_marked() -> None:
     table = text(
         made.changed(levels=[made.measurement.levels[0], bad], verdict=Verdict([], [noted("Look out.")]))
     )
-    assert "2 at once !" in table and "!: a level whose figures are not valid" in table
+    assert "2 at once !" in table and "!: the figures of this level are not valid" in table
     assert "note: Look out." in table
 
 
@@ -85,7 +85,7 @@ def test_a_search_says_what_it_found() -> None:
 def test_a_level_whose_requests_failed_keeps_no_limit() -> None:
     slo = "latency.p99<100s"
     [most] = lines(text(make(slo=slo, failed_share=0.9)), "slo")
-    assert most.startswith("slo does not hold at 8/s: ") and "requests failed, which keep no limit" in most
+    assert most.startswith("slo does not hold at 8/s: ") and "requests failed and so meet no limit" in most
     [few] = lines(text(make(slo=slo, requests=2000, failed_share=0.002)), "slo")
     assert " holds at 8/s (for the requests that were answered; " in few
 

@@ -1,1 +1,1 @@
-"""Reports: tables for the terminal and for files, HTML reports, traces."""
+"""Reports: tables for the terminal and for files, and HTML reports."""

@@ -1,4 +1,4 @@
-"""A failed run in one short text, for those who are asked for help (``explain --bundle``)."""
+"""A short text about a failed run, to send with a question (``explain --bundle``)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trtllm_hpc.paths import read_json
 from trtllm_hpc.report.formatting import format_time
 
 BUNDLE_BYTES = 64 << 10
-"""A bundle is no longer, so that it can be pasted into an issue or a chat."""
+"""Largest size of a bundle, so that it fits into an issue or a chat."""
 _PLAN_CHARACTERS, _LAST_CHARACTERS = 12 << 10, 24 << 10
 _SURROUNDINGS, _LAST_LINES, _LONGEST_LINE = 3, 8, 400
 _PROMPTS = re.compile(
     r"""(["']?\b(?:prompt|prompts|messages|content|text_input|input|inputs|query|question)["']?\s*[:=]\s*)"""
     r"""("(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|\[.*\]?)"""
 )
-"""What users asked a model, as JSON, Python and the logs of servers write it."""
+"""Prompts of users, in the notation of JSON, Python and servers' logs."""
 _HOMES = re.compile(r"((?:/home|/users?|/Users|/u|/scratch|/work|/project|/data)/)([A-Za-z][\w.-]*)")
 _USER = re.compile(r"(\b(?:user|USER|username|UserId|LOGNAME|User)\s*[=:]\s*)([\w.-]+)")
 
@@ -33,16 +33,16 @@ _USER = re.compile(r"(\b(?:user|USER|username|UserId|LOGNAME|User)\s*[=:]\s*)([\
 def bundle(
     run: RunSnapshot | None, answer: Sequence[str], facts: Sequence[LogFacts], names: Sequence[str]
 ) -> str:
-    """Return what a person needs who is to help with a failed run, in at most 64 KiB of Markdown.
+    """Return the facts that help to explain a failed run, in at most 64 KiB of Markdown.
 
-    It has the answer, the most suspicious lines with their surroundings, versions, plan, timeline and the
-    last lines of each log (``names``, of which ``facts`` are known); no keys, no prompts, no names of users.
+    The text has the answer, the most suspicious lines with context, versions, plan, timeline and the last
+    lines of each log (``names``, with ``facts``), but no keys, prompts or user names.
     """
     around = [
-        "\n".join([clue.quotation, *(f"    | {it}" for it in _surroundings(clue.file, clue.at))])
+        "\n".join([clue.quotation, *(f"    | {line}" for line in _surroundings(clue.file, clue.at))])
         for clue in suspicious_lines(facts, names, {})
     ]
-    of_logs = {f"{program} {version}" for it in facts for program, version in it.versions.items()}
+    of_logs = {f"{program} {version}" for log in facts for program, version in log.versions.items()}
     versions = [f"trtllm-hpc {__version__}", *sorted(of_logs)]
     parts = {
         "Answer": "\n".join(answer),
@@ -55,7 +55,8 @@ def bundle(
             plan = read_json(run.paths.plan)
         parts["Plan"] = "" if plan is None else json.dumps(plan, indent=1)[:_PLAN_CHARACTERS]
         parts["Timeline"] = "\n".join(
-            f"{format_time(it.time)} {it.stage} {it.name} {json.dumps(it.data)}" for it in run.all_events
+            f"{format_time(event.time)} {event.stage} {event.name} {json.dumps(event.data)}"
+            for event in run.all_events
         )[-_PLAN_CHARACTERS:]
     share = _LAST_CHARACTERS // max(1, len(names))
     last = [f"{name}:\n" + "\n".join(_last(name))[-max(share, _LONGEST_LINE) :] for name in names]
@@ -66,7 +67,7 @@ def bundle(
 
 
 def _cleaner(run: RunSnapshot | None) -> Callable[[str], str]:
-    """Return what takes keys, prompts and names of users out of a text."""
+    """Return a function that removes keys, prompts and user names from a text."""
     names = {os.environ.get("USER", ""), Path.home().name}
     with suppress(OSError, KeyError):
         names.add(getpass.getuser())
@@ -98,4 +99,5 @@ def _surroundings(name: str, at: int) -> list[str]:
 
 
 def _last(name: str) -> list[str]:
-    return [decode(uncoloured(it.encode()))[:_LONGEST_LINE] for it in last_lines(Path(name), _LAST_LINES)]
+    lines = last_lines(Path(name), _LAST_LINES)
+    return [decode(uncoloured(line.encode()))[:_LONGEST_LINE] for line in lines]

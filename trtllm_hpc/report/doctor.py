@@ -1,4 +1,4 @@
-"""The tables of ``doctor``, and the file that ``doctor --on-nodes --bundle`` writes."""
+"""The tables of ``doctor``, and the bundle of ``doctor --on-nodes --bundle``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GIB = 2**30
 
 
 def checks_table(rows: Sequence[Diagnostic], *, narrow: bool) -> Table:
-    """Return a table with a row for each check; in a ``narrow`` one the remedy is below the sentence."""
+    """Return a table with a row for each check; if ``narrow``, the hint is below the message."""
     table = Table("check", "outcome", "what was found", *(() if narrow else ("next",)))
     for row in rows:
         below = f"\nnext: {row.hint}" if narrow and row.hint else ""
@@ -33,7 +33,7 @@ def checks_table(rows: Sequence[Diagnostic], *, narrow: bool) -> Table:
 
 
 def memory_table(plan: MemoryPlan) -> Table:
-    """Return the table of the memory planner's figures for one rank."""
+    """Return a table with the memory plan of one rank."""
     table = Table("memory of one rank", "GiB", "how", right=("GiB",), one_line=("memory of one rank",))
     split = f"tp {plan.parallel.tensor}, pp {plan.parallel.pipeline}"
     steps = f"a step of {plan.step_tokens} tokens; an estimate"
@@ -63,13 +63,14 @@ def _gib(size: float) -> str:
 
 _USER, _HOME, _VALUE = "USER", "HOME", "VALUE"
 _SHORT = 8
-"""Values of variables up to this length are numbers, switches and names of interfaces."""
+"""Longest value of a variable that is not replaced: numbers, switches and names of interfaces."""
 
 
 def bundle_text(report: NodeReport, rows: Sequence[Diagnostic]) -> str:
     """Return the bundle as JSON.
 
-    It has no job file, prompt, key, nor environment but versions; the user's name and home are replaced.
+    It has no job file, prompts or keys, and of the environment only versions; user name and home are
+    replaced.
     """
     record = {
         "trtllm_hpc": __version__,
@@ -78,7 +79,7 @@ def bundle_text(report: NodeReport, rows: Sequence[Diagnostic]) -> str:
         "command_lines": {"programs": report.wanted.programs, "serve": report.wanted.serve},
         "facts": report.facts,
     }
-    # Rows quote logs, and a setup line with `set -x` writes variables into them.
+    # Replace values of variables, too: rows quote logs, into which a setup line with `set -x` writes them.
     names = {value: _VALUE for value in report.cluster.environment.values() if len(value) > _SHORT}
     user = pwd.getpwuid(os.getuid())
     homes = {str(Path.home()), user.pw_dir, os.path.realpath(user.pw_dir)} - {"/"}
@@ -93,8 +94,8 @@ def _replaced(value: Any, pattern: re.Pattern[str], names: dict[str, str]) -> An
         return pattern.sub(lambda match: names[match[0]], value)
     if isinstance(value, dict):
         return {
-            _replaced(key, pattern, names): _replaced(each, pattern, names) for key, each in value.items()
+            _replaced(key, pattern, names): _replaced(item, pattern, names) for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_replaced(each, pattern, names) for each in value]
+        return [_replaced(item, pattern, names) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""The levels of a measurement: labels, figures, the headline level, and tables of pandas."""
+"""The levels of a measurement: labels, figures, the headline level, and pandas tables."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 KEPT_UP = 0.9
-"""Least share of the requests sent each second that a server which keeps up finishes."""
-_PER_REQUEST = tuple(it for it in METRICS if isinstance(it, PerRequest) and it is not ITL)
-"""Metrics with one value for each request; the gaps between tokens are several."""
+"""Fewest finished requests per second of a server that keeps up, as a share of the sent ones."""
+_PER_REQUEST = tuple(metric for metric in METRICS if isinstance(metric, PerRequest) and metric is not ITL)
+"""Metrics with one value per request; inter-token latency has several."""
 _FIELDS = (
     *("repeat", "phase", "index", "status", "error", "scheduled_s", "sent_s", "first_token_s", "ended_s"),
     *("session", "turn"),
@@ -26,7 +26,7 @@ _FIELDS = (
 
 
 def served(measurement: MeasurementSummary) -> list[str]:
-    """Return in words what was measured: the model, its nodes, its GPUs, and how it is split over them."""
+    """Return words for the measured model, its nodes, GPUs and parallelism."""
     server, engine = (measurement.provenance.get(part) or {} for part in ("server", "engine"))
     nodes = server.get("nodes") or list(filter(None, [server.get("host")]))
     gpus = {gpu.partition(",")[0] for rank in server.get("ranks", ()) for gpu in rank.get("gpu_models", ())}
@@ -42,7 +42,7 @@ def served(measurement: MeasurementSummary) -> list[str]:
 
 
 def level_labels(measurement: MeasurementSummary) -> list[str]:
-    """What each level is called; levels of one name are numbered."""
+    """Return the labels of levels; equal labels are numbered."""
     names = [result.level.label for result in measurement.levels]
     twice = {name for name, count in Counter(names).items() if count > 1}
     return [
@@ -52,19 +52,16 @@ def level_labels(measurement: MeasurementSummary) -> list[str]:
 
 
 def ascending_levels(measurement: MeasurementSummary) -> list[tuple[str, LevelResult]]:
-    """Return each level with its label, from the lowest load to the highest.
-
-    A search tries its rates in another order.
-    """
+    """Return each level with its label, sorted by load, because a search tries rates in another order."""
     labelled = zip(level_labels(measurement), measurement.levels, strict=True)
     return sorted(labelled, key=lambda level: load_of(level[1]))
 
 
 def headline_level(measurement: MeasurementSummary) -> int | None:
-    """The level whose figures stand for the measurement; ``None`` without levels.
+    """Return the index of the level whose figures represent the measurement; ``None`` without levels.
 
-    The one that the search found; else, of those that are valid (of all if none is), the highest load that
-    the server kept up with; else the one with the most requests finished each second.
+    It is the result of a search, else the highest load with which the server kept up, else the level with the
+    most finished requests per second. Invalid levels count only if no level is valid.
     """
     levels = measurement.levels
     search = measurement.search
@@ -78,48 +75,48 @@ def headline_level(measurement: MeasurementSummary) -> int | None:
 
 
 def figure_of(result: LevelResult, key: str, statistic: str | None = None) -> Interval | None:
-    """Return a figure of a level, of a distribution one of its statistics; ``None`` if there is none."""
-    found = result.metrics.get(key)
-    return found.get(statistic or "") if isinstance(found, dict) else found
+    """Return a figure of a level, or a statistic of a distribution; ``None`` if it is missing."""
+    figure = result.metrics.get(key)
+    return figure.get(statistic or "") if isinstance(figure, dict) else figure
 
 
 def level_figures(result: LevelResult) -> dict[str, float]:
-    """Return the figures of a level, means over its passes; those of distributions as ``ttft_ms.p99``."""
+    """Return the figures of a level, as means over passes; statistics have keys like ``ttft_ms.p99``."""
     figures: dict[str, float] = {}
     for key, value in result.metrics.items():
         if isinstance(value, Interval):
             figures[key] = value.mean
         else:
-            figures |= {f"{key}.{statistic}": it.mean for statistic, it in value.items()}
+            figures |= {f"{key}.{statistic}": interval.mean for statistic, interval in value.items()}
     return figures
 
 
 def is_valid(result: LevelResult) -> bool:
-    """Whether the figures of every pass over the level may be used."""
-    return all(one.verdict.valid for one in result.passes)
+    """Return whether the figures of all passes over the level are valid."""
+    return all(finished.verdict.valid for finished in result.passes)
 
 
 def keeps_up(result: LevelResult) -> bool:
-    """Whether latency did not grow, and nearly as many requests were finished each second as were sent."""
-    if any(one.verdict.unsteady for one in result.passes):
+    """Return whether latency was steady and nearly as many requests per second finished as were sent."""
+    if any(finished.verdict.unsteady for finished in result.passes):
         return False
     sent = figure_of(result, "sent_rate_per_s")
     return sent is not None and finished_rate(result) >= KEPT_UP * sent.mean
 
 
 def finished_rate(result: LevelResult) -> float:
-    """Requests finished each second, over all passes; 0 if none was."""
+    """Return the mean finished requests per second of all passes; 0 if none finished."""
     rate = figure_of(result, "finished_rate_per_s")
     return 0.0 if rate is None else rate.mean
 
 
 def load_of(result: LevelResult) -> float:
-    """What is asked: requests a second, or requests outstanding."""
+    """Return the load: requests per second, or requests in flight."""
     level = result.level
     return float(level.concurrency) if isinstance(level, ClosedLoop) else level.rate_per_s
 
 
-# Tables of pandas, which is imported when one is asked for -----------------------------------------
+# Tables of pandas, which is imported late ----------------------------------------------------------
 
 
 def requests_frame(measurement: MeasurementSummary, records: Sequence[RequestRecord]) -> DataFrame:
@@ -163,7 +160,7 @@ def imported_pandas() -> Any:
         import pandas
     except ImportError as error:
         raise TrtllmHpcError(
-            "A table of a measurement needs the Python package 'pandas', which is not installed.",
+            "Tables of measurements need the Python package 'pandas', which is not installed.",
             hint="pip install 'trtllm-hpc[notebook]'",
         ) from error
     return pandas

@@ -1,4 +1,4 @@
-"""Live progress of a run: a table redrawn on a terminal, elsewhere a line for each change."""
+"""Live progress of a run: a redrawn table on a terminal, otherwise a line for each change."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 _PAUSE_S = 10.0
-"""Shortest pause between two lines about a stage in one state, or of the log, where lines are not redrawn."""
+"""Shortest time between two lines about an unchanged state, or from the log, outside a terminal."""
 _SILENCE_S = 600.0
 """Print a line for a stage without news at least this often, so that elapsed times stay current."""
 
 
 @contextmanager
 def live_printer() -> Iterator[Callable[[RunProgress], None]]:
-    """Yield a function that shows how far the run is.
+    """Yield a function that shows a run's progress.
 
-    On a terminal a small table is redrawn, with the last lines of the log below it. Elsewhere (a log, a pipe)
-    a line is printed when a stage's state changes, and now and then when its details or the log do.
+    On a terminal it redraws a small table with the last lines of the log. Otherwise (log, pipe) it prints a
+    line when a stage's state changes, and less often when details or the log change.
     """
     console = Console(stderr=True, emoji=False)
     if not console.is_terminal:
@@ -55,10 +55,10 @@ def live_printer() -> Iterator[Callable[[RunProgress], None]]:
 
 def _line_printer(console: Console) -> Callable[[RunProgress], None]:
     printed: dict[str, tuple[str, str, float]] = {}
-    """State and words that were printed last of each stage and of the log, and when."""
+    """Last printed state and words of each stage and of the log, with the time."""
 
     def show_line(name: str, state: str, words: str, times: str) -> None:
-        """Print a new state at once, other news and elapsed times now and then."""
+        """Print a new state immediately, other changes after a pause."""
         last_state, last_words, printed_at = printed.get(name, (None, "", 0.0))
         pause_s = _PAUSE_S if words != last_words else _SILENCE_S if times else math.inf
         if state != last_state or time.monotonic() - printed_at > pause_s:

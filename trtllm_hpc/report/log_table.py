@@ -1,4 +1,4 @@
-"""The table of a run's logs."""
+"""The table of a run's logs, with first errors and causes."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ class LogRow:
     """One log of a run."""
 
     step: str
-    """The stage, or the step of one; of several instances ``serve.0`` and so on."""
+    """Stage or step; with several instances ``serve.0`` and so on."""
     rank: int | None
-    """``None``: the output of the batch script."""
+    """Rank; ``None``: the output of the batch script."""
     host: str | None
     state: str
-    """Of the writer: ``running``, ``ended 0``, ``stopped by companion``... in a few words."""
+    """State of the writing process, e.g. ``running``, ``ended 0``, ``stopped by companion``."""
     size_bytes: int | None
-    """``None``: the log is not there yet."""
+    """Size of the log; ``None`` if it does not exist yet."""
     first_error: str | None
     """The first line that looks like an error."""
     path: str
 
     @property
     def instance(self) -> int | None:
-        """Number of the instance; ``None`` where there is only one."""
+        """Number of the instance; ``None`` if there is only one."""
         number = self.step.partition(".")[2]
         return int(number) if number else None
 
 
 def list_with_causes(run: RunPaths) -> tuple[list[LogRow], Sequence[Finding]]:
-    """Return one row for each log of a run, and the causes of its failure, the likeliest first.
+    """Return a row for each log of a run, and the causes of its failure, likeliest first.
 
-    Where a stage has not recorded its end itself, its state comes from Slurm,
-    if Slurm answers. A run whose logs all ended well is not looked up.
+    If a stage has not recorded its end, its state is from Slurm, if Slurm answers. Slurm is not asked if all
+    logs ended well.
     """
     snapshot = RunSnapshot(run)
     logs = list_logs(snapshot)
-    # Those of ranks that failed are read first.
+    # Read the logs of failed ranks first.
     paths = [log.path for log in sorted(logs, key=lambda log: not log.state.startswith("failed"))]
-    errors = {path: it.first_error for path, it in zip(paths, logs_facts(paths), strict=True)}
+    errors = {path: facts.first_error for path, facts in zip(paths, logs_facts(paths), strict=True)}
     rows = []
     for log in logs:
         error = errors[log.path]
@@ -87,10 +87,10 @@ def list_with_causes(run: RunPaths) -> tuple[list[LogRow], Sequence[Finding]]:
 
 
 def print_logs(rows: Sequence[LogRow]) -> None:
-    """Print the rows, many ranks in the same state as one, and below them first errors, in a pipe whole."""
+    """Print the rows, grouped by state if there are many ranks, and first errors, cut to the terminal."""
     table = Table("step", "rank", "host", "state", "size", right=("rank", "size"), one_line=("size",))
     errors, groups = list[str](), list[RankGroup[LogRow]]()
-    # Batch scripts stand alone, the ranks of each step in groups.
+    # Batch scripts have their own rows; the ranks of each step are grouped.
     for (_, of_rank), some in groupby(rows, lambda row: (row.step.partition(".")[0], row.rank is not None)):
         members = list(some)
         groups += grouped(members) if of_rank else [RankGroup((row,)) for row in members]

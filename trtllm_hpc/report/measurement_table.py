@@ -1,5 +1,4 @@
-"""Measurements as text: one with its levels, the latencies of its headline level, and what to know; and two
-side by side."""
+"""Measurements as text: one with its levels, latencies and remarks, or two side by side."""
 
 from __future__ import annotations
 
@@ -42,24 +41,24 @@ _LEVEL_FIGURES = {
     "latency\np99": ("latency_ms", "p99"),
 }
 _OPTIONAL = (_GOODPUT, "latency\np99", _TOKENS, "TTFT\np99", "TPOT\np50", "TTFT\np50", "latency\np50")
-"""What a terminal that is too narrow for all figures does without, the last first."""
+"""Columns that a narrow terminal leaves out, the last one first."""
 
 
 def print_measurement(measurement: MeasurementSummary) -> None:
-    """Print the table with as many figures as there is room for in the terminal."""
+    """Print the tables with as many columns as fit the terminal."""
     sys.stdout.write(measurement_text(measurement, terminal_width() or _WIDTH))
 
 
 def measurement_text(measurement: MeasurementSummary, width: int = _WIDTH) -> str:
-    """Return what there is to say of a measurement, in ``width`` columns, of which it needs 60.
+    """Return the tables and remarks of a measurement in ``width`` columns, at least 60.
 
-    Figures without room are left out.
+    Columns that do not fit are left out.
     """
     tables = [_levels(measurement), energy_table(measurement)]
     level = headline_level(measurement)
     if level is not None:
         tables += [_latencies(measurement, level), turns_table(measurement, level)]
-    # The table of the levels stands there even without any.
+    # Show the table of levels even if it is empty.
     texts = [as_text(table, width) for table in tables if table.rows or table is tables[0]]
     texts = [f"{wrap(title(measurement), width)}\n", *texts, wrap("\n".join(sentences(measurement)), width)]
     return "\n".join(texts) + "\n"
@@ -114,7 +113,7 @@ def _latencies(measurement: MeasurementSummary, level: int) -> Table:
     table = Table(name, *headers, right=headers, optional=("p95", "mean", "p90", *margin))
     for key, latency in _LATENCIES.items():
         if key not in result.metrics and result.metrics:
-            continue  # of answers that were not streamed there are no times of tokens
+            continue  # without streaming there are no times of tokens
         p99 = figure_of(result, key, "p99")
         cells = {header: _figure(result, key, header) for header in headers}
         cells |= dict.fromkeys(margin, "" if p99 is None else plus_minus(p99))
@@ -124,26 +123,26 @@ def _latencies(measurement: MeasurementSummary, level: int) -> Table:
 
 _PROMPT = ("prompt tokens", "cached share")
 _OF_TURN = (
-    *(("input_tokens", "p50"), ("cached_prompt_share", "real")),  # a float by itself
+    *(("input_tokens", "p50"), ("cached_prompt_share", "real")),  # a float's attribute ``real`` is the float
     *((f"{name}_ms", statistic) for name in ("ttft", "latency") for statistic in ("p50", "p99")),
 )
 
 
 def turns_table(measurement: MeasurementSummary, level: int | None) -> Table:
-    """Return a table with a row for each turn of a level's conversations; its times are in milliseconds."""
+    """Return a table with a row for each turn of a level's conversations, with times in milliseconds."""
     headers = ("requests", "failed", *_PROMPT, "TTFT p50", "p99", "latency p50", "p99")
     table = Table("turn", *headers, right=headers, optional=_PROMPT)
-    for it in () if level is None else measurement.levels[level].turns:
+    for turn in () if level is None else measurement.levels[level].turns:
         figures = [
-            quantity(getattr(it.metrics[key], statistic)) if key in it.metrics else NONE
+            quantity(getattr(turn.metrics[key], statistic)) if key in turn.metrics else NONE
             for key, statistic in _OF_TURN
         ]
-        table.add_row(it.turn, f"{it.requests:,}", f"{it.failed:,}", *figures)
+        table.add_row(turn.turn, f"{turn.requests:,}", f"{turn.failed:,}", *figures)
     return table
 
 
 def title(measurement: MeasurementSummary) -> str:
-    """Which measurement it is, and below that of what."""
+    """Return three lines: name and start, measured server, protocol."""
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(measurement.started_at))
     streaming = "streaming" if measurement.streaming else "not streaming"
     return (
@@ -154,29 +153,29 @@ def title(measurement: MeasurementSummary) -> str:
 
 
 def sentences(measurement: MeasurementSummary) -> Iterator[str]:
-    """The search, the limits, tokens, errors, and the verdict last."""
+    """Yield lines about search, limits, tokens and errors, and the verdict last."""
     if measurement.energy:
         yield f"energy: {measurement.energy}"
     if (search := measurement.search) is not None:
         if search.max_rate_per_s is None:
-            found = f"No rate that was tried holds {search.slo}."
+            outcome = f"No rate that was tried holds {search.slo}."
         else:
             failing = search.first_failing_per_s
             above = "; no rate above it failed" if failing is None else f", and fails at {failing:g}"
-            found = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s{above}."
-        yield f"search: {found} {search.stopped or ''}".rstrip()
+            outcome = f"{search.slo} holds at {search.max_rate_per_s:g} requests/s{above}."
+        yield f"search: {outcome} {search.stopped or ''}".rstrip()
     yield from _slo_sentences(measurement)
     for kind in ("input", "output"):
         if (tokens := measurement.tokens.get(kind)) is None:
             continue
         counted_by = ", ".join(measurement.tokens.get(f"{kind}_by") or ["no source"])
         hits = measurement.tokens.get("kv_hit_share_by_server") if kind == "input" else None
-        found = "" if hits is None else f"; the server found {hits:.0%} of their KV blocks"
-        yield f"{kind} tokens: {tokens:,}, counted by {counted_by}{found}"
+        reuse = "" if hits is None else f"; the server found {hits:.0%} of their KV blocks"
+        yield f"{kind} tokens: {tokens:,}, counted by {counted_by}{reuse}"
     for words, count in sorted(measurement.errors.items(), key=lambda item: -item[1]):
         yield f"failed: {count:,} time{'s' if count != 1 else ''} {cut(words)}"
     if not all(map(is_valid, measurement.levels)):
-        yield "!: a level whose figures are not valid"
+        yield "!: the figures of this level are not valid"
     yield from (f"note: {warning}" for warning in measurement.verdict.warnings)
     yield from (f"not valid: {finding}" for finding in measurement.verdict.findings)
     if measurement.verdict.valid:
@@ -184,11 +183,11 @@ def sentences(measurement: MeasurementSummary) -> Iterator[str]:
 
 
 _MAX_FAILED_SHARE = 0.01
-"""With a larger share of failed requests a level keeps no SLO, whatever the answered ones took."""
+"""Largest share of failed requests of a level that can meet an SLO."""
 
 
 def _slo_sentences(measurement: MeasurementSummary) -> Iterator[str]:
-    """Say at which levels the limits hold, in every pass, and of each other level what breaks them."""
+    """Yield the levels at which the limits hold in every pass, and the violations at each other level."""
     slo = measurement.search.slo if measurement.search else measurement.settings.get("slo")
     try:
         limits = parse_slo(slo) if slo else None
@@ -198,16 +197,16 @@ def _slo_sentences(measurement: MeasurementSummary) -> Iterator[str]:
         return
     holding, broken = list[str](), list[str]()
     for label, result in ascending_levels(measurement):
-        failing = [it for it in result.passes if it.failed > _MAX_FAILED_SHARE * it.measured]
-        violating = [it for it in result.passes if limits.violations(it.metrics)]
-        missed = sum(it in failing or it in violating for it in result.passes)
+        failing = [one for one in result.passes if one.failed > _MAX_FAILED_SHARE * one.measured]
+        violating = [one for one in result.passes if limits.violations(one.metrics)]
+        missed = sum(one in failing or one in violating for one in result.passes)
         if not missed:
             holding.append(label)
             continue
-        reasons = limits.violations(*(it.metrics for it in result.passes))
+        reasons = limits.violations(*(one.metrics for one in result.passes))
         if failing:
-            failed = sum(it.failed for it in failing)
-            reasons.append(f"{failed} of {result.measured} requests failed, which keep no limit.")
+            failed = sum(one.failed for one in failing)
+            reasons.append(f"{failed} of {result.measured} requests failed and so meet no limit.")
         passes = f", in {missed} of {len(result.passes)} passes" if len(result.passes) > 1 else ""
         broken.append(f"slo does not hold at {label}{passes}: {' '.join(reasons)}")
     if holding:
@@ -226,13 +225,13 @@ _NAMES |= {"finished_rate_per_s": "finished", "output_tokens_per_s": "output", "
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print the table below its remarks; a narrow terminal does without the interval."""
+    """Print the remarks and the table; a narrow terminal leaves out the interval."""
     print(wrap("\n".join(remarks(comparison)), terminal_width()))
     print_table(comparison_table(comparison))
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return a table with a row for each level and figure, and a verdict on each difference if judged."""
+    """Return a table with a row for each level and figure, with verdicts if the comparison is judged."""
     numbers = ("A", "B", "change", _INTERVAL)
     table = Table(
         *("figure", *numbers, "verdict"),
@@ -261,7 +260,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """Return what a reader of the table must know, a line each."""
+    """Return lines with notes for readers of the table."""
     lines = [f"A: {comparison.a}", f"B: {comparison.b}"]
     for kind, sentences in (
         ("not valid", comparison.invalid),
@@ -275,7 +274,7 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def verdict(row: ComparedFigure) -> str:
-    """Return ``same``, ``better`` or ``worse``, and whether that may be chance."""
+    """Return ``same``, ``better`` or ``worse``, with a remark if that may be chance."""
     if row.better is None or not row.beyond:
         return "same"
     direction = "better" if row.better else "worse"

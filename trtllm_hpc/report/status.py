@@ -1,4 +1,4 @@
-"""The stages of a run as a table; its engine, what it has used, its guests and its ranks in words."""
+"""The status of a run as text: stages, engine, resource use, guests and ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STYLES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "NOT SU
 
 
 def status_table(stages: Sequence[StageStatus], now: float) -> Table:
-    """Return a table with one row for each stage; ``now`` in seconds since the epoch."""
+    """Return a table with a row for each stage; ``now`` is a Unix time."""
     table = Table("stage", "job", "state", "nodes", "what")
     for stage in stages:
         times = stage_times(stage, now)
@@ -35,17 +35,17 @@ def status_table(stages: Sequence[StageStatus], now: float) -> Table:
 
 
 def engine_lines(found: CachedEngine | None) -> list[str]:
-    """Return what `render` and `submit` print; nothing for a run that needs no engine from the cache."""
+    """Return lines about the search in the engine cache; empty for a run that needs no cached engine."""
     if found is None:
         return []
     if found.state == "unknown":
         return [f"engine: the job will look in the cache ({found.reason})"]
     if found.state == "found":
         built = ""
-        if (made := found.entries[-1].manifest()) is not None:
-            job = f" by job {made.job_id}" if made.job_id else ""
-            took = format_duration(made.seconds)
-            built = f", built {format_time(made.built_at)}{job} on {made.host} in {took}"
+        if (manifest := found.entries[-1].manifest()) is not None:
+            job = f" by job {manifest.job_id}" if manifest.job_id else ""
+            took = format_duration(manifest.seconds)
+            built = f", built {format_time(manifest.built_at)}{job} on {manifest.host} in {took}"
         return [f"engine: found in the cache ({found.name}{built}), nothing to build"]
     rest = f"; of its steps, {', '.join(found.steps_found)} is there" if found.steps_found else ""
     if found.broken:
@@ -57,7 +57,7 @@ def engine_lines(found: CachedEngine | None) -> list[str]:
 
 
 def use_sentence(status: RunStatus) -> str:
-    """Return what a run has used in words; empty if nothing is known."""
+    """Return words for the resources that a run has used; empty if they are unknown."""
     use = status.use
     hours = [(stage.stage, stage.gpu_hours) for stage in status.stages if stage.gpu_hours is not None]
     parts = []
@@ -73,7 +73,7 @@ def use_sentence(status: RunStatus) -> str:
 
 
 def client_lines(clients: Sequence[ProxyClient], now: float) -> list[str]:
-    """Return a line for each guest and everybody who has asked."""
+    """Return a line for each guest and each other user of the server."""
     lines = []
     for guest in clients:
         end = "" if guest.expires_at is None else f" until {format_time(guest.expires_at)}"
@@ -84,7 +84,7 @@ def client_lines(clients: Sequence[ProxyClient], now: float) -> list[str]:
 
 
 def stage_times(stage: StageStatus, now: float) -> str:
-    """Return how long a stage waits or runs, and when it may start or end; empty once it has ended."""
+    """Return words for a stage's elapsed and expected times; empty once the stage has ended."""
     times = stage.times
     if stage.final:
         return ""
@@ -102,13 +102,13 @@ def _span(since: float, until: float) -> str:
 
 
 LISTED = 8
-"""At most this many ranks are listed one by one; of a larger server, this many failed ones."""
+"""Most ranks with separate rows; of a larger server, most failed ranks with separate rows."""
 
 _MOST_RANGES = 8
 
 
 class _OfRank(Protocol):
-    """One rank, with its state in a few words, which begin with ``failed`` if the rank failed."""
+    """A rank; the state of a failed rank begins with ``failed``."""
 
     @property
     def instance(self) -> int | None: ...
@@ -124,7 +124,7 @@ Ranked = TypeVar("Ranked", bound=_OfRank)
 
 
 def end_line(status: RunStatus) -> str:
-    """Return the state of a run and why, without what its cause, which is printed below, says again."""
+    """Return the state of a run and its reason, without the cause, which is printed below."""
     cause = status.causes[0].sentence.rstrip(".") if status.causes else ""
     again = cause and status.sentence.casefold().endswith(f"; {cause.casefold()}")
     return f"{status.state.value}: {status.sentence[: -len(cause) - 2] if again else status.sentence}"
@@ -132,43 +132,43 @@ def end_line(status: RunStatus) -> str:
 
 @dataclass(frozen=True)
 class RankGroup(Generic[Ranked]):
-    """Ranks in the same state, or one rank alone."""
+    """Ranks in the same state, or a single rank."""
 
     members: tuple[Ranked, ...]
 
     @property
     def state(self) -> str:
-        """The state of each of them."""
+        """State of the ranks."""
         return self.members[0].state
 
     @property
     def ranks(self) -> str:
-        """Their numbers, as ``0-4,6-1023``; of several instances those of each."""
+        """Numbers of the ranks, as ``0-4,6-1023``; with several instances, within each."""
         return number_ranges(rank.rank for rank in self.members if rank.rank is not None)
 
     @property
     def instances(self) -> str:
-        """The numbers of their instances; empty where there is only one."""
+        """Numbers of the instances; empty if there is only one."""
         return number_ranges(rank.instance for rank in self.members if rank.instance is not None)
 
     @property
     def host(self) -> str | None:
-        """Their host, or how many there are; ``None`` if none is known."""
+        """Host of the ranks, or the number of hosts; ``None`` if unknown."""
         hosts = {rank.host for rank in self.members if rank.host is not None}
         return f"{len(hosts)} hosts" if len(hosts) > 1 else next(iter(hosts), None)
 
     @property
     def name(self) -> str:
-        """``rank 5``, ``instances 0-63 ranks 0-1``."""
+        """Name of the group, e.g. ``rank 5`` or ``instances 0-63 ranks 0-1``."""
         kinds = (("instance", self.instances), ("rank", self.ranks))
         return " ".join(f"{kind}{'' if text.isdigit() else 's'} {text}" for kind, text in kinds if text)
 
 
 def grouped(items: Sequence[Ranked]) -> list[RankGroup[Ranked]]:
-    """Return few ranks one by one, else those in the same state together.
+    """Return few ranks separately, but many ranks grouped by state.
 
-    Of more than a few failed ranks the first are alone. Instances whose same
-    ranks are in the same state are one group.
+    The first failed ranks are separate in any case. Instances whose ranks have the same states form one
+    group.
     """
     if len(items) <= LISTED:
         return [RankGroup((rank,)) for rank in items]
@@ -187,7 +187,7 @@ def grouped(items: Sequence[Ranked]) -> list[RankGroup[Ranked]]:
 
 
 def number_ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as ranges, ``0-4,6-1023``; of many ranges the first ones and the count of all."""
+    """Format numbers as ranges, ``0-4,6-1023``; of many ranges, the first ones and the count of numbers."""
     ordered = sorted(set(numbers))
     ranges: list[list[int]] = []
     for number in ordered:

@@ -1,4 +1,4 @@
-"""Tables and messages fitted to the terminal: lines break between words."""
+"""Tables and messages that fit the terminal, with lines broken between words."""
 
 from __future__ import annotations
 
@@ -17,19 +17,23 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _GAP = 2
-"""Spaces between two columns."""
+"""Spaces between columns."""
 _ENDLESS = 1_000_000
-"""Columns of a pipe or a file, where each row is one line."""
+"""Width of a pipe or a file, in which each row is one line."""
 
 Cell: TypeAlias = "str | tuple[str, str]"
 """Text, or text and its style: words such as ``bold red``."""
 
 
 class Table:
-    """Rows of text below headers and a rule; headers and cells may have several lines.
+    """Rows of text below headers and a rule; headers and cells can have several lines.
 
-    By their headers, columns are aligned ``right``, never wrapped (``one_line``), or ``optional``: a
-    terminal that is too narrow does without, the last first.
+    Args:
+        headers: headers of the columns.
+        right: headers of columns that are aligned right.
+        one_line: headers of columns that are never wrapped.
+        optional: headers of columns that a narrow terminal leaves out, the last one first.
+        rows: first rows.
     """
 
     def __init__(
@@ -48,21 +52,21 @@ class Table:
         self.rows.append(cells)
 
     def fitted(self, width: int | None = None, *, styled: bool = False) -> tuple[str, list[str]]:
-        """Return the table as text of ``width`` columns, and the headers of the optional columns left out.
+        """Return the table as text of ``width`` columns, and the headers of omitted columns.
 
-        Words (a path) are broken only if the table is too wide without its optional columns. Without a
-        ``width`` each row is as wide as it needs to be.
+        Words (such as paths) are broken only if the table is too wide without its optional columns. Without
+        ``width`` each row is as wide as necessary.
         """
-        # rich is imported here because most commands print no table.
+        # Imported late because most commands print no table.
         from rich import box
         from rich.console import Console
         from rich.padding import Padding
         from rich.table import Table as RichTable
 
         console = Console(
-            file=StringIO(),  # takes the rule in Unicode, which sys.stdout may replace
+            file=StringIO(),  # accepts the rule in Unicode, which sys.stdout might not
             width=_ENDLESS if width is None else width,
-            height=25,  # without it, rich takes a dumb terminal to be 80 columns wide
+            height=25,  # without a height, rich assumes 80 columns on a dumb terminal
             force_terminal=styled or None,
             color_system="auto" if styled else None,
         )
@@ -74,7 +78,8 @@ class Table:
         table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=0, header_style="")
         shown: list[list[Padding]] = []
         for place, column_width in widths.items():
-            # The box leaves one space between columns. (Before 14.3 rich's own padding widens the edges.)
+            # Indent, because the box leaves only one space between columns, and rich's own padding widens the
+            # edges before version 14.3.
             indent = _GAP - 1 if shown else 0
             header, *cells = (Padding(cell, (0, 0, 0, indent)) for cell in columns[place])
             justify: JustifyMethod = "right" if self.headers[place] in self.right else "left"
@@ -88,10 +93,10 @@ class Table:
         return "".join(f"{line.rstrip()}\n" for line in lines), left_out
 
     def _widths(self, columns: Sequence[Sequence[Text]], width: int) -> tuple[dict[int, int], list[str]]:
-        """Return the widths of the columns that fit, by their places, and the headers of the others.
+        """Return the widths of the columns that fit, by position, and the headers of the other columns.
 
-        Each column gets its longest word, then those first that want little more. (rich would narrow the
-        widest column first, whatever its words.)
+        Each column gets the width of its longest word; then the columns that need least more are widened
+        first. (rich would narrow the widest column first, whatever its words.)
         """
         from rich.cells import cell_len
 
@@ -122,26 +127,26 @@ def _text(cell: Cell) -> Text:
     from rich.text import Text
 
     text, style = (cell, "") if isinstance(cell, str) else cell
-    return Text.assemble((escaped(text), style))  # a part is styled, so that padding is not
+    return Text.assemble((escaped(text), style))  # style only the text, not the padding
 
 
 def as_text(table: Table, width: int | None = 100) -> str:
-    """Return a table as plain text of ``width`` columns, without colours or trailing spaces."""
+    """Return a table as plain text of ``width`` columns, without colours and trailing spaces."""
     return table.fitted(width)[0]
 
 
 def print_table(table: Table) -> None:
-    """Print a table as wide as the terminal; into a pipe or a file each row is one line."""
+    """Print a table that fits the terminal; in a pipe or a file each row is one line."""
     width = terminal_width()
     text, left_out = table.fitted(width, styled=width is not None)
     if left_out:
-        note = f"(no room for: {', '.join(left_out)}; widen the terminal or use --json to see them)"
+        note = f"(no room for {', '.join(left_out)}: widen the terminal, or add --json)"
         text += f"{wrap(note, width)}\n"
     sys.stdout.write(text)
 
 
 def wrap(text: str, width: int | None) -> str:
-    """Wrap each line of ``text`` at words, indented as the line is; with ``None`` change nothing."""
+    """Wrap each line of ``text`` between words, with its indentation; ``None`` changes nothing."""
     if width is None:
         return text
     lines = []

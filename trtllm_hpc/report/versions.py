@@ -1,4 +1,4 @@
-"""Tables of TensorRT-LLM's releases and of the options of their programs."""
+"""Tables of TensorRT-LLM's releases and of their programs' options."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from trtllm_hpc.tensorrt_llm.releases.programs import Program, programs_of
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 _MANY = 6
-"""Choices beyond these are counted, not listed."""
+"""Most choices of an option that are listed; the rest is counted."""
 
 
 def print_release(release: Release) -> None:
-    """Print the facts of a release and its programs."""
+    """Print facts and programs of a release."""
     facts = {
         "containers": ", ".join(f"{tag}-trtllm-python-py3" for tag in release.tags) or "none is known",
         "TensorRT": release.tensorrt,
@@ -36,7 +36,7 @@ def print_release(release: Release) -> None:
 
 
 def print_program(program: Program) -> None:
-    """Print every option."""
+    """Print all options of a program."""
     suffix = f" for {program.family}" if program.family else ""
     print(f"{program.name}{suffix} of TensorRT-LLM {program.release}")
     print(f"  list: {program.status}")

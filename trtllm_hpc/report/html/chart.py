@@ -1,4 +1,4 @@
-"""Charts as Vega-Lite descriptions: their rows, axes and colours."""
+"""Charts as Vega-Lite descriptions: rows, axes and colours."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ Spec: TypeAlias = dict[str, Any]
 """A part of a Vega-Lite description."""
 
 _DECIMALS = 4
-"""Decimals of the numbers in the page: 0.1 ms of seconds. It keeps the page small."""
+"""Decimals of numbers in the page (0.1 ms for seconds), which keep the page small."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart that can be drawn."""
+    """A chart with data."""
 
     key: str
-    """Id of the element in the page."""
+    """ID of the element in the page."""
     title: str
     layers: Sequence[Spec]
-    """Vega-Lite without data, from back to front; each ``data`` names one of ``datasets``."""
+    """Layers in Vega-Lite, from back to front; ``data`` of each is the name of one of ``datasets``."""
     datasets: Mapping[str, Sequence[Row]]
     height: int
 
     @property
     def spec(self) -> Spec:
-        """The chart in Vega-Lite, as wide as its container."""
+        """The chart in Vega-Lite, with the width of its container."""
         fit = {"type": "fit-x", "contains": "padding"}
         size = {"width": "container", "height": self.height, "autosize": fit}
         return {**size, "layer": list(self.layers), "description": self.title}
 
     def for_page(self) -> Row:
-        """Return the chart in the form that the page's script reads.
+        """Return the chart in the form that the script of the page reads.
 
         Its rows are columns with rounded numbers: half the size in JSON.
         """
@@ -42,14 +42,16 @@ class Chart:
         for name, rows in self.datasets.items():
             columns = {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
             for key, values in columns.items():
-                columns[key] = [round(it, _DECIMALS) if isinstance(it, float) else it for it in values]
+                columns[key] = [
+                    round(value, _DECIMALS) if isinstance(value, float) else value for value in values
+                ]
             data[name] = columns
         return {"key": self.key, "spec": self.spec, "data": data}
 
 
 @dataclass(frozen=True)
 class NoChart:
-    """Stands in the place of a chart, with the reason why there is none."""
+    """The place of a chart without data, with the reason."""
 
     title: str
     reason: str
@@ -57,13 +59,13 @@ class NoChart:
 
 @dataclass(frozen=True)
 class ChartSection:
-    """A section of the page: charts that answer one question."""
+    """A section of the page, with charts that answer one question."""
 
     key: str
     title: str
     charts: Sequence[Chart | NoChart]
     wide: bool = False
-    """Whether charts stand one below the other, instead of side by side."""
+    """Whether charts are below each other instead of side by side."""
 
 
 # Parts of a description -----------------------------------------------------------------
@@ -80,18 +82,18 @@ def word(name: str, **others: Any) -> Spec:
 
 
 def layer(mark: Spec, where: str | None = None, **encoding: Any) -> Spec:
-    """Return marks for the rows that fulfil a condition, for all without one."""
+    """Return marks for the rows that meet a condition, or for all rows."""
     transform = {} if where is None else {"transform": [{"filter": where}]}
     return {**transform, "mark": mark, "encoding": encoding}
 
 
 def layers_over(dataset: str, layers: Sequence[Spec], **encoding: Any) -> Spec:
-    """Return layers over one of the datasets, which share an encoding."""
+    """Return layers with a common encoding over one of the datasets."""
     return {"data": {"name": dataset}, "encoding": encoding, "layer": list(layers)}
 
 
 def axis(title: str, values: Sequence[float], *, zero: bool = True) -> Spec:
-    """Return title and scale of an axis: logarithmic if its values span more than a decade."""
+    """Return title and scale of an axis, which is logarithmic if its values span more than a decade."""
     low, high = min(values), max(values)
     if low <= 0 or high / low <= 10:
         return {"title": title, "scale": {"zero": zero, "nice": True}}

@@ -1,4 +1,4 @@
-"""The charts of a measurement, and what the run folder has for them and for the rest of its report."""
+"""The charts of a measurement's report, and the files of the run folder that the report needs."""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ from trtllm_hpc.report.html.chart import (
 )
 
 _MOST_LEVELS = 8
-"""At most this many curves can be told apart in one chart."""
+"""Most curves that can be distinguished in one chart."""
 _MOST_POINTS = 120
-"""Points of one curve; a longer one is thinned evenly by share."""
+"""Most points of a curve; a longer curve is thinned evenly by share."""
 _MOST_DOTS = 1500
-"""Requests in the chart of latencies."""
+"""Most requests in the chart of latencies."""
 _MOST_SAMPLES = 400
-"""Points of one line; of more samples, only the largest of each interval is drawn."""
+"""Most points of a line; of more samples, only the largest of each interval is drawn."""
 MOST = {"levels": _MOST_LEVELS, "points": _MOST_POINTS, "dots": _MOST_DOTS, "samples": _MOST_SAMPLES}
-"""What is drawn at most, for the page to say."""
+"""Sentence on the page about these limits."""
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """One measurement and all its records."""
+    """A measurement with all its records."""
 
     run: str
-    """Id of the run."""
+    """ID of the run."""
     measurement: MeasurementSummary
     records: list[RequestRecord]
     samples: list[ServerSample]
     evaluation: EvaluationSummary | None = None
-    """The companion's evaluation, in the report of its measurement."""
+    """Evaluation of the companion, only in the report of the companion's measurement."""
 
 
 def read_report_data(paths: RunPaths, name: str) -> ReportData:
     """Read a measurement and its records. Records of a level without a summary are left out.
 
-    Raises RunNotFound if there is no such measurement, or another version wrote it.
+    Raises RunNotFound if the measurement is missing or of another version.
     """
     files = paths.measurement(name)
     measurement = read_measurement(files.summary)
@@ -81,7 +81,7 @@ def read_report_data(paths: RunPaths, name: str) -> ReportData:
 
 
 def sections_of(data: ReportData) -> Iterator[ChartSection]:
-    """Yield the sections of the page in order; each is made when it is needed."""
+    """Yield the sections of the page in order."""
     curves: list[Chart | NoChart] = [_curve(data, *kind) for kind in _LATENCIES]
     if len(data.measurement.levels) < 2:
         reason = "One level of load was measured; a curve needs two or more."
@@ -94,13 +94,13 @@ def sections_of(data: ReportData) -> Iterator[ChartSection]:
 
 
 def _steps(*tooltip: Spec) -> list[Spec]:
-    """Return a line in steps. A line has a single tooltip, so each point has an unseen mark of its own."""
+    """Return a line in steps, with an invisible mark for the tooltip of each point."""
     line = layer({"type": "line", "interpolate": "step-after", "clip": True})
     return [line, layer({"type": "point", "opacity": 0, "size": 80}, tooltip=list(tooltip))]
 
 
 def _evenly(count: int, most: int) -> list[int]:
-    """Return the indices of ``count`` items: all, or both ends and some evenly between."""
+    """Return the indices of all of ``count`` items, or of both ends and evenly spaced items between."""
     kept = min(count, most)
     return [round(place * (count - 1) / max(kept - 1, 1)) for place in range(kept)]
 
@@ -202,7 +202,7 @@ _SHADED = layers_over(
 
 
 def _bands(data: ReportData) -> list[Row]:
-    """Return the stretches outside the measured windows."""
+    """Return the time spans outside the measured windows."""
     rows = []
     for label, result in zip(level_labels(data.measurement), data.measurement.levels, strict=True):
         for one in result.passes:
@@ -281,7 +281,7 @@ def _server(data: ReportData) -> Iterator[Chart | NoChart]:
 
 
 def _sampled(samples: Sequence[ServerSample], key: str, label: str, factor: float = 1.0) -> list[Row]:
-    """Return one series of the samples; a line for each model that has it (``queue_ms[ensemble]``)."""
+    """Return a chart of one series of the samples, with a line for each model (``queue_ms[ensemble]``)."""
     return [
         {"time": sample.time_s, "value": factor * value, "line": f"{label} {model.strip('[]')}".strip()}
         for sample in samples
@@ -293,7 +293,7 @@ def _sampled(samples: Sequence[ServerSample], key: str, label: str, factor: floa
 
 def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[Row]) -> Chart | NoChart:
     if not rows:
-        return NoChart(title, "The server has no metric for it.")
+        return NoChart(title, "The server has no such metric.")
     # Sampling goes on a little longer than the load; later points would compress the chart.
     end = _end_s(data)
     by_line: dict[str, list[Row]] = {}

@@ -63,7 +63,7 @@ _CARDS = (
 
 
 def write_report(paths: RunPaths, name: str, to: Path) -> None:
-    """Write a measurement's report as HTML; raises RunNotFound, or TrtllmHpcError without vl-convert."""
+    """Write a measurement's HTML report. Raises RunNotFound, or TrtllmHpcError without vl-convert."""
     write_text(to, report_page(read_report_data(paths, name)))
 
 
@@ -107,14 +107,16 @@ def rendered(template: str, sections: Sequence[ChartSection], *scripts: str, **v
 
     The browser may run only the library, what draws the charts, and ``scripts``: names of templates.
     """
-    charts = [it.for_page() for section in sections for it in section.charts if isinstance(it, Chart)]
+    charts = [
+        chart.for_page() for section in sections for chart in section.charts if isinstance(chart, Chart)
+    ]
     texts = [drawing_library(), *(_source(f"{name}.js.j2") for name in ("charts", *scripts))]
     values |= {
         "sections": sections,
         "style": Markup(_source("style.css.j2")),
         "scripts": [Markup(text) for text in texts],
         # As a Content-Security-Policy names scripts (CSP level 3, hash-source).
-        "script_hashes": [b64encode(hashlib.sha256(it.encode()).digest()).decode() for it in texts],
+        "script_hashes": [b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts],
         "chart_data": Markup(json_in_html({"charts": charts, "theme": THEME})),
         "version": __version__,
     }
@@ -142,7 +144,7 @@ def drawing_library() -> str:
 
 
 def json_in_html(plain: Any) -> str:
-    """Return JSON that is safe in a ``script`` element: it cannot end the element or open a comment."""
+    """Return JSON that can neither end a ``script`` element nor open a comment in it."""
     text = json.dumps(plain, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -180,7 +182,7 @@ class Card:
 
 
 def headline_words(data: ReportData) -> str:
-    """Say which level the cards show, and why."""
+    """Return a sentence with the level that the cards show, and the reason."""
     measurement, place = data.measurement, headline_level(data.measurement)
     if place is None:
         return "Nothing was measured."
@@ -196,7 +198,7 @@ def headline_words(data: ReportData) -> str:
 
 
 def cards(data: ReportData) -> Iterator[Card]:
-    """Yield the most important figures of the headline level."""
+    """Yield a card for each of the most important figures of the headline level."""
     place = headline_level(data.measurement)
     if place is None:
         return
@@ -220,7 +222,10 @@ def _level_table(data: ReportData) -> Table:
         figures = [figure_of(result, key) for key in _RATES.values()]
         figures += [figure_of(result, *which) for which in _LATENCIES.values()]
         # The margin stands below the figure.
-        cells = [NONE if it is None else f"{quantity(it.mean)}\n{plus_minus(it)}".strip() for it in figures]
+        cells = [
+            NONE if figure is None else f"{quantity(figure.mean)}\n{plus_minus(figure)}".strip()
+            for figure in figures
+        ]
         counts = (str(len(result.passes)), f"{result.measured:,}", f"{result.failed:,}")
         table.add_row(label, "yes" if is_valid(result) else "NO", *counts, *cells)
     return table
