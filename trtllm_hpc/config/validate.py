@@ -68,8 +68,8 @@ def validate(model: type[Model], tree: Tree) -> tuple[Model | None, list[Diagnos
 def _diagnose(model: type[Section], tree: Tree, detail: dict[str, Any]) -> Diagnostic:
     kind, path, context = detail["type"], detail["loc"], detail.get("ctx", {})
     if kind == "missing":
-        hint = f"add the line '{path[-1]}: ...'"
-        return tree.diagnostic("missing", path, "is missing and has no default", hint=hint)
+        advice = f"add the line '{path[-1]}: ...'"
+        return tree.diagnostic("missing", path, "is missing and has no default", hint=advice)
     if path[-1:] == ("[key]",) and kind != "extra_forbidden":
         path = path[:-1]  # pydantic's mark for a wrong key of a mapping
     value = tree.at(*tree.nearest(path))
