@@ -83,8 +83,8 @@ def test_a_measurement_is_found_by_run_name_and_file(
     copy = tmp_path / "copied.json"
     shutil.copy(measurement.files.summary, copy)
     assert find(copy).summary == measurement.summary and find(copy).records == []
-    with pytest.raises(RunNotFound, match="is in no run folder") as refused:
+    with pytest.raises(RunNotFound, match="is not in a run folder") as refused:
         find(copy).report()
     assert "copied.json" in (refused.value.hint or "")
-    with pytest.raises(RunNotFound, match="no measurement called 'sweep'; it has newer, benchmark"):
+    with pytest.raises(RunNotFound, match="no measurement called 'sweep', only newer, benchmark"):
         find("demo-1:sweep", runs)

@@ -1,4 +1,4 @@
-"""The package from Python. Its public names are those of ``trtllm_hpc`` itself, which imports them when used.
+"""The Python API, whose public names ``trtllm_hpc`` exports and imports on first use.
 
-The command line calls the same functions, so these modules import what a call needs when it is called.
+The command line calls the same functions, so they import their modules late, when they are called.
 """

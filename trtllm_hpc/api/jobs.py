@@ -1,4 +1,4 @@
-"""From a job file to a plan, a run folder, and a submitted run."""
+"""Plan, render, submit and check job files."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _warn: Warn = logging.getLogger("trtllm_hpc").warning
 
 
 def load_job(job: Path | str, cluster: Path | str | None = None, settings: Sequence[str] = ()) -> JobFile:
-    """Return a job file as its typed model, with every layer: defaults, profile, file and settings.
+    """Return the typed model of a job file with all layers: defaults, profile, file and settings.
 
     Args:
-        job: a job file, or the name of a shipped one.
-        cluster: a profile's file or name, whose ``job_defaults`` are one of the layers;
-            by default ``$TRTLLM_HPC_CLUSTER``, else ``sandbox``.
+        job: path of a job file, or the name of a shipped one.
+        cluster: path or name of a profile, whose ``job_defaults`` are one of the layers; by default
+            ``$TRTLLM_HPC_CLUSTER``, else the profile ``default``, else ``sandbox``.
         settings: overrides such as ``serve.nodes=2``, as for ``--set``.
 
     Raises:
-        ConfigError: a file or a setting is wrong; its ``diagnostics`` say what, and where.
+        ConfigError: with ``diagnostics`` about each error in files and settings.
     """
     return load(Path(job), default_profile(cluster), tuple(settings)).job
 
@@ -43,15 +43,16 @@ def plan(
     settings: Sequence[str] = (),
     runs: Path | str | None = None,
 ) -> Plan:
-    """Return what a job file and a profile lead to, without writing anything.
+    """Return the plan for a job file and a profile, without writing anything.
 
     Args:
-        runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, the user's, the profile's, else ``./runs``.
+        runs: folder of run folders; by default ``$TRTLLM_HPC_RUNS``, else the user's, the profile's or
+            ``./runs``.
 
-    Others, and the errors, are those of :func:`load_job`.
+    Other arguments and errors are those of :func:`load_job`.
 
     Raises:
-        RenderError: a path cannot be written into a script.
+        RenderError: a script cannot contain a path.
     """
     with plan_run(JobSource.of(job, cluster, settings, runs), command="render") as planned:
         return planned
@@ -65,12 +66,12 @@ def render(
     *,
     on_warning: Warn = _warn,
 ) -> Run:
-    """Write a run folder with all its scripts, and submit nothing.
+    """Write a run folder with all its scripts, without submitting it.
 
     Args:
-        on_warning: receives each warning, a line or more; by default they go to :mod:`logging`.
+        on_warning: called with each warning of one or more lines; by default they go to :mod:`logging`.
 
-    Others, and the errors, are those of :func:`plan`.
+    Other arguments and errors are those of :func:`plan`.
     """
     source = JobSource.of(job, cluster, settings, runs)
     return Run(*create_run(source, check=check_rendering, warn=on_warning, command="render"))
@@ -85,16 +86,16 @@ def submit(
     ignored_checks: Collection[str] = (),
     on_warning: Warn = _warn,
 ) -> Run:
-    """Check a job as ``doctor`` does, and submit it: all of its stages or none.
+    """Check a job like ``doctor``, and submit all of its stages or none.
 
     Args:
-        ignored_checks: ids of checks whose failure does not matter.
+        ignored_checks: IDs of checks that may fail.
 
-    Others are those of :func:`render`.
+    Other arguments are those of :func:`render`.
 
     Raises:
         ConfigError, RenderError: see :func:`plan`; or a check fails.
-        SubmissionError: Slurm refused a script, or is not there, or the run was cancelled meanwhile.
+        SubmissionError: Slurm refuses a script or is missing, or the run was cancelled meanwhile.
     """
     from trtllm_hpc.runs.submit import require_scheduler, sole_command, submit_stages
 
@@ -117,12 +118,10 @@ def doctor(
     *,
     ignored_checks: Collection[str] = (),
 ) -> DoctorReport:
-    """Check a job, this machine and the cluster; without a job, machine and cluster.
+    """Check this machine, the cluster and, if there is one, a job.
 
-    Nothing is written but the small files of a ``model.hub``.
-
-    What the checks find is no error: see ``ok`` and ``checks`` of the report.
-    Arguments and errors are those of :func:`plan` and :func:`submit`.
+    Writes nothing except the small files of a ``model.hub``. Failed checks do not raise: see ``ok`` and
+    ``checks`` of the report. Arguments and errors are those of :func:`plan` and :func:`submit`.
     """
     from trtllm_hpc.runs.hub import runs_folder
     from trtllm_hpc.tensorrt_llm.memory import MemoryPlan

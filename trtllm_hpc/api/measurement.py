@@ -1,4 +1,4 @@
-"""Measurements of a served model: made, found, and read as tables."""
+"""Make, find and read measurements of a served model."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ if TYPE_CHECKING:
     from trtllm_hpc.config.benchmark import Benchmark
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Names of measurements and evaluations."""
+"""Valid names of measurements and evaluations."""
 _TAKEN = ("progress", "request")
-"""Names of other files in the results folder."""
+"""Names that other files in the results folder have."""
 
 
 class NameRefused(ConfigError):
-    """A new measurement cannot have that name."""
+    """A new measurement cannot have this name."""
 
     def __init__(self, message: str) -> None:
         super().__init__([Diagnostic("bad-name", message, field="name")])
 
 
 class Measurement:
-    """A measurement in a run folder, or copied out of one. Printed, it is the table of ``bench show``.
+    """A measurement in a run folder, or a copy of one; ``print`` shows the table of ``bench show``.
 
-    Its files are read when they are first needed.
+    Files are read on first use.
 
     Args:
-        paths: the run's folder; of a copied measurement a stand-in, whose results folder is the copy's.
+        paths: the run's folder; for a copy, a substitute whose results folder is the copy's folder.
     """
 
     def __init__(self, paths: RunPaths, name: str) -> None:
@@ -72,11 +72,11 @@ class Measurement:
         """Return a measurement by ``RUN``, ``RUN:NAME`` or its file ``results/NAME.json``.
 
         Args:
-            name: a ``RUN`` alone means its newest measurement that has finished.
-            runs: folder of the runs, as for :meth:`Run.find`.
+            name: a ``RUN`` alone means its newest finished measurement.
+            runs: folder of run folders, as for :meth:`Run.find`.
 
         Raises:
-            RunNotFound: there is no such run, or it has no such measurement.
+            RunNotFound: there is no such run or measurement.
         """
         path = Path(name)
         if path.suffix == ".json" and path.is_file():
@@ -88,13 +88,14 @@ class Measurement:
         paths = measured_folder(run if colon else wanted, runs)
         names = paths.measurements()
         if colon and wanted not in names:
-            there = f"it has {', '.join(names)}" if names else "it has none"
-            raise RunNotFound(f"Run {paths.run_id} has no measurement called {wanted!r}; {there}.")
+            existing = f"only {', '.join(names)}" if names else "and no other"
+            raise RunNotFound(f"Run {paths.run_id} has no measurement called {wanted!r}, {existing}.")
         if not names:
             hint = f"trtllm-hpc bench {call_name(paths)}"
             raise RunNotFound(f"Run {paths.run_id} has no measurement yet.", hint=hint)
         if not colon:
-            wanted = next((it for it in names if paths.measurement(it).summary.is_file()), names[0])
+            finished = (known for known in names if paths.measurement(known).summary.is_file())
+            wanted = next(finished, names[0])
         return cls(paths, wanted)
 
     @classmethod
@@ -109,12 +110,12 @@ class Measurement:
 
     @property
     def _is_copy(self) -> bool:
-        """Whether it was copied out of its run folder."""
+        """Whether the measurement is a copy outside its run folder."""
         return self.paths.results != RunPaths(self.paths.folder).results
 
     @property
     def call_name(self) -> str:
-        """How to name it in a command."""
+        """Name of the measurement in commands."""
         if self._is_copy:
             return shlex.quote(str(self.files.summary))
         return f"{call_name(self.paths)}:{self.name}"
@@ -123,10 +124,10 @@ class Measurement:
 
     @cached_property
     def summary(self) -> MeasurementSummary:
-        """All of ``results/NAME.json``: settings, provenance, levels, tokens, errors, verdict.
+        """Contents of ``results/NAME.json``: settings, provenance, levels, tokens, errors, verdict.
 
         Raises:
-            RunNotFound: it is missing, or another version wrote it.
+            RunNotFound: the file is missing or of another version.
         """
         from trtllm_hpc.bench.results import read_measurement
 
@@ -134,7 +135,7 @@ class Measurement:
 
     @cached_property
     def records(self) -> Sequence[RequestRecord]:
-        """Every request, those of the warm-up too; none if the file is missing."""
+        """Records of all requests, including the warm-up; empty if the file is missing."""
         from trtllm_hpc.bench.records import read_records
 
         try:
@@ -144,16 +145,15 @@ class Measurement:
 
     @property
     def valid(self) -> bool:
-        """Whether the figures may be used; ``summary.verdict`` says why not."""
+        """Whether the figures are valid; ``summary.verdict`` has the reasons if not."""
         return self.summary.valid
 
     @property
     def figures(self) -> Mapping[str, float]:
         """The figures of the headline level by key, e.g. ``output_tokens_per_s`` and ``ttft_ms.p99``.
 
-        That is the level whose figures the table shows in full: the one that a search found, else the
-        highest load that the server kept up with. Figures are means over all passes; their formulas
-        are in docs/reference/metrics.md. Empty without levels.
+        The headline level is the result of a search, else the highest load that the server kept up with.
+        Figures are means over all passes, with formulas in docs/reference/metrics.md. Empty without levels.
         """
         from trtllm_hpc.report.headline import headline_level, level_figures
 
@@ -163,11 +163,10 @@ class Measurement:
     def to_pandas(self, rows: Literal["requests", "levels"] = "requests") -> DataFrame:
         """Return a table with a row for each request, or for each level of load.
 
-        Args:
-            rows: ``requests`` has times in seconds since the measurement began, latencies in
-                milliseconds, and ``NaN`` where a request has no such figure; warm-up included, see the
-                column ``phase``. ``levels`` has the columns ``level``, ``valid``, ``measured`` and
-                ``failed``, and those of :attr:`figures`.
+            Args: rows: ``requests`` has times in seconds since the measurement began, latencies in
+            milliseconds, and ``NaN`` for missing figures; the warm-up is included, see the column ``phase``.
+            ``levels`` has the columns ``level``, ``valid``, ``measured``, ``failed``, and those of
+            :attr:`figures`.
 
         Raises:
             TrtllmHpcError: pandas is not installed.
@@ -181,10 +180,10 @@ class Measurement:
     # What can be done with it -------------------------------------------------------------------
 
     def check(self) -> None:
-        """Do nothing if the figures may be used.
+        """Raise if the figures are invalid.
 
         Raises:
-            InvalidMeasurement: with every finding, the most frequent error, and what to do next.
+            InvalidMeasurement: with every finding, the most frequent error, and the next step.
         """
         summary = self.summary
         if summary.valid:
@@ -198,15 +197,15 @@ class Measurement:
         raise InvalidMeasurement(message, hint=self._next_step())
 
     def _next_step(self) -> str:
-        """Return the next step, by what failed most often."""
+        """Return the next step, chosen by the most frequent failure."""
         from trtllm_hpc.bench.analysis.validity import TIMED_OUT, unanswered_at_the_end
         from trtllm_hpc.client.single_calls import key_hint
 
         run, summary = call_name(self.paths), self.summary
-        failed = [one for one in self.records if one.measured and not one.ok]
+        failed = [record for record in self.records if record.measured and not record.ok]
         codes = {finding.code for finding in summary.verdict.findings}
         if not is_run(self.paths.folder):
-            hints = filter(None, (key_hint(one.status) for one in failed))
+            hints = filter(None, (key_hint(record.status) for record in failed))
             return next(hints, f"trtllm-hpc bench show {self.call_name}, and see the server's own log")
         if codes & {"server-gone", "ended-server-gone"}:
             return f"trtllm-hpc status {run}"
@@ -215,12 +214,12 @@ class Measurement:
             return f"trtllm-hpc {again} {run} measures again"
         if not failed:
             return f"trtllm-hpc bench show {self.call_name}"
-        if unanswered_at_the_end(self.records) and any(one.ok for one in self.records):
+        if unanswered_at_the_end(self.records) and any(record.ok for record in self.records):
             return (
-                f"trtllm-hpc logs {run} --rank 0 shows what the server did last; with "
-                "serve.hang_timeout_seconds a server that hangs is ended"
+                f"trtllm-hpc logs {run} --rank 0 shows the server's last lines; "
+                "serve.hang_timeout_seconds ends a hung server"
             )
-        if 2 * sum(one.status == TIMED_OUT for one in failed) > len(failed):
+        if 2 * sum(record.status == TIMED_OUT for record in failed) > len(failed):
             limit = summary.settings.get("request_timeout_seconds")
             raised = f"raise request_timeout_seconds (now {limit}) with --set"
             return f"{raised}, or request a lower rate or shorter answers"
@@ -230,17 +229,17 @@ class Measurement:
         """Write the measurement as one HTML file that opens without a network, and return its path.
 
         Args:
-            to: by default ``report.html`` of the run, or ``results/NAME.html``.
+            to: path of the file; by default ``report.html`` of the run, or ``results/NAME.html``.
 
         Raises:
-            RunNotFound: it is in no run folder, and a report needs the run's files.
-            TrtllmHpcError: the package that draws charts is not installed.
+            RunNotFound: the measurement is outside its run folder, whose files a report needs.
+            TrtllmHpcError: the package for charts is not installed.
         """
         from trtllm_hpc.report.html.page import write_report
 
         if self._is_copy:
             raise RunNotFound(
-                f"{self.files.summary} is in no run folder, and a report needs the run's files.",
+                f"{self.files.summary} is not in a run folder, but a report needs the run's files.",
                 hint=f"trtllm-hpc bench show {self.call_name}",
             )
         file = self.files.report if to is None else Path(to)
@@ -257,42 +256,41 @@ def bench(
     on_progress: Callable[[Snapshot], object] | None = None,
     **settings: Any,
 ) -> Measurement:
-    """Measure the served model of a run, and write everything to ``results/`` in its folder.
+    """Measure the served model of a run, and write all files to ``results/`` in the run's folder.
 
-    Figures that may not be used are no error here: see :attr:`Measurement.valid` and
-    :meth:`Measurement.check`.
+    Invalid figures do not raise: see :attr:`Measurement.valid` and :meth:`Measurement.check`.
 
     Args:
-        run: a run, or what :meth:`Run.find` finds.
-        name: of the measurement; it must be new, unless it is the companion's ``benchmark``.
-            By default ``bench-DATE-TIME``.
-        base: settings to start from; by default ``companion.benchmark`` of the run's job file.
-        wait_s: how long to wait for the server.
-        on_progress: called twice a second from a thread of its own; ``print`` will do.
+        run: a run, or a name for :meth:`Run.find`.
+        name: new name of the measurement (only the companion's ``benchmark`` may exist); by default
+            ``bench-DATE-TIME``.
+        base: default settings; by default ``companion.benchmark`` of the run's job file.
+        wait_s: longest wait for the server in seconds.
+        on_progress: called twice a second from a separate thread, e.g. ``print``.
         settings: keys of ``companion.benchmark``, e.g. ``requests=100``, ``slo="ttft.p99<500ms"`` and
-            ``workload={"kind": "normal", "input_tokens": 128}``. ``rate_per_second`` and ``concurrency``
-            also take several values, which are measured one after the other. What they exclude in ``base``
-            goes back to its default.
+            ``workload={"kind": "normal", "input_tokens": 128}``. ``rate_per_second`` and ``concurrency`` also
+            accept several values, which are measured one after another. Settings of ``base`` that they
+            exclude get their defaults.
 
     Raises:
         TypeError: unknown setting.
-        ConfigError: settings exclude each other, or a file or the name cannot be used.
-        NotReady, StartFailed, BuildFailed, RunCancelled, JobLost: there is no server, or none in time.
+        ConfigError: settings exclude each other, or a file or the name is unusable.
+        NotReady, StartFailed, BuildFailed, RunCancelled, JobLost: there is no server in time.
         RequestFailed, InvalidMeasurement: the model does not support such requests.
-        KeyboardInterrupt: what was measured until then is saved.
+        KeyboardInterrupt: after saving the finished passes.
     """
     from trtllm_hpc.bench.measure import MeasuredServer
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
     from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of
 
-    found = run if isinstance(run, Run) else Run.find(run)
-    job = found.job
+    served = run if isinstance(run, Run) else Run.find(run)
+    job = served.job
     chosen = settings_of(base or job.companion.benchmark or Benchmark(), _given(settings))
     refuse_over_limits(job, chosen)
-    with _reserved(found.paths, name) as measurement:
-        endpoint, follow = endpoint_of(found.paths, wait_s), follower_of(found.paths, restarts=True)
-        server = MeasuredServer(found.paths, endpoint, job, follow)
+    with _reserved(served.paths, name) as measurement:
+        endpoint, follow = endpoint_of(served.paths, wait_s), follower_of(served.paths, restarts=True)
+        server = MeasuredServer(served.paths, endpoint, job, follow)
         return _measure(server, chosen, measurement, on_progress)
 
 
@@ -307,18 +305,18 @@ def bench_url(
     on_progress: Callable[[Snapshot], object] | None = None,
     **settings: Any,
 ) -> Measurement:
-    """Measure a server that was not started by this program, and write everything to ``output/results/``.
+    """Measure a server outside any run, and write all files to ``output/results/``.
 
     Args:
         url: ``http://`` or ``https://`` for OpenAI's protocol or Triton, ``grpc://`` for Triton's gRPC port.
-        output: the folder; it is made if it is missing. ``Measurement.find(f"{output}:{name}")`` finds it.
-        key_file: with the key that the server asks for.
-        certificate: that is trusted; by default those of the system.
+        output: folder of the measurement, created if missing; ``Measurement.find(f"{output}:{name}")``.
+        key_file: file with the server's key.
+        certificate: file with the certificate to trust; by default the system's certificates.
 
     Other arguments are those of :func:`bench`; ``base`` is by default an empty ``companion.benchmark``.
 
     Raises:
-        InvalidRequest: the URL is of no known protocol, or of another one than the settings name.
+        InvalidRequest: the URL's protocol is unknown, or differs from the settings'.
         TypeError, ConfigError, NotReady, RequestFailed, InvalidMeasurement, KeyboardInterrupt: see `bench`.
     """
     from trtllm_hpc.bench.measure import MeasuredServer
@@ -353,12 +351,12 @@ def _measure(
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keywords as dotted fields, and those that take several values as lists."""
+    """Return keywords as dotted fields; fields that accept several values become lists."""
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.validation.benchmark_settings import SWEEPS
 
     known = sorted(Benchmark.model_fields.keys() - set(SWEEPS.values()))
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in known:
             from difflib import get_close_matches
@@ -367,19 +365,19 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
             guess = f"; did you mean {near[0]!r}?" if near else f". The settings are {', '.join(known)}."
             raise TypeError(f"bench() has no setting {key!r}{guess}")
         if key == "workload":
-            given |= {f"workload.{inner}": it for inner, it in dict(value).items()}
+            fields |= {f"workload.{inner}": part for inner, part in dict(value).items()}
         elif key in SWEEPS:
-            given[key] = list(value) if isinstance(value, (list, tuple)) else [value]
+            fields[key] = list(value) if isinstance(value, (list, tuple)) else [value]
         else:
-            given[key] = value
-    return given
+            fields[key] = value
+    return fields
 
 
 def measured_folder(name: str, runs: Path | str | None = None) -> RunPaths:
-    """Return a run, or a folder that :func:`bench_url` has written into.
+    """Return a run, or a folder of :func:`bench_url`.
 
     Raises:
-        RunNotFound: there is neither.
+        RunNotFound: neither exists.
     """
     paths = RunPaths(name) if name and "\0" not in name else None
     if paths is not None and not is_run(paths.folder) and paths.measurements():
@@ -389,36 +387,37 @@ def measured_folder(name: str, runs: Path | str | None = None) -> RunPaths:
 
 @contextmanager
 def _reserved(paths: RunPaths, name: str | None) -> Iterator[Measurement]:
-    """Yield a new measurement, whose name no other process can take meanwhile. Raises NameRefused."""
+    """Yield a new measurement, and reserve its name. Raises NameRefused."""
     chosen = _checked(paths, time.strftime("bench-%Y%m%d-%H%M%S") if name is None else name)
     paths.results.mkdir(parents=True, exist_ok=True)
     lock = paths.results / f".{chosen}.lock"
-    message = f"another command measures {paths.run_id} as {chosen!r} right now. Choose another name."
+    message = f"another command is measuring {paths.run_id} as {chosen!r}; choose another name"
     with ExitStack() as held:
-        with suppress(OSError):  # the folder is closed: the results will be kept elsewhere
+        with suppress(OSError):  # the folder is read-only; writing the results will report that
             held.enter_context(locked(lock, NameRefused(message)))
             held.callback(_forget, lock)
-        _checked(paths, chosen)  # the other command may just have ended
+        _checked(paths, chosen)  # another command may have used the name before the lock
         yield Measurement(paths, chosen)
 
 
 def _forget(lock: Path) -> None:
-    with suppress(OSError):  # the folder may be gone, or closed by now
+    with suppress(OSError):  # the folder may be gone or read-only by now
         lock.unlink()
 
 
 def _checked(paths: RunPaths, chosen: str) -> str:
-    """Return a name that overwrites nothing; only the companion's may be replaced. Raises NameRefused."""
+    """Return a name that is free or the companion's, which may be replaced. Raises NameRefused."""
     if not NAME.fullmatch(chosen):
         raise NameRefused(
-            f"{chosen!r} must be letters, digits, '.', '_' and '-', a letter or digit first, 100 at most."
+            f"{chosen!r} must begin with a letter or digit, followed by at most 99 letters, digits, '.', "
+            "'_' or '-'"
         )
     if chosen in _TAKEN or chosen.endswith(RESERVED_ENDINGS):
-        raise NameRefused(f"results/{chosen}.json is another file's name; choose another one.")
+        raise NameRefused(f"results/{chosen}.json is the name of another file; choose another name")
     present = paths.measurement(chosen).present
     if present and chosen != COMPANION_MEASUREMENT:
         raise NameRefused(
             f"run {paths.run_id} already has a measurement called {chosen!r} ({present[0]}). "
-            "Choose another name, or leave it out: the default is the current time."
+            "Choose another name, or none: the default has the current time."
         )
     return chosen

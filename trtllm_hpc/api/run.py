@@ -1,4 +1,4 @@
-"""A run: found, watched, asked, resumed and cancelled."""
+"""A run: find, watch, query, resume and cancel it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ READY_TIMEOUT_S = 3600.0
 class Run:
     """A run, submitted or only rendered; usually from ``submit``, ``render``, :meth:`find` or :meth:`list`.
 
-    As a context manager it cancels the run at its end, unless that has ended.
+    As a context manager it cancels the run on leaving, unless the run has ended.
 
     Args:
         paths: the run's folder.
-        engine: what the search in the engine cache found; ``None`` if the run needs no engine from
-            there, or was made by another process.
+        engine: result of the search in the engine cache; ``None`` if the run needs no cached engine, or if
+            another process created the run.
     """
 
     def __init__(self, paths: RunPaths, engine: CachedEngine | None = None) -> None:
@@ -57,16 +57,16 @@ class Run:
 
     @classmethod
     def find(cls, name: str | Path = "latest", runs: Path | str | None = None) -> Run:
-        """Return a run by its folder, its id or the beginning of it, its job's name, or ``latest``.
+        """Return a run by folder, ID or its beginning, job name, or ``latest``.
 
-        ``latest`` is the run that was submitted last. A run that is only rendered, or whose submission was
-        refused, is never the latest; its job's name finds it if no run of that job was submitted.
+        ``latest`` is the run submitted last, never one that was only rendered or whose submission failed. A
+        job's name finds such a run only if no run of the job was submitted.
 
         Args:
-            runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, else the user's, else ``./runs``.
+            runs: folder of run folders; by default ``$TRTLLM_HPC_RUNS``, else the user's, else ``./runs``.
 
         Raises:
-            RunNotFound: there is none, or there are several.
+            RunNotFound: no run or several runs match.
         """
         return cls(find_run(str(name), default_runs_folder() if runs is None else Path(runs)))
 
@@ -88,10 +88,10 @@ class Run:
 
     @property
     def job(self) -> JobFile:
-        """The job file with every default written out.
+        """The job file with every default.
 
         Raises:
-            ConfigError: another version of this package wrote it.
+            ConfigError: the file is of another version.
         """
         from trtllm_hpc.config.files import read_spec
 
@@ -105,7 +105,7 @@ class Run:
 
     @property
     def jobs(self) -> dict[str, str]:
-        """The job id of each submitted stage; with the profile ``local`` a process id."""
+        """The job ID of each submitted stage; with the profile ``local`` a process ID."""
         record = RunSnapshot(self.paths).submission
         return {} if record is None else {stage: job.job_id for stage, job in record.stages.items()}
 
@@ -113,10 +113,10 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """The state of its jobs, ranks and instances now, by Slurm; by the run's files if Slurm is silent.
+        """The current state of jobs, ranks and instances, from Slurm or, if it does not answer, from files.
 
         Raises:
-            SubmissionError: Slurm cannot be asked at all, for example because its commands are missing.
+            SubmissionError: Slurm cannot be asked, for example because its commands are missing.
         """
         from trtllm_hpc.runs.status import status_or_files
 
@@ -124,7 +124,7 @@ class Run:
 
     @property
     def endpoint(self) -> Endpoint | None:
-        """Where the server is; ``None`` while it is not ready."""
+        """The server's endpoint; ``None`` while the server is not ready."""
         return self.status.endpoint
 
     def wait(
@@ -134,19 +134,19 @@ class Run:
         timeout_s: float = READY_TIMEOUT_S,
         progress: bool | Callable[[RunProgress], object] = False,
     ) -> RunStatus:
-        """Wait until the server is ready, or until the run has ended. If its folder is removed, its jobs end.
+        """Wait until the server is ready, or until the run has ended.
 
-        Args:
-            until: ``done`` is ``end``, or that only the server is left where nothing stops it
-                (``serve.keep_running``, or no companion), as for ``submit --wait``.
-            timeout_s: for ``ready``; the others end with the time limits of the jobs.
-            progress: ``True`` shows it as ``submit --wait`` does; a function is called with it
-                about twice a second.
+        If the run's folder is removed meanwhile, its jobs are cancelled.
+
+            Args: until: ``ready``, ``end``, or ``done``: until every stage has ended, except a server that
+            keeps running (``serve.keep_running``, or no companion), as for ``submit --wait``. timeout_s: time
+            limit of ``ready``; the others end with the time limits of the jobs. progress: ``True`` shows the
+            progress like ``submit --wait``; a function is called with it about twice a second.
 
         Raises:
-            NotReady: the server was not ready in time.
-            BuildFailed, StartFailed, RunCancelled, JobLost: it can no longer become ready.
-            SubmissionError: Slurm does not answer at first, or not for a long time.
+            NotReady: the server is not ready in time.
+            BuildFailed, StartFailed, RunCancelled, JobLost: the server can no longer become ready.
+            SubmissionError: Slurm does not answer at first, or for a long time.
         """
         from trtllm_hpc.runs.submit import end_orphans
         from trtllm_hpc.runs.watch import follow, follow_until_ready
@@ -173,12 +173,12 @@ class Run:
         return replace(status, sentence=f"{status.sentence}; its jobs were cancelled")
 
     def logs(self, rank: int | None = None, stage: str = "serve", instance: int | None = None) -> str:
-        """Return the log of a rank, or of the stage's script; empty if there is none yet.
+        """Return the log of a rank, or of the stage's script; empty if there is no log yet.
 
         Args:
-            rank: ``None`` is the output of the batch script itself.
-            stage: a stage, or one of the steps ``repository`` and ``preflight`` before the server.
-            instance: of the server; ``None``: of all, one after the other.
+            rank: a rank; ``None``: the batch script's output.
+            stage: a stage, or a step before the server: ``repository`` or ``preflight``.
+            instance: an instance of the server; ``None``: all, one after another.
         """
         from trtllm_hpc.logs.files import list_logs
 
@@ -189,14 +189,14 @@ class Run:
     # What is done with it -----------------------------------------------------------------------
 
     def client(self, model: str | None = None, *, protocol: Protocol | None = None) -> Client:
-        """Return a client of the server, which may be used as a context manager.
+        """Return a client of the server, which is also a context manager.
 
         Args:
-            model: by default the usual one of the server.
-            protocol: ``grpc`` by default for Triton, else ``openai``. Chats need ``openai``.
+            model: name of the model; by default the server's usual model.
+            protocol: by default ``grpc`` for Triton, else ``openai``. Chats need ``openai``.
 
         Raises:
-            NotReady: it is not ready.
+            NotReady: the server is not ready.
         """
         from trtllm_hpc.client.sync_client import Client
         from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
@@ -205,10 +205,10 @@ class Run:
         return Client(endpoint_of(self.paths, 0.0), model, protocol=protocol, follow=follow)
 
     def async_client(self, model: str | None = None, *, protocol: Protocol | None = None) -> AsyncClient:
-        """Return a client of the server for asyncio, an asynchronous context manager; see :meth:`client`.
+        """Return an asyncio client of the server, an asynchronous context manager; see :meth:`client`.
 
         Raises:
-            NotReady: it is not ready.
+            NotReady: the server is not ready.
         """
         from trtllm_hpc.client.async_client import AsyncClient
         from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
@@ -219,24 +219,23 @@ class Run:
     def cancel(self) -> RunStatus:
         """Cancel all jobs, wait until they have ended, and return the status; idempotent.
 
-        A submission that is going on is stopped.
+        A running submission is stopped, too.
 
         Raises:
-            SubmissionError: Slurm refused the cancellation, or does not answer.
+            SubmissionError: Slurm refuses the cancellation or does not answer.
         """
         from trtllm_hpc.runs.submit import cancel_run
 
         return cancel_run(self.paths)
 
     def resume(self) -> Run:
-        """Submit again what has not ended well, in the same folder, and return this run.
+        """Submit failed and missing stages again in the same folder, and return this run.
 
-        Stages that have completed are not repeated, but a companion needs its server again. What the
-        former attempt wrote is kept in ``attempts/``.
+        Completed stages are not repeated, except the server that a companion needs. Files of the earlier
+        attempt are kept in ``attempts/``.
 
-        Raises:
-            SubmissionError: jobs of the run are still in the queue or running, another command submits,
-                cancels or removes it, every stage has completed, or Slurm refused a script.
+            Raises: SubmissionError: jobs of the run are queued or running, another command submits, cancels
+            or removes it, every stage has completed, or Slurm refuses a script.
         """
         from trtllm_hpc.runs.submit import resume_run
 

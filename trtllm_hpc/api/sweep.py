@@ -1,4 +1,4 @@
-"""A sweep: the variants of one job file, submitted, followed, resumed and compared."""
+"""Submit, follow, resume and compare the variants of a job file."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def plan_sweep(
     """Check every variant of a job file, without writing anything.
 
     Args:
-        vary: keys with their values, which add to the grid of the job file's section ``sweep``; or texts such
-            as ``engine.tensor_parallel=2,4``.
-        skip_refused: leave out variants that are wrong, instead of refusing all.
-        ignored_checks: ids of checks whose failure does not matter.
+        vary: keys with values, added to the grid of the job file's section ``sweep``; or texts such as
+            ``engine.tensor_parallel=2,4``.
+        skip_refused: leave out wrong variants instead of refusing the sweep.
+        ignored_checks: IDs of checks that may fail.
 
-    Others are those of :func:`trtllm_hpc.submit`.
+    Other arguments are those of :func:`trtllm_hpc.submit`.
 
     Raises:
         ConfigError: a file, a setting, the section ``sweep`` or a variant is wrong.
@@ -70,10 +70,10 @@ def sweep(
     """Check every variant of a job file, and submit all of them.
 
     Args:
-        on_warning: receives each warning, a line or more.
+        on_warning: called with each warning of one or more lines.
 
-    Others, and the errors, are those of :func:`plan_sweep`. If Slurm refuses a script, the variants submitted
-    before stay so, and ``Sweep.find().resume()`` goes on.
+    Other arguments and errors are those of :func:`plan_sweep`. If Slurm refuses a script, earlier variants
+    stay submitted, and ``Sweep.find().resume()`` submits the rest.
     """
     planned = plan_sweep(
         job, cluster, settings, runs, vary=vary, skip_refused=skip_refused, ignored_checks=ignored_checks
@@ -81,9 +81,9 @@ def sweep(
     for warning in planned.warnings:
         on_warning(warning)
     planned.write()
-    made = Sweep(planned.paths)
-    made.resume()
-    return made
+    submitted = Sweep(planned.paths)
+    submitted.resume()
+    return submitted
 
 
 class Sweep:
@@ -97,13 +97,13 @@ class Sweep:
 
     @classmethod
     def find(cls, name: str | Path = "latest", runs: Path | str | None = None) -> Sweep:
-        """Return a sweep by its folder, its id or the beginning of it, its job's name, or ``latest``.
+        """Return a sweep by folder, ID or its beginning, job name, or ``latest``.
 
         Args:
-            runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, else the user's, else ``./runs``.
+            runs: folder of run folders; by default ``$TRTLLM_HPC_RUNS``, else the user's, else ``./runs``.
 
         Raises:
-            RunNotFound: there is none, or there are several.
+            RunNotFound: no sweep or several sweeps match.
         """
         return cls(find_sweep(str(name), default_runs_folder() if runs is None else Path(runs)))
 
@@ -129,7 +129,8 @@ class Sweep:
     @property
     def runs(self) -> dict[str, Run]:
         """The run of each variant that was not refused, by the variant's name."""
-        return {it.name: Run(self.paths.run(it.name)) for it in self.record.variants if not it.refused}
+        accepted = (variant.name for variant in self.record.variants if not variant.refused)
+        return {name: Run(self.paths.run(name)) for name in accepted}
 
     @property
     def status(self) -> SweepStatus:
@@ -139,10 +140,10 @@ class Sweep:
         return sweep_status(self.paths, self.record, warn=_logger.warning)
 
     def results(self, *, slo: str | None = None) -> SweepResults:
-        """Return what has been measured so far: points, the frontier, the best variant.
+        """Return the results so far: points, frontier and best variant.
 
         Args:
-            slo: limits instead of those of the job file, as for ``--slo``.
+            slo: limits that override the job file's, as for ``--slo``.
 
         Raises:
             BadSlo: the limits cannot be parsed.
@@ -152,7 +153,7 @@ class Sweep:
         return read_results(self.paths, slo=slo, status=self.status)
 
     def wait(self, on_progress: Callable[[SweepStatus], object] = lambda status: None) -> SweepStatus:
-        """Wait until no job of the sweep is left; ``on_progress`` receives the status every few seconds."""
+        """Wait until all jobs of the sweep have ended; ``on_progress`` is called every few seconds."""
         while True:
             status = self.status
             on_progress(status)
@@ -161,11 +162,11 @@ class Sweep:
             time.sleep(_PAUSE_S)
 
     def cancel(self, only: Collection[str] = ()) -> SweepStatus:
-        """Cancel the jobs of all variants, or of those named.
+        """Cancel the jobs of all variants, or of those in ``only``.
 
         Raises:
-            RunNotFound: no variant has a name of ``only``.
-            SubmissionError: Slurm does not answer, or another process submits variants right now.
+            RunNotFound: a name in ``only`` is not a variant.
+            SubmissionError: Slurm does not answer, or another process is submitting variants.
         """
         from trtllm_hpc.sweeps.submit import cancel_sweep
 
@@ -174,15 +175,15 @@ class Sweep:
     def resume(
         self, only: Collection[str] = (), on_progress: OnProgress = lambda name, number, count: None
     ) -> int:
-        """Submit the variants that have not completed and are not in the queue; return how many these were.
+        """Submit the variants that are neither completed nor queued; return their number.
 
         Args:
-            only: names of variants; without any, all.
-            on_progress: receives the name of a variant that was submitted, its number, and their count.
+            only: names of variants; empty: all.
+            on_progress: called with the name of each submitted variant, its number, and the total number.
 
         Raises:
-            RunNotFound: no variant has a name of ``only``.
-            SubmissionError: Slurm refused a script, or does not answer.
+            RunNotFound: a name in ``only`` is not a variant.
+            SubmissionError: Slurm refuses a script or does not answer.
         """
         from trtllm_hpc.sweeps.submit import submit_variants
 
