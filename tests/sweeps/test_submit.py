@@ -130,7 +130,7 @@ def test_what_slurm_refuses_half_way_can_be_submitted_later(make: Make, fake_slu
     refused = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
     for words in (None, None, None, None, refused):
         fake_slurm.trouble("sbatch", words)
-    with pytest.raises(SubmissionError, match="1 of 3 variants were submitted before"):
+    with pytest.raises(SubmissionError, match="1 of 3 variants are submitted"):
         make(THREE)
     [made] = Sweep.list(fake_slurm.folder.parent / "runs")
     assert [it.state for it in made.status.variants] == ["pending", "failed", "rendered"]
@@ -146,13 +146,13 @@ def test_cancel_ends_all_or_those_that_are_named(make: Make) -> None:
     assert [it.state for it in status.variants] == ["cancelled"] * 3
     assert status.settled and status.exit_code == ExitCode.CANCELLED
     assert made.resume(["bs16"]) == 1
-    with pytest.raises(RunNotFound, match=r"No variant is called 'bs5'\. There are: bs4, bs8, bs16"):
+    with pytest.raises(RunNotFound, match=r"No variant is called 'bs5'\. The variants are bs4, bs8, bs16"):
         made.cancel(["bs5"])
 
 
 def test_two_commands_do_not_submit_at_once(make: Make) -> None:
     made = make(THREE)
-    with alone(made.paths), pytest.raises(SubmissionError, match="right now"):
+    with alone(made.paths), pytest.raises(SubmissionError, match="is submitting or cancelling variants"):
         made.resume()
 
 

@@ -1,1 +1,1 @@
-"""Sweeps: the variants of one job file, their runs, and what they have in common."""
+"""Sweeps: the variants of one job file, their runs and their results."""

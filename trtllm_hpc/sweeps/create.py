@@ -1,4 +1,4 @@
-"""From a job file to the folder of a sweep: every variant is checked before the first folder is made."""
+"""Create the folder of a sweep from a job file, after checking every variant."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from trtllm_hpc.validation.context import SlurmAnswers
 from trtllm_hpc.validation.load import load_sweep
 
 _NAMED = 4
-"""Variants that a finding names."""
+"""Most variants that a finding names."""
 
 
 @dataclass(frozen=True)
 class PlannedSweep:
-    """A sweep of which nothing is written yet."""
+    """A sweep that is not written yet."""
 
     paths: SweepPaths
     record: SweepRecord
     runs: dict[str, Plan]
-    """The plan of each variant that is not refused."""
+    """Plans of the variants that are not refused, by name."""
     findings: tuple[Diagnostic, ...]
-    """What is wrong with variants that are refused; each names them."""
+    """Errors of refused variants, each with the variants' names."""
     warnings: tuple[str, ...]
 
     @cached_property
     def jobs(self) -> int:
-        """The number of jobs to be submitted."""
+        """Number of jobs to submit."""
         return 1 if self.record.allocation == "one" else sum(len(plan.stages) for plan in self.runs.values())
 
     def write(self) -> None:
         """Download the models, write the run folder of each variant, and then the record; all or nothing.
 
-        Raises RenderError, or HubFailed.
+        Raises RenderError or HubFailed.
         """
         for plan in self.runs.values():
             download(plan.job.model, Path(plan.run_folder))
@@ -53,7 +53,7 @@ class PlannedSweep:
             for plan in self.runs.values():
                 write_planned(plan)
             write_record(self.paths, self.record)
-        except BaseException as error:  # Ctrl-C above all
+        except BaseException as error:  # including Ctrl-C
             shutil.rmtree(self.paths.folder, ignore_errors=True)
             if isinstance(error, OSError):
                 raise cannot_write(self.paths.folder, error) from None
@@ -67,18 +67,18 @@ def plan_sweep(
     ignored_checks: Collection[str] = (),
     skip: bool = False,
 ) -> PlannedSweep:
-    """Check every variant of a job file as ``submit`` checks a job.
+    """Check every variant of a job file like ``submit``.
 
     Args:
-        options: ``KEY=A,B,C`` texts, which add to the grid of the job file.
-        skip: leave variants out that are wrong, unless all are, instead of refusing the sweep.
+        options: ``KEY=A,B,C`` texts, which add to the job file's grid.
+        skip: leave out wrong variants, unless all are wrong, instead of refusing the sweep.
 
     Raises:
-        ConfigError: the files are wrong, or variants are; with everything that is wrong, and with which.
+        ConfigError: with all errors of files and variants, and the variants' names.
         SubmissionError: this machine cannot submit to the cluster.
     """
     loaded = load_sweep(source.job_file, source.cluster, source.settings, options, locator(source.runs))
-    first = next((it.facts for it in loaded.variants if it.facts is not None), None)
+    first = next((variant.facts for variant in loaded.variants if variant.facts is not None), None)
     runs = source.runs or (runs_folder(first.cluster) if first is not None else Path())
     name = first.job.name.partition(f".{loaded.variants[0].override.name}")[0] if first is not None else ""
     paths = SweepPaths(new_run_folder(runs / SWEEPS, name).folder)
@@ -104,14 +104,14 @@ def plan_sweep(
             wrong[variant_name] = error.diagnostics
         except RenderError as error:
             wrong[variant_name] = [Diagnostic("cannot-render", error.message, hint=error.hint)]
-        found = wrong.get(variant_name, ())
-        refused = tuple(": ".join(filter(None, (it.field, it.message))) for it in found)
+        problems = wrong.get(variant_name, ())
+        refused = tuple(": ".join(filter(None, (problem.field, problem.message))) for problem in problems)
         variants.append(Variant(variant_name, variant.override.values, refused))
-    # Each finding once, with the variants that have it.
+    # Show each finding once, with its variants.
     having: dict[str, tuple[Diagnostic, list[str]]] = {}
     for variant_name, diagnostics in wrong.items():
-        for it in diagnostics:
-            having.setdefault(str(it), (it, []))[1].append(variant_name)
+        for diagnostic in diagnostics:
+            having.setdefault(str(diagnostic), (diagnostic, []))[1].append(variant_name)
     findings = []
     for diagnostic, names in having.values():
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -119,7 +119,7 @@ def plan_sweep(
         which = f"all {len(names)} variants" if every else f"{', '.join(names[:_NAMED])}{more}"
         findings.append(replace(diagnostic, message=f"{diagnostic.message} (in {which})"))
     if wrong and (not skip or not planned):
-        hint = "fix them, or leave out the variants that are wrong with --skip-refused"
+        hint = "fix them, or add --skip-refused to leave out the wrong variants"
         raise ConfigError(findings, hint=hint if planned else None)
     sweep = loaded.sweep
     of_all = (sweep.allocation, sweep.max_running, sweep.time_limit_minutes)
@@ -128,11 +128,11 @@ def plan_sweep(
 
 
 def _sweep_rules(plan: Plan, *, in_one: bool) -> Iterator[Diagnostic]:
-    """A variant must end by itself, or the variants after it never run; one job has one kind of nodes."""
+    """Refuse a variant that does not end by itself, or that needs a heterogeneous job in a single job."""
     if not plan.job.stops_server:
         field = "serve.keep_running" if plan.job.companion.enabled else "companion.enabled"
-        message = "the server would run until its time limit, and the next variant wait for it"
-        yield in_job("never-ends", field, message, "let the companion stop the server, which is the default")
+        message = "the server would run until its time limit, and the next variant would wait"
+        yield in_job("never-ends", field, message, "remove it, so that the companion stops the server")
     if in_one and any(len(stage.components) > 1 for stage in plan.stages):
-        message = "needs a heterogeneous job, which a single job for all variants is not"
+        message = "needs a heterogeneous job, which sweep.allocation: one does not support"
         yield in_job("heterogeneous", "serve.disaggregated", message, "--set sweep.allocation=each")

@@ -1,4 +1,4 @@
-"""What a sweep has measured: its points, which of them are on the frontier, and which variant is best."""
+"""The results of a sweep: points, frontier and best variant."""
 
 from __future__ import annotations
 
@@ -29,43 +29,47 @@ from trtllm_hpc.sweeps.status import SweepStatus, VariantStatus, sweep_status
 
 @dataclass(frozen=True)
 class Point:
-    """One level of load of one variant. Figures are means over its passes; ``None``: not measured."""
+    """One level of load of one variant. Figures are means over passes; ``None`` means not measured."""
 
     variant: str
     values: Mapping[str, Any]
-    """The value of each key that differs between the variants."""
+    """Values of the keys that differ between variants."""
     level: str
-    """For example ``32 at once`` or ``8/s``."""
+    """Level of load, e.g. ``32 at once`` or ``8/s``."""
     load: float
-    """Requests outstanding (``closed-loop``), or requests asked for each second (``open-loop``)."""
+    """Requests in flight (``closed-loop``), or scheduled requests per second (``open-loop``)."""
     load_kind: str
     gpus: int | None
-    """GPUs of the serve stage on all its nodes, as planned; ``None`` without a plan."""
+    """Planned GPUs of the serve stage on all nodes; ``None`` without a plan."""
     passes: int
     valid: bool
-    """Whether the level's figures, and the whole measurement's, may be used."""
+    """Whether the figures of the level and of the whole measurement are valid."""
     findings: Sequence[str]
-    """Why they may not."""
+    """Sentences why the figures are invalid."""
     holds_slo: bool | None
     """Whether every pass holds every limit; ``None`` without an SLO."""
     output_tokens_per_s_per_gpu: float | None
-    """Of the whole server where the plan asks for no GPU."""
+    """Output tokens per second and GPU; without GPUs in the plan, of the whole server."""
     total_tokens_per_s_per_gpu: float | None
-    """The same with the tokens of the prompts."""
+    """Prompt and output tokens per second and GPU."""
     tokens_per_s_per_user: float | None
-    """Interactivity: 1000 / median TPOT in ms, as InferenceX (``utils/process_result.py``: median_intvty)."""
+    """Interactivity: 1000 / median TPOT in ms, like InferenceX's median_intvty
+    (``utils/process_result.py``)."""
     figures: Mapping[str, float]
-    """All figures of the level by key, as ``Measurement.figures`` has them, e.g. ``ttft_ms.p99``."""
+    """All figures of the level by key of ``Measurement.figures``, e.g. ``ttft_ms.p99``."""
     each_pass: Sequence[float]
-    """Output tokens/s/GPU of each pass."""
+    """Output tokens per second and GPU of each pass."""
     frontier: bool = False
-    """Whether no other valid point within the SLO is superior in tokens/s/GPU and tokens/s/user."""
+    """Whether the point is on the frontier, see :func:`frontier`."""
 
     def row(self) -> dict[str, Any]:
-        """Return the point as a flat row: the keys that differ stand beside the figures."""
-        apart = ("variant", "values", "figures", "each_pass")
-        own = {name: value for name, value in vars(self).items() if name not in apart}
-        values = {key: flow(it) if isinstance(it, list | dict) else it for key, it in self.values.items()}
+        """Return the point as a flat row with the differing keys and all figures."""
+        nested = ("variant", "values", "figures", "each_pass")
+        own = {name: value for name, value in vars(self).items() if name not in nested}
+        values = {
+            key: flow(value) if isinstance(value, list | dict) else value
+            for key, value in self.values.items()
+        }
         return {"variant": self.variant, **values, **own, "findings": " ".join(self.findings), **self.figures}
 
 
@@ -77,9 +81,9 @@ class Ranked:
     level: str
     output_tokens_per_s_per_gpu: float
     p_value: float | None = None
-    """Of its difference to the best, adjusted; ``None`` of the best, and where a spread is unknown."""
+    """Adjusted p-value of the difference to the best; ``None`` for the best, and if a spread is unknown."""
     significant: bool | None = None
-    """Whether the best is better by more than chance."""
+    """Whether the best is significantly better."""
 
 
 @dataclass(frozen=True)
@@ -87,21 +91,21 @@ class Best:
     """The ranking of the variants under the SLO."""
 
     sentence: str
-    """Which is best, by how much, and whether that may be chance."""
+    """Sentence with the best variant, its lead, and the lead's significance."""
     ranking: Sequence[Ranked]
-    """The best first; without the variants that have no valid level within the SLO."""
+    """Variants with a valid level within the SLO, best first."""
 
 
 @dataclass(frozen=True)
 class SweepResults:
-    """All that a sweep has measured."""
+    """All results of a sweep."""
 
     status: SweepStatus
     slo: str | None
     points: Sequence[Point]
     best: Best
     notes: Sequence[str]
-    """What a reader of the figures must know."""
+    """Notes for readers of the figures."""
 
 
 def read_results(
@@ -113,28 +117,28 @@ def read_results(
     """Read the companion's measurement of every variant.
 
     Args:
-        slo: limits instead of those of the job file; there is no goodput under these.
-        status: by default Slurm is asked for it.
+        slo: limits that override the job file's; there is no goodput for them.
+        status: status of the sweep; by default from Slurm.
 
     Raises:
-        RunNotFound: the folder is not the folder of a sweep, or its record is damaged.
+        RunNotFound: the folder is not a sweep, or its record is damaged.
         BadSlo: the limits cannot be parsed.
     """
     status = status or sweep_status(sweep, read_record(sweep))
     measured: dict[str, MeasurementSummary] = {}
-    for it in status.variants:
+    for variant in status.variants:
         with suppress(RunNotFound):
-            summary = RunPaths(it.folder).measurement(COMPANION_MEASUREMENT).summary
-            measured[it.name] = read_measurement(summary)
-    own = {str(it.settings.get("slo") or "") for it in measured.values()}
+            summary = RunPaths(variant.folder).measurement(COMPANION_MEASUREMENT).summary
+            measured[variant.name] = read_measurement(summary)
+    own = {str(measurement.settings.get("slo") or "") for measurement in measured.values()}
     text = slo or (own.pop() if len(own) == 1 else "")
     limits = parse_slo(text) if text else None
     points: list[Point] = []
-    for it in status.variants:
-        if (found := measured.get(it.name)) is not None:
-            # Under another SLO other requests are good.
-            has_goodput = limits is None or slo in (None, found.settings.get("slo"))
-            points += _points(it, found, limits, has_goodput=has_goodput)
+    for variant in status.variants:
+        if (measurement := measured.get(variant.name)) is not None:
+            # Goodput was counted with the measurement's own SLO.
+            has_goodput = limits is None or slo in (None, measurement.settings.get("slo"))
+            points += _points(variant, measurement, limits, has_goodput=has_goodput)
     points = [replace(point, frontier=on) for point, on in zip(points, frontier(points), strict=True)]
     return SweepResults(
         status,
@@ -151,26 +155,28 @@ def _points(
     run = RunPaths(of.folder)
     gpus = RunSnapshot(run).planned_gpus.get("serve")
     share = 1 / max(gpus, 1) if gpus is not None else None
-    # What else was found is about the whole measurement.
+    # Findings that no level has are about the whole measurement.
     of_levels = overall_verdict(measured.levels, measured.search).findings
-    whole = [str(it) for it in measured.verdict.findings if it not in of_levels]
+    whole = [str(finding) for finding in measured.verdict.findings if finding not in of_levels]
     evaluation = read_evaluation(run.evaluation())
-    scores = {f"score.{it.task}": it.score for it in evaluation.tasks} if evaluation else {}
+    scores = {f"score.{task.task}": task.score for task in evaluation.tasks} if evaluation else {}
     if evaluation is not None and evaluation.passed is False:
-        whole += [f"Its answers fail the gate: {it}." for it in evaluation.tasks if it.passed is False]
+        whole += [f"Its answers fail the gate: {task}." for task in evaluation.tasks if task.passed is False]
     with suppress(OSError, ConfigError):
-        # Reading all settings takes longer.
+        # A text search first, because parsing all settings takes longer.
         if evaluation is None and "  evaluate:\n" in run.spec.read_text(encoding="utf-8"):
             asked = read_spec(run.spec).companion.evaluate
             if asked is not None and (asked.threshold, asked.not_worse_than) != (None, None):
                 whole.append("Its answers were not evaluated.")
     for label, result in zip(level_labels(measured), measured.levels, strict=True):
-        found, metrics = {**level_figures(result), **scores}, [one.metrics for one in result.passes]
+        figures = {**level_figures(result), **scores}
+        metrics = [finished.metrics for finished in result.passes]
         if not has_goodput:
-            found.pop(GOODPUT.key, None)
-        output, total, tpot = map(found.get, ("output_tokens_per_s", "total_tokens_per_s", "tpot_ms.p50"))
-        each = [rate for it in metrics if isinstance(rate := it.get("output_tokens_per_s"), float)]
-        own = [sentence_of(it) for one in result.passes for it in one.verdict.findings]
+            figures.pop(GOODPUT.key, None)
+        output, total, tpot = map(figures.get, ("output_tokens_per_s", "total_tokens_per_s", "tpot_ms.p50"))
+        rates = [values.get("output_tokens_per_s") for values in metrics]
+        each = [rate for rate in rates if isinstance(rate, float)]
+        own = [sentence_of(finding) for finished in result.passes for finding in finished.verdict.findings]
         yield Point(
             variant=of.name,
             values=of.values,
@@ -185,7 +191,7 @@ def _points(
             output_tokens_per_s_per_gpu=output * share if output is not None and share else None,
             total_tokens_per_s_per_gpu=total * share if total is not None and share else None,
             tokens_per_s_per_user=1000 / tpot if tpot else None,
-            figures=found,
+            figures=figures,
             each_pass=[rate * share for rate in each] if share else [],
         )
 
@@ -196,7 +202,7 @@ def _notes(
     if different_slos:
         yield "The variants were measured with different SLOs, so none is used. Name one: --slo LIMITS."
     if any(point.gpus == 0 for point in points):
-        yield "A plan asks for no GPU: its figures for each GPU are those of the whole server."
+        yield "A plan has no GPUs, so its figures per GPU are those of the whole server."
     first = next(iter(measured), "")
     differ = {name: lines for name in measured if (lines := workload_diff(measured[first], measured[name]))}
     for name in list(differ)[:1]:
@@ -210,10 +216,10 @@ def _notes(
 def frontier(points: Sequence[Point]) -> list[bool]:
     """Return for each point whether it is on the frontier.
 
-    These are the valid points within the SLO, if there is one, to which no other such point is superior in
-    tokens/s/GPU or tokens/s/user without being inferior in the other.
+    A valid point within the SLO (if any) is on the frontier unless another such point is at least as good in
+    both tokens/s/GPU and tokens/s/user, and better in one of them.
     """
-    found, last = set[int](), (0.0, 0.0)
+    on_frontier, last = set[int](), (0.0, 0.0)
     known = [
         (point.tokens_per_s_per_user, point.output_tokens_per_s_per_gpu, place)
         for place, point in enumerate(points)
@@ -222,20 +228,20 @@ def frontier(points: Sequence[Point]) -> list[bool]:
     ]
     for user, gpu, place in sorted(known, reverse=True):
         if gpu > last[1] or (user, gpu) == last:
-            found.add(place)
+            on_frontier.add(place)
             last = (user, gpu)
-    return [place in found for place in range(len(points))]
+    return [place in on_frontier for place in range(len(points))]
 
 
 def best_variant(points: Sequence[Point], slo: str | None) -> Best:
-    """Rank the variants by output tokens/s/GPU at their best valid level that holds the SLO in every pass.
+    """Rank the variants by output tokens/s/GPU at their best valid level that meets the SLO in every pass.
 
-    This is the rule of MLPerf Inference for servers: the most throughput within limits on latency (Reddi et
+    This is the rule of MLPerf Inference for servers: the highest throughput within latency limits (Reddi et
     al. 2020, "MLPerf inference benchmark").
 
-    Each pass is one observation; variants are compared with Welch's t-test. The best is known only after
-    looking at all, so p-values are adjusted (Holm) for all pairs. Adjusted for the comparisons with the best
-    alone, a difference would be called significant in 16 % of sweeps of 64 equal variants (5 passes).
+    Each pass is one observation of Welch's t-test. The best variant is chosen after looking at all, so
+    p-values are adjusted (Holm) for all pairs: adjusted only for the comparisons with the best, 16 % of
+    sweeps with 64 equal variants (5 passes) would have a significant difference.
     """
     if slo is None:
         return Best("Without an SLO no variant is best. Name one, for example --slo 'ttft.p99<500ms'.", [])
@@ -246,7 +252,7 @@ def best_variant(points: Sequence[Point], slo: str | None) -> Best:
             tops[point.variant] = (value, point)
     if not tops:
         return Best(f"No variant has a valid level that holds {slo}.", [])
-    in_order = [point for _, point in sorted(tops.values(), key=lambda it: it[0], reverse=True)]
+    in_order = [point for _, point in sorted(tops.values(), key=lambda top: top[0], reverse=True)]
     tests = {
         (a.variant, b.variant): test.p_value
         for a, b in combinations(in_order, 2)
@@ -270,10 +276,10 @@ def _sentence(slo: str, ranking: Sequence[Ranked], comparisons: int) -> str:
     ahead = share(best.output_tokens_per_s_per_gpu / second.output_tokens_per_s_per_gpu - 1)
     words = f"Best under {slo}: {words}, {ahead} more than the runner-up, {second.variant} ({second.level})."
     if second.p_value is None:
-        return f"{words} This may be chance: a single pass has no spread. Measure with repeats: 5."
+        return f"{words} This may be chance, because a single pass has no spread. Measure with repeats: 5."
     chance = "is significant" if second.significant else "may be chance"
     chance += " (p < 0.001" if second.p_value < 0.001 else f" (p = {second.p_value:.2g}"
     chance += f", adjusted for {comparisons} comparisons)" if comparisons > 1 else ")"
-    clear = sum(it.significant is True for it in others)
+    clear = sum(other.significant is True for other in others)
     more = f" {clear} of {len(others)} other variants are significantly slower." if len(others) > 1 else ""
     return f"{words} The difference {chance}.{more}"

@@ -1,4 +1,4 @@
-"""The report of a sweep: the frontier, latency and goodput over load, and a table."""
+"""The HTML report of a sweep: frontier, latency and goodput over load, and a table."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from trtllm_hpc.sweeps.measured import SweepResults
 
 _HEIGHT = 300
 _X = "M-.7,-.7L.7,.7M.7,-.7L-.7,.7"
-"""The shape of a level that is not valid, as an SVG path."""
+"""Mark of an invalid level, as an SVG path."""
 _GPU = "output tokens/s/GPU"
 
 
 def write_report(results: SweepResults, to: Path) -> None:
-    """Write the page; raises TrtllmHpcError without vl-convert."""
+    """Write the report. Raises TrtllmHpcError without vl-convert."""
     measured = {point.variant for point in results.points}
     values = {
         "rows": [(point, point.row()) for point in results.points],
@@ -46,7 +46,7 @@ def write_report(results: SweepResults, to: Path) -> None:
 
 def sections_of(results: SweepResults) -> Iterator[ChartSection]:
     """Yield the sections of the page in order."""
-    stream = "No level has both figures: times between tokens are known only of answers that were streamed."
+    stream = "No level has both figures, because times between tokens need streamed answers."
     no_slo = "No level has goodput. It needs an SLO: --slo LIMITS."
     kinds = {"closed-loop": "requests at once", "open-loop": "requests asked for/s"}
     load = ("load", " or ".join(sorted({kinds[point.load_kind] for point in results.points})))
@@ -68,31 +68,34 @@ def sections_of(results: SweepResults) -> Iterator[ChartSection]:
 def _chart(
     results: SweepResults, key: str, title: str, along: tuple[str, str], up: tuple[str, str], missing: str
 ) -> Chart | NoChart:
-    """Return a chart of two figures: each by its name in a row, with the title of its axis."""
+    """Return a chart of two figures, each given by its key in a row and the title of its axis."""
     rows: list[Row] = []
-    for it in results.points:
-        x, y = map(it.row().get, (along[0], up[0]))
+    for point in results.points:
+        x, y = map(point.row().get, (along[0], up[0]))
         if x is None or y is None:
             continue
-        held = it.holds_slo is not False
-        gpu, user = quantity(it.output_tokens_per_s_per_gpu), quantity(it.tokens_per_s_per_user)
-        ttft, itl = (quantity(it.figures.get(f"{name}_ms.p99")) for name in ("ttft", "itl"))
-        valid = f"yes{'' if held else ', but misses the SLO'}" if it.valid else f"no: {' '.join(it.findings)}"
-        row = {"x": x, "y": y, "load": it.load, "variant": it.variant, "level": it.level, "ok": it.valid}
+        held = point.holds_slo is not False
+        gpu, user = quantity(point.output_tokens_per_s_per_gpu), quantity(point.tokens_per_s_per_user)
+        ttft, itl = (quantity(point.figures.get(f"{name}_ms.p99")) for name in ("ttft", "itl"))
+        valid = f"yes{'' if held else ', but misses the SLO'}"
+        if not point.valid:
+            valid = f"no: {' '.join(point.findings)}"
+        row = {"x": x, "y": y, "load": point.load, "variant": point.variant, "level": point.level}
+        row["ok"] = point.valid
         row["figures"] = f"{gpu}/GPU, {user}/user, p99 of TTFT {ttft} ms, of ITL {itl} ms"
-        rows.append({**row, "valid": valid, "frontier": it.frontier, "held": held})
+        rows.append({**row, "valid": valid, "frontier": point.frontier, "held": held})
     if not rows:
         return NoChart(title, missing)
     xs, ys = ([row[name] for row in rows] for name in ("x", "y"))
     names = list(dict.fromkeys(row["variant"] for row in rows))
-    # So many names stand beside one another on a telephone.
+    # As many columns as fit on a phone.
     legend = {"columns": max(1, min(3, 36 // max(map(len, names))))}
-    # Few variants have a colour and a shape each, many one range of colours.
+    # Few variants get a colour and a shape each, many share a range of colours.
     is_few = len(names) <= len(CATEGORIES)
     looked = {"scale": {"domain": names}, "legend": legend}
     color = word("variant", type="nominal" if is_few else "ordinal", **looked)
     tooltip = [word(name) for name in ("variant", "level", "figures", "valid")]
-    layers: list[Spec] = []  # of layers without data Vega warns
+    layers: list[Spec] = []  # only layers with data, because Vega warns about empty ones
     if key == "frontier" and any(row["frontier"] for row in rows):
         step = {"type": "line", "interpolate": "step-before", "style": QUIET}
         layers.append(layer(step, "datum.frontier", order=number("x")))
@@ -105,8 +108,8 @@ def _chart(
         **({"shape": word("variant", **looked)} if is_few else {}),
     }
     for held in sorted({row["held"] for row in rows if row["ok"]}, reverse=True):
-        point = {"type": "point", "size": 60, "filled": held, "opacity": 1}
-        layers.append(layer(point, f"datum.ok && datum.held === {str(held).lower()}", **looks))
+        mark = {"type": "point", "size": 60, "filled": held, "opacity": 1}
+        layers.append(layer(mark, f"datum.ok && datum.held === {str(held).lower()}", **looks))
     if not all(row["ok"] for row in rows):
         cross = {"type": "point", "size": 110, "shape": _X, "color": ASIDE, "filled": False}
         layers.append(layer(cross, "!datum.ok", tooltip=tooltip))

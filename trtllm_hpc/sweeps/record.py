@@ -1,4 +1,4 @@
-"""The folder of a sweep: ``sweep.json``, the job file as it was, and a run folder for each variant."""
+"""The folder of a sweep: ``sweep.json`` and a run folder for each variant."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ from trtllm_hpc.runtime.records import known_fields
 
 @dataclass(frozen=True)
 class Variant:
-    """One combination of values."""
+    """A variant: one combination of values."""
 
     name: str
-    """What differs, for example ``tp4-bs64``; the name of its run folder."""
+    """Name of the variant and its run folder, made of the differences, e.g. ``tp4-bs64``."""
     values: Mapping[str, Any]
-    """The value of each key that differs between the variants, in the sweep's order of keys."""
+    """Values of the keys that differ between variants, in the order of the sweep's keys."""
     refused: Sequence[str] = ()
-    """What is wrong with it, a sentence each: it was never submitted."""
+    """Errors of a refused variant, which is never submitted."""
 
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """What ``sweep.json`` holds; written before the first variant is submitted, and never changed."""
+    """Contents of ``sweep.json``, written before the first submission and never changed."""
 
     name: str
-    """The job's."""
+    """Name of the job."""
     cluster: str
     """Name or file of the profile."""
     keys: Sequence[str]
-    """The keys that differ between the variants."""
+    """Keys that differ between variants."""
     variants: Sequence[Variant]
     allocation: Literal["each", "one"] = "each"
-    """``one``: a single Slurm job serves and measures variant after variant."""
+    """``one``: a single Slurm job serves and measures the variants in turn."""
     max_running: int | None = None
-    """Variants whose jobs may run at once; ``None``: all."""
+    """Most variants that run at once; ``None``: all."""
     time_limit_minutes: int | None = None
-    """With a single job, its time limit; ``None``: the sum of the variants' limits."""
+    """Time limit of a single job; ``None``: the sum of the variants' limits."""
     created_at: float = field(default_factory=time.time)
-    """Seconds since the epoch."""
+    """Unix time of creation."""
 
 
 class SweepPaths:
-    """Names of everything in the folder of a sweep, which is made absolute and need not exist."""
+    """Paths in the folder of a sweep, which is made absolute and need not exist."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
 
     @property
     def sweep_id(self) -> str:
-        """The folder's own name."""
+        """ID of the sweep: the name of its folder."""
         return self.folder.name
 
     @property
@@ -72,7 +72,7 @@ class SweepPaths:
 
     @property
     def report(self) -> Path:
-        """The report, one HTML file."""
+        """The HTML report."""
         return self.folder / "report.html"
 
     def run(self, variant: str) -> RunPaths:
@@ -81,12 +81,12 @@ class SweepPaths:
 
 
 def write_record(paths: SweepPaths, record: SweepRecord) -> None:
-    """Write the record; readers see nothing or the whole."""
+    """Write the record atomically."""
     write_json(paths.record, asdict(record))
 
 
 def read_record(paths: SweepPaths) -> SweepRecord:
-    """Read the record. Raises RunNotFound if there is none, or it is damaged."""
+    """Read the record. Raises RunNotFound if it is missing or damaged."""
     try:
         raw: Any = read_json(paths.record)
         variants = [Variant(**known_fields(Variant, variant)) for variant in raw.pop("variants")]
@@ -105,9 +105,9 @@ def run_folders(paths: SweepPaths) -> list[str]:
 
 
 def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
-    """Return the sweep that ``name`` stands for: its folder, its id, the job's name, or ``latest``.
+    """Return a sweep by folder, ID or its beginning, job name, or ``latest``.
 
-    Raises RunNotFound if there is none, or the beginning of an id fits several.
+    Raises RunNotFound if there is no such sweep, or if the beginning of an ID matches several.
     """
     runs_folder = runs_folder.absolute()
     sweeps = list(list_sweeps(runs_folder))
@@ -117,16 +117,16 @@ def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
     is_damaged = named.folder.parent.name == SWEEPS and bool(run_folders(named))
     if name != "latest" and (named.record.is_file() or is_damaged):
         return named
-    for found in sweeps:
+    for sweep in sweeps:
         with suppress(RunNotFound):
-            if name == found.sweep_id or name == read_record(found).name:
-                return found
-    matching = [it for it in sweeps if name and it.sweep_id.startswith(name)]
+            if name == sweep.sweep_id or name == read_record(sweep).name:
+                return sweep
+    matching = [sweep for sweep in sweeps if name and sweep.sweep_id.startswith(name)]
     if len(matching) == 1:
         return matching[0]
-    newest = ", ".join(it.sweep_id for it in (matching or sweeps)[:5])
+    newest = ", ".join(sweep.sweep_id for sweep in (matching or sweeps)[:5])
     folder = runs_folder / SWEEPS
-    where = f"The newest in {folder}: {newest}." if newest else f"{folder} has none."
+    where = f"The newest in {folder}: {newest}." if newest else f"{folder} contains no sweeps."
     hint = "trtllm-hpc sweep list, or name the folder of runs with --runs"
     raise RunNotFound(f"No sweep is called {name!r}. {where}", hint=hint)
 
@@ -137,6 +137,6 @@ def list_sweeps(runs_folder: Path) -> Iterator[SweepPaths]:
         folders = list((runs_folder / SWEEPS).iterdir())
     except OSError:
         return
-    found = [SweepPaths(folder) for folder in folders if not folder.name.startswith(REMOVED)]
-    times = {it: it.record.stat().st_mtime for it in found if it.record.is_file()}
-    yield from sorted(times, key=lambda it: (times[it], it.sweep_id), reverse=True)
+    sweeps = [SweepPaths(folder) for folder in folders if not folder.name.startswith(REMOVED)]
+    times = {sweep: sweep.record.stat().st_mtime for sweep in sweeps if sweep.record.is_file()}
+    yield from sorted(times, key=lambda sweep: (times[sweep], sweep.sweep_id), reverse=True)

@@ -13,83 +13,84 @@ from trtllm_hpc.runs.status import RunState
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord
 
 REFUSED = "refused"
-"""State of a variant that was never submitted because it breaks a rule."""
+"""State of a variant that breaks a rule and is never submitted."""
 
 
 @dataclass(frozen=True)
 class VariantStatus:
-    """One variant."""
+    """The state of one variant."""
 
     name: str
     values: Mapping[str, Any]
-    """The value of each key that differs between the variants."""
+    """Values of the keys that differ between variants."""
     state: str | None
-    """``refused``, or that of its run; ``rendered``: not submitted yet. ``None``: Slurm does not answer."""
+    """``refused``, or the run's state (``rendered``: not submitted yet); ``None``: Slurm does not answer."""
     sentence: str | None
-    """Why it was refused, or has not completed."""
+    """Why the variant is refused, or has not completed."""
     folder: str
-    """Its run folder."""
+    """Run folder."""
     gpu_hours: float | None = None
-    """Of all its jobs, as far as it is known."""
+    """GPU-hours of all jobs, as far as they are known."""
     exit_code: int | None = None
-    """What failed, as ``submit --wait`` returns it."""
+    """Exit code of ``submit --wait`` for the failure."""
     live: bool = False
-    """Whether a job of it is in the queue or runs."""
+    """Whether a job is queued or running."""
 
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """A sweep."""
+    """The state of a sweep."""
 
     sweep_id: str
     folder: str
     name: str
-    """The job's."""
+    """Name of the job."""
     keys: Sequence[str]
-    """The keys that differ between the variants."""
+    """Keys that differ between variants."""
     variants: Sequence[VariantStatus]
 
     PRINTED: ClassVar[tuple[str, ...]] = ("settled", "completed")
-    """Properties that JSON has too."""
+    """Properties that JSON contains, too."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of variants in each state, the most frequent first."""
-        return dict(Counter(it.state or "unknown" for it in self.variants).most_common())
+        """Number of variants by state, most frequent state first."""
+        return dict(Counter(variant.state or "unknown" for variant in self.variants).most_common())
 
     @property
     def settled(self) -> bool:
-        """Whether no job of the sweep is left, and Slurm has said so."""
-        return not any(it.live or it.state is None for it in self.variants)
+        """Whether Slurm confirms that all jobs of the sweep have ended."""
+        return not any(variant.live or variant.state is None for variant in self.variants)
 
     @property
     def completed(self) -> bool:
-        """Whether every variant that was not refused has completed."""
-        return all(it.state in (REFUSED, RunState.COMPLETED.value) for it in self.variants)
+        """Whether all variants have completed, except refused ones."""
+        return all(variant.state in (REFUSED, RunState.COMPLETED.value) for variant in self.variants)
 
     @property
     def exit_code(self) -> ExitCode:
-        """0 if every variant has completed; else what failed first, in the order of the variants."""
-        codes = [ExitCode(it.exit_code) for it in self.variants if it.exit_code]
-        left = ExitCode.OK if self.completed else ExitCode.SUBMISSION
-        return codes[0] if codes else left
+        """0 if every variant has completed, else the code of the first failed variant."""
+        codes = [ExitCode(variant.exit_code) for variant in self.variants if variant.exit_code]
+        without_failure = ExitCode.OK if self.completed else ExitCode.SUBMISSION
+        return codes[0] if codes else without_failure
 
 
 def sweep_status(
     paths: SweepPaths, record: SweepRecord, *, warn: Callable[[str], object] = lambda sentence: None
 ) -> SweepStatus:
-    """Return the state of every variant; Slurm is queried once. ``warn`` as for ``listed_runs``."""
+    """Return the state of every variant, with a single query of Slurm; ``warn`` as in ``listed_runs``."""
     rows = {row.run_id: row for row in listed_runs(paths.folder, reasons=True, warn=warn)}
-    variants = []
-    for it in record.variants:
-        row, folder, lost = rows.get(it.name), str(paths.run(it.name).folder), RunState.LOST.value
-        if it.refused:
-            found = VariantStatus(it.name, it.values, REFUSED, "; ".join(it.refused), folder)
+    statuses = []
+    for variant in record.variants:
+        name, values, lost = variant.name, variant.values, RunState.LOST.value
+        row, folder = rows.get(name), str(paths.run(name).folder)
+        if variant.refused:
+            status = VariantStatus(name, values, REFUSED, "; ".join(variant.refused), folder)
         elif row is None:
             why = "its run folder is gone"
-            found = VariantStatus(it.name, it.values, lost, why, folder, exit_code=ExitCode.LOST)
+            status = VariantStatus(name, values, lost, why, folder, exit_code=ExitCode.LOST)
         else:
             state, known = row.state and row.state.value, (row.gpu_hours, row.exit_code, row.live)
-            found = VariantStatus(it.name, it.values, state, row.sentence, folder, *known)
-        variants.append(found)
-    return SweepStatus(paths.sweep_id, str(paths.folder), record.name, record.keys, variants)
+            status = VariantStatus(name, values, state, row.sentence, folder, *known)
+        statuses.append(status)
+    return SweepStatus(paths.sweep_id, str(paths.folder), record.name, record.keys, statuses)

@@ -1,4 +1,4 @@
-"""Submitting the variants of a sweep that have not completed, in lanes or as one job, and cancelling them."""
+"""Submit the variants of a sweep that have not completed, separately or as one job, and cancel them."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, read_reco
 from trtllm_hpc.sweeps.status import SweepStatus, sweep_status
 
 _STAGE = "sweep"
-"""The only stage of a job for all variants."""
+"""Name of the stage of a single job for all variants."""
 
 OnProgress = Callable[[str, int, int], object]
-"""Receives the name of a variant that was submitted, its number, and how many there are to submit."""
+"""Called with the name of a submitted variant, its number, and the total number."""
 
 
 @contextmanager
 def alone(paths: SweepPaths) -> Iterator[None]:
-    """Keep other processes from submitting or cancelling variants. Raises SubmissionError if one is at it."""
-    message = f"Another process submits or cancels variants of {paths.sweep_id} right now."
+    """Lock the sweep. Raises SubmissionError if another process submits or cancels variants."""
+    message = f"Another process is submitting or cancelling variants of {paths.sweep_id}."
     with locked(paths.lock, SubmissionError(message, hint=f"trtllm-hpc sweep status {paths.sweep_id}")):
         yield
 
 
 def require_variants(record: SweepRecord, names: Collection[str]) -> None:
-    """Raise RunNotFound for a name that no variant has."""
-    known = [it.name for it in record.variants]
+    """Raise RunNotFound for a name that is not a variant."""
+    known = [variant.name for variant in record.variants]
     for name in names:
         if name not in known:
-            raise RunNotFound(f"No variant is called {name!r}. There are: {', '.join(known)}.")
+            raise RunNotFound(f"No variant is called {name!r}. The variants are {', '.join(known)}.")
 
 
 def submit_variants(
@@ -66,28 +66,27 @@ def submit_variants(
     only: Collection[str] = (),
     on_progress: OnProgress = lambda name, number, count: None,
 ) -> int:
-    """Submit every variant that has not completed and is not in the queue; return how many these were.
+    """Submit every variant that is neither completed nor queued; return their number.
 
     Args:
-        only: names of variants; without any, all that are not refused.
+        only: names of variants; empty: all that are not refused.
 
-    Raises:
-        SubmissionError: Slurm refused a script, or does not answer. What was submitted before stays so, and
-            the same call goes on.
+        Raises: SubmissionError: Slurm refuses a script or does not answer. Earlier variants stay submitted,
+        and another call submits the rest.
     """
     require_variants(record, only)
     with alone(paths):
         rows = {row.run_id: row for row in listed_runs(paths.folder, warn=_refuse_silence)}
         live = [paths.run(name) for name, row in rows.items() if row.live]
         left = [
-            it.name
-            for it in record.variants
-            if not it.refused and it.name in rows and (not only or it.name in only)
-            if not rows[it.name].live and rows[it.name].state is not RunState.COMPLETED
+            variant.name
+            for variant in record.variants
+            if not variant.refused and variant.name in rows and (not only or variant.name in only)
+            if not rows[variant.name].live and rows[variant.name].state is not RunState.COMPLETED
         ]
         for run in map(paths.run, left):
             if read_submission(run) is None:
-                run.stop_request.unlink(missing_ok=True)  # of a cancel before this command
+                run.stop_request.unlink(missing_ok=True)  # from an earlier cancel
         if record.allocation == "one":
             with ExitStack() as held:
                 for run in map(paths.run, left):
@@ -102,8 +101,8 @@ def submit_variants(
                 next(submitting)
             except (SubmissionError, OSError) as cause:
                 error = cause if isinstance(cause, SubmissionError) else SubmissionError(str(cause))
-                error.hint = f"once that is mended, trtllm-hpc sweep resume {paths.sweep_id} submits the rest"
-                error.message += f"\n{number - 1} of {len(left)} variants were submitted before, and stay so."
+                error.hint = f"fix that, and type trtllm-hpc sweep resume {paths.sweep_id} to submit the rest"
+                error.message += f"\n{number - 1} of {len(left)} variants are submitted and stay so."
                 raise error from None
             on_progress(name, number, len(left))
     return len(left)
@@ -114,11 +113,11 @@ def _refuse_silence(sentence: str) -> None:
 
 
 def _submitted(runs: Sequence[RunPaths], lanes: int | None, live: Collection[RunPaths]) -> Iterator[None]:
-    """Submit runs, rendered ones or what is left of them, one each time, at most ``lanes`` of them at once.
+    """Submit new or partly completed runs, one per iteration; at most ``lanes`` of them run at once.
 
-    Each run is in a lane, and its first job waits (``afterany``) for all jobs of the run before it there. No
-    process has to live for that. Builds of the same engine wait for each other, too: the first one builds,
-    and the others find it in the cache. Raises SubmissionError.
+    Each run is in a lane, in which its first job waits (``afterany``) for all jobs of the run before, so that
+    no process needs to stay alive. A build also waits for an earlier build of the same engine, which it then
+    finds in the cache. Raises SubmissionError.
     """
     last: dict[int, list[str]] = {}
     length, builds = Counter[int](), dict[str, str]()
@@ -131,11 +130,12 @@ def _submitted(runs: Sequence[RunPaths], lanes: int | None, live: Collection[Run
         if engine is not None and build is not None:
             builds.setdefault(engine, build.job_id)
 
-    records = [(run, found) for run in live if (found := read_submission(run)) is not None]
-    for run, found in sorted(
-        records, key=lambda it: max((job.submitted_at for job in it[1].stages.values()), default=0.0)
-    ):
-        remember(run, found)
+    def submitted_at(item: tuple[RunPaths, SubmissionRecord]) -> float:
+        return max((job.submitted_at for job in item[1].stages.values()), default=0.0)
+
+    records = [(run, record) for run in live if (record := read_submission(run)) is not None]
+    for run, record in sorted(records, key=submitted_at):
+        remember(run, record)
     for run in runs:
         lane = min(range(lanes), key=length.__getitem__) if lanes else 0
         before = last.get(lane, []) if lanes else []
@@ -151,7 +151,7 @@ def _submitted(runs: Sequence[RunPaths], lanes: int | None, live: Collection[Run
 
 
 def _engine(run: RunPaths) -> str | None:
-    """Return what the engine of a run depends on, as text; ``None`` without a build."""
+    """Return a text that identifies the engine of a run; ``None`` without a build."""
     recipe = read_json(run.build_recipe)
     keys = ("model_path", "steps", "tensorrt_llm", "compute_capability")
     return None if recipe is None else json.dumps([recipe.get(key) for key in keys])
@@ -161,35 +161,35 @@ def _engine(run: RunPaths) -> str | None:
 
 
 def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) -> None:
-    """Submit one job that runs these variants, whose stages are ready to run, in their order.
+    """Submit one job that runs the variants ``names`` in order. Their stages must be ready to run.
 
-    Raises SubmissionError if Slurm refuses it.
+    Raises SubmissionError if Slurm refuses the job.
     """
     plans = {run: readable_plan(run) for run in map(paths.run, names)}
     first, plan = next(iter(plans.items()))
     cluster = read_cluster(first.cluster)
     minutes = record.time_limit_minutes
-    if not minutes:  # what all variants may need together, and the partition allows
+    if not minutes:  # the sum of the variants' limits, within the site's and the partition's limits
         needed = 0
         for run, planned in plans.items():
             spec = read_spec(run.spec)
             needed += spec.serve.time_limit_minutes
             needed += spec.build.time_limit_minutes if planned.stage("build") is not None else 0
         bounds = [needed, cluster.limits.time_minutes]
-        for it in query_limits(*cluster.controller) if cluster.scheduler == "slurm" else ():
-            if it.is_default if cluster.partition is None else it.name == cluster.partition:
-                bounds.append(it.minutes)
+        for limits in query_limits(*cluster.controller) if cluster.scheduler == "slurm" else ():
+            if limits.is_default if cluster.partition is None else limits.name == cluster.partition:
+                bounds.append(limits.minutes)
         minutes = min(bound for bound in bounds if bound is not None)
-    # The job asks for the most of everything that a stage of any variant asks for.
+    # The job requests the maximum of each resource over all stages of all variants.
     asked = [stage.first for planned in plans.values() for stage in planned.stages]
     resources = replace(
         next(stage.first for stage in plan.stages if stage.name == "serve"),
-        nodes=max(it.nodes for it in asked),
+        nodes=max(stage.nodes for stage in asked),
         tasks=None,
         tasks_per_node=1,
-        cpus_per_task=max(it.cpus_per_task * (it.tasks_per_node or 1) for it in asked),
-        memory_gib=_most_memory(it.memory_gib for it in asked),
-        gpus_per_node=max(it.gpus_per_node for it in asked),
+        cpus_per_task=max(stage.cpus_per_task * (stage.tasks_per_node or 1) for stage in asked),
+        memory_gib=_most_memory(stage.memory_gib for stage in asked),
+        gpus_per_node=max(stage.gpus_per_node for stage in asked),
         minutes=minutes,
         warning_seconds=None,
     )
@@ -224,7 +224,7 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
             of_run.within = str(paths.folder)
             of_run.stages = {stage.name: job for stage in planned.stages}
             of_run.write(run)
-    except BaseException:  # Ctrl-C above all: a job that nobody knows must not hold nodes
+    except BaseException:  # including Ctrl-C: an unrecorded job must not occupy nodes
         if cluster.scheduler == "local":
             signal_group(int(job_id), signal.SIGTERM)
         else:
@@ -233,20 +233,22 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
 
 
 def _most_memory(asked: Iterable[int | str | None]) -> int | str | None:
-    given = [it for it in asked if it is not None]
-    return "all" if "all" in given else max((it for it in given if isinstance(it, int)), default=None)
+    amounts = [amount for amount in asked if amount is not None]
+    if "all" in amounts:
+        return "all"
+    return max((amount for amount in amounts if isinstance(amount, int)), default=None)
 
 
 # Cancelling -----------------------------------------------------------------------------------------
 
 
 def cancel_sweep(paths: SweepPaths, *, only: Collection[str] = ()) -> SweepStatus:
-    """Cancel the jobs of all variants, or of those named; return the status. Idempotent.
+    """Cancel the jobs of all variants, or of those in ``only``, and return the status. Idempotent.
 
-    If the record of the sweep is damaged, its variants are the run folders that are there.
-    The last variant is cancelled first: otherwise Slurm would start each one that waits for the one before.
-    Raises RunNotFound if no variant has a name of ``only``; SubmissionError as ``cancel_run``, or if another
-    process submits variants right now.
+    If the sweep's record is damaged, the existing run folders are its variants. The last variant is cancelled
+    first, because Slurm would start each variant that waits for the one before. Raises RunNotFound if a name
+    in ``only`` is not a variant, and SubmissionError like ``cancel_run``, or if another process submits
+    variants.
     """
     try:
         record = read_record(paths)
@@ -257,8 +259,8 @@ def cancel_sweep(paths: SweepPaths, *, only: Collection[str] = ()) -> SweepStatu
         for variant in reversed(sweep_status(paths, record).variants):
             if (variant.live or variant.state is None) and (not only or variant.name in only):
                 cancel_run(paths.run(variant.name))
-        # A job that was to run all variants: without one left it ends by itself once it has begun. No variant
-        # has recorded it if the process that submitted it was killed.
+        # Also cancel the single job of all variants, which would otherwise stay queued. Slurm is searched for
+        # it, because no variant has recorded it if the submitting process was killed.
         runs, script = [paths.run(name) for name in run_folders(paths)], RunPaths(paths.folder).sbatch(_STAGE)
         cluster = read_cluster(runs[0].cluster) if not only and runs and script.exists() else None
         if cluster is not None and cluster.scheduler == "slurm":
