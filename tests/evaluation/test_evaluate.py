@@ -122,7 +122,7 @@ def test_parts_of_a_group_without_a_metric_in_common_are_refused() -> None:
     sample = {"doc_hash": "a" * 64, "filter": "strict", "metrics": ["exact_match"], "exact_match": 1.0}
     for other in ({"filter": "none"}, {"metrics": ["f1"], "f1": 1.0}):
         for metric in (None, "exact_match,strict"):
-            with pytest.raises(ConfigError, match=r"scores each question of each part.*\n.*name its parts"):
+            with pytest.raises(ConfigError, match=r"scores every question of every part.*\n.*name its parts"):
                 scores_of({"one": [sample], "two": [sample | other]}, metric)
 
 

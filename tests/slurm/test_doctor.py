@@ -26,7 +26,7 @@ def test_doctor_asks_this_slurm(person: Person, engine: Path) -> None:
     rows = outcomes(person, job)
     assert {row["state"] for row in rows.values()} <= {"ok", "unknown"}, rows
     assert rows["mpi-plugin"]["message"] == "this Slurm has the MPI plugin pmix"
-    found = "the partition 'batch' has 4 nodes of 4 GPUs, claimed: there is no GPU behind them"
+    found = "the partition 'batch' has 4 nodes with 4 GPUs that are simulated: nothing can compute on them"
     assert rows["partition"]["message"] == found
     assert rows["engine-files"]["state"] == rows["engine-world"]["state"] == "ok"
     wrong = outcomes(person, job, "--set", "cluster.mpi=openmpi", "--set", "cluster.partition=gpu")

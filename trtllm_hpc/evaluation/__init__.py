@@ -1,1 +1,1 @@
-"""Whether the model answers well: tasks of EleutherAI's ``lm-eval``, their scores, and the gate."""
+"""Evaluate a model's answers with tasks of EleutherAI's ``lm-eval``, and judge the scores."""

@@ -1,4 +1,4 @@
-"""Ask a served model the questions of tasks, keep each answer as it comes, and score them."""
+"""Ask a served model the questions of tasks, save each answer, and score the answers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from trtllm_hpc.evaluation.scores import (
 from trtllm_hpc.paths import RunPaths, read_json, write_json, write_text
 
 Question = tuple[str, dict[str, Any]]
-"""A text, or a chat's messages as JSON, and the options of the request."""
+"""A text, or a chat's messages as JSON, with the options of the request."""
 CONCURRENCY = 32
-"""Questions asked at once."""
+"""Most questions in flight."""
 TIMEOUT_S = 600.0
-"""How long an answer may take."""
+"""Time limit of an answer in seconds."""
 OnAnswer = Callable[[int, int], object]
-"""Called after each answer with the numbers of answers and of questions of its task."""
+"""Called after each answer with the numbers of answers and questions of the task."""
 
 
 class Answers:
-    """The answers to an evaluation's questions: those in its file, and those that the server gives."""
+    """Answers to an evaluation's questions, from its file or from the server."""
 
     def __init__(self, file: Path, on_answer: OnAnswer) -> None:
         self._file, self._on_answer, self._known = file, on_answer, dict[str, str]()
@@ -46,12 +46,12 @@ class Answers:
         for line in file.read_bytes().splitlines(keepends=True) if file.exists() else []:
             with suppress(ValueError):
                 self._known |= json.loads(line)
-            if not line.endswith(b"\n"):  # its writer was killed
+            if not line.endswith(b"\n"):  # a killed process left an incomplete line
                 with file.open("ab") as cut:
                     cut.write(b"\n")
 
     async def to(self, questions: Sequence[Question], client: AsyncClient, *, chat: bool) -> list[str]:
-        """Return the answers in the questions' order; raises RequestFailed if one is missing."""
+        """Return the answers in the order of the questions. Raises RequestFailed if an answer is missing."""
         seen, slots, work = Counter[str](), asyncio.Semaphore(CONCURRENCY), []
         before = self.asked + self.kept
 
@@ -61,21 +61,21 @@ class Answers:
                 self._on_answer(self.asked + self.kept - before, len(questions))
                 return self._known[key]
             async with slots:
-                asked = client.chat(json.loads(text), **options) if chat else client.generate(text, **options)
-                found = (await asked).text
+                call = client.chat(json.loads(text), **options) if chat else client.generate(text, **options)
+                reply = (await call).text
             self.asked += 1
-            # Some servers leave out what ends an answer, others do not.
-            ends = [place for word in options["stop_words"] if (place := found.find(word)) >= 0]
-            found = found[: min(ends, default=None)]
+            # Some servers include the stop word in the answer, others do not.
+            ends = [place for word in options["stop_words"] if (place := reply.find(word)) >= 0]
+            reply = reply[: min(ends, default=None)]
             with self._file.open("a", encoding="utf-8") as file:
-                file.write(f"{json.dumps({key: found})}\n")
+                file.write(f"{json.dumps({key: reply})}\n")
             self._on_answer(self.asked + self.kept - before, len(questions))
-            return found
+            return reply
 
         for question in questions:
             words = json.dumps([chat, *question], sort_keys=True)
             key = hashlib.sha256(words.encode()).hexdigest()[:24]
-            seen[key] += 1  # a question that is asked twice has two answers
+            seen[key] += 1  # a repeated question gets a separate answer each time
             work.append(answer(f"{key}-{seen[key]}", *question))
         async with client:
             self.model = client.model.name
@@ -83,7 +83,7 @@ class Answers:
 
 
 def options_of(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a request's options from those of a task (``generation_kwargs``) and of the settings."""
+    """Return the options of requests from a task's ``generation_kwargs`` and the settings."""
     until, temperature = own.get("until") or [], asked["temperature"]
     if temperature is None:
         temperature = own.get("temperature", 1.0) if own.get("do_sample") else 0.0
@@ -102,12 +102,12 @@ def evaluate(
 ) -> EvaluationSummary:
     """Evaluate a served model, and write ``results/evaluations/NAME.*`` in the run's folder.
 
-    Answers that an earlier attempt of the same name has kept are not asked again. ``client`` makes a client
-    of OpenAI's protocol. Raises ConfigError if a task cannot be asked,
-    RequestFailed if the server is lost or refuses a question; the answers until then are kept.
+    Answers of an earlier attempt with the same name are reused. ``client`` returns a client with OpenAI's
+    protocol. Raises ConfigError if a task cannot be used, and RequestFailed if the server is lost or refuses
+    a question; answers until then are kept.
     """
     answers = Answers(run.evaluation(name, "answers.jsonl"), on_answer)
-    found, scores, samples = list[TaskScore](), dict[str, Scores](), list[str]()
+    task_scores, scores, samples = list[TaskScore](), dict[str, Scores](), list[str]()
     for task, parts in [(task, tasks.load(task, settings)) for task in settings.tasks]:
         asked = tasks.asked_as(task, settings)
         of_parts = _samples(parts, answers, client(), asked, settings)
@@ -121,10 +121,10 @@ def evaluate(
             base_scores = (read_json(base.evaluation(kind="scores.json")) or {}).get(task, {})
             of_base = read_evaluation(base.evaluation())
             score = against_run(score, scores[task], of_base, base_scores, base.run_id, settings.tasks)
-        found.append(score)
+        task_scores.append(score)
     write_json(run.evaluation(name, "scores.json"), scores)
     write_text(run.evaluation(name, "samples.jsonl"), "".join(samples))
-    summary = EvaluationSummary(answers.model, found, answers.asked, answers.kept, version("lm-eval"))
+    summary = EvaluationSummary(answers.model, task_scores, answers.asked, answers.kept, version("lm-eval"))
     summary.write(run.evaluation(name))
     return summary
 
@@ -132,19 +132,19 @@ def evaluate(
 def _samples(
     parts: Mapping[str, Any], answers: Answers, client: AsyncClient, asked: Mapping[str, Any], own: Evaluation
 ) -> dict[str, list[dict[str, Any]]]:
-    """Ask the questions of one task; return ``lm-eval``'s samples of its parts."""
+    """Ask the questions of one task; return ``lm-eval``'s samples by part of the task."""
     from lm_eval.api.model import LM
     from lm_eval.evaluator import evaluate as evaluate_with
 
     chat = asked["protocol"] == "chat"
 
     class Served(LM):  # type: ignore[misc]  # lm-eval has no types
-        """The served model, as ``lm-eval`` asks it."""
+        """The served model as a model of ``lm-eval``."""
 
         tokenizer_name = ""
 
         def generate_until(self, requests: Any) -> list[str]:
-            questions = [(it.args[0], options_of(it.args[1], asked)) for it in requests]
+            questions = [(request.args[0], options_of(request.args[1], asked)) for request in requests]
             return asyncio.run(answers.to(questions, client, chat=chat))
 
         def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
@@ -163,34 +163,46 @@ def _samples(
 def scores_of(samples: Mapping[str, Sequence[Mapping[str, Any]]], metric: str | None) -> tuple[str, Scores]:
     """Return the metric's name and the score of each question, from ``lm-eval``'s samples of a task's parts.
 
-    Raises ConfigError if no metric has the name, or it does not score each question of each part.
+    Raises ConfigError if there is no such metric, or if it does not score every question of every part.
     """
-    of_parts = []  # of each part the metrics that score each of its questions, as NAME,FILTER
+    of_parts = []  # for each part: metrics that score all of its questions, as NAME,FILTER
     for of_part in samples.values():
-        questions = Counter(it["filter"] for it in of_part)
-        named = [(name, it) for it in of_part for name in it["metrics"] if isinstance(it[name], int | float)]
-        counts = Counter((name, it["filter"]) for name, it in named)
-        of_parts.append([f"{name},{it}" for (name, it), count in counts.items() if count == questions[it]])
-    names = [name for name in next(iter(of_parts), []) if all(name in it for it in of_parts)]
+        questions = Counter(sample["filter"] for sample in of_part)
+        counts = Counter(
+            (name, sample["filter"])
+            for sample in of_part
+            for name in sample["metrics"]
+            if isinstance(sample[name], int | float)
+        )
+        of_parts.append(
+            [f"{name},{kind}" for (name, kind), count in counts.items() if count == questions[kind]]
+        )
+    names = [name for name in next(iter(of_parts), []) if all(name in known for known in of_parts)]
     chosen = metric or next(iter(names), "")
     if chosen not in names:
-        message = f"the task has no metric {chosen!r} that scores each question of each part"
+        message = f"the task has no metric {chosen!r} that scores every question of every part"
         hint = (
-            f"companion.evaluate.metric: {' or '.join(names)}" if names else "name its parts as tasks instead"
+            f"companion.evaluate.metric: {' or '.join(names)}"
+            if names
+            else "name its parts as separate tasks"
         )
         raise tasks.refusal("metric", message, hint)
     name, _, kind = chosen.rpartition(",")
-    flat = [(f"{part}/{it['doc_hash'][:16]}", it) for part, of_part in samples.items() for it in of_part]
-    return chosen, {key: float(it[name]) for key, it in flat if it["filter"] == kind}
+    return chosen, {
+        f"{part}/{sample['doc_hash'][:16]}": float(sample[name])
+        for part, of_part in samples.items()
+        for sample in of_part
+        if sample["filter"] == kind
+    }
 
 
 def _readable(task: str, metric: str, samples: Mapping[str, Any], *, chat: bool) -> Iterator[str]:
     """Yield a line of JSON for each question of a task, with its target, answer and score."""
     name, _, kind = metric.rpartition(",")
     for part, of_part in samples.items():
-        for it in (it for it in of_part if it["filter"] == kind):
-            [(question, *_), *_], [[answer, *_], *_] = it["arguments"], it["resps"]
+        for sample in (sample for sample in of_part if sample["filter"] == kind):
+            [(question, *_), *_], [[answer, *_], *_] = sample["arguments"], sample["resps"]
             question = json.loads(question)[-1]["content"] if chat else question
-            about = {"task": task, "part": part, "question": question, "target": it["target"]}
-            about |= {"answer": answer, "taken": it["filtered_resps"][0], "score": it[name]}
+            about = {"task": task, "part": part, "question": question, "target": sample["target"]}
+            about |= {"answer": answer, "taken": sample["filtered_resps"][0], "score": sample[name]}
             yield f"{json.dumps(about, default=str, ensure_ascii=False)}\n"

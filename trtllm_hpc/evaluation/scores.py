@@ -1,6 +1,6 @@
-"""Scores of an evaluation, and the gate: a threshold, or a paired comparison with another run.
+"""Scores of an evaluation, judged by a threshold or by a paired comparison with another run.
 
-``status`` reads them, so this module imports nothing large.
+This module imports nothing large, because ``status`` reads scores.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from trtllm_hpc.errors import AccuracyTooLow
 from trtllm_hpc.runtime.records import JsonRecord
 
 SIGNIFICANCE = 0.05
-"""A run is called worse if a difference as large comes by chance with at most this probability."""
+"""Probability of a false alarm, at most, if a run is called worse."""
 
 Scores = Mapping[str, float]
-"""The score of each question, between 0 and 1, by a hash of the question."""
+"""Scores of questions, between 0 and 1, by hash of the question."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class TaskScore:
 
     task: str
     metric: str
-    """As ``lm-eval`` names it, e.g. ``exact_match,strict-match``."""
+    """Metric of ``lm-eval``, e.g. ``exact_match,strict-match``."""
     score: float
     """Mean of the questions' scores, between 0 and 1."""
     standard_error: float
     questions: int
     asked: Mapping[str, Any]
-    """How: ``protocol``, ``few_shot``, ``max_tokens``, ``temperature``; ``null``: as the task says."""
+    """Used ``protocol``, ``few_shot``, ``max_tokens`` and ``temperature``; ``null``: the task's own."""
     passed: bool | None = None
-    """Whether it passes the gate; ``None`` without a gate."""
+    """Whether the score passes the gate; ``None`` without a gate."""
     gate: str = ""
-    """Why, in words."""
+    """Reason of ``passed``, in words."""
 
     def __str__(self) -> str:
         error = f"standard error {100 * self.standard_error:.1f} points, {self.questions} questions"
@@ -46,51 +46,51 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class EvaluationSummary(JsonRecord):
-    """What an evaluation has found."""
+    """The result of an evaluation."""
 
     PRINTED = ("passed",)
 
     model: str
     tasks: Sequence[TaskScore]
     asked: int
-    """Questions that the last attempt has asked."""
+    """Number of questions that the last attempt asked."""
     kept: int
-    """Answers kept from earlier attempts."""
+    """Number of answers from earlier attempts."""
     lm_eval: str
     """Version of ``lm-eval``."""
 
     @property
     def passed(self) -> bool | None:
         """Whether every task passes the gate; ``None`` without a gate."""
-        judged = [it.passed for it in self.tasks if it.passed is not None]
+        judged = [task.passed for task in self.tasks if task.passed is not None]
         return all(judged) if judged else None
 
     def lines(self) -> list[str]:
-        """Return the scores in words, a line for each task."""
+        """Return a line with the score of each task."""
         return [str(task) for task in self.tasks]
 
     def check(self, hint: str) -> None:
         """Raise AccuracyTooLow if a task does not pass the gate."""
-        if failed := "; ".join(str(it) for it in self.tasks if it.passed is False):
+        if failed := "; ".join(str(task) for task in self.tasks if task.passed is False):
             raise AccuracyTooLow(f"The model answers worse than the gate allows: {failed}.", hint=hint)
 
 
 def read_evaluation(file: Path) -> EvaluationSummary | None:
-    """Return the evaluation whose summary is in a file; ``None`` if it is missing or damaged."""
-    found = EvaluationSummary.read(file)
-    tasks: Any = found and found.tasks
-    return found and replace(found, tasks=[TaskScore(**it) for it in tasks])
+    """Read the summary of an evaluation; ``None`` if the file is missing or damaged."""
+    summary = EvaluationSummary.read(file)
+    tasks: Any = summary and summary.tasks
+    return summary and replace(summary, tasks=[TaskScore(**task) for task in tasks])
 
 
 def mean_of(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and its standard error; the error of a single question is not known, so 1."""
+    """Return the mean and its standard error, which is 1 for a single question."""
     count, mean = len(scores), sum(scores) / len(scores)
-    variance = sum((it - mean) ** 2 for it in scores) / (count - 1) / count if count > 1 else 1.0
+    variance = sum((score - mean) ** 2 for score in scores) / (count - 1) / count if count > 1 else 1.0
     return mean, math.sqrt(variance)
 
 
 def against_threshold(score: TaskScore, threshold: float) -> TaskScore:
-    """Return the score with its judgement by a threshold."""
+    """Return the score judged by a threshold."""
     passed = score.score >= threshold
     gate = f"{'reaches' if passed else 'below'} the threshold of {100 * threshold:g} %"
     return replace(score, passed=passed, gate=gate)
@@ -104,25 +104,28 @@ def against_run(
     run: str,
     names: Iterable[str] = (),
 ) -> TaskScore:
-    """Return the score with its judgement by the same questions of another run.
+    """Return the score judged by another run's answers to the same questions, with McNemar's exact test.
 
-    The test is McNemar's, exact. Those of this run's tasks (``names``) that the other run has, too, share the
-    probability of a false alarm. A run that was asked otherwise, or other questions, cannot be compared.
+    The tasks (``names``) that both runs have share the probability of a false alarm. Runs with other settings
+    or other questions cannot be compared.
     """
     tasks = base.tasks if base else ()
-    other = next((it for it in tasks if (it.task, it.metric) == (score.task, score.metric)), None)
+    same = (known for known in tasks if (known.task, known.metric) == (score.task, score.metric))
+    other = next(same, None)
     common = sorted(scores.keys() & base_scores.keys())
     if other is None or not common:
         return replace(score, passed=False, gate=f"not compared: run {run} has no score of these questions")
     own = "as the task says"
-    asked = {key: it for key, it in other.asked.items() if key != "metric" and score.asked.get(key) != it}
-    if unlike := [f"{key} {own if it is None else it}" for key, it in asked.items()]:
+    asked = {
+        key: value for key, value in other.asked.items() if key != "metric" and score.asked.get(key) != value
+    }
+    if unlike := [f"{key} {own if value is None else value}" for key, value in asked.items()]:
         return replace(score, passed=False, gate=f"not compared: run {run} used {', '.join(unlike)}")
     losses = [base_scores[key] - scores[key] for key in common]
     if not set(losses) <= {-1.0, 0.0, 1.0}:
         return replace(score, passed=False, gate="not compared: not every answer is right or wrong")
-    alpha = SIGNIFICANCE / len({score.task, *names} & {it.task for it in tasks})
-    # The probability that chance alone makes the second run as much worse.
+    alpha = SIGNIFICANCE / len({score.task, *names} & {known.task for known in tasks})
+    # Probability that chance alone makes this run worse by as much.
     lost, won = losses.count(1.0), losses.count(-1.0)
     p_value = sum(math.comb(lost + won, count) for count in range(lost, lost + won + 1)) / 2 ** (lost + won)
     loss = 100 * detectable_loss(losses, alpha)
@@ -135,9 +138,9 @@ def against_run(
 
 
 def detectable_loss(losses: Sequence[float], alpha: float = SIGNIFICANCE) -> float:
-    """Return the smallest loss that the test finds in 4 of 5 cases; no difference counts as a single one."""
+    """Return the smallest loss that the test finds in 4 of 5 cases; at least one difference is assumed."""
     from statistics import NormalDist
 
     errors = NormalDist().inv_cdf(1 - alpha) + NormalDist().inv_cdf(0.8)
-    spread = math.sqrt((sum(it * it for it in losses) + 1) / (len(losses) + 1))
+    spread = math.sqrt((sum(loss * loss for loss in losses) + 1) / (len(losses) + 1))
     return min(1.0, errors * spread / math.sqrt(len(losses)))

@@ -1,7 +1,7 @@
-"""Tasks of ``lm-eval`` and the data they need, in a local folder: found, prepared, loaded without a network.
+"""Prepare tasks of ``lm-eval`` and their data in a local folder, and load them without a network.
 
-<data>/tasks/NAME.json   what is known of a prepared task
-       datasets/KEY/     a data set, as Arrow files that need no network, no lock and no rights to write
+<data>/tasks/NAME.json   record of a prepared task
+       datasets/KEY/     a data set as Arrow files, which need no network, lock or write permission
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OWN = Path(str(files("trtllm_hpc.jobs"))) / "tasks"
 
 
 def refusal(code: str, message: str, hint: str) -> ConfigError:
-    """Return the error for a task that cannot be asked."""
+    """Return the error for a task that cannot be used."""
     return ConfigError([Diagnostic(code, message, field="companion.evaluate.tasks", hint=hint)])
 
 
@@ -46,10 +46,10 @@ def shipped_settings() -> dict[str, dict[str, Any]]:
 
 
 def asked_as(task: str, settings: Evaluation) -> dict[str, Any]:
-    """Return how a task is asked: by the job file, else by the shipped settings, else as the task says."""
+    """Return the settings of a task: the job file's, else the shipped ones; ``None``: the task's own."""
     chosen = dict.fromkeys(("protocol", "few_shot", "metric", "max_tokens", "temperature"))
     chosen |= {"protocol": "completions", **shipped_settings().get(task, {})}
-    return chosen | {key: it for key in chosen if (it := getattr(settings, key)) is not None}
+    return chosen | {key: value for key in chosen if (value := getattr(settings, key)) is not None}
 
 
 def is_shipped(task: str) -> bool:
@@ -58,7 +58,7 @@ def is_shipped(task: str) -> bool:
 
 
 def check_task(task: str, settings: Evaluation) -> str:
-    """Return the folder of a task that can be asked.
+    """Return the folder of a usable task.
 
     Raises ConfigError without ``lm-eval``, for an unknown task and for missing data.
     """
@@ -66,7 +66,7 @@ def check_task(task: str, settings: Evaluation) -> str:
     if is_shipped(task):
         return str(OWN)
     known = read_json(data / "tasks" / f"{task}.json")
-    if known is None or not all((data / "datasets" / it).is_dir() for it in known["datasets"]):
+    if known is None or not all((data / "datasets" / key).is_dir() for key in known["datasets"]):
         named = re.search(r"^dataset_path: *(\S+)", _definition(home, task).read_text("utf-8"), re.MULTILINE)
         message = f"the data of task {task}{f' ({named[1]})' if named else ''} are not in {data}"
         command = f"trtllm-hpc evaluate --prepare {task}{f' --set data={data}' if settings.data else ''}"
@@ -82,12 +82,13 @@ def _lm_eval_folder() -> Path:
 
 
 def _definition(home: Path, task: str) -> Path:
-    """Return the file that defines a task or group of ``lm-eval``; raises ConfigError."""
+    """Return the file that defines a task or group of ``lm-eval``. Raises ConfigError."""
     line = re.compile(rf"^(?:task|group): *['\"]?{re.escape(task)}['\"]? *$", re.MULTILINE)
     for file in chain(home.rglob(f"{task}.yaml"), home.rglob("*.yaml")):
         if line.search(file.read_text(encoding="utf-8", errors="replace")):
             return file
-    hint = f"shipped: {', '.join(sorted(it.stem for it in OWN.glob('*.yaml')))}; 'lm-eval ls tasks' lists all"
+    shipped = ", ".join(sorted(file.stem for file in OWN.glob("*.yaml")))
+    hint = f"shipped: {shipped}; 'lm-eval ls tasks' lists all"
     raise refusal("unknown-task", f"no task is called {task!r}", hint)
 
 
@@ -97,7 +98,7 @@ def load(task: str, settings: Evaluation) -> dict[str, Any]:
     with _local_data(data_folder(settings), fetch=False):
         parts = _built(task, home)
     for part in parts.values():
-        # As lm-eval's own command: a task that must not have examples gets none.
+        # Like lm-eval's own command, keep 0 for a task that must not have examples.
         own = part.get_config("num_fewshot")
         part.set_config(key="num_fewshot", value=(own or 0) if few_shot is None or own == 0 else few_shot)
         part.set_fewshot_seed(seed=1234)
@@ -107,22 +108,24 @@ def load(task: str, settings: Evaluation) -> dict[str, Any]:
 
 
 def _once(process: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return what processes each data set once: some tasks shuffle choices, and are asked for their documents
-    again when answers are scored."""
-    made: dict[int, Any] = {}
+    """Return a function that processes each data set only once.
+
+    Some tasks shuffle choices, and ``lm-eval`` reads their documents again when it scores the answers.
+    """
+    results: dict[int, Any] = {}
 
     def processed(data: Any) -> Any:
         random.seed(0)  # the same questions in every run
-        return made[id(data)] if id(data) in made else made.setdefault(id(data), process(data))
+        return results[id(data)] if id(data) in results else results.setdefault(id(data), process(data))
 
     return processed
 
 
 def prepare(task: str, settings: Evaluation) -> int:
-    """Fetch the data of a task into the local folder; return the number of its questions.
+    """Download the data of a task into the local folder; return the number of its questions.
 
-    Raises ConfigError for an unknown task, for one that needs more than generated answers or runs code of the
-    model's, and where its data cannot be fetched.
+    Raises ConfigError for an unknown task, for a task that needs more than generated answers or runs code of
+    the model, and if the data cannot be downloaded.
     """
     home, folder = _lm_eval_folder(), data_folder(settings)
     with _local_data(folder, fetch=True) as used:
@@ -130,11 +133,11 @@ def prepare(task: str, settings: Evaluation) -> int:
         try:
             try:
                 parts = _built(task, place).values()
-            except (AttributeError, KeyError, TypeError):  # parts of the group are elsewhere
+            except (AttributeError, KeyError, TypeError):  # parts of the group are in other folders
                 place = home
                 parts = _built(task, place).values()
         except (OSError, ValueError, RuntimeError) as error:
-            message = f"the data of task {task} cannot be fetched: {' '.join(str(error).split())[:300]}"
+            message = f"the data of task {task} cannot be downloaded: {' '.join(str(error).split())[:300]}"
             hint = (
                 "curl -sI https://huggingface.co shows whether the hub answers; for a gated data set accept "
             )
@@ -142,7 +145,7 @@ def prepare(task: str, settings: Evaluation) -> int:
             raise refusal("evaluation-data", message, hint) from error
     if any(part.OUTPUT_TYPE != "generate_until" for part in parts):
         message = f"task {task} compares log-likelihoods, which a server with OpenAI's protocol does not have"
-        raise refusal("not-generated", message, "name a task with generated answers, as mmlu_generative")
+        raise refusal("not-generated", message, "name a task with generated answers, e.g. mmlu_generative")
     if any(getattr(part, "UNSAFE_CODE", False) for part in parts):
         message = f"task {task} runs code that the model writes, with your rights"
         raise refusal("runs-code", message, "name another task")
@@ -161,9 +164,9 @@ def _built(task: str, place: str | Path) -> dict[str, Any]:
 
 @contextmanager
 def _local_data(folder: Path, *, fetch: bool) -> Iterator[set[str]]:
-    """Let ``lm-eval`` find its data sets in the folder; with ``fetch`` what is missing is downloaded first.
+    """Make ``lm-eval`` read data sets from the folder; ``fetch`` downloads missing ones first.
 
-    Yields the keys of the data sets that were used.
+    Yields the keys of the used data sets.
     """
     if not fetch:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
@@ -173,7 +176,7 @@ def _local_data(folder: Path, *, fetch: bool) -> Iterator[set[str]]:
     real, used = datasets.load_dataset, set[str]()
 
     def load_dataset(path: str, name: str | None = None, **options: Any) -> Any:
-        shipped = (it for it in OWN.glob("*.jsonl") if options.get("data_files") == {"test": it.name})
+        shipped = (file for file in OWN.glob("*.jsonl") if options.get("data_files") == {"test": file.name})
         if path == "json" and (own := next(shipped, None)):
             text = own.read_text(encoding="utf-8")
             return {"test": datasets.Dataset.from_list([json.loads(line) for line in text.splitlines()])}
