@@ -116,7 +116,12 @@ def test_keys_without_an_option_are_set_and_removed_by_set() -> None:
     [
         ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "raise request_timeout_seconds (now 2.0)", 0),
         ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "raise request_timeout_seconds (now 2.0)", -2),
-        ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "trtllm-hpc logs {} --rank 0 shows what", 5),
+        (
+            "DEADLINE_EXCEEDED",
+            "no whole answer in 2 s",
+            "trtllm-hpc logs {} --rank 0 shows the server's last lines",
+            5,
+        ),
         ("UNAVAILABLE", "no connection to n1:8001", "trtllm-hpc status ", 0),
         ("INTERNAL", "no luck", "trtllm-hpc logs ", 0),
     ],

@@ -36,7 +36,7 @@ def test_a_summary_outside_a_run_folder_is_shown_and_compared_without_a_report(t
     assert documented("bench show", shown.stdout)["name"] == "up"
     compared = types("bench", "compare", "up.json", "down.json")
     assert compared.exit_code == 0 and f"note: {tmp_path}/down.json has one pass" in compared.stdout
-    with pytest.raises(RunNotFound, match="is in no run folder"):
+    with pytest.raises(RunNotFound, match="is not in a run folder"):
         types("report", "up.json")
 
 

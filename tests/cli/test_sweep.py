@@ -82,7 +82,7 @@ def test_what_was_left_out_is_said(types: Types) -> None:
     ("words", "code", "said"),
     [
         (("sweep", "status", "nothing"), ExitCode.RUN, "No sweep is called 'nothing'"),
-        (("sweep", "status"), ExitCode.RUN, "has none"),
+        (("sweep", "status"), ExitCode.RUN, "contains no sweeps"),
         (("sweep", "tiny-llama"), ExitCode.CONFIG, "there are no variants"),
         (("submit", "job.yaml"), ExitCode.CONFIG, "trtllm-hpc sweep run job.yaml"),
     ],
