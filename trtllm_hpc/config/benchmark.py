@@ -87,11 +87,10 @@ class Workload(Section):
     """Prompts and answer lengths. A meaning begins with the kinds that read the key."""
 
     kind: Literal["prompts", "dataset", "normal", "shared-prefix", "trace", "conversations"] = "prompts"
-    """``prompts``: a list, shuffled by ``seed``. ``dataset``: a file of prompts. ``normal``: lengths from
-    normal distributions. ``shared-prefix``: prompts with a common prefix, for KV cache reuse. ``trace``: a
-    recorded file with timestamps. ``conversations``: turns with think time, generated or from a file, each
-    sent with all earlier turns; rate, concurrency, ``requests`` and ``warmup_requests`` count
-    conversations."""
+    """``prompts``: a list. ``dataset``: a file of prompts. ``normal``: normally distributed lengths.
+    ``shared-prefix``: prompts with a common prefix. ``trace``: a recorded file with timestamps.
+    ``conversations``: turns with think time, generated or from a file, each sent with all earlier turns;
+    rate, concurrency and numbers of requests then count conversations."""
     prompts: list[AnyText] = Field(default=[])
     """prompts: the list; empty: built-in prompts."""
     path: AbsolutePath | None = None
@@ -169,11 +168,10 @@ class Benchmark(Section):
     request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000), Time(1)] = 60.0
     """Longest time of a request; later it has failed."""
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] | None = None
-    """OpenAI: body key for the most output tokens; ``None``: ``max_tokens``, or the other key if the server
-    refuses it in the first request."""
+    """OpenAI: body key for the most output tokens; ``None``: ``max_tokens``, unless the server refuses it."""
     include_usage: bool | None = None
-    """OpenAI: ask for token counts in streams (``stream_options``); ``None``: unless the server refuses it in
-    the first request."""
+    """OpenAI: ask for token counts in streams (``stream_options``); ``None``: unless the server refuses
+    it."""
     extra_body: dict[str, Any] = Field(default={})
     """OpenAI: further body keys of each request, e.g. ``temperature`` or ``chat_template_kwargs``."""
     headers: dict[str, OneLine] = Field(default={})
@@ -195,7 +193,7 @@ class Benchmark(Section):
     arrival: Literal["constant", "poisson", "gamma", "trace"] = "poisson"
     """Gaps between requests: equal (``constant``), random, or those of a trace."""
     burstiness: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Shape of ``gamma`` arrivals: 1 is Poisson, below 1 is bursty, far above 1 is nearly constant."""
+    """Shape of ``gamma`` arrivals: 1 is Poisson, below 1 bursty, far above 1 nearly constant."""
     requests: Count | None = 20
     """Measured requests per level; ``None`` needs ``duration_seconds``."""
     duration_seconds: Annotated[float, Field(gt=0, le=31_536_000), Time(1)] | None = None
@@ -218,8 +216,8 @@ class Benchmark(Section):
     max_error_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Largest valid share of failed requests."""
     max_failures_in_a_row: Annotated[int, Field(ge=0, le=1_000_000)] = 50
-    """End the measurement after this many consecutive failures, counting only requests sent after the first
-    failure; 0: never."""
+    """End the measurement after this many consecutive failures; 0: never. Requests sent before the first
+    failure do not count."""
     max_late_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Largest valid share of requests that the client sends late (by over 1 ms and 2 % of the median TTFT).
     Up to 0.1 stays valid while the delay is at most 5 % of all median and p99 latencies. 1: no check of the

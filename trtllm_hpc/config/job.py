@@ -44,8 +44,8 @@ class Model(Section):
     """``node``: each node copies the weights to the profile's ``node_models_folder`` before the server
     starts, and keeps them for later runs. Not for engines."""
     synthetic: Literal["tiny-llama", "stand-in"] | None = None
-    """Random model instead of ``path`` or ``hub``; the default without them is ``tiny-llama``. ``stand-in``
-    computes nothing and needs no PyTorch: for trying how a server starts, fails and ends."""
+    """Random model; without ``path`` and ``hub``, the default is ``tiny-llama``. ``stand-in`` computes nothing
+    and needs no PyTorch: for trying how a server starts, fails and ends."""
     tokenizer: AbsolutePath | None = None
     """Folder of the tokenizer; ``None``: the model's folder."""
     family: OneLine | None = None
@@ -70,10 +70,10 @@ class BuildStage(Section):
     gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     """GPUs of the job; ``None``: 1 for TensorRT-LLM on a cluster with GPUs, else 0."""
     commands: list[Annotated[list[AnyText], Field(min_length=1)]] = Field(default=[])
-    """Commands that build the engine in the image, in order, each a list of words (no shell). Placeholders at
-    the beginning of a word: ``{model}``, ``{output}`` (the engine's folder) and ``{work}`` (a temporary
-    folder); anywhere: ``{examples}``, ``{tensor_parallel}``, ``{pipeline_parallel}`` and ``{world_size}``.
-    The engine's cache key is made of these words, the model and the release."""
+    """Commands that build the engine in the image, each a list of words (no shell); part of the engine's
+    cache key. Placeholders at the beginning of a word: ``{model}``, ``{output}`` (engine) and ``{work}``
+    (temporary); anywhere: ``{examples}``, ``{tensor_parallel}``, ``{pipeline_parallel}`` and
+    ``{world_size}``."""
 
 
 CopyGpus = Annotated[list[Annotated[int, Field(ge=0, le=63)]], Field(min_length=1)]
@@ -199,11 +199,11 @@ class Serve(Section):
     environment: dict[VariableName, AnyText] = Field(default={})
     """Environment variables of every rank's server."""
     prologue: list[OneLine] = Field(default=[])
-    """Bash lines that each rank runs in the container before its server, in the same shell, so variables and
-    limits apply to the server. The ranks of a node run them one at a time."""
+    """Bash lines before each rank's server, in the same shell and container; a node's ranks run them one at a
+    time."""
     wrapper: list[AnyText] = Field(default=[])
-    """Command before each rank's server, e.g. ``[numactl, --localalloc]``. It must exec the server, as
-    ``numactl``, ``taskset`` and ``prlimit`` do, because the server must receive signals."""
+    """Command before each rank's server, e.g. ``[numactl, --localalloc]``. It must exec the server, which
+    receives signals."""
     proxy: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: HAProxy forwards requests that carry the run's key, to Unix sockets that other users
     cannot reach. ``none``: everybody who reaches the node can use the server."""
@@ -212,9 +212,8 @@ class Serve(Section):
     tls: bool = False
     """Encrypt connections to the proxy; the endpoint has the certificate's fingerprint."""
     idle_minutes: Annotated[float, Field(gt=0, le=525_600), Time(60)] | None = None
-    """Stop the server after this time without requests; open requests count, health checks, metrics and model
-    lists do not. ``None``: serve until the time limit. Needs a proxy; without effect if the companion stops
-    the server."""
+    """Stop the server after this time without requests (health checks, metrics and model lists do not count);
+    ``None``: never. Needs a proxy; no effect if the companion stops the server."""
     keep_running: bool = False
     """Continue to serve after the companion has ended, until the time limit or ``cancel``."""
     renew: bool = False
