@@ -109,7 +109,7 @@ class OpenAIConnection:
         except asyncio.TimeoutError:
             raise AnswerTimedOut(
                 f"{url} did not answer within {request.timeout_s:g} s.",
-                hint="give it longer: --timeout-seconds",
+                hint="raise --timeout-seconds",
             ) from None
         except aiohttp.ClientError as error:
             if count:
@@ -118,7 +118,7 @@ class OpenAIConnection:
 
 
 async def _until_ended(events: AsyncGenerator[Event], ended: asyncio.Event) -> AsyncGenerator[Event]:
-    """Yield events until the last, or until the answer is to be ended; close their generator then."""
+    """Yield events until the last one or until ``ended`` is set, then close their generator."""
     ending = asyncio.ensure_future(ended.wait())
     following: asyncio.Future[Event | None] | None = None
     try:

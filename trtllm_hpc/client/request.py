@@ -1,10 +1,9 @@
-"""A request to a served model, its options and what carries them in each kind of model, and its answer.
+"""A request to a served model, its options with their inputs and keys, and its answer.
 
 The names of options are those of ``inflight_batcher_llm_client.py`` and ``end_to_end_grpc_client.py``
-(tensorrtllm_backend v0.16), in underscores. The inputs are those of ``all_models/inflight_batcher_llm``
+(tensorrtllm_backend v0.16), with underscores. The inputs are those of ``all_models/inflight_batcher_llm``
 (v0.16) and of ``triton_backend/all_models/llmapi`` (TensorRT-LLM 1.2). The keys of OpenAI's completions are
-OpenAI's, and for the rest those of ``trtllm-serve`` (``tensorrt_llm/serve/openai_protocol.py``), which vLLM
-shares.
+OpenAI's, or those of ``trtllm-serve`` (``tensorrt_llm/serve/openai_protocol.py``) and vLLM.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from trtllm_hpc.client.lora import Adapter
 from trtllm_hpc.wire.served_model import ServedModel
 
 Kind = Literal["count", "number", "texts", "flag"]
-"""``count`` and ``number`` are a whole and any number, ``texts`` several texts."""
+"""Type of an option's value: a whole number, any number, several texts, or a boolean."""
 
 
 @dataclass(frozen=True)
 class RequestOption:
-    """One option of a request. An empty name of an input or key says that there is none."""
+    """One option of a request; an input or key that a kind of model lacks is empty."""
 
     name: str
     kind: Kind
@@ -44,32 +43,33 @@ class RequestOption:
         return f"--{self.name.replace('_', '-')}"
 
     def input_of(self, model: ServedModel) -> str:
-        """Return the input of a model of Triton that carries the option; empty if the model has none."""
-        return next((each for each in (self.text, self.core, self.llm_api) if each in model.inputs), "")
+        """Return the option's input of a Triton model; empty if the model lacks it."""
+        names = (self.text, self.core, self.llm_api)
+        return next((name for name in names if name in model.inputs), "")
 
 
 _HELP: Mapping[str, tuple[Kind, str]] = {
     "max_tokens": ("count", "Most tokens of the answer."),
     "min_tokens": ("count", "Fewest tokens of the answer."),
-    "temperature": ("number", "Randomness; alone it leaves Triton's models greedy."),
-    "top_k": ("count", "Sample among the K likeliest tokens; 1 is greedy, 0 is all."),
+    "temperature": ("number", "Sampling temperature; without top_k or top_p, Triton's models stay greedy."),
+    "top_k": ("count", "Sample among the K likeliest tokens; 1: greedy, 0: all."),
     "top_p": ("number", "Sample among the likeliest tokens up to this share."),
-    "min_p": ("number", "Leave out tokens less likely than this share of the likeliest."),
+    "min_p": ("number", "Exclude tokens less likely than this share of the likeliest."),
     "seed": ("count", "Seed of the sampling."),
-    "repetition_penalty": ("number", "Above 1: fewer repetitions."),
-    "presence_penalty": ("number", "Taken off tokens that were there."),
-    "frequency_penalty": ("number", "The same, each time they were there."),
-    "beam_width": ("count", "Beams of a beam search; 1 is none."),
+    "repetition_penalty": ("number", "Penalty of repeated tokens; above 1: fewer repetitions."),
+    "presence_penalty": ("number", "Penalty of tokens that have occurred."),
+    "frequency_penalty": ("number", "Penalty of tokens for each earlier occurrence."),
+    "beam_width": ("count", "Beams of beam search; 1: no beam search."),
     "return_sequences": ("count", "Answers to each prompt."),
     "stop_words": ("texts", "The answer ends after this text."),
     "bad_words": ("texts", "This text is never generated."),
-    "end_id": ("count", "The token that ends an answer; the tokenizer's by default."),
-    "pad_id": ("count", "The token that fills up shorter answers."),
+    "end_id": ("count", "Token that ends an answer; default: the tokenizer's."),
+    "pad_id": ("count", "Token that pads shorter answers."),
     "exclude_input": ("flag", "Leave the prompt out of the answer."),
-    "log_probs": ("flag", "Ask for the logarithm of each token's probability."),
+    "log_probs": ("flag", "Return the log probability of each token."),
     "context_logits": ("flag", "Return the prompt's logits; the engine must gather them."),
     "generation_logits": ("flag", "Return the answer's logits; the engine must gather them."),
-    "lora_task_id": ("count", "LoRA adapter that the server has, or that --lora-dir sends."),
+    "lora_task_id": ("count", "Task ID of a LoRA adapter on the server or in --lora-dir."),
 }
 _TEXT = {
     "min_tokens": "min_length",
@@ -91,7 +91,7 @@ _SHARED = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
     *("presence_penalty", "frequency_penalty"),
 )
-"""Options that the LLM API and OpenAI's protocol have under the same name."""
+"""Options with the same name in the LLM API and in OpenAI's protocol."""
 _LLM_API = {name: name for name in _SHARED} | {
     "stop_words": "stop",
     "exclude_input": "exclude_input_from_output",
@@ -117,16 +117,16 @@ BY_NAME: Mapping[str, RequestOption] = MappingProxyType(
 TIMEOUT_S = 120.0
 RETRIES = 2
 MAX_TOKENS = 16
-"""Of an answer unless the request says another number; upstream's models need one."""
+"""Default of the most output tokens, which Triton's models require."""
 
 Prompt = str | Sequence[int]
-"""A text, or the token ids of one."""
+"""A text, or its token IDs."""
 
 Message = Mapping[str, Any]
-"""Of a chat, as OpenAI's protocol has it: ``{"role": "user", "content": "..."}``."""
+"""Message of a chat in OpenAI's format: ``{"role": "user", "content": "..."}``."""
 
 OnText = Callable[[str], object]
-"""Called with each part of a text as it comes."""
+"""Called with each new part of a text."""
 
 Counted = Literal["server", "responses"]
 """Source of an answer's token count: the exact count of the server, or the number of streamed responses."""

@@ -44,8 +44,8 @@ class Model(Section):
     """``node``: each node copies the weights to the profile's ``node_models_folder`` before the server
     starts, and keeps them for later runs. Not for engines."""
     synthetic: Literal["tiny-llama", "stand-in"] | None = None
-    """Random model; without ``path`` and ``hub``, the default is ``tiny-llama``. ``stand-in`` computes nothing
-    and needs no PyTorch: for trying how a server starts, fails and ends."""
+    """Random model; without ``path`` and ``hub``, the default is ``tiny-llama``. ``stand-in`` computes
+    nothing and needs no PyTorch: for trying how a server starts, fails and ends."""
     tokenizer: AbsolutePath | None = None
     """Folder of the tokenizer; ``None``: the model's folder."""
     family: OneLine | None = None

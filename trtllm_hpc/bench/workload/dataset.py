@@ -1,4 +1,4 @@
-"""Prompts from a file: JSON, one JSON value a line, or CSV, in any of several layouts."""
+"""Read prompts from a file: JSON, JSON lines or CSV, in any of several layouts."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _ROLES = dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant")
 }
 _MAX_TOKENS = 10_000_000
 _TOKENS_PER_WORD = 1.3
-"""Of a recorded answer; upstream's default of ``--op-tokens-per-word``."""
-_LAYOUTS = "a list of JSON objects, or one JSON object a line"
+"""Assumed tokens per word of a recorded answer, TensorRT-LLM's default of ``--op-tokens-per-word``."""
+_LAYOUTS = "a list of JSON objects, or one JSON object per line"
 _COLUMNS = {
     "timestamp": "due_s",
     **dict.fromkeys(("contexttokens", "request tokens"), "input_length"),
