@@ -127,8 +127,10 @@ def _given(spec: WorkloadSpec) -> BuiltWorkload:
     if spec.settings.workload.kind == "dataset":
         found = _prompts_of_file(spec)
     else:
-        given = enumerate(spec.settings.workload.prompts or BUILT_IN_PROMPTS, 1)
-        found = [WorkloadRequest(spec.settings.max_tokens, text, source=f"prompt {at}") for at, text in given]
+        numbered = enumerate(spec.settings.workload.prompts or BUILT_IN_PROMPTS, 1)
+        found = [
+            WorkloadRequest(spec.settings.max_tokens, text, source=f"prompt {at}") for at, text in numbered
+        ]
     prompts = [prompt for prompt in found if prompt is not None]
     order = random_order(len(prompts), spec.settings.seed)
     requests, notes = counted(spec, (prompts[place] for place in order))
