@@ -82,7 +82,7 @@ def test_the_pass_that_was_cut_is_measured_again(
     assert found.valid, found.verdict
     assert [(level.measured, level.failed) for level in found.levels] == [(4, 0)] * 3
     [warning] = [text for it in found.verdict.warnings if "away" in (text := str(it))]
-    assert "level 2 of 3 (2 at once): that pass is measured again" in warning
+    assert "level 2 of 3 (2 at once): this pass is measured again" in warning
     written = read_records(run.measurement("mine").requests)
     assert all(it.ok for it in written) and found.errors == {}
 
@@ -205,7 +205,7 @@ def test_failures_are_explained_by_what_ended_meanwhile(
         verdict = run_measurement(server, settings, "mine").verdict
     findings = map(str, verdict.warnings if valid else verdict.findings)
     [sentence] = [it for it in findings if why in it]
-    assert sentence.startswith("Requests broke during level 1 of 2 (1 at once): at ") and why in sentence
+    assert sentence.startswith("Requests failed during level 1 of 2 (1 at once): at ") and why in sentence
     if not valid:
         with pytest.raises(InvalidMeasurement) as refused:
             Measurement(paths, "mine").check()

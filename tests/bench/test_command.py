@@ -149,7 +149,7 @@ def test_a_recorded_workload_can_be_sent_again(run: RunPaths, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--model", "ensemble"), "limits ttft, which only streamed answers have; model 'ensemble'"),
+        (("--model", "ensemble"), "limits ttft, which need streamed answers, but the model 'ensemble'"),
         (("--model", "ensemble", "--streaming"), "repository.decoupled: true"),
         (("--model", "decoupled", "--no-streaming", "--find-max"), "answers are not streamed"),
     ],

@@ -93,12 +93,12 @@ def test_differences_of_unknown_spread_are_counted_and_are_no_regression() -> No
     b = with_latencies(measured("b"), [106])
     found = compare(a, b)
     assert row(found, "latency_ms", "mean").significant is None and not found.regressed
-    unknown = "has one pass: the spread of its figures is unknown."
+    unknown = "has one pass, so the spread of its figures is unknown."
     assert found.notes == [
         f"a {unknown}",
         f"b {unknown}",
-        "3 of 3 figures differ by more than 5 %, 3 of them for the worse, but their spread is unknown: they "
-        "decide nothing. Measure both with --repeats 5.",
+        "3 of 3 figures differ by more than 5 %, 3 of them for the worse, but they decide nothing, because "
+        "their spread is unknown. Measure both with --repeats 5.",
     ]
     raise_if_worse(found)
     assert "decide nothing" not in " ".join(compare(a, replace(a, name="b")).notes)
@@ -109,8 +109,8 @@ def test_levels_are_matched_and_the_rest_is_named() -> None:
     found = compare(a, measured("b", rates=(50, 80), repeats=2))
     assert {row.level for row in found.rows} == {"50/s"}
     assert found.notes == [
-        "Only a has the levels 20/s: not compared.",
-        "Only b has the levels 80/s: not compared.",
+        "Only a has the levels 20/s, which are not compared.",
+        "Only b has the levels 80/s, which are not compared.",
     ]
 
 
@@ -178,7 +178,7 @@ def test_invalid_figures_are_refused_whatever_they_are() -> None:
     a = measured("a")
     invalid = replace(a.measurement, verdict=Verdict([Caveat("test", sentence="Sent late.")]))
     found = compare(a, Side("b", invalid))
-    with pytest.raises(InvalidMeasurement, match="The figures of b may not be used: Sent late"):
+    with pytest.raises(InvalidMeasurement, match="The figures of b are invalid: Sent late"):
         raise_if_worse(found)
 
 

@@ -207,7 +207,7 @@ def test_metrics_that_cannot_be_read_are_one_warning() -> None:
         sampled(endpoint, MONOTONIC, 0.01) as sometimes,
     ):
         assert eventually(lambda: len(sometimes) >= 3)
-    assert re.search(r"could not be read 1 of .* \(it answers 500", sometimes.warning or "")
+    assert re.search(r"could not be read 1 of .* \(HTTP 500", sometimes.warning or "")
     with serving(lambda number: (200, "<html>a login page</html>")) as endpoint:
         with sampled(endpoint, MONOTONIC, 0.01) as other:
             time.sleep(0.03)

@@ -80,7 +80,7 @@ def test_a_sentence_names_the_numbers_the_limit_and_what_to_do() -> None:
     assert (finding.value, finding.limit) == (0.015, 0.01)
     assert sentence_of(finding) == (
         "3 of 200 requests failed (1.5%); the limit is 1.00% (max_error_share). The figures cover only the "
-        "others."
+        "answered requests."
     )
 
 
@@ -244,7 +244,7 @@ def test_other_input_tokens_than_asked_for_are_named(counted: int, named: bool) 
     notes = [it for it in found.warnings if it.code == "input-length"]
     assert [it.facts for it in notes] == ([{"asked": 100, "given": counted}] if named else [])
     assert all(
-        f"asked for 100 input tokens a request, and the server counted {counted}" in sentence_of(it)
+        f"has 100 input tokens per request, but the server counted {counted}" in sentence_of(it)
         for it in notes
     )
 

@@ -33,22 +33,22 @@ def settings_of(base: Benchmark, given: dict[str, Any], **engine: Any) -> Benchm
     ("given", "words"),
     [
         ({"concurrency": [2], "rate_per_second": [3.0]}, "--rate: an open loop has a rate"),
-        ({"concurrency": [2], "arrival": "gamma"}, "--arrival: a closed loop has no gaps"),
-        ({"burstiness": 0.3}, "burstiness: has an effect with --arrival gamma only"),
-        ({**TRACE, "rate_per_second": [5.0]}, "--rate: a trace has its own times; leave it out"),
+        ({"concurrency": [2], "arrival": "gamma"}, "--arrival: a closed loop sends when an answer arrives"),
+        ({"burstiness": 0.3}, "burstiness: needs --arrival gamma"),
+        ({**TRACE, "rate_per_second": [5.0]}, "--rate: a trace has its own times; remove it"),
         ({"find_max": True, "slo": "latency<1s", "rate_per_second": [1.0, 2.0]}, "finds the others itself"),
         ({"rate_per_second": [2.0, 2.0]}, "--rate: 2.0 is listed twice; list each once"),
-        ({"requests": 5}, "--requests: that is 5 requests of a level, and figures need 10 (min_requests)"),
-        ({"rate_per_second": [50.0]}, "window of 0.4 s, and figures need 1 s (min_window_seconds)"),
+        ({"requests": 5}, "--requests: gives 5 requests per level, but valid figures need 10 (min_requests)"),
+        ({"rate_per_second": [50.0]}, "window of 0.4 s, but valid figures need 1 s (min_window_seconds)"),
         (
             {"extra_body": {"stream": False}},
-            "extra_body.stream: this key follows from another setting; remove it",
+            "extra_body.stream: the benchmark sets this key itself, from its own settings; remove it",
         ),
         (
             {"headers": {"Host": "a"}},
-            "headers.Host: must be a header in ASCII, and none that the client sets itself",
+            "headers.Host: must be an ASCII header that the client does not set itself",
         ),
-        ({"headers": {"a b": "c"}}, "headers.a b: must be a header in ASCII"),
+        ({"headers": {"a b": "c"}}, "headers.a b: must be an ASCII header"),
         ({"no_such": 1}, "no_such: Extra inputs are not permitted"),
     ],
 )
@@ -62,7 +62,7 @@ def test_options_without_effect_are_refused(given: dict[str, Any], words: str) -
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"max_tokens": 256}, "--max-tokens: 256 tokens and a prompt do not fit"),
+        ({"max_tokens": 256}, "--max-tokens: 256 tokens leave no room for a prompt"),
         ({**NORMAL, "workload.output_tokens": 999}, "--output-tokens: 999 tokens"),
         ({**NORMAL, "workload.input_tokens": 99999}, "--input-tokens: prompts of 99999"),
     ],
@@ -116,7 +116,12 @@ def test_keys_without_an_option_are_set_and_removed_by_set() -> None:
     [
         ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "raise request_timeout_seconds (now 2.0)", 0),
         ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "raise request_timeout_seconds (now 2.0)", -2),
-        ("DEADLINE_EXCEEDED", "no whole answer in 2 s", "trtllm-hpc logs {} --rank 0 shows what", 5),
+        (
+            "DEADLINE_EXCEEDED",
+            "no whole answer in 2 s",
+            "trtllm-hpc logs {} --rank 0 shows the server's last lines",
+            5,
+        ),
         ("UNAVAILABLE", "no connection to n1:8001", "trtllm-hpc status ", 0),
         ("INTERNAL", "no luck", "trtllm-hpc logs ", 0),
     ],

@@ -60,7 +60,7 @@ def test_a_metrics_page_that_cannot_be_had_is_one_sentence(tmp_path: Path) -> No
         run = run_at(tmp_path / "demo-1", endpoint)
         failed = CliRunner().invoke(command, ["metrics", str(run.folder)])
     assert isinstance(failed.exception, RequestFailed)
-    assert "could not be read: it answers 404" in str(failed.exception)
+    assert "could not be read: HTTP 404" in str(failed.exception)
     assert "trtllm-hpc status" in (failed.exception.hint or "")
 
 

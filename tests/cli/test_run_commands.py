@@ -300,7 +300,7 @@ IMAGE = "--set=cluster.container.image=tritonserver:25.10-trtllm-python-py3"
         ),
         (("site.yaml", "--cluster", "local"), ["1 problem found.\nsite.yaml: this is a cluster profile"]),
         (("tiny-llama", "--cluster", "job.yaml"), ["1 problem found.\njob.yaml: this is a job file"]),
-        (("latest.yaml",), ["latest.yaml:1: name: 'latest' names the run that was submitted last"]),
+        (("latest.yaml",), ["latest.yaml:1: name: 'latest' means the last submitted run"]),
     ],
 )
 def test_a_mistake_gets_a_sentence_and_the_next_command(

@@ -83,7 +83,7 @@ def test_what_was_left_out_is_said(types: Types) -> None:
     [
         (("sweep", "status", "nothing"), ExitCode.RUN, "No sweep is called 'nothing'"),
         (("sweep", "status"), ExitCode.RUN, "contains no sweep"),
-        (("sweep", "tiny-llama"), ExitCode.CONFIG, "nothing varies"),
+        (("sweep", "tiny-llama"), ExitCode.CONFIG, "there are no variants"),
         (("submit", "job.yaml"), ExitCode.CONFIG, "trtllm-hpc sweep run job.yaml"),
     ],
 )

@@ -3,7 +3,7 @@
 ``sleep S: text`` is answered after S seconds, ``fail: text`` with the error
 ``text``; any other prompt comes back in upper case. The model ``mirror``
 answers with its inputs as JSON. A decoupled model sends the text letter by letter,
-the third one 0.1 s late if the prompt begins with ``slow``. For token ids a decoupled model
+the third one 0.1 s late if the prompt begins with ``slow``. For token IDs a decoupled model
 sends the numbers from 1 on, each in its own response if ``streaming`` is set,
 but joined by one, two and three if the first id is 0. The model ``joined`` sends
 bytes so, each response decoded by itself.

@@ -43,12 +43,12 @@ def test_an_adapter_has_its_weights_and_their_configuration(tmp_path: Path, save
     ("saved", "sentence"),
     [
         ({"weights": np.array([{}], dtype=object)}, "cannot be read as a NumPy file"),
-        ({"weights": WEIGHTS.astype(np.float32)}, "holds float32"),
-        ({"weights": WEIGHTS.view("V2")}, "it must be float16"),
+        ({"weights": WEIGHTS.astype(np.float32)}, "has float32"),
+        ({"weights": WEIGHTS.view("V2")}, "it must have float16"),
         ({"weights": WEIGHTS.reshape(-1)}, r"shape \[8\]"),
         ({"config": np.repeat(CONFIG, 2, 0)}, r"shape \[2, 2, 3\]"),
         ({"config": np.ones((1, 2, 4), np.int32)}, "no DoRA scales"),
-        ({"config": CONFIG[:, :1]}, "weights of 2 modules and a configuration of 1"),
+        ({"config": CONFIG[:, :1]}, "weights have 2 modules, the configuration 1"),
         ({"config": CONFIG * np.array([1, 1, 0], np.int32)}, "a rank below 1"),
         ({"weights": np.full_like(WEIGHTS, np.inf)}, "a NaN or infinite"),
     ],
@@ -62,7 +62,7 @@ def test_what_the_server_would_crash_of_is_refused(
 
 
 def test_a_folder_that_was_not_converted_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RequestFailed, match=f"{tmp_path} holds no converted LoRA adapter"):
+    with pytest.raises(RequestFailed, match=f"{tmp_path} is not a converted LoRA adapter"):
         read_adapter(tmp_path)
 
 

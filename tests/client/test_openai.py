@@ -95,7 +95,7 @@ def test_a_chat_goes_through_the_models_template(url: str, model: Path) -> None:
         # What was said before counts, and the template makes another prompt of it than the words alone.
         other = client.chat(messages[1:], max_tokens=8, temperature=0.0)
         assert len({whole.text, other.text, client.generate(PROMPT, max_tokens=8, temperature=0.0).text}) == 3
-        with pytest.raises(InvalidRequest, match="needs a message"):
+        with pytest.raises(InvalidRequest, match="needs at least one message"):
             client.chat([])
     asked = ["--url", url, "--model", str(model), "--max-tokens", "8", "--temperature", "0"]
     said = CliRunner().invoke(command, [*asked, "--chat", "--system", "Be brief.", PROMPT])

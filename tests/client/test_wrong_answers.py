@@ -41,7 +41,7 @@ def asking(server: FakeTriton) -> Iterator[Client]:
         ("x", {"context_logits": True}, r"has no input for --context-logits \(return_context_logits\)"),
         ("x", {"inputs": {"erly_stopping": False}}, "has no input 'erly_stopping'"),
         ("x", {"max_tokens": 2**31}, "does not fit the input 'max_tokens'"),
-        ([1, 2], {}, "takes texts, not token ids"),
+        ([1, 2], {}, "accepts texts, not token IDs"),
     ],
 )
 def test_what_a_model_does_not_take_is_not_sent(
@@ -68,7 +68,7 @@ def test_a_text_of_ten_megabytes(server: FakeTriton, asking: Client) -> None:
 @pytest.mark.parametrize(
     ("stream", "sentence"),
     [
-        ([text(b"HALF")], "broke off its answer after 1 responses"),
+        ([text(b"HALF")], "ended its stream after 1 responses"),
         ([response(True, other=("INT32", [1], b"\0\0\0\0"))], "answered without a text"),
         ([response(True, text_output=("INT32", [1], b"\0\0\0\0"))], "wrong output 'text_output'"),
         ([response(True, text_output=("BYTES", [1, 1], b"\x09\0\0\0cut"))], "unreadable tensor"),

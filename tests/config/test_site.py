@@ -44,7 +44,7 @@ def test_the_users_own_profile_comes_before_the_sites_and_the_sites_before_a_shi
         ("serve: {time_limit_minutes: 91}", "serve.time_limit_minutes", "91 minutes, but the profile 'here'"),
         ("companion: {time_limit_minutes: 120}", "companion.time_limit_minutes", "allows 90"),
         ("serve: {instances: 5, placement: spread}", "serve", "5 GPUs, but the profile 'here' allows 4"),
-        ("serve: {proxy: none}", "serve.proxy", "allows only proxies with a key"),
+        ("serve: {proxy: none}", "serve.proxy", "allows only servers behind a proxy with a key"),
     ],
 )
 def test_a_job_beyond_a_sites_limit_is_refused_with_the_sites_sentence(

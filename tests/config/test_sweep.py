@@ -111,12 +111,16 @@ def test_the_same_key_of_two_sections_is_told_apart(files: Folder) -> None:
 @pytest.mark.parametrize(
     ("section", "place", "words"),
     [
-        ("", "job sweep", "nothing varies"),
+        ("", "job sweep", "there are no variants"),
         ("sweep: {}\n", "job:3 sweep", "has no grid"),
         ("sweep: {grid: {engine.dtype: []}}\n", "job:3 sweep.grid", "must not be empty"),
         ("sweep: {gird: {engine.dtype: [1]}}\n", "job:3 sweep.gird", "is not a known key"),
         ("sweep: {grid: {engine..dtype: [1]}}\n", "job:3 sweep.grid", "dotted key"),
-        ("sweep:\n  grid: {name: [x]}\n  exclude: [{name: x}]\n", "job:5 sweep.exclude", "leaves no variant"),
+        (
+            "sweep:\n  grid: {name: [x]}\n  exclude: [{name: x}]\n",
+            "job:5 sweep.exclude",
+            "excludes every variant",
+        ),
         ("sweep: [1]\n", "job:3 sweep", "must be a section of keys"),
     ],
 )

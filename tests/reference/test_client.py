@@ -110,9 +110,9 @@ def test_token_ids_are_asked_and_answered(endpoint: Endpoint, tokenizer: ModelTo
         assert len(answer.token_ids[0]) == answer.output_tokens == 8
         text = ensemble.generate(PROMPT, max_tokens=8, end_id=-1).text
         assert tokenizer.decode(answer.token_ids[0]) == text
-        with pytest.raises(InvalidRequest, match="takes token ids, not texts"):
+        with pytest.raises(InvalidRequest, match="accepts token IDs, not texts"):
             core.generate(PROMPT)
-        with pytest.raises(InvalidRequest, match="--stop-words as token ids"):
+        with pytest.raises(InvalidRequest, match="--stop-words as token IDs"):
             core.generate(ids, stop_words=["the"])
 
 
@@ -236,7 +236,7 @@ def test_logits_come_with_an_answer_that_asks_for_them(endpoint: Endpoint) -> No
         assert {name: array.shape for name, array in answer.logits.items()} == LOGITS_SHAPES
         assert answer.logits["context_logits"].dtype == np.float32
         assert client.generate("A").logits == {}
-        with pytest.raises(InvalidRequest, match="with a whole answer only"):
+        with pytest.raises(InvalidRequest, match="need an answer that is not streamed"):
             list(client.stream("A", context_logits=True))
     with Client(endpoint, "ensemble") as client, pytest.raises(RequestFailed, match="asks for logits"):
         client.generate("A", context_logits=True)

@@ -70,7 +70,7 @@ def test_everything_that_must_be_known_is_remarked() -> None:
     )
     lines = remarks(compare(a, b))
     for line in (
-        "not valid: The figures of after may not be used: Sent late.",
+        "not valid: The figures of after are invalid: Sent late.",
         "different workload: max_tokens: 16 against 32",
         'different environment: engine.key: "k1" against "k2"',
     ):

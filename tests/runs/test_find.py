@@ -113,7 +113,7 @@ def test_no_runs_at_all(tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunNotFound, match="there are no runs in") as caught:
         find_run("latest", tmp_path / folder)
-    assert caught.value.hint is not None and caught.value.hint.startswith("trtllm-hpc submit JOB")
+    assert caught.value.hint is not None and caught.value.hint.startswith("trtllm-hpc submit starts")
     assert "--runs" in caught.value.hint
 
 

@@ -211,7 +211,7 @@ def test_doctor_fetches_small_files_and_render_the_model(hub: Hub, job: Path, tm
     [row] = [it for it in report.checks if it.code == "model-files"]
     assert (
         row.state == "ok"
-        and "0.02 GiB of org/tiny are still to download; its small files are here" in row.message
+        and "0.02 GiB of org/tiny are not downloaded yet; its small files are" in row.message
     )
     assert of(hub, LARGE) == [] and of(hub, "config.json") == [""]
     run = trtllm_hpc.render(job, "local", runs=runs)

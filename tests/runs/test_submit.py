@@ -397,7 +397,7 @@ def test_without_wait_the_ids_are_printed_and_that_is_all(fake_slurm: FakeSlurm,
         (
             {"TotalNodes": 1},
             "serve.nodes=2",
-            "asks for 2 nodes, but the partition 'batch' gives a job at most",
+            "requests 2 nodes, but the partition 'batch' allows a job at most",
         ),
         (
             {"MaxTime": "00:30:00"},

@@ -25,18 +25,18 @@ def test_doctor_asks_this_slurm(person: Person, engine: Path) -> None:
     job = person.job("asked", **two_ranks(engine))
     rows = outcomes(person, job)
     assert {row["state"] for row in rows.values()} <= {"ok", "unknown"}, rows
-    assert rows["mpi-plugin"]["message"] == "this Slurm offers the MPI plugin pmix"
-    found = "the partition 'batch' has 4 nodes of 4 GPUs, claimed: there is no GPU behind them"
+    assert rows["mpi-plugin"]["message"] == "this Slurm has the MPI plugin pmix"
+    found = "the partition 'batch' has 4 nodes with 4 GPUs that are simulated: nothing can compute on them"
     assert rows["partition"]["message"] == found
     assert rows["engine-files"]["state"] == rows["engine-world"]["state"] == "ok"
     wrong = outcomes(person, job, "--set", "cluster.mpi=openmpi", "--set", "cluster.partition=gpu")
-    assert "no MPI plugin 'openmpi'; it offers" in wrong["mpi-plugin"]["message"]
-    assert "no partition 'gpu'; you may see batch" in wrong["partition"]["message"]
+    assert "no MPI plugin 'openmpi', only" in wrong["mpi-plugin"]["message"]
+    assert "no partition 'gpu'; you can use batch" in wrong["partition"]["message"]
     assert rows["partition-limits"]["state"] == "ok"
     long = outcomes(person, job, "--set", "cluster.partition=debug")["partition-limits"]
-    assert "asks for 60 minutes, but the partition 'debug' allows 30" in long["message"]
+    assert "requests 60 minutes, but the partition 'debug' allows 30" in long["message"]
     wide = outcomes(person, job, "--set", "serve.nodes=5", "--set", "serve.instances=5")["partition-limits"]
-    assert "nodes, but the partition 'batch' gives a job at most 4 nodes" in wide["message"]
+    assert "nodes, but the partition 'batch' allows a job at most 4 nodes" in wide["message"]
 
 
 def test_what_cannot_work_does_not_reach_the_queue(person: Person, engine: Path) -> None:

@@ -43,7 +43,7 @@ def test_the_type_of_the_gpus_is_one_of_the_partitions(checked: Checked, slurm: 
     slurm(sinfo=f"printf '%s\\n' {mixed}")
     gpus = {"partition": "gpu", "gpus_per_node": 4}
     row = checked(needs=ALL, cluster={**gpus, "gpu_type": "v100"})["partition"]
-    assert row.state == "ok" and "2 nodes of 4 GPUs" in row.message
+    assert row.state == "ok" and "2 nodes with 4 GPUs" in row.message
     wrong = checked(needs=ALL, cluster={**gpus, "gpu_type": "h100"})
     says(wrong, "partition", "no GPUs of type 'h100'; it has a100, v100")
     too_many = checked(needs=ALL, cluster={**gpus, "gpus_per_node": 8, "gpu_type": "v100"})
@@ -53,7 +53,7 @@ def test_the_type_of_the_gpus_is_one_of_the_partitions(checked: Checked, slurm: 
 def test_a_machine_without_slurm(checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     rows = checked(needs=ALL, cluster={"partition": "gpu"})
-    says(rows, "slurm-commands", "no sbatch, srun, squeue, scontrol, scancel on this machine")
+    says(rows, "slurm-commands", "sbatch, srun, squeue, scontrol, scancel are not on this machine")
     assert state(rows, "mpi-plugin") == state(rows, "partition") == "unknown"
 
 
@@ -70,12 +70,12 @@ def test_a_controller_that_does_not_answer_fails_by_itself(
 @pytest.mark.parametrize(
     ("offers", "mpi", "found", "words"),
     [
-        ("echo pmi2", "pmix", "warn", "no MPI plugin 'pmix'; it offers pmi2. Open MPI's mpirun joins"),
+        ("echo pmi2", "pmix", "warn", "no MPI plugin 'pmix', only pmi2. Open MPI's mpirun starts"),
         ("echo none", "pmi2", "fail", "no MPI plugin 'pmi2'"),
-        ("echo pmix_v4; echo pmi2", "pmix", "fail", "it offers pmix_v4, pmi2"),
-        ("echo pmi2", "pmi2", "warn", "by PMIx, but the profile says pmi2"),
-        ("echo pmix", "pmix", "ok", "offers the MPI plugin pmix"),
-        ("echo pspmi; echo pspmix", "pspmix", "ok", "offers the MPI plugin pspmix"),
+        ("echo pmix_v4; echo pmi2", "pmix", "fail", "only pmix_v4, pmi2"),
+        ("echo pmi2", "pmi2", "warn", "need PMIx, but mpi in the profile is pmi2"),
+        ("echo pmix", "pmix", "ok", "has the MPI plugin pmix"),
+        ("echo pspmi; echo pspmix", "pspmix", "ok", "has the MPI plugin pspmix"),
         ("echo broken; exit 1", "pmix", "unknown", "srun failed: broken"),
     ],
 )
@@ -92,7 +92,7 @@ def test_mpi_plugins(
 def test_a_configuration_of_slurm_that_is_not_there(checked: Checked, slurm: Callable[..., None]) -> None:
     slurm()
     rows = checked(needs=ALL, cluster={"slurm_conf": "/nowhere/slurm.conf"})
-    says(rows, "slurm-conf", "/nowhere/slurm.conf, which cannot be read")
+    says(rows, "slurm-conf", "/nowhere/slurm.conf, cannot be read")
     assert state(rows, "mpi-plugin") == "unknown"  # and no command went looking for it in the network
 
 
@@ -109,11 +109,11 @@ GPU_PARTITION = (
         (
             "",
             {"serve": {"nodes": 4}},
-            "asks for 4 nodes, but the partition 'gpu' gives a job at most 3",
+            "requests 4 nodes, but the partition 'gpu' allows a job at most 3",
         ),
-        ("MaxTime=00:30:00", {"serve": {"time_limit_minutes": 300}}, "asks for 300 minutes, but"),
-        ("MaxTime=00:30:00", {"build": {"time_limit_minutes": 31}}, "stage build asks for 31 minutes"),
-        ("AllowAccounts=a,b", {}, "does not take the account 'mine'"),
+        ("MaxTime=00:30:00", {"serve": {"time_limit_minutes": 300}}, "requests 300 minutes, but"),
+        ("MaxTime=00:30:00", {"build": {"time_limit_minutes": 31}}, "stage build requests 31 minutes"),
+        ("AllowAccounts=a,b", {}, "does not accept the account 'mine'"),
     ],
 )
 def test_what_the_partition_never_gives_is_refused(
@@ -150,11 +150,11 @@ def test_nodes_with_other_processors_than_the_login_node(
     [
         ("DefMemPerCPU=256", "DefMemPerNode = UNLIMITED", {}, "warn",
          "2.00 GiB on a node (4 ranks x 2 CPUs x DefMemPerCPU=256), but the weights there are 8.00 GiB"),
-        ("DefMemPerNode=4096", "", {}, "warn", "gives 4.00 GiB on a node (DefMemPerNode=4096)"),
-        ("", "DefMemPerCPU            = 512", {}, "warn", "gives 4.00 GiB on a node"),
-        ("DefMemPerCPU=1024", "", {}, "ok", "as much of the nodes' memory"),
-        ("DefMemPerNode=UNLIMITED", "DefMemPerNode = UNLIMITED", {}, "ok", "as much of the nodes' memory"),
-        ("DefMemPerCPU=256", "", {"memory_gib_per_node": "all"}, "ok", "as much of the nodes' memory"),
+        ("DefMemPerNode=4096", "", {}, "warn", "gives it 4.00 GiB on a node (DefMemPerNode=4096)"),
+        ("", "DefMemPerCPU            = 512", {}, "warn", "gives it 4.00 GiB on a node"),
+        ("DefMemPerCPU=1024", "", {}, "ok", "enough memory for its weights"),
+        ("DefMemPerNode=UNLIMITED", "DefMemPerNode = UNLIMITED", {}, "ok", "enough memory for its weights"),
+        ("DefMemPerCPU=256", "", {"memory_gib_per_node": "all"}, "ok", "enough memory for its weights"),
     ],
 )  # fmt: skip
 def test_the_memory_of_a_server_that_asks_for_none(
@@ -184,7 +184,7 @@ def test_other_users_on_the_nodes_of_a_server_without_a_key(
         "model": {"path": "/models/a", "synthetic": None},
     }
     found = checked(needs=(LIMITS,), **openai)["neighbours"]
-    assert found.state == "warn" and "reach it at 127.0.0.1 there without a key" in found.message
+    assert found.state == "warn" and "reach it there at 127.0.0.1 without a key" in found.message
     assert "neighbours" not in checked(needs=(LIMITS,)), "Triton listens on Unix sockets"
     assert "neighbours" not in checked(needs=(LIMITS,), **openai, cluster={"exclusive": True})
     slurm(limits=f"{GPU_PARTITION} OverSubscribe=EXCLUSIVE")
@@ -195,7 +195,7 @@ def test_limits_that_are_kept_or_not_known(checked: Checked, slurm: Callable[...
     slurm(limits=GPU_PARTITION)
     assert state(checked(needs=(LIMITS,)), "partition-limits") == "ok"
     slurm(limits=GPU_PARTITION.replace("State=UP", "State=DOWN"))
-    assert "is DOWN: nothing starts there" in checked(needs=(LIMITS,))["partition-limits"].message
+    assert "is DOWN, so no job starts there" in checked(needs=(LIMITS,))["partition-limits"].message
     slurm(limits='"; echo "Unable to contact slurm controller" >&2; exit 1; "')
     assert state(checked(needs=(LIMITS,)), "partition-limits") == "unknown"
 
@@ -213,16 +213,16 @@ def test_each_partition_is_judged_under_its_own_key(checked: Checked, slurm: Cal
     def found(check: str, **cluster: Any) -> Any:
         return checked(needs=ALL, **PHASES, cluster={"partition": "gpu", **cluster})[check]
 
-    assert "4 nodes of 8 GPUs" in found("partition", phases={"context": {"gpus_per_node": 4}}).message
+    assert "4 nodes with 8 GPUs" in found("partition", phases={"context": {"gpus_per_node": 4}}).message
     missing = found("partition", phases={"generation": {"partition": "big"}})
-    assert "no partition 'big'; you may see cpu, gpu" in missing.message
+    assert "no partition 'big'; you can use cpu, gpu" in missing.message
     assert (missing.hint or "").startswith("set phases.generation.partition in the profile, or --set")
     small = found("partition", phases={"generation": {"partition": "cpu"}})
     assert "'cpu' has 0 GPUs" in small.message and "phases.generation.gpus_per_node to 0" in (
         small.hint or ""
     )
     limits = found("partition-limits", phases={"generation": {"partition": "elsewhere"}})
-    assert "the phase context of stage serve asks for 4 nodes" in limits.message
+    assert "the phase context of stage serve requests 4 nodes" in limits.message
     alone = {"partition": "cpu,gpu", "companion_partition": "none"}
     says(checked(needs=ALL, cluster=alone), "partition", "no partition 'none'")
     other = checked(needs=ALL, cluster={"partition": "gpu", "phases": {"generation": {"partition": "big"}}})
@@ -237,7 +237,7 @@ def test_a_sandbox_says_whether_its_gpus_are_real(
     monkeypatch.setattr(Path, "is_file", lambda *_: True)
     sandbox = {"slurm_conf": "/run/trtllm-hpc/x/slurm.conf", "partition": "batch"}
     row = checked(needs=ALL, cluster={**sandbox, "gpus_per_node": 0})["partition"]
-    assert row.message.endswith("has 2 nodes of 4 GPUs, claimed: there is no GPU behind them")
+    assert row.message.endswith("has 2 nodes with 4 GPUs that are simulated: nothing can compute on them")
     row = checked(needs=ALL, cluster={**sandbox, "gpus_per_node": 8})["partition"]
     assert row.state == "fail" and "--set cluster.gpus_per_node=4" in (row.hint or "")
 
@@ -249,7 +249,11 @@ def test_pyxis(checked: Checked, slurm: Callable[..., None]) -> None:
     slurm()
     assert state(checked(needs=ALL, cluster={"container": PYXIS}), "container-program") == "ok"
     slurm(help_text="echo --chdir")
-    says(checked(needs=ALL, cluster={"container": PYXIS}), "container-program", "knows no --container-image")
+    says(
+        checked(needs=ALL, cluster={"container": PYXIS}),
+        "container-program",
+        "has no option --container-image",
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,8 +261,8 @@ def test_pyxis(checked: Checked, slurm: Callable[..., None]) -> None:
     [
         ("singularity", "", "warn", "no singularity on this machine"),
         ("podman-hpc", "", "ok", "podman-hpc is on this machine"),
-        ("container-engine", "    --environment=NAME", "ok", "takes --environment"),
-        ("container-engine", "    --environment-file=F", "fail", "knows no --environment"),
+        ("container-engine", "    --environment=NAME", "ok", "has the option --environment"),
+        ("container-engine", "    --environment-file=F", "fail", "has no option --environment"),
     ],
 )
 def test_the_program_of_the_container_runtime(
@@ -311,7 +315,7 @@ def test_folders_that_every_machine_has_for_itself(
     checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     local = {"node_local_folders": [str(tmp_path)]}
-    words = (f"cannot see {tmp_path}/runs", f"every machine has a {tmp_path}")
+    words = (f"cannot see {tmp_path}/runs", f"every machine has its own {tmp_path}")
     says(checked(cluster=local), "runs-folder-shared", *words)
     assert "runs-folder-shared" not in checked(cluster={**local, "scheduler": "local"})
     assert state(checked(), "runs-folder-shared") == "ok"
@@ -323,7 +327,7 @@ def test_folders_that_cannot_be_made(checked: Checked, tmp_path: Path) -> None:
     rows = checked()
     assert state(rows, "runs-folder") == state(rows, "engines-folder") == "ok"
     (tmp_path / "runs").write_text("a file")
-    says(checked(), "runs-folder", "is no folder")
+    says(checked(), "runs-folder", "is not a folder")
 
 
 def test_images(checked: Checked, tmp_path: Path) -> None:
@@ -334,9 +338,9 @@ def test_images(checked: Checked, tmp_path: Path) -> None:
     assert state(checked(cluster={"container": container}), "container-image") == "ok"
     registry = {**PYXIS, "image": "nvcr.io#nvidia/tritonserver:24.12-trtllm-python-py3"}
     outcome = checked(cluster={"container": registry})["container-image"]
-    assert outcome.state == "warn" and "pulled from a registry by every node" in outcome.message
+    assert outcome.state == "warn" and "from a registry when the job starts" in outcome.message
     relative = {**PYXIS, "image": "24.12-trtllm.sqsh"}
-    says(checked(cluster={"container": relative}), "container-image", "no absolute path")
+    says(checked(cluster={"container": relative}), "container-image", "has a relative path")
 
 
 @pytest.mark.parametrize("absolute", [False, True])

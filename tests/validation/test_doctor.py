@@ -87,7 +87,7 @@ def test_the_table_fits_a_terminal_of_80_columns(home: Path) -> None:
 def test_submit_refuses_what_cannot_work(fake_slurm: FakeSlurm, types: Types, home: Path) -> None:
     code, output, errors = types("submit", "whole.yaml", "--cluster", "./here.yaml")
     assert (code, output) == (ExitCode.CONFIG, "")
-    assert "check slo: limits on ttft cannot be checked" in errors
+    assert "check slo: limits on ttft need streamed answers" in errors
     assert "next: fix it, or override the check with --ignore slo" in errors
     assert fake_slurm.jobs == {} and list(home.glob("runs/*")) == []
 

@@ -29,7 +29,10 @@ def test_tasks_are_checked_before_the_queue(
     assert missing.state == "fail" and "the data of task gsm8k (openai/gsm8k) are not in" in missing.message
     assert f"trtllm-hpc evaluate --prepare gsm8k --set data={tmp_path}" in missing.hint
     base = outcome(not_worse_than="nobody")
-    assert base.state == "fail" and "run nobody has no finished evaluation" in base.message
+    assert (
+        base.state == "fail"
+        and "the run nobody (companion.evaluate.not_worse_than) has no finished evaluation" in base.message
+    )
     keep(RunPaths(tmp_path / "runs" / "before"), summary(0.4))
     assert outcome(not_worse_than="before").state == "ok"
     monkeypatch.setattr(tasks, "find_spec", lambda name: None)
@@ -46,7 +49,7 @@ def test_a_server_without_openais_protocol_is_refused() -> None:
 
     assert messages() == []
     [message] = messages(proxy="none")
-    assert "does not speak without a proxy" in message
+    assert "offers only behind a proxy" in message
 
 
 def test_a_triton_that_no_gateway_understands_is_refused() -> None:
@@ -54,4 +57,4 @@ def test_a_triton_that_no_gateway_understands_is_refused() -> None:
     for frontend, refused in (("triton", True), ("openai", False)):
         plain = {"serve": {"frontend": frontend}, "companion": {"evaluate": {"tasks": ["facts"]}}}
         found = problems(facts_of(JobFile.model_validate({"name": "a", **engine, **plain}), HERE))
-        assert any("which this Triton does not speak" in it.message for it in found) is refused
+        assert any("which Triton does not offer with this backend" in it.message for it in found) is refused

@@ -23,7 +23,7 @@ from trtllm_hpc.validation.context import Context
 @pytest.mark.parametrize(
     ("config", "engine", "found", "words"),
     [
-        ({}, {"tensor_parallel": 8}, "ok", "32 heads and 32 layers divide by the ranks"),
+        ({}, {"tensor_parallel": 8}, "ok", "the ranks can split 32 heads and 32 layers evenly"),
         (
             {"num_attention_heads": 12},
             {"tensor_parallel": 8},
@@ -32,12 +32,12 @@ from trtllm_hpc.validation.context import Context
         ),
         ({"num_key_value_heads": 3}, {"tensor_parallel": 2}, "fail", "3 KV heads cannot be split over 2"),
         ({"num_key_value_heads": 2}, {"tensor_parallel": 8}, "ok", ""),
-        ({"num_hidden_layers": 31}, {"pipeline_parallel": 2}, "warn", "31 layers do not divide"),
+        ({"num_hidden_layers": 31}, {"pipeline_parallel": 2}, "warn", "31 layers cannot be split evenly"),
         (
             {"model_type": "mixtral", "num_local_experts": 6},
             {"tensor_parallel": 4, "moe_expert_parallel": 4, "moe_tensor_parallel": 1},
             "fail",
-            "6 experts do not divide by engine.moe_expert_parallel 4",
+            "6 experts cannot be split evenly by engine.moe_expert_parallel 4",
         ),
         ({"model_type": "mamba"}, {"tensor_parallel": 2}, "unknown", "no sum for models of type 'mamba'"),
     ],
@@ -53,17 +53,17 @@ def test_what_cannot_be_split(
 def test_a_model_that_is_not_whole(checked: Checked, model: Path) -> None:
     shard = model / "model-00002-of-00002.safetensors"
     shard.write_text("version https://git-lfs.github.com/spec/v1\n")
-    says(checked(), "model-files", "a pointer of Git LFS")
+    says(checked(), "model-files", "a Git LFS pointer")
     shard.write_bytes(b"{}")
-    says(checked(), "model-files", f"{shard} has 2 bytes only: no weights")
+    says(checked(), "model-files", f"{shard} has only 2 bytes")
     shard.unlink()
-    says(checked(), "model-files", f"{shard.name} is missing", "its index names it")
+    says(checked(), "model-files", f"the index of weights lists {shard.name}, which is missing")
     (model / "model.safetensors.index.json").unlink()
     assert state(checked(), "model-files") == "ok"  # one file without an index is a whole model
     (model / "model-00001-of-00002.safetensors").unlink()
     says(checked(), "model-files", "there are no weights")
     (model / "config.json").write_text("{")
-    says(checked(), "model-files", "no config.json")
+    says(checked(), "model-files", "no readable config.json")
 
 
 def test_a_number_of_layers_that_the_weights_contradict(checked: Checked, model: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_number_of_layers_that_the_weights_contradict(checked: Checked, model:
     write_json(index, {"weight_map": names})
     for layers in (3, 10**9):
         write_json(model / "config.json", {**LLAMA_3_8B, "num_hidden_layers": layers})
-        wrong = f"config.json in {model} says {layers} layers, and the weights have 2"
+        wrong = f"config.json in {model} has {layers} layers, but the weights have 2"
         says(checked(), "model-files", wrong)
     index.unlink()
     header = json.dumps({"transformer.h.1.mlp.c_fc.weight": {"data_offsets": [0, 1]}}).encode()
@@ -199,7 +199,7 @@ def test_a_quantized_checkpoint_is_as_large_as_its_index_says(checked: Checked, 
         file.unlink()
     engine = {"backend": "pytorch", "tensorrt_llm_version": "1.2.1", "max_batch_size": 8, "max_seq_len": 2048}
     outcome = checked(engine=engine)["memory"]
-    assert outcome.state == "unknown" and "is quantized (fp8), without an index" in outcome.message
+    assert outcome.state == "unknown" and "is quantized (fp8) and has no index" in outcome.message
     write_json(model / "model.safetensors.index.json", {"metadata": {"total_size": 70 * 2**30}})
     outcome = checked(engine=engine)["memory"]
     assert outcome.state == "ok" and "tokens fit" in outcome.message

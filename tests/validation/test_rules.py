@@ -149,7 +149,7 @@ def test_options_that_are_nobody_elses_business_pass(files: Folder) -> None:
 def test_a_job_of_two_nodes_is_told_that_local_has_one(files: Folder) -> None:
     diagnostic = files.diagnostic(JOB + "engine: {tensor_parallel: 2}\nserve: {nodes: 2}\n", LOCAL)
     assert (diagnostic.code, files.place(diagnostic)) == ("conflict", "job:3 serve.nodes")
-    assert "one machine" in diagnostic.message
+    assert "a single machine" in diagnostic.message
     assert files.load(files.job_file.read_text(), LOCAL, "serve.nodes=1").job.serve.nodes == 1
 
 

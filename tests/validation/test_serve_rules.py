@@ -27,8 +27,8 @@ NEWER = CLUSTER + "gpus_per_node: 4\ncontainer: {tensorrt_llm_version: 1.2.0}\n"
 @pytest.mark.parametrize(
     ("profile", "engine", "words"),
     [
-        (NEWER, "backend: pytorch", "names no folder on the nodes' own disks"),
-        (NEWER + "node_models_folder: /local\n", "backend: reference", "what the build stage makes of it"),
+        (NEWER, "backend: pytorch", "has no node_models_folder on the nodes' disks"),
+        (NEWER + "node_models_folder: /local\n", "backend: reference", "loads the result of the build stage"),
     ],
 )
 def test_what_cannot_be_staged(files: Folder, profile: str, engine: str, words: str) -> None:

@@ -219,7 +219,7 @@ class Measurement:
             return f"trtllm-hpc bench show {self.call_name}"
         if unanswered_at_the_end(self.records) and any(record.ok for record in self.records):
             return (
-                f"trtllm-hpc logs {run} --rank 0 shows what the server did last; "
+                f"trtllm-hpc logs {run} --rank 0 shows the server's last lines; "
                 "serve.hang_timeout_seconds ends a server that hangs"
             )
         if 2 * sum(record.status == TIMED_OUT for record in failed) > len(failed):

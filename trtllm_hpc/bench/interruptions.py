@@ -1,8 +1,8 @@
-"""What interrupts a measurement: a server that is away for a while, or the end of the companion.
+"""Interruptions of a measurement: the server is away for a while, or the companion ends.
 
-With ``serve.renew`` another job serves after the time limit; behind a proxy an instance that died is started
-again. What was measured in between says nothing about the server. A companion may be killed, run into its
-time limit, or lose its server between two levels: the next attempt keeps the levels that it measured whole.
+With ``serve.renew`` another job takes over after the time limit, and behind a proxy dead instances restart.
+Figures from the gap do not describe the server, so the pass is repeated. A companion may be killed, run into
+its time limit, or lose its server: the next attempt keeps the complete levels of the earlier one.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from trtllm_hpc.runtime.heartbeat import TROUBLE
 from trtllm_hpc.runtime.records import Endpoint, read_events
 
 MOST_CUTS = 3
-"""So often a pass is measured again; a load that ends the server each time would do it for ever."""
+"""Most repeats of a pass; without a limit, a load that kills the server would be repeated for ever."""
 _SETTLE_S = 5.0
-"""For the death of a server to show in the run's files, after the failures that it caused."""
+"""Time after failed requests until the run's files show the death of the server."""
 _TICK_S = 0.2
 
 Follow = Callable[[], Endpoint]
-"""Waits until the server is ready, and returns where; raises TrtllmHpcError if it does not come back."""
+"""Waits for the server and returns its endpoint; raises TrtllmHpcError if the server does not come back."""
 
 
 @dataclass(frozen=True)
 class ServerIdentity:
-    """Which server answers; equal as long as it has not been away."""
+    """The identity of the server that answers; it changes when the server was away."""
 
     job_id: str | None
-    """``None``: no endpoint is published."""
+    """Job of the published endpoint; ``None`` without an endpoint."""
     ready_at: float
     restarts: tuple[int, ...]
     """Restarts of each instance behind the proxy."""
     proxy_restarts: int = 0
-    """How often the proxy was started again, which cuts every open request."""
+    """Restarts of the proxy, each of which breaks all open requests."""
 
     @classmethod
     def of(cls, paths: RunPaths) -> ServerIdentity:
-        """Return the server that the run's files name now."""
+        """Return the identity of the server in the run's files."""
         endpoint = Endpoint.read(paths.endpoint)
         try:
-            restarts = tuple(int(one["restarts"]) for one in read_json(paths.instances) or [])
+            restarts = tuple(int(instance["restarts"]) for instance in read_json(paths.instances) or [])
         except (OSError, ValueError, TypeError, KeyError):
             restarts = ()
         proxies = sum(event.name == "proxy_restarted" for event in read_events(paths, "serve"))
@@ -56,7 +56,7 @@ class ServerIdentity:
         return cls(job_id, ready_at, restarts, proxies)
 
     def was_replaced_by(self, now: ServerIdentity) -> bool:
-        """Return whether every instance, or the proxy before them, has been away between this and ``now``."""
+        """Return whether the proxy, or every instance, was away between this identity and ``now``."""
         if replace(self, restarts=()) != replace(now, restarts=()):
             return True
         pairs = list(zip(self.restarts, now.restarts, strict=False))
@@ -66,8 +66,8 @@ class ServerIdentity:
 def was_cut(paths: RunPaths, begun_at: ServerIdentity, outcome: PassOutcome) -> bool:
     """Return whether a pass failed because the server was away.
 
-    Waits a moment if the pass ended early, or if requests lost their connection: the supervisor looks once a
-    second whether the proxy runs.
+    If the pass ended early or requests lost their connection, wait for the run's files, because the
+    supervisor checks the proxy only once a second.
     """
     ended_early = outcome.gone or outcome.failures is not None
     if outcome.interrupted or not (ended_early or any(not record.ok for record in outcome.records)):
@@ -76,33 +76,33 @@ def was_cut(paths: RunPaths, begun_at: ServerIdentity, outcome: PassOutcome) -> 
     deadline = time.monotonic() + (_SETTLE_S if ended_early or has_lost else 0.0)
     while not begun_at.was_replaced_by(ServerIdentity.of(paths)):
         if time.monotonic() > deadline:
-            return outcome.gone  # it may not know yet itself, as after the loss of its node
+            return outcome.gone  # the run's files may still lack the event, as after the loss of a node
         time.sleep(_TICK_S)
     return True
 
 
 def ended_parts(paths: RunPaths) -> list[str]:
-    """Return which parts of the run's server ended or stood still while it served, when and why, in order."""
-    found = []
+    """Return a line for each part of the run's server that ended or hung while serving, in order of time."""
+    lines = []
     for event in read_events(paths, "serve"):
         why, then = event.data.get("why"), event.data.get("then", "it is started again")
         at = time.strftime("%H:%M:%S", time.localtime(event.time))
         if event.name == "instance_end":
-            found.append(f"at {at} instance {event.data.get('instance')}: {why}; {then}")
+            lines.append(f"at {at} instance {event.data.get('instance')}: {why}; {then}")
         elif event.name in ("front_restarted", "proxy_restarted"):
-            found.append(f"at {at} {why}; {then}")
+            lines.append(f"at {at} {why}; {then}")
         elif event.name == TROUBLE and why is not None:
-            found.append(f"at {at} {why}")
-    return found
+            lines.append(f"at {at} {why}")
+    return lines
 
 
 def read_earlier(
     files: MeasurementPaths, settings: Benchmark
 ) -> tuple[MeasurementSummary, list[RequestRecord]] | None:
-    """Return an earlier attempt's levels that were measured whole with the same settings, and their records.
+    """Return the complete levels of an earlier attempt with the same settings, and their records.
 
-    ``None`` without any, and where nothing is missing. A search decides by each level what comes next, and
-    begins again.
+    Return ``None`` if there are none, or if no level is missing. A search always begins again, because each
+    level decides the next.
     """
     try:
         measured, records = read_measurement(files.summary), read_records(files.requests)
@@ -112,10 +112,10 @@ def read_earlier(
         return None
 
     def is_whole(level: LevelResult) -> bool:
-        return len(level.passes) == settings.repeats and all(it.verdict.valid for it in level.passes)
+        return len(level.passes) == settings.repeats and all(one.verdict.valid for one in level.passes)
 
     levels = list(takewhile(is_whole, measured.levels))
-    kept = [it for it in records if it.level < len(levels)]
+    kept = [record for record in records if record.level < len(levels)]
     if not kept or len(levels) >= len(levels_of(settings)):
         return None
     return replace(measured, levels=levels), kept

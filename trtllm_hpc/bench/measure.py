@@ -1,7 +1,7 @@
 """A whole measurement: every level and repeat, and the files in the results folder.
 
-The records of a pass and the summary are written after each pass. If the measurement ends early, the passes
-before are kept, and the summary says that it is incomplete.
+Records and summary are written after each pass. If the measurement ends early, finished passes are kept, and
+the summary is marked incomplete.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ from trtllm_hpc.runtime.records import Endpoint
 
 _SEARCH_WARMUP_S = 1.0
 _FIRST_REQUESTS = 64
-"""Requests generated before the first pass, to find faults of the workload; each pass asks for more."""
+"""Requests generated before the first pass, to find errors of the workload; passes generate more."""
 _INTERRUPTED = Caveat("ended-interrupted")
 _SERVER_GONE = Caveat("ended-server-gone")
 
 
 class MeasurementInterrupted(KeyboardInterrupt):
-    """The measurement was interrupted, for example by Ctrl-C; what was measured is on the disk."""
+    """The measurement was interrupted, for example by Ctrl-C; the finished passes are on disk."""
 
     def __init__(self, measurement: MeasurementSummary) -> None:
         super().__init__()
@@ -77,13 +77,13 @@ class MeasurementInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class MeasuredServer:
-    """What is measured: a served model and its run."""
+    """The measured server and its run."""
 
     paths: RunPaths
-    """The run's folder; of a server without a run, the folder that its results are written into."""
+    """The run's folder; for a server outside any run, the folder of the results."""
     endpoint: Endpoint
     job: JobFile | None
-    """``None``: a server without a run."""
+    """The run's job file; ``None`` for a server outside any run."""
     follow: Follow | None = None
     """Finds the server again after it has moved. ``None``: a lost server ends the measurement."""
 
@@ -91,13 +91,16 @@ class MeasuredServer:
 def run_measurement(
     server: MeasuredServer, settings: Benchmark, name: str, show: Show | None = None
 ) -> MeasurementSummary:
-    """Measure, write everything into the server's folder, and return the summary.
+    """Measure, write all files into the server's folder, and return the summary.
 
-    Only the companion's ``name`` writes its progress for those who watch the run. ``show`` is called with the
-    progress twice a second, in a thread of its own. Raises MeasurementInterrupted with the summary of what
-    was measured; NotReady if the endpoint was never reached; RequestFailed, InvalidRequest, ConfigError or
-    BadSlo if the server or its model cannot be measured in this way; InvalidMeasurement if the run folder
-    cannot be written.
+    A separate thread calls ``show`` with the progress twice a second. Progress is also written to a file if
+    ``name`` is the companion's, for ``status``.
+
+    Raises:
+        MeasurementInterrupted: with the summary of the finished passes.
+        NotReady: the endpoint was never reached.
+        RequestFailed, InvalidRequest, ConfigError, BadSlo: the server or model cannot be measured like this.
+        InvalidMeasurement: the run folder is not writable.
     """
     run = _Run(server, settings, name)
     progress_file = server.paths.benchmark_progress if run.is_companion else None
@@ -123,17 +126,17 @@ def run_measurement(
 
 @contextmanager
 def _writing(paths: RunPaths) -> Iterator[None]:
-    """Turn the error of a write into InvalidMeasurement; the passes written before are kept."""
+    """Turn an error of writing into InvalidMeasurement; passes written earlier are kept."""
     try:
         yield
     except OSError as error:
         message = f"The results could not be written to {paths.results}: {error.strerror or error}."
-        hint = "make room there, or give write permission, and measure again"
+        hint = "free space there, or allow writing (chmod u+w), and measure again"
         raise InvalidMeasurement(message, hint=hint) from error
 
 
 class _Run:
-    """A measurement that is going on: what all its passes share, the passes so far, and its files."""
+    """A running measurement: state shared by all passes, finished passes, and files."""
 
     samples: Samples
 
@@ -154,12 +157,14 @@ class _Run:
             self._results, count = measured.levels, len(measured.levels)
             clock = Clock(time.monotonic() - (time.time() - measured.started_at), measured.started_at)
             end_s = max(record.ended_s for record in self._records)
-            self.earlier_samples = [it for it in read_samples(self._files.samples) if it.time_s <= end_s]
+            self.earlier_samples = [
+                sample for sample in read_samples(self._files.samples) if sample.time_s <= end_s
+            ]
             sessions = {record.session for record in self._records} - {None}
             sent = len(sessions) or 1 + max(record.index for record in self._records)
-            what = "The first level was" if count == 1 else f"The first {count} levels were"
-            self._notes += [f"{what} measured by an earlier attempt, which did not come to its end."]
-        folders, special = list[Path](), True  # of a server outside any run only the settings name one
+            levels = "The first level was" if count == 1 else f"The first {count} levels were"
+            self._notes += [f"{levels} measured by an earlier attempt, which did not finish."]
+        folders, special = list[Path](), True  # without a run, only the settings can name a tokenizer
         if job is not None:
             engine = Path(job.engine.directory or self._paths.engine)
             folders = [engine, *([Path(job.model.path)] if job.model.path else [])]
@@ -176,18 +181,18 @@ class _Run:
             takes_messages=target.protocol == CHAT,
         )
         feed = RequestFeed(workload, target)
-        feed.take(sent)  # requests, or conversations, by the earlier attempt
+        feed.take(sent)  # skip the requests, or conversations, that the earlier attempt sent
         self._power = PowerReadings(self._paths, clock)
         self.passes = Passes(settings, target, feed, clock, Progress(), tokenizer, slo, self._power)
         self._provenance = provenance(self._paths, server.endpoint, job)
         self._search: SearchResult | None = None
         self._broken: list[Caveat] = []
-        """Why so many requests of a pass failed that its figures are invalid."""
+        """Causes of more failed requests in a pass than valid figures allow."""
         self._survived: list[Caveat] = []
-        """Why requests failed, though no more than may."""
+        """Causes of failed requests within the allowed share."""
 
     def begin(self) -> None:
-        """Remove the files of an earlier attempt of the companion, and write the records kept of it."""
+        """Remove the files of an earlier attempt of the companion, and write the records to keep."""
         with _writing(self._paths):
             self._paths.results.mkdir(exist_ok=True)
             for file in self._files.present:
@@ -197,7 +202,7 @@ class _Run:
                 append_records(self._files.requests, self._records)
 
     def measure(self) -> Caveat | None:
-        """Run every pass; return why, if the measurement ended early."""
+        """Run every pass; return the reason if the measurement ends early."""
         try:
             if self.settings.find_max:
                 return self._run_search()
@@ -217,12 +222,12 @@ class _Run:
         def measure(rate: float) -> RateOutcome:
             nonlocal ended_early
             at_rate = settings
-            if settings.duration_seconds is None:  # enough requests to fill a window
-                most = {"requests": max(settings.requests or 1, math.ceil(rate * window_s))}
+            if settings.duration_seconds is None:  # enough requests to fill the window at this rate
+                counts = {"requests": max(settings.requests or 1, math.ceil(rate * window_s))}
                 if settings.warmup_requests:
                     warmup = math.ceil(rate * _SEARCH_WARMUP_S)
-                    most["warmup_requests"] = max(settings.warmup_requests, warmup)
-                at_rate = settings.model_copy(update=most)
+                    counts["warmup_requests"] = max(settings.warmup_requests, warmup)
+                at_rate = settings.model_copy(update=counts)
             level = OpenLoop(rate, settings.arrival, settings.burstiness)
             ended_early = self._run_level(level, at_rate)
             if ended_early is not None:
@@ -234,7 +239,7 @@ class _Run:
 
     def _run_level(self, level: Level, settings: Benchmark) -> Caveat | None:
         level_index, passes, repeats = len(self._results), list[Pass](), self.settings.repeats
-        # How many levels a search has is not known.
+        # The number of a search's levels is not known beforehand.
         levels = None if self.settings.find_max else len(levels_of(self.settings))
         for repeat in range(repeats):
             step = Step(level_index, levels, level.label, repeat, repeats)
@@ -246,7 +251,7 @@ class _Run:
                 return _SERVER_GONE
             passes.append(outcome.result)
             self._records += outcome.records
-            intervals = over_repeats([it.metrics for it in passes])
+            intervals = over_repeats([finished.metrics for finished in passes])
             turns = by_turn(record for record in self._records if record.level == level_index)
             self._results[level_index:] = [LevelResult(level, passes, intervals, turns)]
             if outcome.interrupted or outcome.gone:
@@ -257,9 +262,9 @@ class _Run:
         return None
 
     def _run_pass(self, level: Level, step: Step, settings: Benchmark) -> PassOutcome:
-        """Run one pass; again, once the server is back, if it was away meanwhile.
+        """Run one pass; repeat it if the server was away during the pass and has come back.
 
-        Raises NotReady if it cannot be reached, and does not come back.
+        Raises NotReady if the server cannot be reached and does not come back.
         """
         for _ in range(MOST_CUTS):
             try:
@@ -269,16 +274,16 @@ class _Run:
             except NotReady:
                 if not self._returned(step):
                     raise
-            # The same requests once more: a server that was away knows none of them any more.
+            # Send the same requests again: the restarted server's KV cache has none of them.
             self.passes.feed.put_back(0)
         return self._run_once(level, step, settings, None)
 
     def _run_once(
         self, level: Level, step: Step, settings: Benchmark, begun_at: ServerIdentity | None
     ) -> PassOutcome:
-        """Run one pass, and append its records to the file, unless the server was away meanwhile.
+        """Run one pass and append its records to the file, unless the server was away during the pass.
 
-        ``begun_at`` is the server now; with ``None`` the pass counts whatever happens to it.
+        ``begun_at`` identifies the server at the start; with ``None`` the pass counts in any case.
         """
         ended_before = len(ended_parts(self._paths))
         outcome = replace(self.passes, settings=settings).run(level, step)
@@ -291,12 +296,12 @@ class _Run:
         if ended and result.failed:
             finding = Caveat("requests-broke", facts={"step": str(step), "ended": "; ".join(ended)})
             is_invalid = result.failed > self.settings.max_error_share * result.measured
-            # A search goes beyond what the server can do, so that failures are no finding there.
+            # A search overloads the server on purpose, so failures do not make it invalid.
             (self._broken if is_invalid and not self.settings.find_max else self._survived).append(finding)
         return outcome
 
     def _returned(self, step: Step) -> bool:
-        """Wait for a server that is away, and ask it where it is then; false: it did not come back."""
+        """Wait for a server that is away, and follow it to its new endpoint; False if it stays away."""
         begun = time.monotonic()
         try:
             endpoint = self._follow() if self._follow is not None else None
@@ -305,13 +310,13 @@ class _Run:
             return False
         if endpoint is None:
             return False
-        asked = replace(self.passes.target.endpoint, **vars(endpoint))  # with the headers of the settings
-        self.passes = replace(self.passes, target=replace(self.passes.target, endpoint=asked))
-        self.samples.follow(asked)
+        moved = replace(self.passes.target.endpoint, **vars(endpoint))  # keeps the headers of the settings
+        self.passes = replace(self.passes, target=replace(self.passes.target, endpoint=moved))
+        self.samples.follow(moved)
         away_s = time.monotonic() - begun
         self._notes.append(
-            f"The server, or the proxy before it, was away for {away_s:.0f} s or more during {step}: that "
-            "pass is measured again."
+            f"The server or its proxy was away for at least {away_s:.0f} s during {step}: this pass is "
+            "measured again."
         )
         return True
 

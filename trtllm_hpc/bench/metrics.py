@@ -1,11 +1,11 @@
-"""The metrics of a pass: what each means, its unit and formula, and its figure for a sample of requests.
+"""The metrics of a pass: meaning, unit, formula, and the figure for a sample of requests.
 
-To add one: define it here, and add a row to ``docs/reference/metrics.md`` and a test to
+To add a metric, define it here, and add a row to ``docs/reference/metrics.md`` and a test to
 ``tests/bench/test_metrics.py``.
 
-Times are measured from the schedule and from the send. From the schedule, what a stalled server or a late
-client holds up counts in full: there is no coordinated omission. Times that only a stream shows have no value
-without streaming; they are never zero then.
+Times are measured from the schedule and from the send. Times from the schedule include the full wait behind a
+stalled server or a late client (no coordinated omission). Without streaming, times of single tokens have no
+value; they are never zero.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class Metric:
     """The description of a metric."""
 
     key: str
-    """Its name in files. A time ends with ``_ms``, a rate with ``_per_s``."""
+    """Name in files; times end with ``_ms``, rates with ``_per_s``."""
     label: str
-    """Its name in tables and plots."""
+    """Name in tables and plots."""
     unit: str
     meaning: str
     formula: str
     better: Literal["lower", "higher"] | None = None
-    """``None``: it describes the load and not the server."""
+    """Better direction; ``None`` if the metric describes the load instead of the server."""
     needs_streaming: bool = False
-    """Whether only streamed answers have it."""
+    """Whether only streamed answers have a value."""
     slo_name: str | None = None
-    """Its name in an SLO; ``None`` if it cannot be limited."""
+    """Name in an SLO; ``None`` if an SLO cannot limit the metric."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +48,10 @@ class Single(Metric):
 
 @dataclass(frozen=True, kw_only=True)
 class PerRequest(Metric):
-    """A metric that each request has by itself; its figure is the distribution of all values."""
+    """A metric of single requests; its figure is the distribution of all values."""
 
     values: Callable[[RequestRecord], Sequence[float]]
-    """Returns the values of one request: none, one, or several."""
+    """Returns the values of one request, zero or more."""
     includes_failed: bool = False
     """Whether failed requests have values, too."""
 
@@ -62,10 +62,7 @@ class PerRequest(Metric):
 
 
 def distribution(values: Iterable[float]) -> Distribution:
-    """Summarise values. Percentiles are interpolated linearly, as ``numpy.percentile`` does.
-
-    Raises NoValue if there are no values.
-    """
+    """Summarise values, with percentiles interpolated linearly. Raises NoValue if there are no values."""
     import numpy as np
 
     array = np.fromiter(values, dtype=float)
@@ -100,14 +97,16 @@ SENT_RATE = Single(
     unit="requests/s",
     meaning="The rate at which the client sent requests, whenever they were due.",
     formula="requests sent in the window / its length",
-    of=lambda it: it.rate(sum(it.window.start_s <= record.sent_s < it.window.end_s for record in it.records)),
+    of=lambda sample: sample.rate(
+        sum(sample.window.start_s <= record.sent_s < sample.window.end_s for record in sample.records)
+    ),
 )
 
 
 # Throughput -----------------------------------------------------------------------------------------
 #
-# Requests of the warm-up that end in the window count, and measured ones that end after it do not. So the
-# rate is neither too low at the start of the window nor too high while the load drains.
+# Warm-up requests that end in the window count, and measured requests that end after it do not. So the rate
+# is neither too low at the start of the window nor too high while the load drains.
 
 
 def _all_answered(sample: Sample) -> list[RequestRecord]:
@@ -132,7 +131,7 @@ def _arrived_tokens(record: RequestRecord, sample: Sample) -> float:
         for chunk_s, tokens in zip(record.chunks_s, record.chunk_tokens, strict=True)
         if sample.within(chunk_s)
     )
-    # The answer's own count is the better one where the chunks were counted by a poorer source.
+    # Scaled to the answer's own count, because the counts of single chunks can be less exact.
     return record.output_tokens * inside / counted
 
 
@@ -150,7 +149,7 @@ FINISHED_RATE = Single(
     key="finished_rate_per_s",
     label="request throughput",
     unit="requests/s",
-    meaning="The rate at which complete answers came.",
+    meaning="The rate at which complete answers arrived.",
     formula="requests of the pass that were answered in the window / its length",
     better="higher",
     slo_name="requests",
@@ -162,7 +161,7 @@ OUTPUT_TOKEN_RATE = Single(
     unit="tokens/s",
     meaning="The rate at which output tokens arrived, over all requests.",
     formula=(
-        "output tokens that came in the window / its length: by the times of chunks, or all at the end if "
+        "output tokens that arrived in the window / its length: by the times of chunks, or all at the end if "
         "the answer was not streamed; complete answers only"
     ),
     better="higher",
@@ -175,8 +174,8 @@ TOTAL_TOKEN_RATE = Single(
     unit="tokens/s",
     meaning="The rate at which prompts and answers were processed, in tokens.",
     formula=(
-        "(output tokens that came in the window + input tokens of requests whose first output came in it) "
-        "/ its length"
+        "(output tokens that arrived in the window + input tokens of requests whose first output arrived in "
+        "it) / its length"
     ),
     better="higher",
     slo_name="total_tokens",
@@ -187,7 +186,7 @@ TOTAL_TOKEN_RATE = Single(
 
 
 def _time_per_output_token(record: RequestRecord) -> Sequence[float]:
-    """Return the mean time between tokens; empty for a single chunk, whose tokens came together."""
+    """Return the mean time between tokens; empty for a single chunk, whose tokens arrive together."""
     tokens = record.output_tokens
     if len(record.chunks_s) < 2 or tokens is None or tokens < 2:
         return ()
@@ -201,7 +200,7 @@ def _inter_token_latencies(record: RequestRecord) -> Sequence[float]:
     gaps: list[float] = []
     previous_s = record.chunks_s[0] if record.chunks_s else 0.0
     for chunk_s, tokens in zip(record.chunks_s[1:], record.chunk_tokens[1:], strict=True):
-        # A chunk without a token is skipped: the gap of the next token spans it.
+        # Skip a chunk without a token, so that the next token's gap includes it.
         if tokens > 0:
             gaps += [(chunk_s - previous_s) * 1e3 / tokens] * tokens
             previous_s = chunk_s
@@ -222,7 +221,7 @@ TTFT = _latency(
 TTFT_FROM_SEND = _latency(
     key="ttft_from_send_ms",
     label="time to first token, from send",
-    meaning="The same without the client's own delay; what other tools call TTFT. Needs streaming.",
+    meaning="Time to first token without the client's delay; TTFT of other tools. Needs streaming.",
     formula="first chunk - sent",
     needs_streaming=True,
     slo_name="ttft_from_send",
@@ -231,13 +230,15 @@ TTFT_FROM_SEND = _latency(
 TTFA = _latency(
     key="ttfa_ms",
     label="time to first answer token",
-    meaning="The same without what a reasoning model thinks before it answers. Needs streaming.",
+    meaning="Time until the answer begins, after a reasoning model's thoughts. Needs streaming.",
     formula="first chunk with more than reasoning - scheduled; only if any answer of the pass has reasoning",
     needs_streaming=True,
     slo_name="ttfa",
-    values=lambda it: [] if it.first_answer_s is None else [(it.first_answer_s - it.scheduled_s) * 1e3],
+    values=lambda record: (
+        [] if record.first_answer_s is None else [(record.first_answer_s - record.scheduled_s) * 1e3]
+    ),
 )
-# One mean for each request: a stall shows in the inter-token latency only.
+# A mean per request hides single stalls, which the inter-token latency shows.
 TPOT = _latency(
     key="tpot_ms",
     label="time per output token",
@@ -247,7 +248,7 @@ TPOT = _latency(
     slo_name="tpot",
     values=_time_per_output_token,
 )
-# Over all tokens of all requests, so that means do not hide rare stalls.
+# Over all tokens of all requests, so that no mean hides rare stalls.
 ITL = _latency(
     key="itl_ms",
     label="inter-token latency",
@@ -271,7 +272,7 @@ LATENCY = _latency(
 LATENCY_FROM_SEND = _latency(
     key="latency_from_send_ms",
     label="latency, from send",
-    meaning="How long the answer took to its last token after the send; what other tools call latency.",
+    meaning="How long the answer took to its last token after the send; latency of other tools.",
     formula="end - sent",
     slo_name="latency_from_send",
     values=lambda record: [(record.ended_s - record.sent_s) * 1e3],
@@ -282,10 +283,12 @@ CLIENT_LATENESS = PerRequest(
     unit="ms",
     meaning=(
         "How much later than scheduled the client sent: the client's fault, not the server's. In a closed "
-        "loop its turnaround, from the end of an answer to the next request of that slot."
+        "loop: the client's turnaround, from the end of an answer to the next request of that slot."
     ),
     formula="sent - scheduled, in a closed loop sent - freed, including failed requests",
-    values=lambda it: [(it.sent_s - (it.scheduled_s if it.freed_s is None else it.freed_s)) * 1e3],
+    values=lambda record: [
+        (record.sent_s - (record.scheduled_s if record.freed_s is None else record.freed_s)) * 1e3
+    ],
     includes_failed=True,
 )
 
@@ -302,7 +305,7 @@ def _goodput(sample: Sample) -> float:
     if sample.is_good is None:
         raise NoValue
     answered = [record for record in sample.records if record.ok]
-    return sample.rate(sum(sample.within(it.ended_s) and sample.is_good(it) for it in answered))
+    return sample.rate(sum(sample.within(record.ended_s) and sample.is_good(record) for record in answered))
 
 
 ERROR_SHARE = Single(
@@ -319,8 +322,8 @@ GOODPUT = Single(
     key="goodput_per_s",
     label="goodput",
     unit="requests/s",
-    meaning="The rate of answers that kept every limit of the SLO.",
-    formula="requests of the pass that were answered in the window and kept every limit / its length",
+    meaning="The rate of answers that met every limit of the SLO.",
+    formula="requests of the pass that were answered in the window and met every limit / its length",
     better="higher",
     of=_goodput,
 )
@@ -346,16 +349,20 @@ OUTPUT_TOKENS = _tokens(
 REASONING_TOKENS = _tokens(
     key="reasoning_tokens",
     label="reasoning tokens per request",
-    meaning="What a reasoning model thinks before it answers; part of the output tokens.",
+    meaning="The length of a reasoning model's thoughts before the answer; included in output tokens.",
     formula="by the server's usage or the chunks; only if any answer of the pass has reasoning",
     values=lambda record: [] if record.reasoning_tokens is None else [record.reasoning_tokens],
 )
 
 
 def _cached_share(sample: Sample) -> float:
-    known = [it for it in sample.answered if it.cached_tokens is not None and it.input_tokens is not None]
-    if total := sum(it.input_tokens or 0 for it in known):
-        return sum(it.cached_tokens or 0 for it in known) / total
+    known = [
+        record
+        for record in sample.answered
+        if record.cached_tokens is not None and record.input_tokens is not None
+    ]
+    if total := sum(record.input_tokens or 0 for record in known):
+        return sum(record.cached_tokens or 0 for record in known) / total
     raise NoValue
 
 
@@ -364,7 +371,7 @@ CACHED_SHARE = Single(
     label="cached prompt tokens",
     unit="share",
     meaning="The share of the prompts that the server found in its KV cache: 0.9 is 90 %.",
-    formula="cached tokens / input tokens of answered requests whose usage names them",
+    formula="cached tokens / input tokens, of answered requests whose usage has both",
     better="higher",
     of=_cached_share,
 )
@@ -382,8 +389,8 @@ ENERGY_PER_TOKEN = Single(
     key="energy_per_output_token_j",
     label="energy per output token",
     unit="J",
-    meaning="What all GPUs of the server used, idle times and prompts included, for each output token.",
-    formula="energy of the GPUs in the window / output tokens that came in it",
+    meaning="Energy of all GPUs of the server per output token, including idle times and prompts.",
+    formula="energy of the GPUs in the window / output tokens that arrived in it",
     better="lower",
     of=lambda sample: _joules(sample, over=_output_tokens_in_window(sample)),
 )
@@ -391,7 +398,7 @@ ENERGY_PER_REQUEST = Single(
     key="energy_per_request_j",
     label="energy per request",
     unit="J",
-    meaning="The same for each complete answer.",
+    meaning="Energy of all GPUs of the server per complete answer, including idle times.",
     formula="energy of the GPUs in the window / requests answered in it",
     better="lower",
     of=lambda sample: _joules(sample, over=FINISHED_RATE.of(sample) * sample.window.length_s),
@@ -411,17 +418,17 @@ METRICS: tuple[Single | PerRequest, ...] = (
     *(ERROR_SHARE, GOODPUT, INPUT_TOKENS, OUTPUT_TOKENS, REASONING_TOKENS, CACHED_SHARE),
     *(ENERGY_PER_TOKEN, ENERGY_PER_REQUEST, MEAN_POWER),
 )
-"""In the order of tables."""
+"""All metrics, in the order of tables."""
 
 BY_KEY: dict[str, Single | PerRequest] = {metric.key: metric for metric in METRICS}
 
 
 def figures(sample: Sample, metrics: Sequence[Single | PerRequest] = METRICS) -> dict[str, Figure]:
-    """Return the figure of every metric that has a value, by key; a missing figure is never zero."""
-    found: dict[str, Figure] = {}
+    """Return the figure of every metric that has a value, by key."""
+    by_key: dict[str, Figure] = {}
     for metric in metrics:
         try:
-            found[metric.key] = metric.of(sample)
+            by_key[metric.key] = metric.of(sample)
         except NoValue:
             continue
-    return found
+    return by_key

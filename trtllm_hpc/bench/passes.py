@@ -1,4 +1,4 @@
-"""One pass over one level of load: its requests, their send times, its window, its records and figures."""
+"""One pass over one level of load: requests, send times, window, records and figures."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError, Diagnostic, InvalidMeasurement
 
 WHOLE_TRACE = 1_000_000
-"""More requests than any trace has."""
+"""A number of requests above that of any trace."""
 _MIN_REQUESTS_PER_SLOT = 20
-"""Different requests for each slot of a closed loop that ends by time."""
+"""Fewest different requests per slot of a closed loop that ends by time."""
 _REQUESTS_PER_SECOND = 20
-"""The same for each slot and second of given prompts: enough for a model that answers in 50 ms."""
+"""Different prompts per slot and second, if the user gives enough: enough for answers within 50 ms."""
 
 _DIGITS = 9
-"""Times are rounded to nanoseconds: the last bits of a logarithm differ from machine to machine."""
+"""Times are rounded to nanoseconds because the last bits of a logarithm depend on the machine."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When the requests of one pass are due, in seconds after its start, and which of them are measured."""
+    """Due times of the requests of one pass, in seconds after its start, and the measured window."""
 
     due_s: list[float]
-    """In ascending order; the first is due at 0."""
+    """Due times in ascending order; the first is 0."""
     window: Window
-    """The measured part, in the same seconds. What is due before it is warm-up; nothing is due after it."""
+    """Measured part, in seconds after the start. Earlier requests are warm-up; later ones do not exist."""
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,20 @@ class PassRequests:
     """The requests of one pass."""
 
     first_index: int
-    """Index of the first one in the workload."""
+    """Index of the first request in the workload."""
     requests: list[WorkloadRequest]
-    """Of conversations the first turns."""
+    """The requests; for conversations, their first turns."""
     payloads: list[bytes]
-    """The same, serialised."""
+    """The same requests, serialised."""
     conversations: list[Conversation] = field(default_factory=list)
-    """Those that the requests begin."""
+    """The conversations that the requests begin."""
 
 
 class RequestFeed:
-    """Requests that no earlier pass has sent, so that a server's cache of prompts does not have them.
+    """Supplies each pass with requests that no earlier pass has sent, so that no KV cache contains them.
 
-    Given prompts are repeated once all were sent, and each pass sends a trace from its beginning. Of
-    conversations, which only the load counts, their turns are the requests of the workload.
+    When all prompts of the user are sent, they are repeated, and each pass sends a trace from its beginning.
+    The load counts conversations, while the workload's requests are their single turns.
     """
 
     def __init__(self, spec: WorkloadSpec, target: Target) -> None:
@@ -86,54 +86,57 @@ class RequestFeed:
         return self.built.requests[: self._sent]
 
     def take(self, count: int) -> PassRequests:
-        """Return the next ``count`` requests, or conversations; of a trace the first, fewer if it is shorter.
+        """Return the next ``count`` requests or conversations; of a trace the first, or all if it is shorter.
 
-        Raises ConfigError if the workload's file or its settings make no requests.
+        Raises ConfigError if the workload's file or settings give no requests.
         """
         begins = self._begins()
         first = 0 if self._spec.settings.replays else bisect_left(begins, self._sent)
         if first + count > self._spec.count:
-            # Doubled, so that it is rarely made again: the number of passes of a search is not known.
+            # At least double it, so that a search, with its unknown number of passes, rarely builds it again.
             self._spec = replace(self._spec, count=max(first + count, 2 * self._spec.count))
             self.built = make_workload(self._spec)
             begins = self._begins()
         bounds = [*begins, len(self.built.requests)][first : first + count + 1]
-        talks = [Conversation(a, self.built.requests[a:b]) for a, b in pairwise(bounds)]
-        requests = [talk.turns[0] for talk in talks]
+        conversations = [
+            Conversation(begin, self.built.requests[begin:end]) for begin, end in pairwise(bounds)
+        ]
+        requests = [conversation.turns[0] for conversation in conversations]
         self._sent_before, self._sent = self._sent, max(self._sent, bounds[-1])
         payloads = [
             encode_request(request, self._target, str(index))
             for index, request in zip(bounds, requests, strict=False)
         ]
-        is_talk = self._spec.settings.workload.kind == "conversations"
-        return PassRequests(bounds[0], requests, payloads, talks if is_talk else [])
+        has_turns = self._spec.settings.workload.kind == "conversations"
+        return PassRequests(bounds[0], requests, payloads, conversations if has_turns else [])
 
     def _begins(self) -> list[int]:
         return [index for index, request in enumerate(self.built.requests) if request.turn in (None, 1)]
 
     def put_back(self, end: int) -> None:
-        """Put back the requests of the last pass from index ``end`` on: not sent, or to be sent again."""
+        """Return the last pass's requests from index ``end`` on to the feed, to be sent later."""
         self._sent = max(self._sent_before, end)
 
 
 @dataclass(frozen=True)
 class PassOutcome:
-    """What one pass left: its result, its records, and whether it ended early."""
+    """The result and records of one pass, and why it ended early, if it did."""
 
     result: Pass
     records: list[RequestRecord]
     interrupted: bool
+    """Whether the user ended it, for example by Ctrl-C."""
     gone: bool = False
     """Whether it ended early because the server was gone."""
     failures: int | None = None
-    """How many requests had failed in a row, if it ended early because of that."""
+    """Number of consecutive failures that ended it; ``None`` if it ended otherwise."""
     cut: bool = False
-    """Whether the server was away meanwhile, and is back: it is to be measured again."""
+    """Whether the server was away during the pass and is back, so that the pass must be repeated."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Runs passes; holds what all passes of a measurement share."""
+    """Runs passes, and holds the state that all passes of a measurement share."""
 
     settings: Benchmark
     target: Target
@@ -147,8 +150,7 @@ class Passes:
     def run(self, level: Level, step: Step) -> PassOutcome:
         """Run one pass and check its figures.
 
-        Raises NotReady if there is no connection to the endpoint; ConfigError if the workload makes no
-        requests.
+        Raises NotReady if the endpoint cannot be reached, and ConfigError if the workload has no requests.
         """
         if self.power is not None:
             self.power.begin()
@@ -156,14 +158,14 @@ class Passes:
         with real_time_priority() as real_time:
             load = run_load(plan, progress=self.progress.count, processes=self.settings.processes)
         load = replace(load, client=replace(load.client, real_time=real_time))
-        # Not the number of replies: with several processes, one may be ahead of the others.
+        # By the highest index instead of the number of replies: one process may be ahead of the others.
         self.feed.put_back(max([reply.index + 1 for reply in load.replies], default=plan.first_index))
         if schedule is not None:
             window = Window(schedule.window.start_s + load.start_s, schedule.window.end_s + load.start_s)
         else:
             assert isinstance(level, ClosedLoop)
             window = closed_window(load, self.settings, level.concurrency)
-        if load.interrupted or load.disconnected or load.failures:  # cut where the load ended
+        if load.interrupted or load.disconnected or load.failures:  # the window ends with the load
             end_s = max([reply.ended_s for reply in load.replies], default=window.start_s)
             window = Window(window.start_s, max(window.start_s, min(window.end_s, end_s)))
         records = to_records(
@@ -180,7 +182,7 @@ class Passes:
         if self.power is not None:
             try:
                 energy = self.power.energy(window)
-            except KeyboardInterrupt:  # while it waited: the answers are there
+            except KeyboardInterrupt:  # only the wait for readings is interrupted; all answers have arrived
                 load = replace(load, interrupted=True)
         is_good = None if self.slo is None else self.slo.judge(records)
         sample = Sample(records, window, level, is_good, energy)
@@ -204,7 +206,7 @@ class Passes:
         return PassOutcome(result, records, load.interrupted, load.disconnected, load.failures)
 
     def _plan(self, level: Level, step: Step) -> tuple[LoadPlan, PassRequests, Schedule | None]:
-        """Take the requests of a pass, and say when they are sent; a closed loop has no schedule."""
+        """Take the requests of a pass and plan the load; only an open loop has a schedule."""
         settings, schedule = self.settings, None
         until_s: float | None
         if isinstance(level, OpenLoop):
@@ -219,10 +221,10 @@ class Passes:
             )
             count = len(batch.requests) if limit in (None, WHOLE_TRACE) else limit
             self.progress.begin(replace(step, requests=None if limit is None else count, length_s=until_s))
-        if count > len(batch.requests):  # Only a trace can be too short, because it is never started again.
+        if count > len(batch.requests):  # only a trace can be too short, because it is not repeated
             raise InvalidMeasurement(
-                f"The workload has {len(batch.requests)} requests, but {count} are needed.",
-                hint="send fewer (requests, warmup_requests), or the whole trace (arrival: trace)",
+                f"The trace has {len(batch.requests)} requests, but {count} are needed.",
+                hint="lower requests or warmup_requests, or send the whole trace (arrival: trace)",
             )
         common: dict[str, Any] = {
             "first_index": batch.first_index,
@@ -241,9 +243,8 @@ class Passes:
 def closed_window(load: LoadResult, settings: Benchmark, slots: int) -> Window:
     """Return the window of a closed loop: from the end of the warm-up to the last send.
 
-    After the last send slots run empty. With several processes, the first whose slots
-    run empty ends the window; of conversations, the first slot that runs empty. The warm-up
-    counts conversations, too.
+    After the last send slots stay empty, and the load is no longer the requested one. With several processes,
+    the first process with an empty slot ends the window; with conversations, the first empty slot does.
     """
     start_s = load.start_s + (settings.warmup_seconds or 0.0)
     warmup = settings.warmup_requests or 0
@@ -264,7 +265,7 @@ def closed_window(load: LoadResult, settings: Benchmark, slots: int) -> Window:
 
 
 def open_length(level: OpenLoop, settings: Benchmark) -> int:
-    """Return the requests of an open loop, warm-up included; all of a trace that is limited by times."""
+    """Return the number of requests of an open loop, warm-up included; ``WHOLE_TRACE`` if times limit it."""
     if level.arrival != "trace":
         return sum(request_counts(level, settings))
     if settings.requests is None or settings.warmup_seconds is not None:
@@ -273,10 +274,10 @@ def open_length(level: OpenLoop, settings: Benchmark) -> int:
 
 
 def closed_length(level: ClosedLoop, settings: Benchmark) -> tuple[int | None, float | None]:
-    """Return the requests of a closed loop, or the seconds for which it sends; warm-up included.
+    """Return the number of requests of a closed loop, or its seconds; warm-up included.
 
-    Only for a trace may ``requests`` be missing, which means all of them. A warm-up of ``n`` requests ends
-    with the ``n``-th answer; until then ``n - 1`` more requests than the concurrency have been sent.
+    ``requests`` may be missing for a trace only, which then is sent as a whole. A warm-up of ``n`` requests
+    ends with the ``n``-th answer, when ``n - 1`` requests more than the concurrency have been sent.
     """
     warmup = settings.warmup_requests or 0
     if settings.duration_seconds is not None:
@@ -288,9 +289,9 @@ def closed_length(level: ClosedLoop, settings: Benchmark) -> tuple[int | None, f
 
 
 def timed_length(level: ClosedLoop, until_s: float, given: int | None) -> int:
-    """Return the number of different requests for a closed loop that ends by time; then they are repeated.
+    """Return the number of different requests for a closed loop that ends by time; it repeats them.
 
-    ``given`` is the number of prompts that the user gave; ``None``: they are generated, which takes long.
+    ``given`` is the number of the user's prompts; ``None``: prompts are generated, which takes long.
     """
     least = level.concurrency * _MIN_REQUESTS_PER_SLOT
     if given is None:
@@ -304,14 +305,14 @@ def timed_length(level: ClosedLoop, until_s: float, given: int | None) -> int:
 def open_schedule(
     level: OpenLoop, settings: Benchmark, *, repeat: int = 0, requests: Sequence[WorkloadRequest] = ()
 ) -> Schedule:
-    """Return when the requests of an open loop are due; ``requests`` have the times of a trace.
+    """Return the due times of an open loop; ``requests`` have the times of a trace.
 
-    Warm-up and window each have a whole number of requests and exactly the configured mean rate: drawn gaps
+    Warm-up and window each have a whole number of requests and exactly the configured mean rate: random gaps
     are scaled, and a length in seconds is met within half a mean gap. Otherwise the rate would be right only
     on average over many seeds.
 
-    Each repeat has its own arrivals. Those of another rate differ only by their scale, so that levels differ
-    only by the rate. Raises ConfigError if a trace is wanted and the workload has no times.
+    Each repeat has its own arrivals. Rates share them, differently scaled, so that levels differ only in the
+    rate. Raises ConfigError for a trace without times.
     """
     if level.arrival == "trace":
         return _as_recorded(settings, [request.due_s for request in requests])
@@ -319,7 +320,7 @@ def open_schedule(
     warmup, measured = request_counts(level, settings)
     warmup_s, length_s = warmup / rate, measured / rate
     before = arrival_times(warmup, level, settings.seed, f"warm-up arrivals {repeat}") / rate
-    # Rounding may move the last request of a burst into the window, but the time decides what is warm-up.
+    # Rounding could move the last warm-up request into the window, because its time decides its phase.
     before = np.minimum(before, warmup_s - 10**-_DIGITS)
     within = arrival_times(measured, level, settings.seed, f"arrivals {repeat}") / rate
     due_s = np.concatenate([before, warmup_s + within]).round(_DIGITS)
@@ -337,29 +338,29 @@ def request_counts(level: OpenLoop, settings: Benchmark) -> tuple[int, int]:
 
 
 def arrival_times(count: int, level: OpenLoop, seed: int, name: str) -> NDArray[np.float64]:
-    """Return when ``count`` requests are due at a mean rate of one a second.
+    """Return the due times of ``count`` requests at a mean rate of one per second.
 
     The first is due at 0; the gap after the last one ends at exactly ``count``. Gaps are equal (``constant``)
-    or gamma distributed; shape 1 is the exponential distribution: the arrivals of a Poisson process.
+    or gamma distributed; shape 1 is exponential, which makes the arrivals a Poisson process.
     """
     if level.arrival == "constant" or count == 0:
         return np.arange(count, dtype=np.float64)
     shape = level.burstiness if level.arrival == "gamma" else 1.0
     gaps = random_source(seed, name).standard_gamma(shape, count)
     ends = np.cumsum(gaps)
-    if not ends[-1]:  # every gap of a tiny shape may be too small for a float
+    if not ends[-1]:  # with a tiny shape, all gaps may round to zero
         return np.arange(count, dtype=np.float64)
     starts: NDArray[np.float64] = np.concatenate([[0.0], ends[:-1]]) * (count / ends[-1])
     return starts
 
 
 def _as_recorded(settings: Benchmark, recorded: Sequence[float | None]) -> Schedule:
-    """The times of a trace, from its first request on; the window ends when the next request would be due."""
+    """Return the recorded times from the first request on; the window ends when the next request is due."""
     times = [time for time in recorded if time is not None]
     if not times or len(times) < len(recorded):
         missing = len(recorded) - len(times)
-        message = f"a trace needs a time for each request; {missing} of {len(recorded)} have none"
-        hint = "use workload.kind trace, or arrival poisson"
+        message = f"a trace needs a time for each request, but {missing} of {len(recorded)} have none"
+        hint = "set workload.kind to trace, or arrival to poisson"
         raise ConfigError(
             [Diagnostic("no-times", message, "the workload", "arrival", value="trace", hint=hint)]
         )
@@ -377,7 +378,7 @@ def _as_recorded(settings: Benchmark, recorded: Sequence[float | None]) -> Sched
 
 
 def _after(due_s: Sequence[float], first: int, last: int) -> float:
-    """When a measured part ends: when the next request is due, or a mean gap after the last one."""
+    """Return the end of the measured part: the next request's due time, or a mean gap after the last one."""
     if last < len(due_s):
         return due_s[last]
     gaps = max(1, last - first - 1)

@@ -1,4 +1,4 @@
-"""The energy that the server's GPUs use during a pass, by what each rank reads of NVML."""
+"""Energy of the server's GPUs during a pass, from the NVML readings of the ranks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from trtllm_hpc.runtime.gpus import POWER_CAP, read_seconds
 
 _TAIL_BYTES = 1 << 18
 _PATIENCE_S, _DEAD_S, _PAUSE_S = 12.0, 20.0, 0.2
-"""Ranks of large servers write up to 10 s late."""
+"""Wait for late readings (ranks of large servers write up to 10 s late), age of a dead rank's last reading,
+and pause between two looks."""
 _LEAST_SHARE = 0.9
-"""Share of a window that must have been measured on every GPU."""
+"""Share of a window that readings of every GPU must cover."""
 
 
 class PowerReadings:
-    """Follows the readings that the ranks of a run write about their GPUs."""
+    """Follows the files of GPU readings that the ranks of a run write."""
 
     def __init__(self, paths: RunPaths, clock: Clock) -> None:
         plan = plan_of(paths)
         self._ranks, self._folder = 0 if plan is None else sum(plan.world_sizes), paths.ranks
         self._clock = clock
         self._read: dict[int, int] = {}
-        """How far each file has been read, by its inode: a file that is full gets another name."""
+        """Read position of each file, by inode because full files are renamed."""
         self._newest: dict[str, float] = {}
         has_gpus = plan is None or plan.gpus_per_node
         self._unknown = "not known: no rank could read NVML" if has_gpus else ""
@@ -39,18 +40,18 @@ class PowerReadings:
 
     @property
     def source(self) -> str:
-        """How the energy of the passes is known, in words; empty for a server without GPUs."""
+        """Source of the energy figures, in words; empty for a server without GPUs."""
         return "; ".join(self._sources) or self._unknown
 
     def begin(self) -> None:
-        """Note how far the readings are at the beginning of a pass."""
+        """Skip the readings from before a pass."""
         for file in self._files():
-            with suppress(OSError):  # it may have been full just now
+            with suppress(OSError):  # a rank may rename the file just now
                 stat = file.stat()
                 self._read.setdefault(stat.st_ino, max(0, stat.st_size - _TAIL_BYTES))
 
     def energy(self, window: Window) -> Energy | None:
-        """Return the energy in the window of a pass, once the ranks have written it; ``None``: not known."""
+        """Wait for the ranks' readings, and return the energy in a pass's window; ``None`` if unknown."""
         zero = time.time() - self._clock.now()
         begin, end = window.start_s + zero, window.end_s + zero
         gpus: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -74,12 +75,12 @@ class PowerReadings:
                 missing.append(name)
                 continue
             watts += joules / seconds
-            del reasons_s[POWER_CAP]  # usual under load
+            del reasons_s[POWER_CAP]  # normal under load
             slowed += [f"{name} ({why}, {for_s:.1f} of {seconds:.0f} s)" for why, for_s in reasons_s.items()]
         silent = self._ranks - sum(time_s >= end for time_s in self._newest.values())
         if missing or silent > 0:
-            what = missing[0] if missing else f"the GPUs of {silent} rank{'s' * (silent > 1)}"
-            self._sources[f"not known: the power of {what} was not measured all the time"] = None
+            gpus_without = missing[0] if missing else f"the GPUs of {silent} rank{'s' * (silent > 1)}"
+            self._sources[f"not known: the power of {gpus_without} was not measured all the time"] = None
             return None
         self._sources[f"by NVML, of {len(gpus)} GPU{'s' * (len(gpus) > 1)}"] = None
         return Energy(watts * window.length_s, ", ".join(slowed))
@@ -88,7 +89,7 @@ class PowerReadings:
         return sorted(self._folder.glob("serve*.gpus.*"), reverse=True)  # .old before .jsonl
 
     def _lines_until(self, end: float) -> Iterator[dict[str, Any]]:
-        """Yield new readings until every rank that lives has written its readings up to ``end``."""
+        """Yield new readings until every live rank has written its readings up to ``end``."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             for file in self._files():

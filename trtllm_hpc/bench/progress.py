@@ -1,4 +1,4 @@
-"""The progress of a running benchmark: counted by the load, reported by a thread of its own."""
+"""Progress of a running benchmark: the load counts requests, and a separate thread reports them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INTERVAL_S = 0.5
 _LINE_PAUSE_S = 10.0
 """Between two lines, where a line is not redrawn."""
 _RATE_SPAN_S = 3.0
-"""The running rate covers this many seconds."""
+"""Seconds that the running rate covers."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Step:
     """Length of the pass, warm-up included; ``None`` if a number of requests ends it."""
 
     def __str__(self) -> str:
-        """Return e.g. ``level 2 of 4 (8/s), pass 1 of 3``; a count of one is left out."""
+        """Return, for example, ``level 2 of 4 (8/s), pass 1 of 3``, without counts of one."""
         level = self.label
         if self.levels != 1:
             level = f"level {self.level + 1}" + (f" of {self.levels}" if self.levels else "")
@@ -56,14 +56,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The progress at one moment, as written to ``progress.json``."""
+    """The progress at one moment, as ``progress.json`` has it."""
 
     step: Step
     done: int
-    """Requests of this pass that have ended, including failed ones."""
+    """Ended requests of this pass, including failed ones."""
     errors: int
     elapsed_s: float
-    """Since this pass began."""
+    """Seconds since the pass began."""
     rate_per_s: float | None = None
     """Requests that ended per second, lately; ``None`` before the first."""
     tokens_per_s: float | None = None
@@ -71,7 +71,7 @@ class Snapshot:
 
     @property
     def share(self) -> float | None:
-        """The share of the pass that is done: by requests if their number is known, else by time."""
+        """Finished share of the pass: by requests if their number is known, else by time."""
         if self.step.requests:
             return min(1.0, self.done / self.step.requests)
         return min(1.0, self.elapsed_s / self.step.length_s) if self.step.length_s else None
@@ -83,7 +83,7 @@ class Snapshot:
         if step.length_s is not None:
             left_s = max(0.0, step.length_s - self.elapsed_s)
             amount = f"{min(self.elapsed_s, step.length_s):.0f} of {step.length_s:.0f} s"
-        elif step.requests is not None and self.done:  # at the pace so far
+        elif step.requests is not None and self.done:  # extrapolated from the pace so far
             left_s = max(0.0, self.elapsed_s / self.done * (step.requests - self.done))
         if step.requests is not None:
             amount = f"{self.done} of {step.requests} requests"
@@ -99,7 +99,7 @@ class Snapshot:
 
 
 def clock_text(span_s: float) -> str:
-    """Return a span as ``0:20`` or ``1:05:00``, rounded up to seconds."""
+    """Format a time span as ``0:20`` or ``1:05:00``, rounded up to seconds."""
     minutes, seconds = divmod(math.ceil(span_s), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
 
@@ -113,7 +113,7 @@ class Progress:
 
     def __init__(self, step: Step | None = None) -> None:
         self._lock = threading.Lock()
-        """A snapshot never mixes two passes."""
+        """Keeps a snapshot from mixing two passes."""
         self.begin(step or Step(label="prepares"))
 
     def begin(self, step: Step) -> None:
@@ -132,7 +132,7 @@ class Progress:
             self._tokens += len(reply.chunks)
 
     def snapshot(self) -> Snapshot:
-        """Return the progress of the pass; after its last request, as it was when that was first seen."""
+        """Return the progress of the pass; after its last request the snapshot no longer changes."""
         with self._lock:
             if self._last is None or self._last.done != self._step.requests:
                 now, done = time.monotonic(), self._done
@@ -148,12 +148,12 @@ class Progress:
 
 
 def write_progress(path: Path, snapshot: Snapshot) -> None:
-    """Write a snapshot for those who follow the run, with its sentence for people who read the file."""
+    """Write a snapshot for ``status``, with its sentence for people who read the file."""
     write_json(path, {**asdict(snapshot), "words": str(snapshot)})
 
 
 def read_progress(path: Path) -> Snapshot | None:
-    """Read what :func:`write_progress` wrote; ``None`` if it is missing or of another version."""
+    """Read a file of :func:`write_progress`; ``None`` if it is missing or of another version."""
     try:
         plain: Any = read_json(path)
         step = Step(**known_fields(Step, plain["step"]))
@@ -167,9 +167,9 @@ Show = Callable[[Snapshot], object]
 
 @contextmanager
 def reported(progress: Progress, path: Path | None, show: Show | None = None) -> Iterator[None]:
-    """Write ``progress`` to ``path``, if any, and show it, twice a second and once more at the end.
+    """Write ``progress`` to ``path`` and call ``show``, twice a second and once more at the end.
 
-    A thread does it, because a slow shared file system must not delay the sender.
+    A separate thread does it, because a slow shared file system must not delay the sender.
     """
     if path is None and show is None:
         yield
@@ -209,7 +209,7 @@ def shown_progress() -> Iterator[Show]:
     from rich.live import Live
     from rich.text import Text
 
-    # Drawn by the caller's thread: the library's own would compete with the sender more often.
+    # The caller's thread draws, because rich's own thread would compete with the sender more often.
     with Live(console=console, transient=True, auto_refresh=False) as live:
         yield lambda snapshot: live.update(Text(str(snapshot)), refresh=True)
 

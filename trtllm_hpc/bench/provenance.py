@@ -1,4 +1,4 @@
-"""What was measured, where and with which software, so that a figure can be traced and reproduced."""
+"""Provenance of a measurement: server, model, nodes and software, so that figures can be reproduced."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from trtllm_hpc.runtime.engine_cache.shared_files import sha256_of
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
 
 PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers", "httptools")
-"""Packages of the client whose versions are recorded, if installed."""
+"""Client packages whose versions are recorded, if installed."""
 
 
 def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile | None) -> dict[str, Any]:
-    """Return the provenance of a measurement as plain JSON types, but for its workload.
+    """Return the provenance of a measurement, without its workload, as plain JSON types.
 
-    Its sections are ``run``, ``server``, ``engine`` and ``client``; of a server without a run only ``server``
-    and ``client``. What is unknown is left out or ``None``: the measurement is worth keeping without it.
+    The sections are ``run``, ``server``, ``engine`` and ``client``, or ``server`` and ``client`` without a
+    run. Unknown facts are missing or ``None``, because the measurement is worth keeping without them.
     """
     here = socket.gethostname()
     try:
@@ -38,7 +38,7 @@ def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile | None) -> dict
         is_here = endpoint.address == "localhost"
     client = {
         "host": here,
-        # They share its CPUs.
+        # Client and server share the CPUs of this host.
         "same_host_as_server": is_here or endpoint.host == here,
         "cpu": _cpu_model(),
         "cpus": len(os.sched_getaffinity(0)),
@@ -50,7 +50,7 @@ def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile | None) -> dict
         return {"server": server, "client": client}
     run, engine = RunSnapshot(paths), job.engine
     stages = run.submission.stages if run.submission else {}
-    # How many ranks a server splits the model over; servers of several kinds are not alike.
+    # Ranks over which a server splits the model; the servers of disaggregated phases can differ.
     kinds = () if job.serve.disaggregated else ("tensor", "pipeline", "context", "moe_expert")
     sizes = {name: getattr(engine, name) for name in (f"{kind}_parallel" for kind in kinds)}
     return {
@@ -72,7 +72,7 @@ def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile | None) -> dict
 
 
 def workload_provenance(file: Path) -> dict[str, Any]:
-    """Return the section ``workload``, of a file of requests."""
+    """Return the section ``workload`` about a file of requests."""
     digest = None
     with suppress(OSError):
         digest = sha256_of(file)
@@ -80,16 +80,17 @@ def workload_provenance(file: Path) -> dict[str, Any]:
 
 
 def _server(run: RunSnapshot, endpoint: Endpoint) -> dict[str, Any]:
-    """Return where the ranks run, by their own records, and what the preflight found on their nodes."""
+    """Return the nodes of the ranks, by the ranks' records, with the preflight's facts about the nodes."""
     world_sizes = () if run.plan is None else run.plan.world_sizes
-    found = {record.host: record.details for step in run.preflight_steps for record in run.ranks(step)}
-    known = list[dict[str, Any]]()
+    by_host = {record.host: record.details for step in run.preflight_steps for record in run.ranks(step)}
+    ranks = list[dict[str, Any]]()
     for step, world_size in zip(run.serve_steps, world_sizes, strict=False):
         for rank in range(world_size):
             if (record := RankRecord.read(run.paths.rank_record(step, rank))) is not None:
-                seen = found.get(record.host, {})
-                facts = {it: seen[it] for it in ("gpus", "gpu_models", "mpi_library") if seen.get(it)}
-                known.append({"rank": rank, "host": record.host, **facts})
+                details = by_host.get(record.host, {})
+                keys = ("gpus", "gpu_models", "mpi_library")
+                facts = {key: details[key] for key in keys if details.get(key)}
+                ranks.append({"rank": rank, "host": record.host, **facts})
     container = dict[str, Any]()
     with suppress(ConfigError, OSError):
         profile = read_cluster(run.paths.cluster)
@@ -100,37 +101,37 @@ def _server(run: RunSnapshot, endpoint: Endpoint) -> dict[str, Any]:
         "host": endpoint.host,
         "address": endpoint.address,
         "models": list(endpoint.models),
-        "nodes": list(dict.fromkeys(rank["host"] for rank in known)) or [endpoint.host],
+        "nodes": list(dict.fromkeys(rank["host"] for rank in ranks)) or [endpoint.host],
         "world_size": world_sizes[0] if world_sizes else None,
         "gpus": run.planned_gpus.get("serve", 0),
         **({"instances": endpoint.instances} if endpoint.instances > 1 else {}),
-        "ranks": known,
+        "ranks": ranks,
         **container,
     }
 
 
 def _built(run: RunSnapshot) -> dict[str, Any]:
-    """Return the record of an engine in the cache; only the folder of one from elsewhere."""
+    """Return the record of an engine in the cache, or only the folder of any other engine."""
     with suppress(OSError):
-        # The run folder's link, or the finished engine that the plan names, leads to an entry's output.
+        # The run folder's link, or the plan's finished engine, points to the output of a cache entry.
         engine = run.paths.engine if run.plan is None else Path(run.plan.engine_folder)
         output = engine.resolve(strict=True)
-        entry, made = CacheEntry(output.parent), Manifest.read(output / MANIFEST)
+        entry, manifest = CacheEntry(output.parent), Manifest.read(output / MANIFEST)
         record = entry.key() or {}
-        if made is None:
+        if manifest is None:
             return {"folder": str(output)}
         return {
             "folder": str(output),
             "key": record.get("key"),
             "layout": (record.get("about") or {}).get("layout"),
-            "built_at": made.built_at,
-            "versions": dict(made.versions),
+            "built_at": manifest.built_at,
+            "versions": dict(manifest.versions),
         }
     return {}
 
 
 def _cpu_model() -> str | None:
-    """Return the model name of /proc/cpuinfo (proc(5)), which ARM does not have."""
+    """Return the model name in /proc/cpuinfo (proc(5)), else the architecture, as on ARM."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n"):
             name, _, value = line.partition(":")

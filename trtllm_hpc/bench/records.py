@@ -1,4 +1,4 @@
-"""The records of single requests, from which every figure is computed."""
+"""Records of single requests, from which all figures are computed."""
 
 from __future__ import annotations
 
@@ -17,62 +17,65 @@ WARMUP = "warm-up"
 MEASURED = "measured"
 DRAIN = "drain"
 NO_CONNECTION = ("no connection to ", "Cannot connect to host ")
-"""How errors begin if nothing listens there; an overloaded server may answer UNAVAILABLE, too."""
+"""Beginnings of errors if no server listens; UNAVAILABLE alone can also come from an overloaded server."""
 
 
 @dataclass(frozen=True)
 class RequestRecord:
     """One request.
 
-    Times are seconds since the measurement's start on the client's monotonic clock, for
-    all levels and repeats.
+    Times are seconds since the measurement's start on the client's monotonic clock, for all levels and
+    repeats.
     """
 
     index: int
-    """Index of the request in the workload. It is repeated in each pass of a trace, and when a closed loop
-    that ends by time runs out of requests, which causes a warning."""
+    """Index of the request in the workload. Indexes repeat in each pass of a trace, and (with a warning) when
+    a closed loop that ends by time runs out of requests."""
     level: int
     """Index of the level of load, from 0."""
     repeat: int
-    """Index of the pass over that level, from 0."""
+    """Index of the pass over the level, from 0."""
     phase: str
-    """``warm-up``, ``measured`` or ``drain``, by when it was due. Only a closed loop with several processes
+    """``warm-up``, ``measured`` or ``drain``, by the due time. Only a closed loop with several processes
     sends in the drain, which begins when the first process has no more requests."""
     scheduled_s: float
-    """When it was due; in a closed loop, when it was sent."""
+    """Due time; in a closed loop, the time of sending."""
     sent_s: float
-    """When its bytes were handed to the connection."""
+    """Time at which the connection got the request's bytes."""
     ended_s: float
-    """When the last token of its answer, or its error, had arrived; without streaming, the whole answer."""
+    """Arrival of the answer's last token, or of the error; without streaming, of the whole answer."""
     status: str
     """``ok``, or the error: a gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
     error: str | None = None
-    """The server's message."""
+    """Error message of the server or client."""
     requested_tokens: int | None = None
+    """Most output tokens, as requested."""
     chunks_s: tuple[float, ...] = ()
-    """When each response with output arrived; empty without streaming."""
+    """Arrival of each response with output; empty without streaming."""
     chunk_tokens: tuple[int, ...] = ()
-    """Tokens of each response: by its ids, else one."""
+    """Tokens of each response: the number of its IDs, or 1 if it has no IDs."""
     input_tokens: int | None = None
     input_by: str | None = None
+    """Who counted the input tokens."""
     output_tokens: int | None = None
     output_by: str | None = None
-    """Who counted the output tokens, see :mod:`trtllm_hpc.bench.token_counts`; ``None`` if nobody did."""
+    """Who counted the output tokens, see :mod:`trtllm_hpc.bench.token_counts`; ``None`` if they are
+    unknown."""
     session: str | None = None
-    """The conversation that it is a turn of; ``None``: it stands alone."""
+    """Name of the request's conversation; ``None`` for a single request."""
     turn: int | None = None
-    """Which turn, from 1."""
+    """Number of the turn in the conversation, from 1."""
     prompt_tokens: int | None = None
-    """Length of the prompt in the workload; ``None``: not counted, or a turn of a conversation."""
+    """Length of the prompt in the workload; ``None`` if it is unknown, or for a turn of a conversation."""
     cached_tokens: int | None = None
-    """Tokens of the prompt that the server found in its KV cache, if it says so."""
+    """Prompt tokens that the server found in its KV cache, if it reports them."""
     reasoning_tokens: int | None = None
-    """Output tokens that the model thought before it answered; ``None`` if no answer of the pass has any."""
+    """Output tokens of reasoning before the answer; ``None`` if no answer of the pass has reasoning."""
     freed_s: float | None = None
-    """In a closed loop: when the slot that it took became free. From then to ``sent_s`` is the client's own
-    turnaround."""
+    """In a closed loop: time at which the request's slot became free. The time from here to ``sent_s`` is the
+    client's turnaround."""
     first_answer_s: float | None = None
-    """When the first token after that came; ``None`` without streaming, or where there is no reasoning."""
+    """Arrival of the first token after the reasoning; ``None`` without streaming or without reasoning."""
 
     @property
     def ok(self) -> bool:
@@ -81,12 +84,12 @@ class RequestRecord:
 
     @property
     def measured(self) -> bool:
-        """Whether it was due in the measured window."""
+        """Whether the request was due in the measured window."""
         return self.phase == MEASURED
 
     @property
     def first_token_s(self) -> float | None:
-        """When the first output arrived; ``None`` without streaming."""
+        """Arrival of the first output; ``None`` without streaming."""
         return self.chunks_s[0] if self.chunks_s else None
 
 
@@ -99,14 +102,14 @@ class Sample:
     """The requests of one pass over one level of load."""
 
     records: Sequence[RequestRecord]
-    """All requests of the pass: those of the warm-up keep the server busy in the window, too."""
+    """All requests of the pass, including the warm-up, whose requests can end in the window."""
     window: Window
     level: Level
     is_good: Callable[[RequestRecord], bool] | None = None
-    """Whether an answered request keeps every limit of the SLO; ``None`` where that is not known, see
-    :meth:`trtllm_hpc.bench.analysis.slo.Slo.judge`. Needed for goodput."""
+    """For goodput: returns whether an answered request meets every limit of the SLO. ``None`` if that is
+    unknown, see :meth:`trtllm_hpc.bench.analysis.slo.Slo.judge`."""
     energy: Energy | None = None
-    """Of the GPUs in the window, if known."""
+    """Energy of the GPUs in the window; ``None`` if it is unknown."""
 
     @cached_property
     def measured(self) -> list[RequestRecord]:
@@ -125,16 +128,16 @@ class Sample:
         return events / self.window.length_s
 
     def within(self, moment_s: float) -> bool:
-        """Return whether the moment lies in the window, its start excluded and its end included.
+        """Return whether a moment is in the window, whose start is excluded and whose end is included.
 
-        The answer that opens the window belongs to the time before it: it made room for
-        the first measured request.
+        The start is excluded because the answer that opens the window of a closed loop belongs to the
+        warm-up.
         """
         return self.window.start_s < moment_s <= self.window.end_s
 
 
 def append_records(path: Path, records: Iterable[RequestRecord]) -> None:
-    """Append records as JSON lines with ``first_token_s``, and wait until they are on the disk."""
+    """Append records as JSON lines with ``first_token_s``, and sync them to disk."""
     plain = ({**vars(record), "first_token_s": record.first_token_s} for record in records)
     mode = os.O_WRONLY | os.O_APPEND | os.O_CREAT
     with os.fdopen(os.open(path, mode, 0o600), "a", encoding="utf-8") as file:
@@ -144,7 +147,7 @@ def append_records(path: Path, records: Iterable[RequestRecord]) -> None:
 
 
 def read_records(path: Path) -> list[RequestRecord]:
-    """Read what :func:`append_records` wrote, without a last line that was cut off by a kill."""
+    """Read records of :func:`append_records`; a last line that a kill cut off is skipped."""
     records = []
     with path.open(encoding="utf-8") as lines:
         for line in lines:

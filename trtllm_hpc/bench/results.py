@@ -1,6 +1,6 @@
-"""The levels of load of a measurement, and its results, as written to ``results/NAME.json``.
+"""Levels of load, and the results of a measurement as ``results/NAME.json`` has them.
 
-A figure is a float, or a :class:`Distribution` over requests. Keys end with the unit (``ttft_ms``).
+A figure is a float or a :class:`Distribution` over requests. Its key ends with the unit (``ttft_ms``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Requests are sent at times fixed beforehand, whether or not earlier ones are answered."""
+    """A load that sends requests at fixed times, whether or not earlier ones are answered."""
 
     rate_per_s: float
     arrival: str = "poisson"
@@ -33,20 +33,20 @@ class OpenLoop:
 
     @property
     def label(self) -> str:
-        """Its name in tables and plots, e.g. ``8/s``."""
+        """Name in tables and plots, e.g. ``8/s``."""
         return "trace" if self.arrival == "trace" else f"{self.rate_per_s:g}/s"
 
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """A fixed number of requests is outstanding: each answer lets the next one be sent."""
+    """A load with a fixed number of requests in flight: each answer triggers the next request."""
 
     concurrency: int
     kind: Literal["closed-loop"] = "closed-loop"
 
     @property
     def label(self) -> str:
-        """Its name in tables and plots, e.g. ``32 at once``."""
+        """Name in tables and plots, e.g. ``32 at once``."""
         return f"{self.concurrency} at once"
 
 
@@ -54,7 +54,7 @@ Level = OpenLoop | ClosedLoop
 
 
 def levels_of(settings: Benchmark) -> list[Level]:
-    """Return the levels in the order in which they are run."""
+    """Return the levels of load in the order of measurement."""
     concurrencies = settings.concurrencies or ([settings.concurrency] if settings.concurrency else [])
     if concurrencies:
         return [ClosedLoop(concurrency) for concurrency in concurrencies]
@@ -84,16 +84,17 @@ class Interval:
 
     mean: float
     low: float | None = None
-    """``None`` for a single pass, whose spread is unknown."""
+    """Lower end of the interval; ``None`` for a single pass, whose spread is unknown."""
     high: float | None = None
+    """Upper end of the interval."""
 
 
 @dataclass(frozen=True)
 class Window:
     """The measured part of a pass, in seconds on the measurement's clock.
 
-    Requests that are due within it are measured, however late they end. What arrives
-    after ``end_s`` counts for no rate, because the load is draining.
+    Requests due in the window are measured, however late they end. Rates ignore answers after ``end_s``,
+    because the load is draining then.
     """
 
     start_s: float
@@ -107,28 +108,29 @@ class Window:
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy of all GPUs of the server in a window, added up."""
+    """Energy of all GPUs of the server in a window."""
 
     joules: float
     slowed: str = ""
-    """The GPUs that heat or a lack of power slowed down."""
+    """GPUs that heat or a lack of power slowed down, with the reasons."""
 
 
 @dataclass(frozen=True)
 class Caveat:
-    """A fact that makes figures invalid, or that their reader must know."""
+    """A fact that makes figures invalid, or a warning to their reader."""
 
     code: str
-    """What it is about, one of :data:`trtllm_hpc.bench.analysis.validity.SENTENCES`."""
+    """Kind of the fact, a key of :data:`trtllm_hpc.bench.analysis.validity.SENTENCES`."""
     value: float | None = None
-    """As measured; of several passes the worst."""
+    """Measured value; the worst of several passes."""
     limit: float | None = None
+    """Limit of the value."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Other numbers and words of the sentence."""
+    """Further numbers and words of the sentence."""
     where: str = ""
-    """The levels and passes that have it; empty: all of them, or the measurement as a whole."""
+    """Levels of load with this fact; empty: all levels, or the measurement as a whole."""
     sentence: str = ""
-    """What it means, once all passes are put together."""
+    """The sentence for people, set once all passes are merged."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.sentence}" if self.where else self.sentence
@@ -139,23 +141,23 @@ class Verdict:
     """Whether figures are valid, and why not."""
 
     findings: list[Caveat] = field(default_factory=list)
-    """Each makes the figures invalid."""
+    """Facts that make the figures invalid."""
     warnings: list[Caveat] = field(default_factory=list)
-    """Each is shown with the figures."""
+    """Facts that are shown with the figures."""
 
     @property
     def valid(self) -> bool:
-        """Whether the figures may be used."""
+        """Whether the figures are valid."""
         return not self.findings
 
     @property
     def reasons(self) -> str:
-        """Why they may not, in sentences."""
+        """Sentences why the figures are invalid."""
         return " ".join(map(str, self.findings))
 
     @property
     def client_limited(self) -> bool:
-        """Whether the load generator was the limit: the figures say nothing about the server."""
+        """Whether the load generator was the limit, so that the figures do not describe the server."""
         return any(finding.code in ("late", "client-busy") for finding in self.findings)
 
     @property
@@ -166,22 +168,23 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ClientUse:
-    """The load generator's own use of CPU over one pass."""
+    """The load generator's use of CPU in one pass."""
 
     cpu_s: float
-    """CPU time of all its processes."""
+    """CPU time of all client processes, in seconds."""
     wall_s: float
     busiest_share: float
-    """CPU time of the busiest process over wall time: 1.0 is one core, the maximum for Python. The larger of
-    the shares while sending and over the whole pass, since waiting for a last slow answer takes little."""
+    """CPU time of the busiest process over wall time; 1.0 is one core, the maximum of Python. The larger of
+    the shares while sending and over the whole pass, because the wait for a last slow answer needs little
+    CPU."""
     processes: int = 1
     real_time: bool = False
-    """Whether it went before ordinary processes, see :mod:`trtllm_hpc.bench.load.process`."""
+    """Whether the client had real-time priority, see :mod:`trtllm_hpc.bench.load.process`."""
     stamp_bound_s: float = 0.0
-    """Over HTTP: what 99 % of the stamps of answers are late by at most, see
+    """Over HTTP: 99 % of the timestamps of answers are at most this late, in seconds, see
     :class:`trtllm_hpc.bench.load.timing.StampBounds`."""
     stall_s: float = 0.0
-    """Over HTTP: for how long at most 99 % of the reads waited because the client had no core."""
+    """Over HTTP: 99 % of the reads waited at most this long for a core, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -190,9 +193,9 @@ class Pass:
 
     repeat: int
     started_s: float
-    """When its first request was due, on the measurement's clock."""
+    """Due time of the first request, in seconds on the measurement's clock."""
     ended_s: float
-    """When its last answer had arrived."""
+    """Arrival of the last answer, in seconds on the same clock."""
     window: Window
     sent: int
     """Requests sent, warm-up included."""
@@ -206,14 +209,14 @@ class Pass:
 
 @dataclass(frozen=True)
 class TurnFigures:
-    """The measured requests that were the same turn of their conversations."""
+    """Figures of all measured requests that are the same turn of their conversations."""
 
     turn: str
-    """``1`` to ``8``, or ``9 and later``."""
+    """Number of the turn: ``1`` to ``8``, or ``9 and later``."""
     requests: int
     failed: int
     metrics: dict[str, Figure]
-    """Of the answered requests."""
+    """Figures of the answered requests, by metric key."""
 
 
 @dataclass(frozen=True)
@@ -223,19 +226,19 @@ class LevelResult:
     level: Level
     passes: list[Pass]
     metrics: dict[str, Interval | dict[str, Interval]]
-    """By the metric's key; for a distribution, by the statistic's name, too (``p99``)."""
+    """Means over passes by metric key; for a distribution, also by statistic (``p99``)."""
     turns: list[TurnFigures] = field(default_factory=list)
-    """Of conversations, over all passes."""
+    """Figures by turn of conversations, over all passes."""
 
     @property
     def measured(self) -> int:
-        """Measured requests of all passes."""
-        return sum(one.measured for one in self.passes)
+        """Number of measured requests in all passes."""
+        return sum(result.measured for result in self.passes)
 
     @property
     def failed(self) -> int:
-        """Measured requests of all passes without a complete answer."""
-        return sum(one.failed for one in self.passes)
+        """Number of measured requests in all passes without a complete answer."""
+        return sum(result.failed for result in self.passes)
 
 
 @dataclass(frozen=True)
@@ -247,35 +250,36 @@ class Tried:
     passes_held: int
     passes: int
     broken: list[str]
-    """Why it does not hold, in sentences."""
+    """Sentences why the limits do not hold at this rate."""
     level: int
-    """Its index among the levels of the measurement."""
+    """Index of the rate's level in the measurement."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The highest rate at which the limits hold."""
+    """The result of a search for the highest rate at which the limits hold."""
 
     slo: str
+    """Limits of the search."""
     max_rate_per_s: float | None
-    """``None`` if the limits do not hold at any rate tried."""
+    """Highest rate at which the limits hold; ``None`` if they hold at no tried rate."""
     first_failing_per_s: float | None
-    """The lowest failing rate above it; ``None`` if none failed."""
+    """Lowest failing rate above ``max_rate_per_s``; ``None`` if no rate failed."""
     tried: list[Tried]
-    """In the order of the search."""
+    """Tried rates in the order of the search."""
     stopped: str | None = None
-    """Why the search ended early, in a sentence."""
+    """Sentence why the search ended early."""
 
 
 @dataclass(frozen=True)
 class MeasurementSummary:
-    """One measurement. Its records, samples and workload have files of their own."""
+    """One measurement, except for its records, samples and workload, which have their own files."""
 
     name: str
     started_at: float
-    """Unix time of the zero of all other times; for display only."""
+    """Unix time at which the measurement's clock is 0; for display only."""
     settings: dict[str, Any]
-    """``companion.benchmark`` with every default written out."""
+    """``companion.benchmark`` with every default."""
     model: str
     protocol: str
     streaming: bool
@@ -283,21 +287,21 @@ class MeasurementSummary:
     """Run, image, engine key, nodes, GPUs, versions: see :mod:`trtllm_hpc.bench.provenance`."""
     levels: list[LevelResult]
     tokens: dict[str, Any]
-    """Token totals of measured requests, and how they were counted."""
+    """Token totals of measured requests, and who counted them."""
     errors: dict[str, int]
-    """The number of measured requests for each kind of error."""
+    """Number of measured requests by error message."""
     verdict: Verdict
     search: SearchResult | None = None
-    """With ``find_max``: the highest rate at which the limits hold."""
+    """With ``find_max``: the search and its result."""
     energy: str = ""
-    """The source of the GPUs' energy, or why it is unknown; empty for a server without GPUs."""
+    """Source of the GPUs' energy, or why the energy is unknown; empty for a server without GPUs."""
 
     PRINTED: ClassVar[tuple[str, ...]] = ("valid",)
-    """Properties that the file has too."""
+    """Properties that the file contains, too."""
 
     @property
     def valid(self) -> bool:
-        """Whether the figures may be used."""
+        """Whether the figures are valid."""
         return self.verdict.valid
 
 
@@ -315,11 +319,8 @@ def write_measurement(path: Path, measurement: MeasurementSummary) -> None:
 
 
 def read_measurement(path: Path) -> MeasurementSummary:
-    """Read what :func:`write_measurement` wrote.
-
-    Raises RunNotFound if the file is missing, or of another version.
-    """
+    """Read a file of :func:`write_measurement`. Raises RunNotFound if it is missing or of another version."""
     with suppress(ValueError):  # pydantic's ValidationError is one
         return _json_form().validate_python(read_json(path))
     hint = f"trtllm-hpc bench {call_name(RunPaths(path.parent.parent))}"
-    raise RunNotFound(f"{path} is not a measurement that this version can read.", hint=hint)
+    raise RunNotFound(f"{path} is not a measurement of this version of trtllm-hpc.", hint=hint)

@@ -12,23 +12,24 @@ from trtllm_hpc.bench.results import Pass, SearchResult, Tried
 PRECISION = 0.05
 """The search ends when the lowest failing rate exceeds the highest that holds by less than this share."""
 HIGHEST_PER_S = 100_000.0
-"""No higher rate is tried: it is the highest that the settings allow."""
+"""Highest rate that the search tries, the maximum of the settings."""
 LOWEST_SHARE = 1 / 64
-"""No rate below this share of the first is tried, because low rates take long to measure."""
+"""Lowest rate that the search tries, as a share of the first, because low rates take long to measure."""
 MAX_TRIED = 40
-"""Rates after which the search ends without having reached its precision."""
+"""Number of rates after which the search ends, whatever its precision."""
 
 
 @dataclass(frozen=True)
 class RateOutcome:
-    """What the passes at one rate showed."""
+    """The outcome of all passes at one rate."""
 
     passes_held: int
+    """Number of passes that met the limits."""
     passes: int
     broken: list[str]
-    """Why passes did not hold, in sentences."""
+    """Sentences why passes did not meet the limits."""
     unusable: str | None = None
-    """Why the passes say nothing about the server, in a sentence: the search ends there."""
+    """Sentence why the passes do not describe the server, which ends the search; ``None`` if they do."""
 
     @property
     def holds(self) -> bool:
@@ -39,22 +40,21 @@ class RateOutcome:
 def outcome_of(passes: Sequence[Pass], slo: Slo, max_error_share: float) -> RateOutcome:
     """Judge the passes at one rate.
 
-    A pass holds if its figures keep the limits, the server kept up with the load, and no
-    more requests failed than allowed. A pass that is invalid for another reason, above
-    all a client at its limit, says nothing about the server and is ignored. If no pass is
-    left, or no request was answered in any, the rate is unusable.
+    A pass holds if its figures meet the limits, the server kept up with the load, and no more requests failed
+    than allowed. A pass that is invalid for another reason, such as a client at its limit, does not describe
+    the server and is ignored. The rate is unusable if no pass is left, or if none has an answer.
     """
-    if not any(one.measured > one.failed for one in passes):
+    if not any(result.measured > result.failed for result in passes):
         why = "No request was answered. Check the server; if it was only overloaded, start at a lower rate."
         return RateOutcome(0, len(passes), [], unusable=why)
     held, judged, broken = 0, 0, list[str]()
-    for one in passes:
-        violations = slo.violations(one.metrics)
-        if one.failed > max_error_share * one.measured:
-            violations.append(f"{one.failed} of {one.measured} requests failed.")
-        if one.verdict.unsteady:
+    for result in passes:
+        violations = slo.violations(result.metrics)
+        if result.failed > max_error_share * result.measured:
+            violations.append(f"{result.failed} of {result.measured} requests failed.")
+        if result.verdict.unsteady:
             violations.append("Latency grew over the window: the server did not keep up.")
-        if one.verdict.client_limited or (not violations and not one.verdict.valid):
+        if result.verdict.client_limited or (not violations and not result.verdict.valid):
             continue
         judged += 1
         held += not violations
@@ -73,11 +73,11 @@ def find_max(
 ) -> SearchResult:
     """Find the highest rate at which the limits hold.
 
-    From the first rate on, the search doubles while the limits hold, or halves until they do. Then it bisects
-    until the lowest failing rate exceeds the highest that holds by less than ``precision``. It ends early,
-    and ``stopped`` names the reason, after ``MAX_TRIED`` rates, below ``LOWEST_SHARE`` of the first rate, if
-    the limits hold at ``HIGHEST_PER_S``, or at a rate whose passes cannot be used, since nothing can be known
-    above it. ``measure`` runs the passes at a rate and judges them, see :func:`outcome_of`.
+    From the first rate on, the search doubles the rate while the limits hold, or halves it until they do.
+    Then it bisects until the lowest failing rate exceeds the highest that holds by less than ``precision``.
+    It ends early, with the reason in ``stopped``, after ``MAX_TRIED`` rates, below ``LOWEST_SHARE`` of the
+    first rate, if the limits hold at ``HIGHEST_PER_S``, or at an unusable rate. ``measure`` runs and judges
+    the passes at a rate, see :func:`outcome_of`.
     """
     low: float | None = None
     high: float | None = None

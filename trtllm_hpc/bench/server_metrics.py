@@ -1,7 +1,7 @@
-"""The server's own metrics: a page of them, the figures of a page, and samples during a measurement.
+"""The server's metrics: parse a page, compute figures, and sample them during a measurement.
 
-:data:`SERIES` has one row for each figure, with the names by which Triton with TensorRT-LLM's backend,
-``trtllm-serve``, vLLM and SGLang report it. A figure whose names a page lacks is absent, never zero.
+:data:`SERIES` has a row for each figure, with its names in Triton with TensorRT-LLM's backend,
+``trtllm-serve``, vLLM and SGLang. A figure that a page lacks is missing, never zero.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ if TYPE_CHECKING:
     from trtllm_hpc.bench.load.timing import Clock
 
 INTERVAL_S = 0.5
-"""TensorRT-LLM's backend updates its gauges every 0.1 s (``stats_check_period_ms``)."""
+"""Mean seconds between samples; TensorRT-LLM's backend updates its gauges every 0.1 s
+(``stats_check_period_ms``)."""
 _TIMEOUT_S = 5.0
 _MAX_LOOKS = 2000
 _KEY = re.compile(r"(\w+)\[(.+)\]")
 _STEP = "step:"
-"""Before the key of a figure in the JSON statistics of ``trtllm-serve``."""
+"""Prefix of figures from the JSON statistics of ``trtllm-serve``."""
 _TO_MS = {"_us": 1e-3, "_seconds_sum": 1e3}
-"""Factors to milliseconds, by the ends of metrics' names."""
+"""Factors to milliseconds, by suffix of the metric's name."""
 Labels = Mapping[str, str]
 Term = tuple[str, str]
-"""The name of a metric, and the value of one of its labels; empty: any."""
+"""Name of a metric, and the value of one of its labels (empty: any value)."""
 
 
 class Page:
-    """The metrics of a server: pages in Prometheus' text format, one for each instance, added up.
+    """The metrics of a server: the sum of its instances' pages in Prometheus' text format.
 
-    A page of ``trtllm-serve`` may begin with a line of JSON: the statistics of each step of its engine, the
-    last of which counts. Raises ValueError if a page has neither form.
+    A page of ``trtllm-serve`` can begin with a line of JSON: statistics of the engine's steps, of which the
+    last is used. Raises ValueError for any other format.
     """
 
     def __init__(self, *texts: str) -> None:
@@ -58,22 +59,22 @@ class Page:
     def models(self, series: Series) -> list[str | None]:
         """Return the models that have a series; ``None`` stands for the only engine."""
         names = {name for source in series.sources for terms in _terms(source) for name, _ in terms}
-        found = {_model(labels, series.of) for name in names for labels, _ in self._samples.get(name, ())}
-        return sorted(found, key=str)
+        models = {_model(labels, series.of) for name in names for labels, _ in self._samples.get(name, ())}
+        return sorted(models, key=str)
 
     def values(self, term: Term, of: str, model: str | None) -> list[float]:
         """Return the values of a metric, one for each engine and label."""
         name, label = term
-        found = []
+        matching = []
         for labels, value in self._samples.get(name, ()):
-            # The model may be called like a kind of request.
+            # Labels of the model are skipped, because its name may equal a kind of request.
             kinds = [kind for key, kind in labels.items() if not key.startswith("model")]
             if _model(labels, of) == model and (not label or label in kinds):
-                found.append(value)
-        return found
+                matching.append(value)
+        return matching
 
     def total(self, terms: Sequence[Term], of: str, model: str | None) -> float | None:
-        """Return the sum over all terms; ``None`` if one of them is missing."""
+        """Return the sum over all terms; ``None`` if a term is missing."""
         parts = [self.values(term, of, model) for term in terms]
         return sum(map(sum, parts)) if all(parts) else None
 
@@ -91,7 +92,7 @@ def _figures(text: str) -> Iterator[tuple[str, Labels, float]]:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if math.isfinite(sample.value):
-                # The library names counters as OpenMetrics does; Triton's have no such suffix.
+                # The parser's names have OpenMetrics' suffix of counters, which Triton's names lack.
                 yield sample.name.removesuffix("_total"), sample.labels, float(sample.value)
 
 
@@ -104,38 +105,36 @@ def _leaves(plain: dict[str, Any], name: str) -> Iterator[tuple[str, float]]:
 
 
 def _model(labels: Labels, of: str) -> str | None:
-    # Only Triton has several engines, each with the name of its model.
+    # Only Triton can have several engines, each with the name of its model.
     return labels.get("model") or (labels.get("model_name") if of == "model" else None)
 
 
 @dataclass(frozen=True)
 class Series:
-    """A figure of the server.
-
-    ``gauge``: as it is now. ``rate``: growth per second between two pages. ``mean``: growth of the numerator
-    divided by that of the denominator.
-    """
+    """A figure of the server."""
 
     key: str
     label: str
     unit: str
     """``requests``, ``tokens/s``, ``1/s``, ``ms``, ``bytes``, or ``share`` (0 to 1)."""
     of: Literal["engine", "model"]
-    """Whether each engine has it, or each served model."""
+    """Whether there is a value per engine or per served model."""
     kind: Literal["gauge", "rate", "mean"]
+    """``gauge``: the current value. ``rate``: growth per second between two pages. ``mean``: growth of the
+    numerator divided by growth of the denominator."""
     sources: tuple[str, ...]
-    """How kinds of servers report it, of which the first that the page has counts: a metric, or a sum of
-    metrics over another, ``NAME[=LABEL] ... [/ NAME ...]``. ``%NAME`` is a share already, of which several
-    engines have the mean."""
+    """Formulas for the servers' metrics, of which the first that the page has is used: a sum of metrics,
+    optionally divided by another sum, ``NAME[=LABEL] ... [/ NAME ...]``. ``%NAME`` is a share; several
+    engines are averaged."""
     model: str | None = None
-    """The model of its key, see :func:`describe`."""
+    """Model in the key, see :func:`describe`."""
 
     def value(
         self, page: Page, model: str | None, before: Page | None = None, gap_s: float = 0.0
     ) -> float | None:
-        """Return its value at ``page``, ``gap_s`` seconds after ``before``; ``None`` if it has none.
+        """Return the value at ``page``, ``gap_s`` seconds after ``before``; ``None`` if the page has none.
 
-        Without a page before, the value is since the server's start: a rate's count, a mean over everything.
+        Without ``before`` a rate is the count since the server's start, and a mean covers all that time.
         """
         for source in self.sources:
             above, below = _terms(source)
@@ -160,7 +159,7 @@ class Series:
 
     @property
     def counted(self) -> Series:
-        """Its description since the server's start: the count of a rate, anything else as it is."""
+        """The series of values since the server's start, in which a rate becomes a count."""
         if self.kind != "rate":
             return self
         unit = "" if self.unit == "1/s" else self.unit.removesuffix("/s")
@@ -174,11 +173,11 @@ def _growth(now: float, before: float | None) -> float | None:
 
 @cache
 def _terms(source: str) -> tuple[Sequence[Term], Sequence[Term]]:
-    """Return the metrics that are added up, and those of the sum that theirs is divided by, if any."""
+    """Return the metrics of a formula's numerator and denominator."""
     over, _, under = source.removeprefix("%").partition("/ ")
-    words = (over.split(), under.split())
     above, below = (
-        [(name, label) for name, _, label in (it.partition("=") for it in part)] for part in words
+        [(name, label) for name, _, label in (word.partition("=") for word in part.split())]
+        for part in (over, under)
     )
     return above, below
 
@@ -186,7 +185,7 @@ def _terms(source: str) -> tuple[Sequence[Term], Sequence[Term]]:
 def _mean_ms(key: str, label: str, microseconds: str, *histograms: str) -> Series:
     sources = (
         f"{microseconds} / nv_inference_request_success",
-        *(f"{it}_sum / {it}_count" for it in histograms),
+        *(f"{histogram}_sum / {histogram}_count" for histogram in histograms),
     )
     return Series(key, label, "ms", "model", "mean", sources)
 
@@ -240,14 +239,14 @@ SERIES: tuple[Series, ...] = (
              "trtllm_e2e_request_latency_seconds", "vllm:e2e_request_latency_seconds",
              "sglang:e2e_request_latency_seconds"),
 )  # fmt: skip
-"""Every series, in the order of tables."""
+"""All series, in the order of tables."""
 
 
 def _with_models(page: Page) -> Iterator[tuple[Series, str | None, str]]:
     """Yield each series that the page may have, with its model and the suffix of its key.
 
-    The key of an engine's series has the model's name (``kv_used_share[context]``) only if
-    there are several engines, as in disaggregated serving; that of a model always has it.
+    Keys of a model's series contain the model's name (``pending[ensemble]``). Keys of an engine's series do
+    so only if there are several engines, as in disaggregated serving (``kv_used_share[context]``).
     """
     engines = {model for series in SERIES if series.of == "engine" for model in page.models(series)}
     for series in SERIES:
@@ -267,7 +266,7 @@ def values(page: Page, before: Page | None, gap_s: float) -> dict[str, float]:
 
 
 def since_start(page: Page) -> dict[str, float]:
-    """Return every figure of one page by key: counts instead of rates, means since the server's start."""
+    """Return every figure of one page by key, with counts instead of rates, since the server's start."""
     return {
         series.counted.key + end: value
         for series, model, end in _with_models(page)
@@ -280,9 +279,9 @@ def describe(key: str) -> Series:
     match = _KEY.fullmatch(key)
     base, model = (match[1], match[2]) if match else (key, None)
     for series in SERIES:
-        for found in (series, series.counted):
-            if found.key == base:
-                return replace(found, model=model)
+        for candidate in (series, series.counted):
+            if candidate.key == base:
+                return replace(candidate, model=model)
     return Series(key, key, "", "engine", "gauge", ())
 
 
@@ -294,51 +293,50 @@ class ServerSample:
     """The figures of the server at one moment."""
 
     time_s: float
-    """Middle of the GET, on the measurement's clock."""
+    """Middle of the HTTP request, in seconds on the measurement's clock."""
     within_s: float
-    """Half of the GET's duration: the page was written at ``time_s`` plus or minus this."""
+    """Half of the HTTP request's duration: the page is from ``time_s`` plus or minus this."""
     values: dict[str, float]
-    """By the keys of :data:`SERIES`. What the server does not report is
-    absent, never zero. So are rates and means in the first sample, and a mean over requests if none
-    finished since the previous sample."""
+    """Figures by key of :data:`SERIES`. Unreported figures are missing, never zero; so are rates and means in
+    the first sample, and means over requests if none finished since the previous sample."""
 
 
 class Samples:
-    """The metrics during a measurement, fetched by a thread; to be read when the sampling is over.
+    """The metrics during a measurement. A thread fetches them; they are parsed after the sampling.
 
-    With more than ``max_looks``, every second one is dropped and the interval doubles.
+    With more than ``max_looks`` samples, every second one is dropped and the interval doubles.
     """
 
     def __init__(self, endpoint: Endpoint, clock: Clock, interval_s: float, max_looks: int) -> None:
         self._endpoint, self._clock = endpoint, clock
         self._interval_s, self._max_looks = interval_s, max_looks
         self._looks: list[tuple[ServerSample, Sequence[bytes]]] = []
-        """Samples without values, and their pages, which are parsed only when the load is over."""
+        """Samples without values, and their pages, which are parsed after the load."""
         self._attempts = self._failures = 0
         self._last_failure = ""
 
     def follow(self, endpoint: Endpoint) -> None:
-        """Fetch the pages of a server that has moved, from now on."""
+        """From now on fetch the pages of a server that has moved."""
         self._endpoint = endpoint
 
     def __len__(self) -> int:
-        """Return the number of looks kept so far."""
+        """Return the number of samples so far."""
         return len(self._looks)
 
     @cached_property
     def samples(self) -> list[ServerSample]:
-        """The samples in the order of time."""
-        found, before, before_s = [], None, 0.0
+        """The parsed samples in the order of time."""
+        parsed, before, before_s = [], None, 0.0
         for look, texts in self._looks:
             with suppress(ValueError):
                 page = _parsed(texts)
-                found.append(replace(look, values=values(page, before, look.time_s - before_s)))
+                parsed.append(replace(look, values=values(page, before, look.time_s - before_s)))
                 before, before_s = page, look.time_s
-        return found
+        return parsed
 
     @property
     def warning(self) -> str | None:
-        """A sentence if the metrics could not be read; a server without a run may have no such page."""
+        """Sentence about unreadable metrics, except for a server outside any run, which may have none."""
         if self._failures and (self._looks or self._endpoint.job_id):
             often = f"{self._failures} of {self._attempts} times" if self._looks else "at any time"
             url = self._endpoint.metrics
@@ -348,7 +346,7 @@ class Samples:
         return None
 
     def fetch_until(self, ended: threading.Event) -> None:
-        """Fetch the metrics about every interval, and once more at the end."""
+        """Fetch the metrics at random intervals until ``ended`` is set, and once more then."""
         endpoint, interval_s, is_last = self._endpoint, self._interval_s, False
         connection = _connection(endpoint)
         while not is_last:
@@ -358,7 +356,7 @@ class Samples:
                 endpoint = self._endpoint
                 connection = _connection(endpoint)
             if (look := self._look(connection, endpoint)) is not None:
-                # Rates over a short moment would be wild.
+                # Drop the previous sample if it is recent, because rates over a short time are noise.
                 since_s = look[0].time_s - self._looks[-1][0].time_s if len(self._looks) > 1 else interval_s
                 if is_last and since_s < self._interval_s / 2:
                     self._looks.pop()
@@ -367,15 +365,15 @@ class Samples:
                     del self._looks[1::2]
                     interval_s *= 2
             if not is_last:
-                # Sampling at equal intervals would keep step with a load at a constant rate, and see it
-                # always busy or always idle (RFC 2330, section 11.1: periodic sampling).
+                # Random, because equal intervals could synchronise with a load at a constant rate and always
+                # see a busy, or an idle, server (RFC 2330, section 11.1: periodic sampling).
                 ended.wait(interval_s * random.uniform(0.5, 1.5))
         connection.close()
 
     def _look(
         self, connection: HTTPConnection, endpoint: Endpoint
     ) -> tuple[ServerSample, Sequence[bytes]] | None:
-        """Fetch the metrics; ``None`` if that fails, which is noted for :attr:`warning`."""
+        """Fetch the metrics; ``None`` after an error, which :attr:`warning` reports later."""
         self._attempts += 1
         begun_s = self._clock.now()
         try:
@@ -400,12 +398,12 @@ def sampled(
 ) -> Iterator[Samples]:
     """Fetch the endpoint's metrics about every ``interval_s`` seconds, and once more at the end.
 
-    A thread does it, and only keeps the bytes: they are parsed afterwards, so that the load's sender is not
-    delayed. A page that cannot be read is a warning, not an error. After the samples of an earlier attempt,
-    ``before``, they are written ``to`` a file even after an error, when the last ones matter most.
+    A thread fetches them and keeps the bytes, which are parsed afterwards so that they do not delay the load.
+    An unreadable page is a warning, not an error. The samples are written ``to`` a file after those of an
+    earlier attempt (``before``), even after an error, when the last samples matter most.
     """
     samples, ended = Samples(endpoint, clock, interval_s, max_looks), threading.Event()
-    if not endpoint.metrics_port and endpoint.is_triton:  # a server without a run, known by one port
+    if not endpoint.metrics_port and endpoint.is_triton:  # outside any run, only one port is known
         yield samples
         return
     thread = threading.Thread(target=samples.fetch_until, args=(ended,), name="metrics", daemon=True)
@@ -416,15 +414,12 @@ def sampled(
         ended.set()
         thread.join()
         if to is not None:
-            with suppress(OSError):  # the figures of the requests do not need them
+            with suppress(OSError):  # the measurement is complete without them
                 write_samples(to, [*before, *samples.samples])
 
 
 def fetch_page(endpoint: Endpoint) -> Page:
-    """Return the server's metrics of this moment.
-
-    Raises RequestFailed if they cannot be read, or are not a page of metrics.
-    """
+    """Return the server's current metrics. Raises RequestFailed if they cannot be fetched or parsed."""
     with closing(_connection(endpoint)) as connection:
         try:
             return _parsed(_get(connection, endpoint))
@@ -445,9 +440,10 @@ def _connection(endpoint: Endpoint) -> HTTPConnection:
 
 
 def _get(connection: HTTPConnection, endpoint: Endpoint) -> Sequence[bytes]:
-    """Return the page of each instance that has one: an instance that is being started again has none.
+    """Return the pages of all instances, except those that are restarting.
 
-    The connection is kept: a new one each time costs both sides more. Raises RequestFailed in a few words.
+    The connection stays open, because a new one each time costs both sides more. Raises RequestFailed if no
+    instance has a page.
     """
     root = "" if endpoint.is_triton else urlsplit(endpoint.openai_root).path
     numbers = [f"/{number}" for number in range(endpoint.instances)]
@@ -460,7 +456,7 @@ def _get(connection: HTTPConnection, endpoint: Endpoint) -> Sequence[bytes]:
         except RequestFailed as error:
             failure = error
             continue
-        if page.lstrip().startswith(b"["):  # trtllm-serve, which may have a page for Prometheus, too
+        if page.lstrip().startswith(b"["):  # trtllm-serve's JSON; it may also have a page for Prometheus
             page = b"".join(page.strip().splitlines()) + b"\n"
             with suppress(RequestFailed):
                 page += _get_page(connection, f"{root}/prometheus/metrics{number}", endpoint.authorization)
@@ -479,7 +475,7 @@ def _get_page(connection: HTTPConnection, path: str, headers: Mapping[str, str])
         connection.close()
         raise RequestFailed(getattr(error, "strerror", None) or str(error) or type(error).__name__) from None
     if reply.status != 200:
-        raise RequestFailed(f"it answers {reply.status} {reply.reason}")
+        raise RequestFailed(f"HTTP {reply.status} {reply.reason}")
     return text
 
 
@@ -489,7 +485,7 @@ def write_samples(path: Path, samples: Iterable[ServerSample]) -> None:
 
 
 def read_samples(path: Path) -> list[ServerSample]:
-    """Read what :func:`write_samples` wrote; none if there is no file."""
+    """Read a file of :func:`write_samples`; empty if there is no file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

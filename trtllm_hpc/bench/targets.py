@@ -1,4 +1,4 @@
-"""The served model that a measurement asks, and how."""
+"""Choose the model that a measurement sends requests to, and the form of the requests."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _WITHOUT: dict[str, tuple[str, Any]] = {
     "max_tokens": ("max_tokens_key", "max_completion_tokens"),
     "stream_options": ("include_usage", False),
 }
-"""The setting for a server that refuses a key of the body."""
+"""By body key: the setting, and its value for servers that refuse the key."""
 
 
 def target_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) -> Target:
-    """Return the model, and how requests are sent to it.
+    """Return the model and the form of its requests.
 
     Args:
-        text_model: used with Triton if the settings name no model; ``None``: the usual one.
+        text_model: Triton model if the settings name none; ``None``: the usual model.
 
     Raises:
-        RequestFailed: the server has no such model, or the model does not take such requests.
-        InvalidRequest: the server does not speak the settings' protocol, or no model can be chosen.
-        InvalidMeasurement: the model cannot give what is to be measured.
+        RequestFailed: the server lacks the model, or the model does not accept such requests.
+        InvalidRequest: the server lacks the protocol of the settings, or no model can be chosen.
+        InvalidMeasurement: the model cannot give the figures that are to be measured.
         BadSlo: the limits cannot be parsed.
     """
     endpoint = AskedEndpoint(**vars(endpoint), headers=settings.headers)
@@ -61,45 +61,47 @@ def target_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) -
             extra_body=settings.extra_body,
         )
     elif settings.extra_body:
-        message = f"Further keys of the body need OpenAI's protocol, and the model is asked over {protocol}."
+        message = f"extra_body needs OpenAI's protocol, but the protocol is {protocol}."
         raise InvalidMeasurement(message, hint="--protocol openai, or remove extra_body")
     else:
         name = settings.model or text_model or connect.usual_model(endpoint)
         target = _triton_target(settings, endpoint, name, protocol)
-    # A search for limits that no answer has a figure for would end at the lowest rate.
+    # Without the figures that the limits need, a search would go on to the lowest rate.
     streamed = parse_slo(settings.slo).needing_streaming if settings.slo is not None else []
     if streamed and not (target.streaming and target.decoupled):
         reason, hint = "answers are not streamed", "stream them (--streaming, companion.benchmark.streaming)"
         if not target.decoupled:
-            reason = f"model {target.model!r} gives each answer in one piece"
+            reason = f"the model {target.model!r} sends each answer in one piece"
             hint = "serve it with repository.decoupled: true"
         raise InvalidMeasurement(
-            f"The SLO limits {', '.join(streamed)}, which only streamed answers have; {reason}.",
+            f"The SLO limits {', '.join(streamed)}, which need streamed answers, but {reason}.",
             hint=f"{hint}, or limit the latency instead (--slo 'latency<1s')",
         )
     return target
 
 
 def fitted(target: Target, settings: Benchmark) -> tuple[Target, list[str]]:
-    """Return the target with the keys that its server takes, and a note of each key that it refuses.
+    """Return the target without body keys that its server refuses, and a note for each refused key.
 
-    A request of one token finds out, and is sent again without the key. Whatever else the server answers, the
-    load will show.
+    A request of one token finds refused keys, and is repeated without them. All other errors of the server
+    are left to the measurement.
     """
-    plain, found, notes = dict(settings), target, list[str]()
-    unsure = {key: it for key, it in _WITHOUT.items() if target.is_openai and plain[it[0]] is None}
-    while (unsure or notes) and (refusal := _first_refusal(found)) is not None:
-        named = [key for key in unsure if re.search(rf"\b{key}\b", refusal)]
-        if not named:
+    plain, accepted, notes = dict(settings), target, list[str]()
+    unsure = {
+        key: fallback for key, fallback in _WITHOUT.items() if target.is_openai and plain[fallback[0]] is None
+    }
+    while (unsure or notes) and (refusal := _first_refusal(accepted)) is not None:
+        refused = [key for key in unsure if re.search(rf"\b{key}\b", refusal)]
+        if not refused:
             return target, []
-        setting, value = unsure.pop(named[0])
-        found = replace(found, **{setting: value})
-        notes.append(f"The server refuses {named[0]}: measured with {setting}: {scalar(value)}.")
-    return found, notes
+        setting, value = unsure.pop(refused[0])
+        accepted = replace(accepted, **{setting: value})
+        notes.append(f"The server refuses {refused[0]}, so {setting} is {scalar(value)}.")
+    return accepted, notes
 
 
 def _first_refusal(target: Target) -> str | None:
-    """Return why the server refuses a short request as a wrong one; ``None`` if it does not."""
+    """Return the error if the server refuses a short request as invalid, else ``None``."""
     payload = encode_request(WorkloadRequest(1, "Hello"), target)
     quick = replace(target, timeout_s=min(target.timeout_s, _FIRST_TIMEOUT_S))
     with suppress(NotReady):
@@ -111,12 +113,10 @@ def _first_refusal(target: Target) -> str | None:
 
 
 def with_protocol(settings: Benchmark, spoken: str, url: str) -> Benchmark:
-    """Return settings with the protocol that a server without a run speaks; raises InvalidRequest."""
+    """Return settings with the protocol ``spoken``. Raises InvalidRequest if they name another one."""
     protocol = settings.protocol or spoken
     if protocol not in (OPENAI_PROTOCOLS if spoken == "openai" else (spoken,)):
-        raise InvalidRequest(
-            f"{url} speaks {spoken}, and the settings say {protocol}.", hint=f"--protocol {spoken}"
-        )
+        raise InvalidRequest(f"{url} has the protocol {spoken}, not {protocol}.", hint=f"--protocol {spoken}")
     return settings.model_copy(update={"protocol": protocol})
 
 
@@ -124,8 +124,8 @@ def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
     served = connect.describe(endpoint, name, settings.request_timeout_seconds, protocol)
     if not served.takes_text and _CORE_INPUT not in served.inputs:
         raise RequestFailed(
-            f"Model {name!r} has neither the input 'text_input' nor {_CORE_INPUT!r}: its inputs are "
-            f"{', '.join(sorted(served.inputs)) or 'none'}.",
+            f"Model {name!r} has neither the input 'text_input' nor {_CORE_INPUT!r}, only "
+            f"{', '.join(sorted(served.inputs)) or 'no inputs'}.",
             hint="choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model",
         )
     min_length = BY_NAME["min_tokens"].input_of(served) if settings.exact_output else None

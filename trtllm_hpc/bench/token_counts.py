@@ -1,9 +1,9 @@
-"""The records of a pass, with the tokens of its answers.
+"""Make the records of a pass, with the token counts of its answers.
 
-The server counts them, by OpenAI's ``usage`` or by the ids of a core model; else the run's tokenizer, on the
-text of the answer; else they are unknown. A count from texts is close, not exact: special tokens have no
-text, and the model may have generated other tokens than the tokenizer. Each response of a stream is at least
-one token.
+Tokens are counted by the server (OpenAI's ``usage``, or the IDs from a core model), else by the run's
+tokenizer on the answer's text, else not at all. A count from text is close but not exact: special tokens have
+no text, and the model may have generated other tokens than the tokenizer does. Each response of a stream
+counts as at least one token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trtllm_hpc.bench.workload.request import BY_SERVER, BY_TOKENIZER, TextEncod
 from trtllm_hpc.wire.response import Usage
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""In the text of a stream, a token that is a part of a letter."""
+"""Stands in a stream's text for a token that is a part of a UTF-8 character."""
 
 
 def to_records(
@@ -33,13 +33,13 @@ def to_records(
 ) -> list[RequestRecord]:
     """Return the records of one pass, in the order of the replies.
 
-    The responses of a stream that broke off are kept, without a total.
+    A broken stream keeps its responses, but has no token count.
 
     Args:
-        parsed: of each reply, see :func:`trtllm_hpc.bench.load.messages.parse_reply`.
-        requests: the workload, which the replies' ``index`` refers to.
-        window: the measured part; what was due before it is warm-up, and after it drain.
-        tokenizer: counts answers that the server does not count.
+        parsed: the parsed replies, see :func:`trtllm_hpc.bench.load.messages.parse_reply`.
+        requests: the workload; ``index`` of a reply is an index in it.
+        window: the measured part; earlier requests are warm-up, later ones drain.
+        tokenizer: counts the answers that the server does not count.
     """
     sent = [requests[reply.index] for reply in replies]
     counts = _output_tokens(parsed, sent, tokenizer)
@@ -52,7 +52,7 @@ def to_records(
         usage = answer.usage or Usage()
         by_server = usage.input_tokens is not None
         chunks = answer.chunks if answer.streamed else []
-        # By the ids of each response; else one, as servers send them that keep up.
+        # Without IDs a response counts as one token, as servers send it unless they fall behind.
         chunk_tokens = [1 if chunk.token_ids is None else len(chunk.token_ids) for chunk in chunks]
         if len(chunks) == 1 and tokens is not None:
             chunk_tokens = [tokens]
@@ -72,14 +72,14 @@ def to_records(
             phase=phase if reply.due_s <= window.end_s else DRAIN,
             scheduled_s=reply.due_s if reply.freed_s is None else reply.sent_s,
             sent_s=reply.sent_s,
-            # What follows the last token, such as the server's count, is not part of the answer.
+            # Responses after the last token, such as the server's count, are not part of the answer.
             ended_s=chunks[-1].time_s if reply.ok and chunks else reply.ended_s,
             status=reply.status,
             error=reply.error,
             requested_tokens=request.max_tokens,
             chunks_s=tuple(chunk.time_s for chunk in chunks),
             chunk_tokens=tuple(chunk_tokens),
-            # The server counts the tokens of a chat's template, too, which the prompt does not have.
+            # The server's count includes the chat template, which the prompt does not contain.
             input_tokens=usage.input_tokens if by_server else request.input_tokens,
             input_by=BY_SERVER if by_server else request.input_by,
             output_tokens=tokens if reply.ok else None,
@@ -98,27 +98,28 @@ def to_records(
 def _output_tokens(
     parsed: Sequence[ParsedReply], requests: Sequence[WorkloadRequest], tokenizer: TextEncoder | None
 ) -> list[tuple[int | None, str | None]]:
-    """Return the tokens of each answer, and who counted them."""
-    found, known = list[tuple[int | None, str | None]](), dict[int, str]()
+    """Return the number of tokens of each answer, and who counted them."""
+    counts, texts = list[tuple[int | None, str | None]](), dict[int, str]()
     for at, (answer, request) in enumerate(zip(parsed, requests, strict=True)):
         count = _by_server(answer, request)
-        found.append((count, None if count is None else BY_SERVER))
+        counts.append((count, None if count is None else BY_SERVER))
         if count is None and answer.text is not None:
             repeated = (request.prompt or "") if len(answer.chunks) == 1 else ""
-            known[at] = answer.text.removeprefix(repeated)
-    if tokenizer is None or not known:
-        return found
-    plain = [text.replace(_REPLACEMENT, "") for text in known.values()]
+            texts[at] = answer.text.removeprefix(repeated)
+    if tokenizer is None or not texts:
+        return counts
+    plain = [text.replace(_REPLACEMENT, "") for text in texts.values()]
+    # The first, empty text shows how many special tokens the tokenizer adds.
     special, *encoded = map(len, tokenizer.encode(["", *plain]))
-    for (at, text), tokens in zip(known.items(), encoded, strict=True):
+    for (at, text), tokens in zip(texts.items(), encoded, strict=True):
         responses = len(parsed[at].chunks) if parsed[at].streamed else 0
         counted = max(tokens - special + text.count(_REPLACEMENT), responses)
-        found[at] = min(counted, requests[at].max_tokens), BY_TOKENIZER
-    return found
+        counts[at] = min(counted, requests[at].max_tokens), BY_TOKENIZER
+    return counts
 
 
 def _by_server(answer: ParsedReply, request: WorkloadRequest) -> int | None:
-    """Return the server's own count, without a prompt that the model repeats; ``None`` if there is none."""
+    """Return the server's count, without a prompt that the model repeats; ``None`` if the server has none."""
     if answer.usage is not None and answer.usage.output_tokens is not None:
         return answer.usage.output_tokens
     ids, prompt = answer.token_ids, request.token_ids or ()

@@ -292,7 +292,7 @@ def _shipped(name: str, parameter: str) -> Path:
 
     file = jobs().get(name)
     if file is None:
-        near = nearest(name, jobs())
+        near = nearest(name, jobs(), 0.5)
         guess = f"did you mean {near}?" if near else "'trtllm-hpc jobs list' lists them."
         raise click.BadParameter(f"no shipped job file is called {name!r}; {guess}", param_hint=parameter)
     return file

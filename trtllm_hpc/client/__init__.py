@@ -1,4 +1,4 @@
-"""Requests to a served model: wait for the endpoint, then ask over gRPC, HTTP or OpenAI's protocol.
+"""The client of a served model, over gRPC or OpenAI's protocol.
 
-This package knows an endpoint and a run folder, not how the server was started.
+This package knows endpoints, not how a server was started.
 """

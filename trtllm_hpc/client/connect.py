@@ -1,4 +1,4 @@
-"""From an endpoint or a URL to a served model that can be asked."""
+"""Connect to a served model, by endpoint or URL."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from trtllm_hpc.wire.served_model import (
 )
 
 Protocol = Literal["grpc", "openai"]
-"""How the client asks: Triton over gRPC, or OpenAI's protocol."""
+"""Protocols of the client: Triton's gRPC, and OpenAI's."""
 
 _LOOK_TIMEOUT_S = 30.0
-"""For questions that the server answers without its model."""
+"""Time limit of calls that do not use the model, in seconds."""
 
 _PORTS = {"grpc": 8001, "grpcs": 8001, "http": 80, "https": 443}
-"""The usual port of each scheme of a URL."""
+"""Default ports by URL scheme."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """A server that this toolkit did not start."""
+    """The address of a server outside any run."""
 
     url: str
     """``http://`` or ``https://`` for Triton or OpenAI's protocol, ``grpc://`` or ``grpcs://`` for Triton."""
     key_file: Path | None = None
-    """File with the key that the server asks for, sent as a bearer token."""
+    """File with the server's key, which is sent as a bearer token."""
     certificate_file: Path | None = None
-    """File with the certificate to trust; by default, the system's certificates."""
+    """File with the certificate to trust; ``None``: the system's certificates."""
 
 
 Target = Endpoint | Address
@@ -49,27 +49,27 @@ Connection = GrpcConnection | OpenAIConnection
 
 
 def usual_protocol(endpoint: Endpoint) -> Protocol:
-    """Return the protocol by which a server is asked unless another one is named."""
+    """Return the default protocol of a server."""
     return "grpc" if endpoint.is_triton else "openai"
 
 
 def refuse_protocol(endpoint: Endpoint, *, is_openai: bool) -> None:
-    """Raise InvalidRequest if a server does not speak OpenAI's protocol, or Triton's."""
+    """Raise InvalidRequest if a server lacks OpenAI's protocol or, without ``is_openai``, Triton's."""
     if is_openai and endpoint.openai_url is None:
         raise InvalidRequest(
-            f"The server at {endpoint.place} does not speak OpenAI's protocol.", hint="--protocol grpc"
+            f"The server at {endpoint.place} does not have OpenAI's protocol.", hint="--protocol grpc"
         )
     if not is_openai and not endpoint.is_triton:
         raise InvalidRequest(
-            f"The server at {endpoint.place} is not Triton: it speaks OpenAI's protocol only.",
+            f"The server at {endpoint.place} is not Triton: it has only OpenAI's protocol.",
             hint="--protocol openai",
         )
 
 
 def parse_url(address: Address) -> tuple[str, Endpoint]:
-    """Return a URL as the endpoint of a Triton server with one protocol.
+    """Return the protocol and the endpoint of a Triton server at a URL.
 
-    Raises InvalidRequest if it is not a URL of these protocols.
+    Raises InvalidRequest for another scheme, or if the text is not a URL.
     """
     try:
         parts = urlsplit(address.url)
@@ -78,7 +78,7 @@ def parse_url(address: Address) -> tuple[str, Endpoint]:
         raise InvalidRequest(f"{address.url!r} is not a URL: {error}.") from None
     if scheme not in _PORTS or not host:
         raise InvalidRequest(
-            f"{address.url!r} does not say which protocol the server speaks.",
+            f"{address.url!r} has no scheme, which names the server's protocol.",
             hint=f"write http://{address.url.rsplit('/', 1)[-1]}, or grpc:// for Triton's gRPC port",
         )
     certificate = address.certificate_file
@@ -105,8 +105,8 @@ async def connect(
 ) -> Connection:
     """Return a connection to a model of a server, by default to the usual model.
 
-    The scheme of a URL names its protocol. Raises RequestFailed if the server does not answer, has no such
-    model, or no model can be chosen.
+    A URL's scheme determines the protocol. Raises RequestFailed if the server does not answer or lacks the
+    model, or if no model can be chosen.
     """
     timeout_s = min(timeout_s, _LOOK_TIMEOUT_S)
     if isinstance(target, Endpoint):
@@ -120,7 +120,7 @@ async def connect(
         return OpenAIConnection(endpoint, model)
     if chosen == "http":
         raise InvalidRequest(
-            f"{endpoint.http} is Triton's HTTP port, and the client asks Triton over gRPC.",
+            f"{endpoint.http} is Triton's HTTP port, but the client needs Triton's gRPC port.",
             hint=f"--url grpc://{endpoint.address}:8001, or Triton's gRPC port there",
         )
 
@@ -135,9 +135,9 @@ async def connect(
 
 
 def look_at(address: Address, timeout_s: float) -> tuple[str, Endpoint]:
-    """Ask a server what it is; return its protocol and where its models are. Raises RequestFailed.
+    """Find out a server's protocol, ``grpc`` or ``http`` of Triton or ``openai``, and its models.
 
-    The protocol is ``grpc`` or ``http`` of Triton, or ``openai``.
+    Raises RequestFailed.
     """
     protocol, endpoint = parse_url(address)
     if protocol == "grpc":
@@ -156,16 +156,17 @@ def look_at(address: Address, timeout_s: float) -> tuple[str, Endpoint]:
     try:
         index = call_json(endpoint, "v2/repository/index", timeout_s, {})
     except RequestFailed:
-        return protocol, endpoint  # it does not list its models
+        return protocol, endpoint  # the server does not list its models
     return protocol, replace(endpoint, models=ready_models(index))
 
 
 def usual_openai_model(endpoint: Endpoint, timeout_s: float) -> str:
-    """Return the model that is asked over OpenAI's protocol unless another one is named.
+    """Return the only model of a server with OpenAI's protocol.
 
-    Raises InvalidRequest unless the server lists exactly one; RequestFailed if it does not list its models.
+    Raises InvalidRequest if there are several or none, and RequestFailed if the server does not list its
+    models.
     """
-    # The front of a disaggregated run lists none, but its run knows them.
+    # The front server of a disaggregated run lists no models, but the run's endpoint does.
     known = [] if endpoint.is_triton else endpoint.models
     models = known or openai_models(endpoint, timeout_s)
     if len(models) != 1:
@@ -177,14 +178,14 @@ def usual_openai_model(endpoint: Endpoint, timeout_s: float) -> str:
 
 
 def usual_model(endpoint: Endpoint) -> str:
-    """Return the model of a Triton server that is asked unless another one is named."""
+    """Return the default model of a Triton server."""
     return next((name for name in TEXT_MODELS if name in endpoint.models), TEXT_MODELS[0])
 
 
 def describe(endpoint: Endpoint, model: str, timeout_s: float, protocol: str = "grpc") -> ServedModel:
     """Fetch a model's configuration, over gRPC if only that port is known.
 
-    Raises RequestFailed with the server's error message, for example that it has no such model.
+    Raises RequestFailed with the server's error message, for example about a missing model.
     """
     if endpoint.http_port != endpoint.grpc_port or protocol == "http":
         config = call_json(endpoint, f"v2/models/{quote(model, safe='')}/config", timeout_s)

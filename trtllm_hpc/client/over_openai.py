@@ -16,7 +16,7 @@ from trtllm_hpc.wire.response import Response, WrongResponse, error_message
 from trtllm_hpc.wire.served_model import ServedModel
 
 _LOST = (502, 503)
-"""What the proxy answers for a server that was lost, and for one that is not ready."""
+"""HTTP statuses of the proxy for a lost server and for one that is not ready."""
 
 
 class OpenAIConnection:
@@ -30,15 +30,15 @@ class OpenAIConnection:
         self.model, self.can_stream = ServedModel(model, {"text_input": ""}, decoupled=True), True
         self._url = endpoint.openai_url
         self._session = aiohttp.ClientSession(
-            # Without limit: how many are open at once is the caller's choice.
+            # No limit, because the caller limits open requests.
             connector=aiohttp.TCPConnector(limit=0, ssl=endpoint.tls() or True),
             headers={"Content-Type": "application/json", **endpoint.authorization},
-            # The environment's proxy is for the outside world, and cannot reach compute nodes.
+            # A proxy in the environment is for the internet, and cannot reach compute nodes.
             trust_env=not endpoint.job_id,
         )
 
     async def close(self) -> None:
-        """End the connections, and with them all open calls."""
+        """Close the connections, which ends all open calls."""
         await self._session.close()
 
     async def responses(self, request: Request, ended: asyncio.Event) -> AsyncGenerator[Response]:
@@ -65,17 +65,17 @@ class OpenAIConnection:
     def _body(self, request: Request) -> bytes:
         """Return the request's body. Raises InvalidRequest if the protocol has no key for an option."""
         if request.adapter is not None:
-            raise InvalidRequest("OpenAI's protocol has no LoRA adapters by their weights.")
+            raise InvalidRequest("OpenAI's protocol cannot send the weights of LoRA adapters.")
         if request.messages and request.options.get("log_probs"):
-            raise InvalidRequest("A chat has no --log-probs here.", hint="ask without --chat")
+            raise InvalidRequest("A chat has no --log-probs.", hint="remove --chat or --log-probs")
         options: dict[str, Any] = dict(request.inputs)
         for name, value in request.options.items():
             key = BY_NAME[name].openai
             if name == "exclude_input":
-                continue  # its answers never repeat the prompt
+                continue  # answers over this protocol never repeat the prompt
             if not key:
                 message = f"OpenAI's protocol has no key for {BY_NAME[name].flag}."
-                raise InvalidRequest(message, hint="leave it out")
+                raise InvalidRequest(message, hint="remove it")
             options[key] = int(value) if key == "logprobs" else value
         prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
         return openai.encode_request(
@@ -83,7 +83,7 @@ class OpenAIConnection:
         )
 
     async def _events(self, url: str, body: bytes, request: Request) -> AsyncGenerator[Event]:
-        """Yield the events of an answer; an answer as a whole is one event.
+        """Yield the events of an answer; an answer that is not streamed is one event.
 
         Raises RequestFailed with the server's error message.
         """
@@ -109,7 +109,7 @@ class OpenAIConnection:
         except asyncio.TimeoutError:
             raise AnswerTimedOut(
                 f"{url} did not answer within {request.timeout_s:g} s.",
-                hint="give it longer: --timeout-seconds",
+                hint="raise --timeout-seconds",
             ) from None
         except aiohttp.ClientError as error:
             if count:
@@ -118,7 +118,7 @@ class OpenAIConnection:
 
 
 async def _until_ended(events: AsyncGenerator[Event], ended: asyncio.Event) -> AsyncGenerator[Event]:
-    """Yield events until the last, or until the answer is to be ended; close their generator then."""
+    """Yield events until the last one or until ``ended`` is set, then close their generator."""
     ending = asyncio.ensure_future(ended.wait())
     following: asyncio.Future[Event | None] | None = None
     try:

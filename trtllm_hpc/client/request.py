@@ -1,10 +1,9 @@
-"""A request to a served model, its options and what carries them in each kind of model, and its answer.
+"""A request to a served model, its options with their inputs and keys, and its answer.
 
 The names of options are those of ``inflight_batcher_llm_client.py`` and ``end_to_end_grpc_client.py``
-(tensorrtllm_backend v0.16), in underscores. The inputs are those of ``all_models/inflight_batcher_llm``
+(tensorrtllm_backend v0.16), with underscores. The inputs are those of ``all_models/inflight_batcher_llm``
 (v0.16) and of ``triton_backend/all_models/llmapi`` (TensorRT-LLM 1.2). The keys of OpenAI's completions are
-OpenAI's, and for the rest those of ``trtllm-serve`` (``tensorrt_llm/serve/openai_protocol.py``), which vLLM
-shares.
+OpenAI's, or those of ``trtllm-serve`` (``tensorrt_llm/serve/openai_protocol.py``) and vLLM.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from trtllm_hpc.client.lora import Adapter
 from trtllm_hpc.wire.served_model import ServedModel
 
 Kind = Literal["count", "number", "texts", "flag"]
-"""``count`` and ``number`` are a whole and any number, ``texts`` several texts."""
+"""Type of an option's value: a whole number, any number, several texts, or a boolean."""
 
 
 @dataclass(frozen=True)
 class RequestOption:
-    """One option of a request. An empty name of an input or key says that there is none."""
+    """One option of a request; an input or key that a kind of model lacks is empty."""
 
     name: str
     kind: Kind
@@ -44,8 +43,9 @@ class RequestOption:
         return f"--{self.name.replace('_', '-')}"
 
     def input_of(self, model: ServedModel) -> str:
-        """Return the input of a model of Triton that carries the option; empty if the model has none."""
-        return next((each for each in (self.text, self.core, self.llm_api) if each in model.inputs), "")
+        """Return the option's input of a Triton model; empty if the model lacks it."""
+        names = (self.text, self.core, self.llm_api)
+        return next((name for name in names if name in model.inputs), "")
 
 
 _HELP: Mapping[str, tuple[Kind, str]] = {
@@ -91,7 +91,7 @@ _SHARED = (
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
     *("presence_penalty", "frequency_penalty"),
 )
-"""Options that the LLM API and OpenAI's protocol have under the same name."""
+"""Options with the same name in the LLM API and in OpenAI's protocol."""
 _LLM_API = {name: name for name in _SHARED} | {
     "stop_words": "stop",
     "exclude_input": "exclude_input_from_output",
@@ -117,72 +117,72 @@ BY_NAME: Mapping[str, RequestOption] = MappingProxyType(
 TIMEOUT_S = 120.0
 RETRIES = 2
 MAX_TOKENS = 16
-"""Of an answer unless the request says another number; upstream's models need one."""
+"""Default of the most output tokens, which Triton's models require."""
 
 Prompt = str | Sequence[int]
-"""A text, or the token ids of one."""
+"""A text, or its token IDs."""
 
 Message = Mapping[str, Any]
-"""Of a chat, as OpenAI's protocol has it: ``{"role": "user", "content": "..."}``."""
+"""Message of a chat in OpenAI's format: ``{"role": "user", "content": "..."}``."""
 
 OnText = Callable[[str], object]
-"""Called with each part of a text as it comes."""
+"""Called with each new part of a text."""
 
 Counted = Literal["server", "responses"]
-"""Who counted an answer's tokens; ``responses``: nobody, of a stream. Only the server is exact."""
+"""Source of an answer's token count: the exact count of the server, or the number of streamed responses."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to ask."""
+    """A request to a model."""
 
     prompt: Prompt
     options: Mapping[str, Any] = field(default_factory=dict)
-    """By the names of :data:`BY_NAME`: numbers, truth values, texts, or lists of texts."""
+    """Options by name of :data:`BY_NAME`: numbers, booleans, texts, or lists of texts."""
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    """Further inputs by the served model's own names, or further keys of OpenAI's protocol."""
+    """Further inputs by the served model's names, or further keys of OpenAI's protocol."""
     adapter: Adapter | None = None
-    """LoRA adapter whose weights are sent if the server does not have them."""
+    """LoRA adapter, whose weights are sent if the server lacks them."""
     stream: bool = False
-    """Whether to have the text as it is generated."""
+    """Whether to stream the answer."""
     timeout_s: float = TIMEOUT_S
-    """For the whole answer."""
+    """Time limit of the whole answer in seconds."""
     retries: int = RETRIES
-    """How often it is sent again if the server was not reached or lost before anything of the answer came."""
+    """Most repeats after the server is unreachable or lost before any part of the answer arrives."""
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """By which the server knows it, so that it can be ended."""
+    """ID on the server, by which the request can be ended."""
     messages: tuple[Message, ...] = ()
-    """Of a chat, the last of which ``prompt`` repeats; over OpenAI's protocol only. Empty: it is no chat."""
+    """Messages of a chat over OpenAI's protocol; ``prompt`` repeats the last one. Empty: not a chat."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Over HTTP, or metadata over gRPC, of this request alone, such as ``traceparent``."""
+    """HTTP headers, or gRPC metadata, of this request, such as ``traceparent``."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The model's answer to one prompt, and how long it took."""
+    """The model's answer to one prompt, with its times."""
 
     protocol: str
     """``grpc`` or ``openai``."""
     text: str
-    """The first one, if there are several; empty if the model answers with token ids."""
+    """First text of the answer; empty if the model returns token IDs."""
     latency_s: float
-    """From the call to the whole answer."""
+    """Seconds from the call to the whole answer."""
     output_tokens: int | None = None
-    """Tokens of the first text, with the prompt's if the answer repeats it; ``None``: unknown."""
+    """Tokens of the first text, including a repeated prompt; ``None`` if unknown."""
     counted_by: Counted | None = None
     texts: tuple[str, ...] = ()
-    """All of them, of beams or of ``return_sequences``."""
+    """All texts: those of beams or of ``return_sequences``."""
     token_ids: tuple[tuple[int, ...], ...] = ()
-    """Of each text, if the model answers with ids."""
+    """Token IDs of each text, if the model returns token IDs."""
     first_text_s: float | None = None
-    """From the call to the first text; ``None`` if the answer came as a whole."""
+    """Seconds from the call to the first text; ``None`` without streaming."""
     is_stopped: bool = False
-    """Whether it was ended early."""
+    """Whether the answer was ended early."""
     log_probs: tuple[float, ...] | None = None
-    """Of each token of the first text, if asked for."""
+    """Log probability of each token of the first text, if requested."""
     responses: int = 1
-    """How many the server sent; in a stream usually one for each token."""
+    """Number of the server's responses; in a stream usually one per token."""
     request_id: str = ""
-    """By which the server knew the request."""
+    """ID of the request on the server."""
     logits: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    """NumPy arrays of ``context_logits`` and ``generation_logits``, if asked for; in JSON their shapes."""
+    """NumPy arrays ``context_logits`` and ``generation_logits``, if requested; in JSON their shapes."""

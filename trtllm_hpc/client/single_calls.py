@@ -16,7 +16,7 @@ from trtllm_hpc.wire.response import error_message
 
 
 def _open(endpoint: Endpoint, url: str, timeout_s: float, data: bytes | None = None) -> Any:
-    # Clusters often set http_proxy for the outside world; such a proxy cannot reach compute nodes.
+    # Ignore http_proxy: a cluster's proxy for the internet cannot reach compute nodes.
     direct = urllib.request.ProxyHandler({})
     secure = urllib.request.HTTPSHandler(context=endpoint.tls())
     headers = {"Content-Type": "application/json", **endpoint.authorization}
@@ -25,11 +25,10 @@ def _open(endpoint: Endpoint, url: str, timeout_s: float, data: bytes | None = N
 
 
 def not_ready(endpoint: Endpoint, timeout_s: float) -> str | None:
-    """Return why a server does not answer 200 within ``timeout_s`` seconds when asked whether it is ready.
+    """Return ``None`` if a server is ready, else why not, as the end of a sentence about the server.
 
-    ``None``: it does; otherwise the end of a sentence about the server.
-
-    Triton is asked at ``/v2/health/ready``, another server at ``/health``.
+    A ready server answers 200 within ``timeout_s`` seconds: Triton at ``/v2/health/ready``, others at
+    ``/health``.
     """
     try:
         if endpoint.is_triton:
@@ -45,14 +44,14 @@ def not_ready(endpoint: Endpoint, timeout_s: float) -> str | None:
         if isinstance(reason, ConnectionRefusedError):
             return "cannot be reached: nothing listens there"
         if type(reason).__name__ == "SSLCertVerificationError":
-            return f"shows another certificate than {endpoint.certificate_file}"
+            return f"has another certificate than {endpoint.certificate_file}"
         return "did not answer as ready"
 
 
 def openai_models(endpoint: Endpoint, timeout_s: float) -> list[str]:
     """Return the names of the models that a server with OpenAI's protocol lists.
 
-    Raises RequestFailed if it has no such list, or does not answer.
+    Raises RequestFailed if the server does not answer or has no list.
     """
     url = f"{endpoint.openai_url}/models"
     try:
@@ -65,7 +64,7 @@ def openai_models(endpoint: Endpoint, timeout_s: float) -> list[str]:
 
 
 def key_hint(status: int | str) -> str | None:
-    """Return what to type next if this status, such as ``HTTP 401``, says that a key is missing."""
+    """Return a hint if a status, such as ``HTTP 401``, means that a key is missing."""
     return "--key-file FILE, with the server's key" if str(status)[-3:] in ("401", "403") else None
 
 
@@ -96,9 +95,9 @@ def channel(endpoint: Endpoint, library: Any) -> Any:
     import grpc  # type: ignore[import-untyped]
 
     options: list[tuple[str, int | str]] = [
-        # A proxy for the outside world cannot reach compute nodes, see above.
+        # A proxy for the internet cannot reach compute nodes.
         ("grpc.enable_http_proxy", 0),
-        # gRPC's own limit is 4 MiB: LoRA weights and long texts are larger.
+        # No limits: gRPC's default is 4 MiB, but LoRA weights and long texts are larger.
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
     ]
@@ -138,7 +137,7 @@ def call_grpc(
 def call_failure(
     error: Any, endpoint: Endpoint, timeout_s: float, *, model: str | None = None, responses: int = 0
 ) -> RequestFailed:
-    """Return what gRPC's error of a call means, after a number of responses of a model."""
+    """Return the exception for gRPC's error of a call, after a number of responses of a model."""
     import grpc
 
     where = f"{endpoint.grpc} (gRPC)"
@@ -146,7 +145,7 @@ def call_failure(
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         message = f"{subject} did not answer within {timeout_s:g} s."
-        return AnswerTimedOut(message, hint="give it longer: --timeout-seconds")
+        return AnswerTimedOut(message, hint="raise --timeout-seconds")
     if code == grpc.StatusCode.UNAVAILABLE and responses:
         return RequestFailed(f"{where} was lost after {responses} responses: {details}")
     if code == grpc.StatusCode.UNAVAILABLE:

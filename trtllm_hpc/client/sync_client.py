@@ -1,4 +1,4 @@
-"""The client without asyncio: the same calls, carried out in a thread of their own."""
+"""The client without asyncio: the same calls, which run in a separate thread."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 class Client:
-    """Asks one served model. Every method may be called from several threads at once.
+    """A client of one served model, whose methods are thread-safe.
 
-    It is open from the start, and closed as a context manager, by :meth:`close`, or when Python exits.
+    The client connects at once. Leaving its context, :meth:`close`, or the exit of Python closes it.
     Arguments are those of :class:`trtllm_hpc.client.async_client.AsyncClient`. Raises RequestFailed if the
-    server does not answer, or has no such model.
+    server does not answer or lacks the model.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Client:
         self._thread.start()
         try:
             self._run(self._client.__aenter__())
-        except BaseException:  # Ctrl-C while it connects must not leave the thread either
+        except BaseException:  # including Ctrl-C, so that the thread always ends
             self._end()
             raise
         _open_clients.add(self)
@@ -57,7 +57,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the connection, and all open requests with it."""
+        """Close the connection, which ends all open requests."""
         if self in _open_clients:
             _open_clients.discard(self)
             self._run(self._client.__aexit__())
@@ -65,18 +65,17 @@ class Client:
 
     @property
     def model(self) -> ServedModel:
-        """Its inputs, and what it can do."""
+        """The served model with its inputs and abilities."""
         return self._client.model
 
     def generate(self, prompt: Prompt, **options: Any) -> Answer:
-        """Return the answer to a prompt as :meth:`AsyncClient.generate`; Ctrl-C ends it on the server."""
+        """Return the answer to a prompt like :meth:`AsyncClient.generate`; Ctrl-C ends it on the server."""
         return self._run(self._client.generate(prompt, **options))
 
     def stream(self, prompt: Prompt, **options: Any) -> Generator[str]:
         """Yield the text of an answer as it is generated; closing the generator ends it on the server.
 
-        From models that do not stream the text comes as a whole.
-        Arguments and errors are those of :meth:`generate`.
+        A model that does not stream yields one text. Arguments and errors are those of :meth:`generate`.
         """
         texts = self._client.stream(prompt, **options)
 
@@ -92,16 +91,16 @@ class Client:
     def chat(self, messages: Sequence[Message], *, on_text: OnText | None = None, **options: Any) -> Answer:
         """Return the answer to the messages of a chat; see :meth:`AsyncClient.chat`.
 
-        Ctrl-C ends it on the server. ``on_text`` is called in a thread of the client's.
+        Ctrl-C ends the request on the server. The client's thread calls ``on_text``.
         """
         return self._run(self._client.chat(messages, on_text=on_text, **options))
 
     def batch(self, prompts: Sequence[Prompt], *, concurrency: int = 8, **options: Any) -> list[Answer]:
-        """Return the answers to several prompts, in their order; see :meth:`AsyncClient.batch`."""
+        """Return the answers to several prompts, in order; see :meth:`AsyncClient.batch`."""
         return self._run(self._client.batch(prompts, concurrency=concurrency, **options))
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Carry out work in the thread, and return its result; work whose wait is interrupted ends first."""
+        """Run work in the thread and return its result; an interrupted wait ends the work first."""
         ended = threading.Event()
 
         async def watched() -> Result:
@@ -113,7 +112,7 @@ class Client:
         task = asyncio.run_coroutine_threadsafe(watched(), self._loop)
         try:
             return task.result()
-        except BaseException:  # Ctrl-C ends the request on the server, too
+        except BaseException:  # including Ctrl-C, which must end the request on the server
             if not task.done():
                 task.cancel()
                 ended.wait(_CLOSE_TIMEOUT_S)
@@ -131,6 +130,6 @@ _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 @atexit.register
 def _close_clients() -> None:
-    """An open connection would keep Python from exiting, or make it complain."""
+    """Close all clients, because an open connection can keep Python from exiting."""
     for client in list(_open_clients):
         client.close()

@@ -1,4 +1,4 @@
-"""A model's tokenizer, read with the library ``tokenizers``: transformers takes seconds to import."""
+"""Read a model's tokenizer with ``tokenizers``, because transformers takes seconds to import."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtllm_hpc.errors import RequestFailed
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """Return the tokenizer of a folder with ``tokenizer.json``. Raises RequestFailed if it cannot be read."""
+    """Return the tokenizer in a folder's ``tokenizer.json``. Raises RequestFailed if it is unreadable."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise RequestFailed(f"There is no tokenizer.json in {folder}.")
@@ -19,7 +19,7 @@ def read_tokenizer(folder: Path) -> Any:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 - the library, written in Rust, raises a bare Exception
         raise RequestFailed(f"{file} cannot be read: {error}") from None
-    # The file may set these for batches; prompts are encoded one by one.
+    # The file may enable these for training batches; prompts must be encoded unchanged.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

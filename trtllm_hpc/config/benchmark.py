@@ -1,7 +1,6 @@
-"""``companion.benchmark`` of a job file: the requests, their rate, and when the figures are valid.
+"""``companion.benchmark`` and ``companion.evaluate`` of a job file.
 
-Beside it ``companion.evaluate``: the tasks whose scores say whether the model still answers well.
-``trtllm-hpc bench`` and ``evaluate`` take the same settings as options, and start from those of the job file.
+``trtllm-hpc bench`` and ``evaluate`` have an option for each key; the job file's values are their defaults.
 """
 
 from __future__ import annotations
@@ -21,12 +20,14 @@ Protocol = Literal["grpc", "http", "openai", "openai-chat"]
 OPENAI_PROTOCOLS = ("openai", "openai-chat")
 Deviation = Annotated[float, Field(ge=0, le=1_000_000)]
 _SECRET = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
-"""In the name of a header whose value must not be written into results."""
+"""Found in names of headers whose values must not be written into results."""
 
 
 SEARCH_WINDOW_S = 5.0
-"""Shortest window of a search, in seconds. A search raises its rate, so a fixed number of requests that fills
-the window at the first rate would be over at once at the last."""
+"""Shortest measured window of a search, in seconds.
+
+A number of requests cannot replace the window: at the search's highest rates they would all be sent at once.
+"""
 
 _OPEN, _CLOSED = "rates_per_second", "concurrency concurrencies"
 _LOOP = "a rate is for an open loop, a concurrency for a closed loop"
@@ -49,88 +50,91 @@ EXCLUSIVE = tuple(
     for second in seconds.split()
 )
 """Pairs of keys that exclude each other, with the reason and the remedy; an error names the first key.
-``key=value`` means the key with this value only."""
+
+``key=value`` means the key with this value only.
+"""
 
 
 def is_set(settings: Mapping[str, Any], key: str) -> bool:
-    """Return whether the settings, by dotted key, have a key of :data:`EXCLUSIVE`; 0 is a value."""
+    """Return whether ``settings`` set a key of :data:`EXCLUSIVE`; 0 counts as set."""
     field, _, wanted = key.partition("=")
     value = settings.get(field)
     return value == wanted if wanted else value is not None and value is not False and value != []
 
 
 def excluded(settings: Mapping[str, Any]) -> set[str]:
-    """Return the keys of :data:`EXCLUSIVE` that cannot stand beside these settings, by dotted key."""
+    """Return the keys of :data:`EXCLUSIVE` that conflict with ``settings``."""
     pairs = [pair for first, second, *_ in EXCLUSIVE for pair in ((first, second), (second, first))]
-    return {other for one, other in pairs if is_set(settings, one)}
+    return {other for key, other in pairs if is_set(settings, key)}
 
 
 class LoraAdapter(Section):
-    """A LoRA adapter as ``hf_lora_convert.py`` writes it: a folder, or an adapter that the build converts."""
+    """A LoRA adapter in the format of ``hf_lora_convert.py``."""
 
     directory: AbsolutePath | None = None
     """Folder with ``model.lora_weights.npy`` and ``model.lora_config.npy``."""
     adapter: OneLine | None = None
-    """Instead of ``directory``: the folder name of an entry of ``engine.lora.adapters``, which the build
-    converts."""
+    """Instead of ``directory``: folder name of an entry of ``engine.lora.adapters``."""
     task_id: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = None
-    """Number by which the server knows the adapter, its own. ``None``: 1, or the place in a list."""
+    """Task ID of the adapter on the server, unique; ``None``: 1, or the position in a list."""
 
     def number(self, place: int) -> int:
-        """Return the task id; ``place`` if there is none."""
+        """Return the task ID; ``place`` is the default."""
         return place if self.task_id is None else self.task_id
 
 
 class Workload(Section):
-    """Where prompts and lengths of answers come from. Each key names the kinds that read it."""
+    """Prompts and answer lengths. A meaning begins with the kinds that read the key."""
 
     kind: Literal["prompts", "dataset", "normal", "shared-prefix", "trace", "conversations"] = "prompts"
-    """``prompts``: those given, in a seeded order. ``dataset``: a file of prompts. ``normal``: lengths drawn
-    from normal distributions. ``shared-prefix``: prompts with a common beginning, for KV cache reuse.
-    ``trace``: a recorded file with time stamps. ``conversations``: turns with think time, drawn or from a
-    file; each repeats what was said before. Rate, concurrency, ``requests`` and ``warmup_requests`` then
-    count conversations."""
+    """``prompts``: a list. ``dataset``: a file of prompts. ``normal``: normally distributed lengths.
+    ``shared-prefix``: prompts with a common prefix. ``trace``: a recorded file with timestamps.
+    ``conversations``: turns with think time, generated or from a file, each sent with all earlier turns;
+    rate, concurrency and numbers of requests then count conversations."""
     prompts: list[AnyText] = Field(default=[])
-    """prompts: the list; if empty, the built-in prompts."""
+    """prompts: the list; empty: built-in prompts."""
     path: AbsolutePath | None = None
-    """dataset, trace: the file to read. conversations: a file instead of drawn ones."""
+    """dataset, trace, conversations: the file."""
     input_tokens: TokenCount = 128
-    """normal: mean length of a prompt. shared-prefix: mean length of the rest after the prefix.
-    conversations: mean length of what the user says in a turn."""
+    """normal: mean prompt length. shared-prefix: mean length after the prefix. conversations: mean length of
+    the user's part of a turn."""
     input_tokens_stdev: Deviation = 0.0
-    """normal, shared-prefix, conversations: standard deviation of that length."""
+    """Standard deviation of ``input_tokens``."""
     output_tokens: TokenCount | None = None
-    """normal, shared-prefix, conversations: mean length of an answer; ``None`` is ``max_tokens``."""
+    """normal, shared-prefix, conversations: mean answer length; ``None``: ``max_tokens``."""
     output_tokens_stdev: Deviation = 0.0
-    """normal, shared-prefix, conversations: standard deviation of that length."""
+    """Standard deviation of ``output_tokens``."""
     prefix_tokens: TokenCount = 256
     """shared-prefix: length of each prefix. conversations: length of each system prompt."""
     prefixes: Count = 1
-    """shared-prefix: number of different prefixes, which take turns. conversations: of system prompts."""
+    """shared-prefix: number of prefixes, used in rotation. conversations: number of system prompts."""
     turns: Count = 6
     """conversations: mean number of turns."""
     turns_stdev: Deviation = 0.0
-    """conversations: standard deviation of that number."""
+    """Standard deviation of ``turns``."""
     think_seconds: Annotated[Deviation, Time(1)] = 1.0
-    """conversations: mean time from the end of an answer to the next turn, where a file does not say it."""
+    """conversations: mean time from an answer's end to the next turn, unless the file has it."""
     think_seconds_stdev: Annotated[Deviation, Time(1)] = 0.0
-    """conversations: standard deviation of that time."""
+    """Standard deviation of ``think_seconds``."""
     speed: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
-    """trace, conversations: factor by which the recorded times are shortened."""
+    """trace, conversations: factor that divides the recorded times."""
     max_input_tokens: TokenCount | None = None
-    """Longer prompts of a dataset or trace are left out (upstream's ``--max-input-len``), and longer drawn
-    lengths are cut; ``None``: the engine's limit."""
+    """Longest prompt: longer ones in a file are left out (TensorRT-LLM's ``--max-input-len``), generated ones
+    shortened; ``None``: the engine's limit."""
     tokenizer: AbsolutePath | None = None
     """Folder with ``tokenizer.json``; ``None``: the model's folder."""
 
 
 class Benchmark(Section):
-    """One measurement: a workload, one or more levels of load, and the conditions of valid figures."""
+    """A measurement: workload, levels of load, and conditions of valid figures."""
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
-        """Seconds replace a number of requests; a trace has its own times; a search repeats each rate; a
-        conversation is a chat."""
+        """Add the defaults that depend on other keys.
+
+        Seconds replace a number of requests, a trace has its own times, a search repeats each rate three
+        times, and conversations use the chat protocol.
+        """
         for seconds, requests in (("duration_seconds", "requests"), ("warmup_seconds", "warmup_requests")):
             if plain.get(seconds) is not None and requests not in plain:
                 plain = {**plain, requests: None}
@@ -146,36 +150,32 @@ class Benchmark(Section):
 
     workload: Workload = Field(default_factory=Workload)
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    """Seed of prompts, lengths and arrivals; each repeat has its own arrivals."""
+    """Seed of prompts, lengths and arrivals; arrivals differ between repeats."""
     max_tokens: TokenCount = 16
-    """Maximum of output tokens of a request for which the workload has no length."""
+    """Most output tokens of a request, if the workload has no length for it."""
     exact_output: bool = False
-    """Whether answers must have exactly the requested length; sent to the model as ``min_length``, over
-    OpenAI's protocol as ``min_tokens`` and ``ignore_eos``."""
+    """Request answers of exactly the wanted length (``min_length``; OpenAI: ``min_tokens``,
+    ``ignore_eos``)."""
 
     # The target --------------------------------------------------------------------------------
     model: OneLine | None = None
-    """``ensemble``, ``tensorrt_llm_bls``, ``tensorrt_llm``...; ``None``: the run's text model."""
+    """Model on the server, e.g. ``ensemble`` or ``tensorrt_llm``; ``None``: the run's text model."""
     protocol: Protocol | None = None
-    """``grpc`` and ``http`` for Triton, ``openai`` for ``/v1/completions``, ``openai-chat`` for
-    ``/v1/chat/completions``; ``None``: ``grpc`` where the server is Triton, else ``openai``."""
+    """``grpc``, ``http``: Triton. ``openai``: ``/v1/completions``. ``openai-chat``:
+    ``/v1/chat/completions``. ``None``: ``grpc`` for Triton, else ``openai``."""
     streaming: bool | None = None
-    """Whether answers are streamed token by token; ``None``: if the model is decoupled, and over OpenAI's
-    protocol."""
+    """Stream answers; ``None``: over OpenAI's protocol, and if Triton's model is decoupled."""
     request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000), Time(1)] = 60.0
-    """A request that takes longer has failed."""
+    """Longest time of a request; later it has failed."""
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] | None = None
-    """Key of the body over OpenAI's protocol with the most output tokens; ``None``: ``max_tokens``, unless
-    the server refuses the first request for it."""
+    """OpenAI: body key for the most output tokens; ``None``: ``max_tokens``, unless the server refuses it."""
     include_usage: bool | None = None
-    """Whether streams over OpenAI's protocol are asked for the server's count of tokens (``stream_options``);
-    ``None``: unless the server refuses the first request for it."""
+    """OpenAI: ask for token counts in streams (``stream_options``); ``None``: unless the server refuses
+    it."""
     extra_body: dict[str, Any] = Field(default={})
-    """Further keys of the body of each request over OpenAI's protocol, such as ``temperature``,
-    ``reasoning_effort`` or ``chat_template_kwargs``."""
+    """OpenAI: further body keys of each request, e.g. ``temperature`` or ``chat_template_kwargs``."""
     headers: dict[str, OneLine] = Field(default={})
-    """Further headers of each request. Of one whose name says that it holds a secret, such as ``api-key`` or
-    ``Authorization``, results have only the name."""
+    """Further headers of each request. Results leave out values of secret headers such as ``api-key``."""
 
     @field_serializer("headers", when_used="json")
     def _without_secrets(self, headers: dict[str, str]) -> dict[str, str]:
@@ -183,59 +183,58 @@ class Benchmark(Section):
 
     # The load ----------------------------------------------------------------------------------
     rate_per_second: Rate = 4.0
-    """Open loop: requests are sent at this rate, even if earlier ones are not answered yet."""
+    """Open loop: send requests at this rate, whether or not earlier ones are answered."""
     rates_per_second: list[Rate] = Field(default=[])
-    """A sweep: these rates instead of ``rate_per_second``, one after the other."""
+    """Measure these rates one after another, instead of ``rate_per_second``."""
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """A closed loop instead of a rate: the number of requests in flight; each answer makes room for the next
-    request."""
+    """Closed loop: keep this number of requests in flight, instead of a rate."""
     concurrencies: list[Annotated[int, Field(ge=1, le=100_000)]] = Field(default=[])
-    """A sweep of closed loops: these numbers of requests in flight, one after the other."""
+    """Measure these concurrencies one after another."""
     arrival: Literal["constant", "poisson", "gamma", "trace"] = "poisson"
     """Gaps between requests: equal (``constant``), random, or those of a trace."""
     burstiness: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Shape of ``gamma`` arrivals: 1 is Poisson, less is bursty, much more is nearly constant."""
+    """Shape of ``gamma`` arrivals: 1 is Poisson, below 1 bursty, far above 1 nearly constant."""
     requests: Count | None = 20
-    """Measured requests at each level; ``None`` needs ``duration_seconds``."""
+    """Measured requests per level; ``None`` needs ``duration_seconds``."""
     duration_seconds: Annotated[float, Field(gt=0, le=31_536_000), Time(1)] | None = None
-    """Length of the measured window at each level, instead of ``requests``."""
+    """Measured window per level, instead of ``requests``."""
     warmup_requests: Annotated[int, Field(ge=0, le=1_000_000)] | None = 2
-    """Requests of the same load before the window; recorded, but left out of the figures."""
+    """Requests before the window, recorded but left out of the figures."""
     warmup_seconds: Annotated[float, Field(ge=0, le=86_400), Time(1)] | None = None
     """Length of the warm-up, instead of ``warmup_requests``."""
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Passes over each level; with two or more, figures have confidence intervals. A search makes three."""
+    """Passes per level; two or more give confidence intervals. Default with ``find_max``: 3."""
 
     processes: Annotated[int, Field(ge=1, le=256)] = 1
-    """Client processes that share the load, at most a core each; a warning says when there are too few."""
+    """Client processes that share the load; each uses at most one core."""
 
     # Validity ----------------------------------------------------------------------------------
     slo: OneLine | None = None
-    """Limits such as ``ttft.p99<500ms,tpot.p99<50ms``: for goodput, and for ``find_max``."""
+    """Latency limits for goodput and ``find_max``, e.g. ``ttft.p99<500ms,tpot.p99<50ms``."""
     find_max: bool = False
-    """Search for the highest rate at which ``slo`` holds, starting at ``rate_per_second``."""
+    """Search for the highest rate that meets ``slo``, starting at ``rate_per_second``."""
     max_error_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """A larger share of failed requests makes the figures invalid."""
+    """Largest valid share of failed requests."""
     max_failures_in_a_row: Annotated[int, Field(ge=0, le=1_000_000)] = 50
-    """The measurement ends when so many requests in a row have failed, counting only requests that were sent
-    after the first failure; 0: never."""
+    """End the measurement after this many consecutive failures; 0: never. Requests sent before the first
+    failure do not count."""
     max_late_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """A larger share of requests that the client sent late (by over 1 ms and 2 % of the median TTFT) makes
-    the figures invalid; up to a tenth only if that is over 5 % of a median or 99th percentile of latencies.
-    With 1 neither delays of the client nor late stamps make them invalid."""
+    """Largest valid share of requests that the client sends late (by over 1 ms and 2 % of the median TTFT).
+    Up to 0.1 stays valid while the delay is at most 5 % of all median and p99 latencies. 1: no check of the
+    client's delays and late timestamps."""
     min_requests: Count = 10
-    """Fewer measured requests make the figures invalid."""
+    """Fewest measured requests of valid figures."""
     min_window_seconds: Annotated[float, Field(ge=0, le=86_400), Time(1)] = 1.0
-    """A shorter measured window makes the figures invalid."""
+    """Shortest measured window of valid figures."""
 
     @property
     def replays(self) -> bool:
-        """Whether each pass sends the same requests from the beginning: those of a file with times."""
+        """Whether every pass replays a file's requests, with their times, from the beginning."""
         return self.workload.kind == "trace" or self.arrival == "trace"
 
     @property
     def closed_loop(self) -> bool:
-        """Whether requests are sent when answers arrive, not at given times."""
+        """Whether an answer triggers the next request, instead of a clock."""
         return self.concurrency is not None or bool(self.concurrencies)
 
 
@@ -243,29 +242,29 @@ Score = Annotated[float, Field(ge=0, le=1)]
 
 
 class Evaluation(Section):
-    """Tasks of EleutherAI's ``lm-eval``, asked over OpenAI's protocol, and the gate that a run must pass.
+    """``lm-eval`` tasks over OpenAI's protocol, and the score that a run must reach.
 
-    Where a key is ``None``, the shipped settings of the task count, then the task's own.
+    Keys that are ``None`` have the toolkit's value for the task, else the task's own.
     """
 
     tasks: Annotated[list[OneLine], Field(min_length=1)]
-    """Names of ``lm-eval``'s tasks or groups, or of shipped tasks: ``facts``. Their answers are generated."""
+    """Tasks or groups of ``lm-eval`` whose answers are generated, or the shipped task ``facts``."""
     limit: Count | None = None
-    """Ask only so many questions of each task, the first ones."""
+    """Ask only the first questions of each task, this many."""
     few_shot: Annotated[int, Field(ge=0, le=100)] | None = None
     """Solved examples before each question."""
     threshold: Score | None = None
-    """The gate: each task needs at least this score, between 0 and 1."""
+    """Lowest score of each task that passes, 0 to 1."""
     not_worse_than: OneLine | None = None
-    """The gate: id or folder of an evaluated run. A task fails if a paired one-sided test finds that this run
-    answers the common questions worse."""
+    """ID or folder of an evaluated run. A task fails if this run answers the common questions worse, by a
+    paired one-sided test."""
     protocol: Literal["completions", "chat"] | None = None
-    """``chat``: ``/v1/chat/completions``, through the model's chat template. ``completions``: plain text."""
+    """``chat``: ``/v1/chat/completions``, with the chat template. ``completions``: plain text."""
     metric: OneLine | None = None
-    """The metric as ``lm-eval`` names it, e.g. ``exact_match,flexible-extract``; ``None``: the first."""
+    """Metric of ``lm-eval``, e.g. ``exact_match,flexible-extract``; ``None``: the task's first."""
     max_tokens: TokenCount | None = None
     """Most tokens of an answer."""
     temperature: Annotated[float, Field(ge=0, le=10)] | None = None
-    """Randomness of the answers, for models that must not be asked at 0."""
+    """Sampling temperature, for models that should not be used at 0."""
     data: AbsolutePath | None = None
-    """Folder of ``evaluate --prepare``'s data sets; ``None``: ``~/.cache/trtllm-hpc/evaluation``."""
+    """Folder of the data sets from ``evaluate --prepare``; ``None``: ``~/.cache/trtllm-hpc/evaluation``."""

@@ -1,4 +1,4 @@
-"""The cluster profile: *where* to run; and what its kinds of GPU are (``gpus.toml`` beside this file)."""
+"""The cluster profile: *where* to run. ``gpus.toml`` beside this file lists kinds of GPU."""
 
 from __future__ import annotations
 
@@ -25,25 +25,22 @@ from trtllm_hpc.config.types import (
 )
 
 SANDBOX_ROOT = PurePosixPath("/run/trtllm-hpc")
-"""Where sandboxes keep their state, ``slurm.conf`` included."""
+"""Folder with the state of sandboxes, ``slurm.conf`` included."""
 
 REAL_GPU = "real"
-"""GRES type of a sandbox's GPUs if they are the machine's own; GPUs that are only claimed have none."""
+"""GRES type of a sandbox's GPUs if the machine has them; simulated GPUs have no type."""
 
 
 def read_table(package: str, name: str) -> dict[str, Any]:
     """Return a TOML file of a package."""
-    # Imported here: few profiles name anything that is in a table.
+    # Imported late because few profiles need a table.
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     return dict(toml.loads((resources.files(package) / name).read_text("utf-8")))
 
 
 @cache
 def gpus() -> Mapping[str, Mapping[str, Any]]:
-    """Every kind of GPU in ``gpus.toml``, by name: the keys of a profile that follow from it.
-
-    The memory is what nvidia-smi shows.
-    """
+    """Return the profile keys of every kind of GPU in ``gpus.toml``; the memory is that in nvidia-smi."""
     kinds = read_table("trtllm_hpc.config", "gpus.toml")["gpu"].items()
     return {
         name: {
@@ -55,61 +52,62 @@ def gpus() -> Mapping[str, Mapping[str, Any]]:
 
 
 SECRETS = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS)", re.IGNORECASE)
-"""Usual names of secrets."""
+"""Names of variables that usually hold secrets."""
 
 
 class ContainerForm(Section):
-    """How a command enters a container; ``runtimes.toml`` has it for each runtime that has a name."""
+    """How a command enters a container; ``runtimes.toml`` has the forms of the named runtimes."""
 
     place: Literal["command", "srun"] = "command"
-    """``command``: a program and its arguments, before a step's own command. ``srun``: its options."""
+    """``command``: words before a step's command. ``srun``: options of ``srun``."""
     words: list[OneLine]
-    """Placeholders in braces: ``{image}``; ``{name}``, of a container that the steps of a job share;
-    ``{file}``; ``{mounts}`` within a word, with commas between them. Alone, ``{gpus}``, ``{mounts}``,
-    ``{environment}`` and ``{options}`` become several words."""
+    """Program and arguments, or options. Placeholders: ``{image}``; ``{name}``, of a container that a job's
+    steps share; ``{file}``; ``{mounts}`` within a word: all, with commas. ``{gpus}``, ``{mounts}``,
+    ``{environment}`` and ``{options}`` alone become several words."""
     gpus: list[OneLine] = Field(default=[])
-    """The words for ``{gpus}``, where the nodes have any."""
+    """Words for ``{gpus}`` on nodes with GPUs."""
     mount: list[OneLine] = Field(default=[])
-    """The words for each mount; ``{mount}`` is ``source:target[:flags]``."""
+    """Words for each mount; ``{mount}`` is ``source:target[:flags]``."""
     mount_variable: VariableName | None = None
-    """The program's variable for mounts that only the job knows; ``None``: these get words, too."""
+    """Environment variable for mounts known only in the job; ``None``: they become words, too."""
     variable: list[OneLine] = Field(default=[])
-    """The words for each of ``variables`` and of the profile's ``environment``, ``{name}``."""
+    """Words for each variable (``{name}``) of ``variables`` and the profile's ``environment``."""
     variables: list[OneLine] = Field(default=[])
-    """What ranks need of the step's environment; ``*`` after a beginning. Empty: the container gets all."""
+    """Variables to pass into the container; ``*`` at the end matches any rest. Empty: the runtime passes
+    all."""
     file: list[OneLine] = Field(default=[])
-    """Lines of a file, with ``{image}`` and ``{quoted_mounts}``; its path is ``{file}``."""
+    """Lines of a file (``{file}``) with ``{image}`` and ``{quoted_mounts}``."""
     has_site_folders: bool = False
-    """Whether every container has the site's file systems: then only the profile's mounts are bound."""
+    """Containers have the site's file systems, so only the profile's mounts are added."""
     cache_variable: VariableName | None = None
-    """The program's variable for the folder of what it pulls from a registry."""
+    """Environment variable for the folder of pulled images."""
     misread: OneLine = ",:"
-    """Characters that a mounted path cannot have."""
+    """Characters that a mounted path must not contain."""
     fetch: OneLine = "bring it there once, before the job"
-    """How the image comes to where the nodes find it."""
+    """Advice in messages: how to make the image available to the nodes."""
     login: OneLine | None = None
-    """The command that takes a registry's password; ``None``: enroot's file of credentials has it."""
+    """Command that stores a registry's password; ``None``: enroot's credentials file."""
     source: OneLine | None = None
-    """Where the program's documentation says so."""
+    """Documentation on which this form is based."""
 
     def takes(self, placeholder: str) -> bool:
-        """Whether a word, or a line of the file, has this placeholder."""
+        """Return whether ``words`` or ``file`` contain the placeholder."""
         return any(f"{{{placeholder}}}" in text for text in (*self.words, *self.file))
 
     @property
     def joins_mounts(self) -> bool:
-        """Whether all mounts are in one word, or in the file."""
+        """Whether one word, or the file, has all mounts."""
         return self.takes("quoted_mounts") or (self.takes("mounts") and "{mounts}" not in self.words)
 
     @property
     def program(self) -> str:
-        """The program, or the option of ``srun`` by which a plugin is known."""
+        """The program, or the ``srun`` option that shows that its plugin is installed."""
         return self.words[0].partition("=")[0]
 
 
 @cache
 def container_forms() -> Mapping[str, ContainerForm]:
-    """Every container runtime in ``runtimes.toml``, by name."""
+    """Return every container runtime in ``runtimes.toml``, by name."""
     return {
         name: ContainerForm(**entry)
         for name, entry in read_table("trtllm_hpc.config", "runtimes.toml").items()
@@ -117,63 +115,64 @@ def container_forms() -> Mapping[str, ContainerForm]:
 
 
 class Container(Section):
-    """How ranks enter NVIDIA's container, if they do."""
+    """The container in which ranks run, if any."""
 
     runtime: Literal[
         "none", "pyxis", "apptainer", "singularity", "shifter", "podman-hpc", "container-engine", "custom"
     ] = "none"
-    """``none``: the server is installed on the nodes. ``custom``: as ``form`` says."""
+    """Container runtime. ``none``: the server is installed on the nodes. ``custom``: see ``form``."""
     form: ContainerForm | None = None
-    """Another runtime than those that have a name, for ``runtime: custom``."""
+    """The runtime of ``runtime: custom``."""
     image: OneLine | None = None
-    """What the runtime takes: a registry name, a ``.sqsh`` or a ``.sif`` file, or the name of an environment
-    definition file (``container-engine``). ``{tag}`` in it becomes the
-    tag of Triton's container with the job's release of TensorRT-LLM, the newest for jobs that state none."""
+    """Image: a registry name, a ``.sqsh`` or ``.sif`` file, or an environment definition file
+    (``container-engine``). ``{tag}`` becomes the tag of Triton's container with the job's release of
+    TensorRT-LLM; without a release, the newest."""
     scope: Literal["step", "job", "global"] = "job"
-    """How long pyxis keeps the imported image on a node: for a ``step``; for all steps of a ``job``; or for
-    all your jobs, where pyxis itself is configured with ``container_scope=global``, its default."""
+    """How long pyxis keeps an imported image on a node: for a ``step``, a ``job``, or all your jobs
+    (``global``; needs pyxis's default ``container_scope=global``)."""
     mounts: list[Annotated[OneLine, Field(pattern=r"^[^,]*$")]] = Field(default=[])
-    """``source:target[:flags]``. The run folder, the engine cache and every folder that the job file names
-    are always mounted."""
+    """Mounts beside the run folder, the engine cache and the job file's folders, as
+    ``source:target[:flags]``."""
     python: OneLine = "python3"
-    """The Python (3.10 or later) inside the image."""
+    """Python (3.10 or later) inside the image."""
     tensorrt_llm_version: OneLine | None = None
-    """What is in the image, where its name does not tell; also for TensorRT-LLM installed on the nodes."""
+    """Release in an image whose name does not show it, or on the nodes without a container."""
     all_models: AbsolutePath | None = None
-    """Folder of upstream's model templates inside the image, instead of the release's own place."""
+    """Folder of TensorRT-LLM's model templates in the image; ``None``: the release's usual folder."""
     examples: AbsolutePath | None = None
-    """Folder of upstream's examples (``convert_checkpoint.py``...), instead of the release's own place."""
+    """Folder of TensorRT-LLM's examples (``convert_checkpoint.py``...); ``None``: the release's usual
+    folder."""
     cache_folder: AbsolutePath | None = None
-    """Where the image's programs keep what they compile and download for later jobs, each user's in a folder
-    ``.trtllm-hpc-UID``; all nodes must see it. ``None``, or a folder that each node has for itself: the runs'
-    folder. Apptainer and Singularity also keep there what they pull, instead of in the home folder."""
+    """Shared folder for files that programs in the image compile or download, by user in
+    ``.trtllm-hpc-UID``. ``None``, or a node-local folder: the folder of runs. Apptainer and Singularity also
+    keep pulled images there."""
     options: list[OneLine] = Field(default=[])
-    """Further options of the runtime's program, or of ``srun`` where that starts it, one word each."""
+    """Further options of the runtime's program or plugin, one word each."""
     gpu_options: list[OneLine] | None = None
-    """What hands the GPUs on, e.g. ``--rocm`` for AMD's; ``None``: the runtime's own, such as ``--nv``."""
+    """Options that pass GPUs on, e.g. ``--rocm`` for AMD; ``None``: the runtime's, such as ``--nv``."""
 
     @property
     def entry(self) -> ContainerForm | None:
-        """How a command enters the container; ``None`` without one."""
+        """How a command enters the container; ``None`` if there is no container."""
         return self.form if self.runtime == "custom" else container_forms().get(self.runtime)
 
 
 class Triton(Section):
-    """The server program."""
+    """Triton's server program."""
 
     server: OneLine = "tritonserver"
-    """A path, a name on ``PATH``, or ``pytriton`` for the server in the nvidia-pytriton wheel."""
+    """Path, name on ``PATH``, or ``pytriton``: the server in the nvidia-pytriton wheel."""
     options: list[OneLine] = Field(default=[])
-    """Further options for every rank's ``tritonserver``, one word each."""
+    """Further options of every rank's ``tritonserver``, one word each."""
 
 
 class PhaseNodes(Section):
-    """What differs on the nodes of one phase of disaggregated serving; what is left out is the profile's."""
+    """Nodes of one phase of disaggregated serving; missing keys have the profile's values."""
 
     partition: OneLine | None = None
-    """Slurm's partition."""
+    """Slurm partition."""
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
-    """GPUs of one node."""
+    """GPUs per node."""
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
     """Slurm's name of the GPUs."""
 
@@ -182,22 +181,22 @@ class Phases(Section):
     """The nodes of both phases of disaggregated serving."""
 
     context: PhaseNodes = Field(default_factory=PhaseNodes)
-    """Where prompts are computed, and the front runs."""
+    """Nodes of prompt servers and of the front server."""
     generation: PhaseNodes = Field(default_factory=PhaseNodes)
-    """Where answers are computed."""
+    """Nodes of answer servers."""
 
 
 class SiteLimits(Section):
-    """What a site allows one run; beyond it a job is refused before it is in the queue."""
+    """A site's limits for one run; a job that exceeds them is refused before it is queued."""
 
     time_minutes: Minutes | None = None
     """Longest time limit of a job."""
     gpus: Annotated[int, Field(ge=0)] | None = None
-    """Most GPUs of a run at the same time."""
+    """Most GPUs of a run at a time."""
     proxy: Literal["obligatory", "free"] = "free"
-    """``obligatory``: every server has a proxy that asks for a key."""
+    """``obligatory``: every server needs a proxy that checks a key."""
     message: OneLine | None = None
-    """What users read when a job is refused: whom to ask, or what to do instead."""
+    """Text for refused users: whom to ask, or what to do instead."""
 
 
 class ClusterProfile(Section):
@@ -205,109 +204,109 @@ class ClusterProfile(Section):
 
     name: JobName
     scheduler: Literal["slurm", "local"] = "slurm"
-    """``local`` runs the same scripts on this machine, without Slurm."""
+    """``local``: run the same scripts on this machine, without Slurm."""
     slurm_conf: AbsolutePath | None = None
-    """``SLURM_CONF`` for Slurm's commands, if it is not the machine's own."""
+    """``SLURM_CONF`` for Slurm's commands; ``None``: the machine's default."""
     slurm_cluster: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
-    """The cluster to submit to where one machine serves several (``sacctmgr show clusters`` lists them);
-    all of Slurm's commands get it as ``--clusters``."""
+    """``--clusters`` of Slurm's commands, if a machine serves several clusters (``sacctmgr show
+    clusters``)."""
     partition: OneLine | None = None
-    """Slurm's partition; ``sinfo`` lists them."""
+    """Slurm partition (``sinfo``)."""
     account: OneLine | None = None
-    """``sacctmgr show associations user=$USER`` lists yours."""
+    """Slurm account (``sacctmgr show associations user=$USER``)."""
     qos: OneLine | None = None
-    """Slurm's quality of service."""
+    """Slurm quality of service."""
     reservation: OneLine | None = None
-    """A reservation of nodes."""
+    """Slurm reservation."""
     constraint: OneLine | None = None
-    """Features that the nodes must have, e.g. ``a100``."""
+    """Required node features, e.g. ``a100``."""
     exclusive: Annotated[bool | Literal["user", "mcs", "topo"], one_of("true, false, user, mcs or topo")] = (
         False
     )
-    """Whether the server has whole nodes for itself; ``user``, ``mcs`` and ``topo`` as sbatch's
-    ``--exclusive`` has them. The memory of the nodes comes by ``serve.memory_gib_per_node: all``."""
+    """Give the server whole nodes (sbatch's ``--exclusive``); all their memory needs
+    ``serve.memory_gib_per_node: all``."""
     gpus_per_node: Annotated[int, Field(ge=0, le=64)] = 0
-    """GPUs of one node; 0 for a cluster without."""
+    """GPUs per node."""
     gpu_request: Literal["gpus-per-node", "gpus", "gres", "none"] = "gpus-per-node"
-    """The option by which GPUs are requested from this site's Slurm; ``gpus`` counts those of all nodes."""
+    """Slurm option that requests GPUs; ``gpus`` counts those of all nodes."""
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
-    """Slurm's name of the GPUs, such as ``a100``, where a partition has several (``sinfo -o "%P %G"``)."""
+    """Slurm's name of the GPUs, e.g. ``a100``, if a partition has several (``sinfo -o "%P %G"``)."""
     gres: list[Annotated[str, Field(pattern=r"^[^\s,]+$")]] = Field(default=[])
-    """What each node of the serve job gets beside its GPUs, such as ``nvme:1000`` or ``tmpfs:200g``."""
+    """Further resources of each serve node, e.g. ``nvme:1000`` or ``tmpfs:200g``."""
     gpu: OneLine | None = None
-    """Kind of the GPUs, e.g. ``h100`` (or ``h100-80gb``); gives the two keys below their defaults."""
+    """Kind of GPU, e.g. ``h100`` (or ``h100-80gb``): the default of the next two keys."""
     gpu_memory_gib: Annotated[float, Field(gt=0, le=10_000)] | None = None
     """Memory of one GPU, for the memory planner."""
     compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")] | None = None
-    """Of the GPUs, e.g. ``"9.0"``; part of an engine's key in the cache. ``None``: read in the job."""
+    """Compute capability of the GPUs, e.g. ``"9.0"``; part of an engine's cache key. ``None``: found in the
+    job."""
     mpi: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] = "pmix"
-    """MPI plugin: one of those in ``srun --mpi=list``. Where a PMIx plugin is not among them, Open MPI's own
-    launcher joins the ranks in the job; ``mpirun``: in any case."""
+    """MPI plugin (``srun --mpi=list``). Open MPI's launcher starts the ranks with ``mpirun``, or if a PMIx
+    plugin is missing."""
     network_interface: OneLine | None = None
-    """Network interface between the nodes (NCCL, gloo), or several with commas between them, such as
-    ``hsn0,hsn1``: addresses are of the first that has one. ``None``: the one that reaches rank 0."""
+    """Network interfaces between nodes (NCCL, gloo), e.g. ``hsn0,hsn1``; the first that has an address gives
+    the address. ``None``: the interface that reaches rank 0."""
     python: AbsolutePath | None = None
-    """A Python (3.10 or later) on the nodes with this package; ``None``: the Python that submits."""
+    """Python (3.10 or later) with this package on the nodes; ``None``: the Python that submits."""
     container: Container = Field(default_factory=Container)
     triton: Triton = Field(default_factory=Triton)
     haproxy: OneLine = "haproxy"
-    """HAProxy (2.4 or later) on the nodes, outside any container: a path, or a name on ``PATH``. Not needed
-    with ``serve.proxy: none`` in job files."""
+    """HAProxy (2.4 or later) on the nodes, outside containers: a path or a name on ``PATH``. Not needed with
+    ``serve.proxy: none``."""
     environment: dict[VariableName, AnyText] = Field(default={})
-    """Variables set in every script. No secrets: scripts are files."""
+    """Environment variables of every script. No secrets: scripts are files."""
     setup: list[OneLine] = Field(default=[])
-    """Lines of bash at the start of every script, e.g. ``module load ...``."""
+    """Bash lines at the start of every script, e.g. ``module load ...``."""
     sbatch_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = Field(default=[])
-    """Further ``#SBATCH`` options for every job, e.g. ``--mail-type=FAIL``. With a ``--comment`` the token by
-    which a lost job is found is in the job's name: ``chat-serve:TOKEN``."""
+    """Further ``#SBATCH`` options of every job, e.g. ``--mail-type=FAIL``. With ``--comment`` the token that
+    identifies a lost job is in the job's name: ``chat-serve:TOKEN``."""
     srun_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = Field(default=[])
-    """Further options for the preflight's and the server's ``srun``."""
+    """Further ``srun`` options of preflight and server."""
     companion: Literal["job", "overlap"] = "job"
-    """``job``: a Slurm job of its own. ``overlap``: a step inside the server's allocation."""
+    """``job``: a separate Slurm job. ``overlap``: a step in the server's allocation."""
     companion_partition: OneLine | None = None
-    """Partition of the companion job, e.g. one without GPUs."""
+    """Partition of the companion job, e.g. without GPUs."""
     download_partition: OneLine | None = None
-    """Partition without GPUs whose nodes reach the hub: ``submit`` then downloads a model of a hub in a job
-    there, before all others. ``None``: the machine on which you submit downloads it."""
+    """Partition with access to the hub, without GPUs: a first job there downloads hub models. ``None``: the
+    machine that submits downloads them."""
     phases: Phases | None = None
-    """Nodes for each phase of disaggregated ``trtllm-serve``: the serve job is then heterogeneous, with a
-    component for each. ``None``: both phases share nodes that are alike."""
+    """Nodes of each phase of disaggregated ``trtllm-serve``, as a heterogeneous job. ``None``: both phases
+    share nodes."""
     runs_folder: AbsolutePath | None = None
-    """Where run folders are made, on a file system that the nodes share; ``None``: ``./runs``. A user's own
-    ``$TRTLLM_HPC_RUNS``, or ``runs_folder`` in ``~/.config/trtllm-hpc/config.toml``, goes before it."""
+    """Shared folder of run folders; ``None``: ``./runs``. ``$TRTLLM_HPC_RUNS`` and ``runs_folder`` in
+    ``~/.config/trtllm-hpc/config.toml`` override it."""
     engines_folder: AbsolutePath | None = None
-    """The cache of built engines, on a file system that the nodes share; ``None``: ``engines`` beside the
-    folder of runs."""
+    """Shared cache folder of built engines; ``None``: ``engines`` beside the folder of runs."""
     models_folder: AbsolutePath | None = None
-    """Where models of a hub are downloaded to, on a file system that the nodes share; ``None``:
-    ``$TRTLLM_HPC_MODELS``, else ``models`` beside the folder of runs."""
+    """Shared folder of downloaded hub models; ``None``: ``$TRTLLM_HPC_MODELS``, else ``models`` beside the
+    folder of runs."""
     node_models_folder: AbsolutePath | None = None
-    """Folder on a disk that each node has for itself, for ``model.stage: node`` in job files."""
+    """Node-local folder for ``model.stage: node``."""
     causes_folder: AbsolutePath | None = None
-    """Folder of the site's own tables of causes (``*.toml``), beside those that ``status`` and ``explain``
-    know. ``explain`` prints what is wrong in them."""
+    """Folder with the site's tables of causes (``*.toml``), which ``status`` and ``explain`` add to their
+    own. ``explain`` reports errors in them."""
     node_local_folders: list[AbsolutePath] = Field(
         default_factory=lambda: ["/tmp", "/var/tmp", "/dev/shm", "/run"]
     )
-    """Folders that every machine has for itself: the nodes cannot see runs and engines there. Empty for a
-    cluster whose only node is this machine; a sandbox has ``/dev/shm`` only."""
+    """Folders that machines do not share, so runs and engines cannot be there. Empty if this machine is the
+    only node; default of a sandbox: ``/dev/shm``."""
     job_defaults: dict[str, Any] = Field(default={})
-    """Defaults for job files on this cluster: over the built-in defaults, below the job file."""
+    """Defaults of job files on this cluster, over the built-in defaults."""
     limits: SiteLimits = Field(default_factory=SiteLimits)
-    """What a job file may ask for. Slurm's own limits bind also whoever does not use this toolkit."""
+    """The site's limits for a job file. Only Slurm's limits also apply without this toolkit."""
 
     @property
     def controller(self) -> tuple[str | None, str | None]:
-        """Where Slurm's commands ask: ``slurm_conf`` and ``slurm_cluster``."""
+        """The Slurm controller to ask: ``slurm_conf`` and ``slurm_cluster``."""
         return self.slurm_conf, self.slurm_cluster
 
     @property
     def is_sandbox(self) -> bool:
-        """Whether the nodes are those of a sandbox, which run on this machine and see its folders."""
+        """Whether the cluster is a sandbox, whose nodes run on this machine and share its folders."""
         return self.slurm_conf is not None and PurePosixPath(self.slurm_conf).is_relative_to(SANDBOX_ROOT)
 
     def for_phase(self, role: str) -> ClusterProfile:
-        """Return the profile as the nodes of a phase have it, ``context`` or ``generation``."""
+        """Return the profile with the nodes of a phase, ``context`` or ``generation``."""
         if self.phases is None:
             return self
         nodes: PhaseNodes = getattr(self.phases, role)
@@ -315,10 +314,11 @@ class ClusterProfile(Section):
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
-        """Fill in what the kind of GPU answers (a rule refuses an unknown kind), and a sandbox's folders."""
+        """Add the keys that follow from the kind of GPU and from a sandbox; a rule refuses unknown GPUs."""
         slurm_conf = plain.get("slurm_conf")
         if isinstance(slurm_conf, str) and PurePosixPath(slurm_conf).is_relative_to(SANDBOX_ROOT):
             plain = {"node_local_folders": ["/dev/shm"], **plain}
         name = plain.get("gpu")
         known = gpus().get(name, {}) if isinstance(name, str) else {}
-        return {**known, **{key: it for key, it in plain.items() if it is not None or key not in known}}
+        chosen = {key: value for key, value in plain.items() if value is not None or key not in known}
+        return {**known, **chosen}

@@ -1,4 +1,4 @@
-"""Diagnostics about keys of the two files: how they are made, and how keys and values are written in them."""
+"""Make diagnostics about keys of job files and profiles, and write keys and values for messages."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ Path = tuple[str | int, ...]
 """Keys and list indices from the root of a file down to a value."""
 
 Diagnostics = Iterator[Diagnostic]
-"""What a rule yields."""
+"""The diagnostics that a rule yields."""
 
 JOB_FILE, PROFILE = "job file", "cluster profile"
-"""Stands for the file of a diagnostic until its place is looked up (``Node.placed``)."""
+"""Placeholders for the file of a diagnostic, until ``Tree.placed`` looks it up."""
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST = 80
 
 
 def in_job(code: str, field: str, message: str, hint: str | None, value: Any = None) -> Diagnostic:
-    """A diagnostic about a key of the job file; ``field`` as :func:`dotted` writes it."""
+    """Return a diagnostic about a key of the job file; ``field`` is the key as :func:`dotted` writes it."""
     return Diagnostic(code, message, JOB_FILE, field, value=value, hint=hint)
 
 
 def in_cluster(code: str, field: str, message: str, hint: str | None, value: Any = None) -> Diagnostic:
-    """A diagnostic about a key of the cluster profile."""
+    """Return a diagnostic about a key of the cluster profile."""
     return Diagnostic(code, message, PROFILE, field, value=value, hint=hint)
 
 
 def dotted(path: Path) -> str:
-    """Write ``("triton", "options", 2)`` as ``triton.options[2]``; odd keys are quoted to be visible."""
+    """Write ``("triton", "options", 2)`` as ``triton.options[2]``; keys with odd characters are quoted."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -48,8 +48,8 @@ def dotted(path: Path) -> str:
 
 
 def shown(value: Any) -> str:
-    """Write a value for a message: on one line of limited length, control characters escaped."""
-    # Cutting first keeps repr() of a huge value cheap.
+    """Write a value for a message, on one line of limited length with control characters escaped."""
+    # Cut first, because repr() of a huge text is slow.
     text = ascii(value[:_LONGEST]) if isinstance(value, str) and len(value) > _LONGEST else repr(value)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
@@ -61,7 +61,7 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def path_refused(error: OSError) -> Diagnostic:
-    """Return the diagnostic about a path that the system refuses. It must be in the error."""
+    """Return the diagnostic about a path that the system refuses; ``error.filename`` must be set."""
     path = os.fsdecode(error.filename)
     hint = f"check its permissions: namei -l {shlex.quote(path)}"
     return Diagnostic("unreadable", f"{path}: {error.strerror or error}", hint=hint)
@@ -70,9 +70,13 @@ def path_refused(error: OSError) -> Diagnostic:
 def placeholder_problems(
     field: str, words: Iterable[str], known: Collection[str], unset: Mapping[str, str] | None = None
 ) -> Diagnostics:
-    """Yield what is wrong with the placeholders of a command: words in braces.
+    """Yield diagnostics about the placeholders (words in braces) of a command.
 
-    ``known`` are those that have a value; ``unset`` those whose key, the value here, is not set.
+    Args:
+        field: the key of the command.
+        words: the command.
+        known: placeholders that have a value.
+        unset: placeholders without a value, with the key that would give them one.
     """
     unset = unset or {}
     for number, word in enumerate(words):

@@ -1,7 +1,7 @@
-"""Resolved files as YAML text with every default written out; valid input again.
+"""Write resolved job files and profiles as YAML with every default, which can be read again.
 
-ruamel's dumper would add 4 % to the CPU time of ``render``, leave out the quotes that YAML 1.1 readers need
-around ``on`` and ``08:00``, and still need :func:`flow` beside it, for tables.
+ruamel's dumper is not used: it adds 4 % to the CPU time of ``render``, leaves out the quotes that YAML 1.1
+readers need around ``on`` and ``08:00``, and tables need :func:`flow` anyway.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from typing import Any
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 
-# Nothing but words that no YAML reader takes for something else than text;
-# versions 1.1 and 1.2 differ about 'on', '08:00', '1_000' and the like.
+# Only words that every YAML reader takes for text: versions 1.1 and 1.2 disagree on 'on', '08:00', '1_000'.
 _BARE = re.compile(r"(?!(?i:y|n|yes|no|on|off|true|false|null)\Z)[A-Za-z/][A-Za-z0-9/_.-]*")
-# Printable to JSON, not to YAML, or a line break to older readers.
+# Characters that JSON leaves as they are, but YAML forbids or YAML 1.1 takes for a line break.
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def job_yaml(job: JobFile) -> str:
-    """A job file that says everything; ``load`` gives an equal value back."""
+    """Write a job file with every default; ``load`` returns an equal value."""
     return _document("Job file", job.model_dump())
 
 
 def cluster_yaml(cluster: ClusterProfile) -> str:
-    """A cluster profile that says everything; ``load`` gives an equal value back."""
+    """Write a cluster profile with every default; ``load`` returns an equal value."""
     return _document("Cluster profile", cluster.model_dump())
 
 
@@ -50,7 +49,7 @@ def _lines(record: Mapping[str, Any], indent: str) -> Iterator[str]:
 
 
 def compact_yaml(record: Mapping[str, Any], indent: str = "") -> str:
-    """Keys and their values as people write them: a section is on one line where it is short."""
+    """Write keys and values as people do: a section that fits into 100 columns is on one line."""
     text = ""
     for key, value in record.items():
         line = f"{indent}{scalar(key)}: {flow(value)}\n"
@@ -60,7 +59,7 @@ def compact_yaml(record: Mapping[str, Any], indent: str = "") -> str:
 
 
 def flow(value: Any) -> str:
-    """Any value on one line."""
+    """Write any value on one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{scalar(key)}: {flow(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -69,10 +68,10 @@ def flow(value: Any) -> str:
 
 
 def scalar(value: str | int | float | bool | None) -> str:
-    """One scalar on one line: bare words bare, other text as a double-quoted YAML string."""
+    """Write a scalar on one line: simple words without quotes, other text as a double-quoted string."""
     if not isinstance(value, str):
         return json.dumps(value)
     if _BARE.fullmatch(value):
         return value
-    # A JSON string is a YAML one, but for characters that YAML calls unprintable.
+    # A JSON string is a valid YAML string, except for characters that YAML calls unprintable.
     return _ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False))

@@ -1,6 +1,6 @@
-"""Find and read the two files: by path, by the name of a shipped one, or in a run folder.
+"""Find and read job files and profiles: by path, by the name of a shipped file, or in a run folder.
 
-A job file may build on others: ``extends`` names the base, whose values lie below those of the file.
+``extends`` in a job file names a base, whose values the job file overrides.
 """
 
 from __future__ import annotations
@@ -30,27 +30,24 @@ _OF_RUN = "another version of trtllm-hpc may have written the run; submit its jo
 
 
 def _profile_folders() -> dict[str, Path]:
-    """Folders of profiles that can be called by name.
-
-    By default ``~/.config/trtllm-hpc/clusters`` and ``/etc/trtllm-hpc/clusters``.
-    """
+    """Folders with named profiles: ``~/.config/trtllm-hpc/clusters``, ``/etc/trtllm-hpc/clusters``."""
     return {"your own": user_config_folder() / "clusters", "your site's": site_config_folder() / "clusters"}
 
 
 def profiles() -> dict[str, Path]:
-    """Every profile that can be called by name: the user's own, else the site's, else a shipped one."""
+    """Return all profiles by name: the user's override the site's, which override the shipped ones."""
     own, site = map(_named, _profile_folders().values())
     return {**_named(Path(str(resources.files("trtllm_hpc.slurm")))), **site, **own}
 
 
 def default_profile(cluster: Path | str | None = None) -> str:
-    """Return the profile's file or name; without it ``$TRTLLM_HPC_CLUSTER``, ``default`` or ``sandbox``."""
+    """Return ``cluster``, else ``$TRTLLM_HPC_CLUSTER``, else ``default`` if it exists, else ``sandbox``."""
     usual = "default" if "default" in profiles() else "sandbox"
     return str(cluster or os.environ.get("TRTLLM_HPC_CLUSTER") or usual)
 
 
 def profile_origins(cluster: str) -> Iterator[str]:
-    """Yield in sentences where a profile is from, and which profiles the user and the site have."""
+    """Yield lines that name the profile's file, and the profiles of the user and the site."""
     yield f"the profile {cluster} is {find_profile(cluster)}"
     for whose, folder in _profile_folders().items():
         if names := _named(folder):
@@ -58,7 +55,7 @@ def profile_origins(cluster: str) -> Iterator[str]:
 
 
 def jobs() -> dict[str, Path]:
-    """Every shipped job file by name."""
+    """Return every shipped job file by name."""
     return _named(Path(str(resources.files("trtllm_hpc.jobs"))))
 
 
@@ -66,12 +63,12 @@ def _named(folder: Path) -> dict[str, Path]:
     try:
         return {path.stem: path for path in sorted(folder.iterdir()) if path.suffix == ".yaml"}
     except OSError:
-        # No such folder, or it may not be read.
+        # The folder does not exist or is unreadable.
         return {}
 
 
 def find_profile(cluster: str) -> Path | Diagnostic:
-    """Return the profile of that path or name, or a diagnostic if there is none."""
+    """Return the profile's file by path or name, or a diagnostic if there is no such profile."""
     if "/" in cluster or cluster.endswith((".yaml", ".yml")):
         return Path(cluster)
     known = profiles()
@@ -93,16 +90,16 @@ def find_profile(cluster: str) -> Path | Diagnostic:
 
 
 def _beside(folder: str, name: str) -> str | None:
-    """Return, as it is typed, the file in a folder that the bare name of a shipped one may mean."""
+    """Return the file in ``folder`` that the user may have meant by ``name``, as one would type it."""
     files = [f"./{name}{end}" for end in (".yaml", ".yml", "")]
     return next((file for file in files if Path(folder, file).is_file()), None)
 
 
 def find_job(job_file: Path) -> Path:
-    """Return the job file itself, the shipped one if its bare name is given, or the lock in a run folder."""
+    """Resolve a job argument: a run folder to its lock, the name of a shipped job file, or any path."""
     name = str(job_file)
     lock = RunPaths(job_file).lock
-    if os.path.isfile(lock):  # noqa: PTH113 - no error for odd names
+    if os.path.isfile(lock):  # noqa: PTH113 - Path.is_file() fails for a name with NUL
         return lock
     if "/" not in name and not os.path.lexists(name):
         return jobs().get(name, job_file)
@@ -110,10 +107,10 @@ def find_job(job_file: Path) -> Path:
 
 
 def read_tree(path: Path, what: str) -> tuple[Tree | None, list[Diagnostic]]:
-    """Read and parse one file, as ``tree.parse``; the root is a mapping. Messages call it ``what``."""
+    """Read and parse a file whose root is a mapping, as ``tree.parse``; ``what`` names it in messages."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")  # a FIFO would block
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -145,24 +142,24 @@ def read_tree(path: Path, what: str) -> tuple[Tree | None, list[Diagnostic]]:
 def read_spec(path: Path) -> JobFile:
     """Read the job file in a run folder.
 
-    Raises ConfigError if it cannot be read, or another version of this package wrote it.
+    Raises ConfigError if the file is unreadable or invalid, for example from another version of this package.
     """
     return _valid(JobFile, *read_tree(path, "job file of the run"), _OF_RUN)
 
 
 def read_cluster(path: Path) -> ClusterProfile:
-    """Read the cluster profile in a run folder. Raises ConfigError as :func:`read_spec`."""
+    """Read the cluster profile in a run folder. Raises ConfigError like :func:`read_spec`."""
     return _valid(ClusterProfile, *read_tree(path, "cluster profile of the run"), _OF_RUN)
 
 
 def read_job(path: Path) -> JobFile:
-    """Read a job file with its base, without a profile; raises ConfigError with everything that is wrong."""
+    """Read a job file with its base, without a profile. Raises ConfigError with all errors."""
     tree, wrong = read_job_tree(path)
     return _valid(JobFile, None if tree is None else tree.without(("sweep",)), wrong)
 
 
 def _valid(model: type[Model], tree: Tree | None, wrong: list[Diagnostic], hint: str | None = None) -> Model:
-    """Build ``model`` of a tree. Raises ConfigError with what was and is wrong."""
+    """Build ``model`` from a tree. Raises ConfigError with ``wrong`` and all further errors."""
     value, more = (None, []) if tree is None else validate(model, with_absolute_paths(tree))
     if value is None or wrong or more:
         raise ConfigError([*wrong, *more], hint=hint)
@@ -170,7 +167,7 @@ def _valid(model: type[Model], tree: Tree | None, wrong: list[Diagnostic], hint:
 
 
 def swapped(job: Tree | None, cluster: Tree | None) -> list[Diagnostic]:
-    """Report a job file given as the profile, or the other way round, once instead of for each key."""
+    """Return one diagnostic for a job file given as the profile or vice versa, instead of one per key."""
     profile, other = (
         tree.places[()].file if tree is not None and _is(kind, named, tree) else None
         for tree, kind, named in ((job, ClusterProfile, JobDocument), (cluster, JobDocument, ClusterProfile))
@@ -187,27 +184,27 @@ def swapped(job: Tree | None, cluster: Tree | None) -> list[Diagnostic]:
 
 
 def as_argument(file: str) -> str:
-    """Quote a file for a command; with a '/' it cannot be taken for the name of a shipped one."""
+    """Quote a file for a command; './' keeps it from being taken for the name of a shipped file."""
     return shlex.quote(file if "/" in file or file.endswith((".yaml", ".yml")) else f"./{file}")
 
 
 def _is(kind: type[Section], other: type[Section], tree: Tree) -> bool:
-    """Whether most top-level keys are of ``kind``, and none is of ``other`` alone."""
-    keys, mine, others = set(tree.data), set(kind.model_fields), set(other.model_fields)
-    return not keys & (others - mine) and len(keys & (mine - others)) > len(keys - mine - others)
+    """Return whether no key is ``other``'s alone, and more keys are ``kind``'s alone than unknown."""
+    keys, own, others = set(tree.data), set(kind.model_fields), set(other.model_fields)
+    return not keys & (others - own) and len(keys & (own - others)) > len(keys - own - others)
 
 
 def override(base: Tree, over: Tree) -> Tree:
-    """Put ``over``, a job file or a part of one, over ``base``.
+    """Merge ``over``, a job file or a part of one, over ``base``.
 
-    A ``null`` over a value of the base removes this value, unless the key has a meaning for ``null``.
+    ``null`` removes the base's value, unless ``null`` is a valid value of the key.
     """
     removed = [*_removed(base.data, over.data, ())]
     return merge_jobs(base, over).without(*removed)
 
 
 def _removed(base: Any, over: Any, path: diagnostics.Path) -> Iterator[diagnostics.Path]:
-    """Yield the places of values in ``base`` that a ``null`` of ``over`` removes."""
+    """Yield the paths of values in ``base`` that a ``null`` in ``over`` removes."""
     if not isinstance(base, dict) or not isinstance(over, dict):
         return
     for key in over.keys() & base.keys():
@@ -220,42 +217,41 @@ def _removed(base: Any, over: Any, path: diagnostics.Path) -> Iterator[diagnosti
 
 
 def read_job_tree(path: Path, chain: tuple[Path, ...] = ()) -> tuple[Tree | None, list[Diagnostic]]:
-    """Read a job file with its base below it, as ``files.read_tree``; ``extends`` itself is taken out.
+    """Read a job file merged over its base, without the key ``extends``; ``chain`` has the extending files.
 
-    There is no tree if the base cannot be used, so that nothing is reported that only the base would have.
-    ``chain`` has the files that lead to this one.
+    If the base is unusable there is no tree, so that keys that are only in the base are not reported missing.
     """
     tree, wrong = read_tree(path, "job file")
     if tree is None or "extends" not in tree.data:
         return tree, wrong
-    base, found = _base(tree.at("extends"), tree.places[("extends",)], (*chain, path))
-    wrong += found
+    base, wrong_in_base = _base(tree.at("extends"), tree.places[("extends",)], (*chain, path))
+    wrong += wrong_in_base
     return None if base is None else override(base, tree.without(("extends",))), wrong
 
 
 def _base(name: Any, place: Place, chain: tuple[Path, ...]) -> tuple[Tree | None, list[Diagnostic]]:
-    """Read the job file that the last one of ``chain`` extends."""
+    """Read the job file that the last file of ``chain`` extends."""
 
     def refused(code: str, message: str, hint: str | None = None) -> tuple[None, list[Diagnostic]]:
-        found = Diagnostic(code, message, place.file, "extends", place.line, value=name, hint=hint)
-        return None, [found]
+        return None, [Diagnostic(code, message, place.file, "extends", place.line, value=name, hint=hint)]
 
     if not isinstance(name, str) or not name or "\0" in name:
         message = f"must name a job file, not {shown(name)}"
         return refused("wrong-type", message, "write extends: qwen3-8b, or extends: ./base.yaml")
     is_shipped = "/" not in name and not name.endswith((".yaml", ".yml"))
-    # As the file that names it is shown: relative for a relative one. pathlib fails for an unknown ~user.
+    # Relative in messages if the extending file is. Path.expanduser() would fail for an unknown ~user.
     own = chain[-1].parent / os.path.expanduser(name)  # noqa: PTH111
     path = jobs().get(name, Path(name)) if is_shipped else own
     files = [os.path.realpath(file) for file in chain]
     if os.path.realpath(path) in files:
         circle = (*chain[files.index(os.path.realpath(path)) :], path)
-        return refused("circle", f"the job files extend each other: {' -> '.join(map(str, circle))}")
+        message = f"the job files extend each other: {' -> '.join(map(str, circle))}"
+        return refused("circle", message, "remove extends from one of them")
     tree, wrong = read_job_tree(path, chain)
     if swapped(tree, None):
         message = f"{path} is a cluster profile; a job file extends job files only"
         return refused("swapped", message, "name the profile with --cluster instead")
-    if not any(found.code == "not-found" and found.file == str(path) for found in wrong):
+    if not any(problem.code == "not-found" and problem.file == str(path) for problem in wrong):
         return tree, wrong
     if is_shipped:
         message = f"no shipped job file is called {name!r}"
@@ -264,5 +260,5 @@ def _base(name: Any, place: Place, chain: tuple[Path, ...]) -> tuple[Tree | None
         message = f"there is no job file {path}"
         near = nearest(path.name, [file.name for file in path.parent.glob("*.y*ml")])
         guess = str(Path(name).with_name(near)) if near else None
-    hint = f"did you mean {guess}?" if guess else "'trtllm-hpc jobs list' names the shipped job files"
+    hint = f"did you mean {guess}?" if guess else "'trtllm-hpc jobs list' lists the shipped job files"
     return refused("not-found", message, hint)

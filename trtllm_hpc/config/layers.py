@@ -16,7 +16,7 @@ from trtllm_hpc.config.tree import Place, Tree, parse
 from trtllm_hpc.errors import Diagnostic
 
 CLUSTER_PREFIX = "cluster"
-"""``--set cluster.partition=gpu`` goes to the profile, everything else to the job file."""
+"""First part of ``--set`` keys that change the profile; all other keys change the job file."""
 
 RELATIVE_PATHS = (
     ("model", "path"),
@@ -25,14 +25,15 @@ RELATIVE_PATHS = (
     ("companion", "benchmark", "workload", "path"),
     ("companion", "benchmark", "workload", "tokenizer"),
 )
-"""Keys of the job file whose relative paths start at the file's own folder."""
+"""Keys of the job file whose values may be relative to the file's folder."""
 
 _KINDS = {"path", "hub", "synthetic"}
-"""The keys of ``model`` of which a job has one; once the model is found, ``hub`` has a ``path`` as well."""
+"""Keys of ``model`` that exclude each other, except that a downloaded ``hub`` model has a ``path`` as
+well."""
 
 
 def merged(values: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both, section by section; where both have a value it is the second one's."""
+    """Merge two mappings section by section; values of ``further`` override those of ``values``."""
     both = dict(values)
     for key, value in further.items():
         before = both.get(key)
@@ -43,15 +44,15 @@ def merged(values: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, A
 
 
 def merge(lower: Tree, upper: Tree) -> Tree:
-    """Put ``upper`` over ``lower``; every value keeps its place.
+    """Merge ``upper`` over ``lower``; every value keeps its place.
 
-    The place of a section is the upper file's; but a ``--set`` has no line, so there it is the lower file's.
+    A merged section has its place in ``upper``, or in ``lower`` if ``upper`` is a ``--set``, without lines.
     """
     places = {**lower.places, **upper.places}
 
     def merged(below: Any, above: Any, path: Path) -> Any:
         if not isinstance(below, dict) or not isinstance(above, dict):
-            for inner in lower.places:  # what was below the value that is replaced
+            for inner in lower.places:  # values inside the replaced value
                 if inner[: len(path)] == path and inner not in upper.places:
                     del places[inner]
             return above
@@ -64,16 +65,15 @@ def merge(lower: Tree, upper: Tree) -> Tree:
 
 
 def merge_jobs(lower: Tree, upper: Tree) -> Tree:
-    """Merge as above, but a model of one kind in ``upper`` drops the other kinds from ``lower``, and a
-    benchmark's key those that it excludes.
+    """Merge two jobs; keys of ``upper`` also remove the keys of ``lower`` that they exclude.
 
-    Without this, a profile with ``model.synthetic`` could not be used with a job file that has
-    ``model.path``, nor the other way round.
+    Without this, a profile with ``model.synthetic`` would conflict with every job file that has
+    ``model.path``.
     """
     dropped = set[Path]()
-    given = {kind for kind in _KINDS if upper.at("model", kind) is not None}
-    if given and given != {"path", "synthetic"}:
-        dropped |= {("model", kind) for kind in _KINDS - given}
+    kinds = {kind for kind in _KINDS if upper.at("model", kind) is not None}
+    if kinds and kinds != {"path", "synthetic"}:  # both: a conflict, which a rule reports
+        dropped |= {("model", kind) for kind in _KINDS - kinds}
         if lower.at("model", "hub") is not None:
             dropped.add(("model", "revision"))
     benchmark = upper.at("companion", "benchmark")
@@ -83,21 +83,21 @@ def merge_jobs(lower: Tree, upper: Tree) -> Tree:
 
 
 def with_absolute_paths(tree: Tree) -> Tree:
-    """Make relative paths absolute: they start at the folder of their file; ``~`` is the home folder."""
+    """Make paths absolute: ``~`` is the home folder, and relative paths start at the folder of their file."""
     for path in RELATIVE_PATHS:
         if path not in tree.places:
             continue
         place = tree.places[path]
         value = place.typed or tree.at(*path)
-        if isinstance(value, str) and value and "\0" not in value:  # else the rules refuse it
-            # os.path and not pathlib: this removes ".." without a look at the file system.
+        if isinstance(value, str) and value and "\0" not in value:  # a rule refuses other values
+            # os.path and not pathlib, because normpath() removes ".." without reading the file system.
             whole = os.path.join(place.folder, os.path.expanduser(value))  # noqa: PTH111, PTH118
             tree = tree.changed(path, os.path.normpath(whole))
     return tree
 
 
 def job_defaults(profile: Tree) -> Tree | None:
-    """Return the profile's ``job_defaults`` as a job tree; ``None`` if there are none (or no mapping)."""
+    """Return the profile's ``job_defaults`` as a job tree; ``None`` if they are missing or not a mapping."""
     if not isinstance(profile.at("job_defaults"), dict):
         return None
     tree = profile.section("job_defaults")
@@ -108,13 +108,13 @@ def job_defaults(profile: Tree) -> Tree | None:
 
 
 def read_settings(settings: Sequence[str]) -> tuple[Tree, Tree, list[Diagnostic]]:
-    """Read ``a.b=c`` settings, values in YAML; later ones win.
+    """Read ``--set a.b=c`` options with YAML values; later ones override earlier ones.
 
-    A shell removes quotes, so ``a.b=0.16`` may be meant as text: the typed text is kept, and used if the key
-    takes text (``config.validate``).
+    A shell removes quotes, so ``a.b=0.16`` may be meant as text: the tree keeps the typed text, and
+    ``config.validate`` uses it if the key takes text.
 
     Returns:
-        The tree for the job file, the tree for the profile, and what is wrong.
+        The tree for the job file, the tree for the profile, and the errors.
     """
     here = Place("--set", folder=os.getcwd())  # noqa: PTH109
     in_profile = here._replace(prefix=f"{CLUSTER_PREFIX}.")
@@ -124,7 +124,7 @@ def read_settings(settings: Sequence[str]) -> tuple[Tree, Tree, list[Diagnostic]
         name, equals, text = setting.partition("=")
         keys = name.split(".")
         if not equals or not all(key.strip() == key and key for key in keys):
-            hint = "write it like --set engine.tensor_parallel=2 or --set cluster.partition=gpu"
+            hint = "write, for example, --set engine.tensor_parallel=2 or --set cluster.partition=gpu"
             message = f"{shown(setting)} is not KEY=VALUE"
             wrong.append(Diagnostic("bad-setting", message, "--set", "", value=setting, hint=hint))
         elif keys[0] == CLUSTER_PREFIX and len(keys) > 1:

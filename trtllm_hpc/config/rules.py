@@ -1,7 +1,6 @@
-"""What rules of job files and cluster profiles are.
+"""Rules of job files and cluster profiles: they judge valid values and yield diagnostics.
 
-Where keys alone decide, a rule is a row: :class:`Excludes` or :class:`Requires`. Where code decides, it is a
-generator of diagnostics. Both read valid values only.
+A rule about the presence of keys is an :class:`Excludes` or :class:`Requires`; any other rule is a generator.
 """
 
 from __future__ import annotations
@@ -14,39 +13,40 @@ from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job
 from trtllm_hpc.config.types import Section
 
 Rule = Callable[[Any], Diagnostics]
-"""Judges a job file, a profile, or both (``JobFacts``)."""
+"""A callable that judges a job file, a profile, or both (``JobFacts``)."""
 _PROFILE = "cluster."
 
 
 @dataclass(frozen=True)
 class Excludes:
-    """Keys that cannot be set beside others.
+    """Refuse keys if one of other keys is set.
 
-    A key is dotted; those of the profile begin with ``cluster.``. ``key=value`` means the key with this value
-    only, ``key!=value`` with any other.
+    Keys are dotted, and keys of the profile begin with ``cluster.``. ``key=value`` means the key with this
+    value only, ``key!=value`` with any other value.
     """
 
     keys: str
-    """Each is refused, unless it is not set; separated by spaces."""
+    """Keys to refuse if set, separated by spaces."""
     others: str
-    """Any of them; separated by spaces. Empty: the keys are refused whatever else is set."""
+    """Keys of which one must be set, separated by spaces. Empty: refuse ``keys`` in any case."""
     why: str
-    """The message, in which ``{key}``, ``{value}``, ``{job...}`` and ``{cluster...}`` stand for values."""
+    """Message with the placeholders ``{key}``, ``{value}``, ``{job...}`` and ``{cluster...}``."""
     fix: str
+    """Hint with the same placeholders."""
     code: str = "conflict"
     at: str = ""
-    """The key to name in the place of the refused one."""
+    """Key that the diagnostic names instead of the refused one."""
 
     def __call__(self, subject: Any) -> Diagnostics:
-        """Yield a diagnostic for each key that is set and must not be."""
+        """Yield a diagnostic for each key that must not be set."""
         for key in self.keys.split():
             if not (_holds(subject, key) and self._refuses(subject)):
                 continue
             name = key.partition("=")[0].removesuffix("!")
             value, field = _value(subject, name), self.at or name
-            facts = {it: getattr(subject, it, subject) for it in ("job", "cluster")}
+            facts = {file: getattr(subject, file, subject) for file in ("job", "cluster")}
             facts |= {"key": name.rpartition(".")[2], "value": value}
-            message, fix = (it.format(**facts) for it in (self.why, self.fix))
+            message, fix = (template.format(**facts) for template in (self.why, self.fix))
             in_file = in_cluster if field.startswith(_PROFILE) else in_job
             shown = None if self.at or isinstance(value, Section) else value
             yield in_file(self.code, field.removeprefix(_PROFILE), message, fix, shown)
@@ -57,14 +57,14 @@ class Excludes:
 
 @dataclass(frozen=True)
 class Requires(Excludes):
-    """Keys that have an effect only beside one of the others."""
+    """Refuse keys unless one of the other keys is set."""
 
     def _refuses(self, subject: Any) -> bool:
         return not super()._refuses(subject)
 
 
 def _value(subject: Any, key: str) -> Any:
-    """Return a key's value; ``None`` where a section above it is not set."""
+    """Return a key's value; ``None`` if its section is not set."""
     value = getattr(subject, "cluster" if key.startswith(_PROFILE) else "job", subject)
     for name in key.removeprefix(_PROFILE).split("."):
         value = None if value is None else getattr(value, name)

@@ -34,38 +34,38 @@ _SHORT = {
     "instances": "x",
     "servers": "x",
 }
-"""How the names of variants shorten keys, or the last two parts of a key."""
+"""Short forms, in names of variants, of a key or of its last two parts."""
 
 
 class SweepSection(Section):
-    """Variants of the job. Those of ``grid`` and ``variants`` are combined with each other."""
+    """Variants of the job: each of ``variants`` combined with each of ``grid``."""
 
     grid: dict[OneLine, Values] = Field(default={})
-    """Every combination of these values, by dotted key:
-    ``{engine.tensor_parallel: [2, 4], engine.max_batch_size: [64, 256]}`` is four variants."""
+    """Values by dotted key; every combination is a variant:
+    ``{engine.tensor_parallel: [2, 4], engine.max_batch_size: [64, 256]}`` gives four."""
     variants: dict[JobName, dict[OneLine, Any]] = Field(default={})
-    """Variants by name: what each changes in the job file, as a file that ``extends`` it would."""
+    """Changes to the job file by variant name, as in a file that ``extends`` it."""
     exclude: list[dict[OneLine, Any]] = Field(default=[])
-    """Variants to leave out: in each item, every dotted key has the value. A key that nobody has written has
-    the value ``null``."""
+    """Variants to leave out: those in which all dotted keys of an item have the item's values (``null``: not
+    set in any file)."""
     allocation: Literal["each", "one"] = "each"
-    """``each``: every variant has Slurm jobs of its own. ``one``: a single job holds the nodes, serves and
-    measures one variant after another."""
+    """``each``: separate Slurm jobs for every variant. ``one``: a single job serves and measures the variants
+    in turn."""
     max_running: Count | None = None
-    """How many variants may run at once; ``None``: as many as Slurm starts."""
+    """Most variants that run at once; ``None``: as many as Slurm starts."""
     time_limit_minutes: Minutes | None = None
-    """With ``allocation: one``, the time limit of that job; ``None``: the sum of the variants' limits."""
+    """With ``allocation: one``: time limit of the job; ``None``: the sum of the variants' limits."""
 
 
 @dataclass(frozen=True)
 class Override:
-    """A variant before it is checked, or its part along one axis of the sweep."""
+    """A variant before validation, or its part along one axis of the sweep."""
 
     name: str
     values: Mapping[str, Any]
-    """The value of each key that the variant sets."""
+    """Values that the variant sets, by dotted key."""
     tree: Tree
-    """What it changes in the job file."""
+    """The variant's changes to the job file."""
 
 
 def read_sweep_options(options: Sequence[str]) -> tuple[Tree | None, list[Diagnostic]]:
@@ -80,7 +80,7 @@ def read_sweep_options(options: Sequence[str]) -> tuple[Tree | None, list[Diagno
         if values is not None and values.at("grid", key):
             section = merge(section, values)
         elif not found:
-            hint = "write it like --sweep engine.tensor_parallel=2,4"
+            hint = "write, for example, --sweep engine.tensor_parallel=2,4"
             wrong.append(Diagnostic("bad-setting", f"{shown(option)} is not KEY=A,B", "--sweep", hint=hint))
     return section if section.data else None, wrong
 
@@ -89,8 +89,8 @@ def expand(sweep: SweepSection, tree: Tree, job: Tree) -> tuple[list[Override], 
     """Return the variants of a sweep in order, without those that are excluded; or what is wrong.
 
     Args:
-        tree: the section that the sweep was made of, in which every value has its place.
-        job: the job file, whose values ``exclude`` sees where a variant sets none.
+        tree: the ``sweep`` section with the place of every value.
+        job: the job file: ``exclude`` compares its values where a variant sets none.
     """
     wrong = [
         tree.diagnostic("bad-value", ("grid", key), "is not a dotted key of the job file")
@@ -113,10 +113,13 @@ def expand(sweep: SweepSection, tree: Tree, job: Tree) -> tuple[list[Override], 
     kept = []
     for variant in overrides:
         whole = merge(job, variant.tree)
-        is_left_out = (all(whole.at(*key.split(".")) == it[key] for key in it) for it in sweep.exclude)
-        kept += [] if any(is_left_out) else [variant]
+        excluded = any(
+            all(whole.at(*key.split(".")) == value for key, value in item.items()) for item in sweep.exclude
+        )
+        kept += [] if excluded else [variant]
     if not kept:
-        return [], [tree.diagnostic("no-variants", ("exclude",), "leaves no variant", hint="remove an item")]
+        message = "excludes every variant"
+        return [], [tree.diagnostic("no-variants", ("exclude",), message, hint="remove an item")]
     used = Counter(variant.name for variant in kept)
     for place, variant in enumerate(kept):
         name = variant.name
@@ -152,7 +155,7 @@ def _axes(sweep: SweepSection, tree: Tree) -> Iterator[list[Override]]:
 
 
 def _undotted(parts: Mapping[str, Tree]) -> Tree:
-    """Return a tree in which every dotted key is a section of sections."""
+    """Return a tree in which dotted keys are nested sections."""
     return reduce(merge, (part.under(*key.split(".")) for key, part in parts.items()), Tree.of({}, Place("")))
 
 

@@ -1,7 +1,7 @@
-"""YAML files as plain Python data, with the file and the line of every value.
+"""Parse YAML files into plain Python data, with the file and line of every value.
 
-A file is plain YAML 1.2 (core schema): mappings with text keys, lists and scalars. Tags, aliases, directives
-and several documents are refused; duplicate keys are reported.
+Files are YAML 1.2 (core schema) without tags, aliases, directives and multiple documents. Keys are text, and
+duplicate keys are reported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trtllm_hpc.config.diagnostics import Path, dotted
 from trtllm_hpc.errors import ConfigError, Diagnostic
 
 _MAX_DEPTH, _MAX_DIGITS = 16, 40
-"""Far beyond every field, and little enough for Python's recursion and its floats."""
+"""Above the needs of every key, and below the limits of Python's recursion and floats."""
 
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(
@@ -38,44 +38,45 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Place(NamedTuple):
-    """Where a value was written."""
+    """The file or option, and the line, in which a value was written."""
 
     file: str
-    """A path, or an option such as ``--set``."""
+    """Path of a file, or an option such as ``--set``."""
     line: int | None = None
-    """``None`` in an option."""
+    """Line number in the file; ``None`` in an option."""
     prefix: str = ""
-    """Comes before the fields there, e.g. ``job_defaults.``."""
+    """Text before keys in messages, e.g. ``job_defaults.``."""
     folder: str = "."
-    """Relative paths start here."""
+    """Folder in which the value's relative paths start."""
     typed: str | None = None
-    """In an option, the text of a number or a bool: a shell may have removed the quotes around it."""
+    """In an option: the text of a number or bool, which may be text whose quotes a shell removed."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Plain data, and the place of each value by its path."""
+    """Plain data with the place of each value."""
 
     data: Any
     places: dict[Path, Place]
+    """Places by path in ``data``."""
 
     @classmethod
     def of(cls, data: Any, place: Place) -> Tree:
-        """Return data with one place for every value."""
+        """Return ``data`` as a tree in which every value has the same place."""
         return cls(data, dict.fromkeys(_paths(data), place))
 
     def at(self, *path: str | int) -> Any:
-        """Return the value at a path; ``None`` if there is none."""
+        """Return the value at a path; ``None`` if the path does not exist."""
         return _value_at(self.data, path)
 
     def section(self, *path: str | int) -> Tree:
-        """Return the part at a path as a tree of its own."""
+        """Return the part at a path as a separate tree."""
         depth = len(path)
         places = {inner[depth:]: place for inner, place in self.places.items() if inner[:depth] == path}
         return Tree(self.at(*path), places)
 
     def under(self, *keys: str) -> Tree:
-        """Return a tree with sections of these keys around this one."""
+        """Return this tree nested in sections with these keys."""
         data, above = self.data, self.places[()]._replace(typed=None)
         for key in reversed(keys):
             data = {key: data}
@@ -83,13 +84,13 @@ class Tree:
         return Tree(data, places | {(*keys, *path): place for path, place in self.places.items()})
 
     def changed(self, path: Path, value: Any) -> Tree:
-        """Return the tree with another value at a path that exists."""
+        """Return the tree with another value at an existing path."""
         data = deepcopy(self.data)
         _value_at(data, path[:-1])[path[-1]] = value
         return Tree(data, self.places)
 
     def without(self, *paths: Path) -> Tree:
-        """Return the tree without the keys at these paths; they need not exist."""
+        """Return the tree without the keys at these paths, which may be missing."""
         data, places = deepcopy(self.data), self.places
         for path in paths:
             section = _value_at(data, path[:-1])
@@ -99,7 +100,7 @@ class Tree:
         return Tree(data, places)
 
     def nearest(self, path: Path) -> Path:
-        """Return the path, or that of the innermost section that should contain it."""
+        """Return the path if it exists, else the path of the innermost existing section around it."""
         while path not in self.places:
             path = path[:-1]
         return path
@@ -109,13 +110,13 @@ class Tree:
         place = self.places[self.nearest(path)]
         return Diagnostic(code, message, place.file, place.prefix + dotted(path), place.line, **more)
 
-    def placed(self, found: Diagnostic) -> Diagnostic:
-        """Return the diagnostic with the file and the line of its field."""
-        fields, field = {dotted(path): path for path in self.places}, found.field
-        while field not in fields:  # up to the innermost section that should contain it
+    def placed(self, diagnostic: Diagnostic) -> Diagnostic:
+        """Return the diagnostic with the file and line of its field."""
+        fields, field = {dotted(path): path for path in self.places}, diagnostic.field
+        while field not in fields:  # up to the innermost existing section
             field = field[: max(field.rfind("."), field.rfind("["), 0)]
         place = self.places[fields[field]]
-        return replace(found, file=place.file, field=place.prefix + found.field, line=place.line)
+        return replace(diagnostic, file=place.file, field=place.prefix + diagnostic.field, line=place.line)
 
 
 def _value_at(data: Any, path: Path) -> Any:
@@ -135,22 +136,22 @@ def _paths(data: Any, path: Path = ()) -> Iterator[Path]:
 
 
 def _unusable(code: str, message: str, line: int, hint: str | None = None) -> ConfigError:
-    """Return the error about something that makes the whole text unusable."""
+    """Return an error that makes the whole text unusable."""
     return ConfigError([Diagnostic(code, message, line=line, hint=hint)])
 
 
 def parse(text: str, place: Place, option: Sequence[str] = ()) -> tuple[Tree | None, list[Diagnostic]]:
-    """Parse one YAML document: a file, or the value of an ``option`` such as ``--set``, by its keys.
+    """Parse a YAML document: a file, or the value of an option such as ``--set`` whose keys are ``option``.
 
     Returns:
-        The tree and the diagnostics. Without a tree there is at least one; with a tree there may be some,
-        too (duplicate keys).
+        The tree and the diagnostics. Without a tree there is at least one diagnostic; with a tree they are
+        about duplicate keys.
     """
     wrong: list[Diagnostic] = []
     places: dict[Path, Place] = {(): place if option else place._replace(line=1)}
 
     def value_of(node: Node, path: Path, line: int | None = None) -> Any:
-        """Return the plain value of a node, and keep its place; ``line`` is that of its key."""
+        """Return the plain value of a node and record its place; ``line`` is the line of its key."""
         here = place if option else place._replace(line=line or node.start_mark.line + 1)
         places[path] = here
         if isinstance(node, MappingNode):
@@ -164,7 +165,7 @@ def parse(text: str, place: Place, option: Sequence[str] = ()) -> tuple[Tree | N
         return value
 
     def mapping_of(node: MappingNode, path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, ScalarNode):
@@ -174,15 +175,15 @@ def parse(text: str, place: Place, option: Sequence[str] = ()) -> tuple[Tree | N
                 message = f"the key {key_node.value!r} must be text"
                 raise _unusable("wrong-type", message, line, "write it in quotes")
             inner = (*path, key)
-            if key not in found:
-                found[key] = value_of(value_node, inner, line)
+            if key not in mapping:
+                mapping[key] = value_of(value_node, inner, line)
                 continue
             first = places[inner]
             message = "is set twice" + (f", first on line {first.line}" if first.line else "")
             field, again = first.prefix + dotted((*option, *inner)), line if first.line else None
             hint = "keep one of the two"
             wrong.append(Diagnostic("duplicate-key", message, first.file, field, again, hint=hint))
-        return found
+        return mapping
 
     try:
         root = _compose(text)
@@ -199,23 +200,23 @@ class _PlainScanner(Scanner):
     """Refuses tags, aliases and directives, which ruamel would resolve."""
 
     def fetch_tag(self) -> None:
-        self._refuse("a tag ('!...')", "remove it; plain values are read")
+        self._refuse("a tag ('!...')", "remove the tag; only plain values are read")
 
     def fetch_alias(self) -> None:
-        self._refuse("an alias ('*...')", "write the value out")
+        self._refuse("an alias ('*...')", "write the value instead of the alias")
 
     def fetch_directive(self) -> None:
-        self._refuse("a directive ('%...')", "remove the line; YAML 1.2 is read")
+        self._refuse("a directive ('%...')", "remove the line; files are read as YAML 1.2")
 
     def _refuse(self, what: str, hint: str) -> None:
         raise _unusable("bad-yaml", f"contains {what}", self.reader.line + 1, hint)
 
 
 def _compose(text: str) -> Node | None:
-    """Return ruamel's tree, in which every key and value has its line.
+    """Return ruamel's node tree, in which every key and value has its line.
 
-    Its constructors would stop at the first duplicate key, and take ``1_000``, ``2001-01-01`` and ``<<`` for
-    other things than text.
+    ruamel's constructors are not used: they stop at the first duplicate key, and do not read ``1_000``,
+    ``2001-01-01`` and ``<<`` as text.
     """
     yaml = YAML(typ="safe", pure=True)
     yaml.Scanner, yaml.max_depth = _PlainScanner, _MAX_DEPTH
@@ -223,7 +224,7 @@ def _compose(text: str) -> Node | None:
         root: Node | None = yaml.compose(text)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        message = f"is not YAML: the character {chr(error.character)!r} is allowed there only as an escape"
+        message = f"is not YAML: the character {chr(error.character)!r} is allowed only as an escape"
         hint = "remove it, or write it as an escape in double quotes"
         raise _unusable("bad-yaml", message, line, hint) from None
     except MarkedYAMLError as error:
@@ -240,7 +241,7 @@ def _compose(text: str) -> Node | None:
             hint = "keep one document in a file"
         raise _unusable("bad-yaml", f"is not YAML: {problem}", line, hint) from None
     except (YAMLError, ValueError, OverflowError) as error:
-        # chr() inside ruamel refuses "\UFFFFFFFF" on its own.
+        # Not ruamel's own errors: its chr() refuses "\UFFFFFFFF", for example.
         raise _unusable("bad-yaml", f"is not YAML: {error}", 1) from None
     return root
 
@@ -257,7 +258,8 @@ def _scalar(node: ScalarNode) -> str | int | float | bool | None:
         return _WORDS[text]
     if _INT.fullmatch(text):
         if len(text) > _MAX_DIGITS:
-            raise _unusable("out-of-range", f"a number of {len(text)} digits is beyond every field", line)
+            message = f"a number of {len(text)} digits is too large for every key"
+            raise _unusable("out-of-range", message, line)
         return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
     if _FLOAT.fullmatch(text):
         return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))

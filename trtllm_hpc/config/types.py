@@ -1,4 +1,4 @@
-"""Field types that both files share."""
+"""Field types of job files and cluster profiles."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ class Section(BaseModel):
     def _filled(cls, plain: Any) -> Any:
         if not isinstance(plain, dict):
             return plain
-        # Validated with its parent, a section that is left out needs no validator of its own.
+        # A missing section becomes {}: validated with its parent, it needs no validator of its own.
         factories = ((name, field.default_factory) for name, field in cls.model_fields.items())
-        inner = (name for name, it in factories if isinstance(it, type) and issubclass(it, Section))
+        inner = (
+            name for name, factory in factories if isinstance(factory, type) and issubclass(factory, Section)
+        )
         return cls.with_defaults({**{name: {} for name in inner}, **plain})
 
     @classmethod
@@ -52,22 +54,22 @@ def _variable_name(text: str) -> str:
 
 
 OneLine = Annotated[str, Field(min_length=1, max_length=1024), AfterValidator(_no_control_characters)]
-"""Text for a script: one line, not empty. Quotes, ``$( )``, spaces and all letters are allowed."""
+"""One non-empty line for a script. Quotes, ``$( )``, spaces and all letters are allowed."""
 
 AnyText = Annotated[str, Field(max_length=100_000), AfterValidator(_no_nul)]
 """Any text without NUL, such as a prompt."""
 
 AbsolutePath = Annotated[OneLine, Field(pattern=r"^/")]
-"""A path as the compute nodes see it; absolute, since jobs start in another folder."""
+"""A path on the compute nodes; absolute because jobs start in another folder."""
 
 VariableName = Annotated[str, AfterValidator(_variable_name)]
 
-# \Z and not $: the latter lets a last newline through in some engines.
+# \z and not $, because $ also matches before a trailing newline in some engines.
 JobName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z")]
 """Name of run folders and Slurm jobs: a letter or digit, then letters, digits, ``.``, ``_``, ``-``."""
 
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\z")]
-"""Name of a model of a hub."""
+"""Name of a hub model, ``org/name``."""
 
 _SPAN, _SLURM = r"(\d+(\.\d+)?[smhdw])+", r"\d+(:\d+){1,2}|\d+-\d+(:\d+){0,2}"
 TIME = f"^({_SPAN}|{_SLURM})$"
@@ -75,9 +77,9 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def seconds_in(text: str, unit_s: float) -> float:
-    """Return the seconds in a time: `90m`, `1h30m` or, as Slurm writes it, `30:00`, `4:00:00`, `1-12`.
+    """Return the seconds in a time: `90m`, `1h30m` or, in Slurm's notation, `30:00`, `4:00:00`, `1-12`.
 
-    A bare number is in the unit; without one (0) it is refused. Raises ValueError: not a time.
+    A bare number is in units of ``unit_s`` seconds; 0 refuses it. Raises ValueError if it is not a time.
     """
     if re.fullmatch(_SPAN, text):
         return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)(\w)", text))
@@ -91,7 +93,7 @@ def seconds_in(text: str, unit_s: float) -> float:
 
 
 def one_of(words: str) -> WrapValidator:
-    """Have a union refuse a value in one sentence, "must be ..., not ...", instead of one for each part."""
+    """Return a validator with one error per union, "must be ..., not ...", instead of one per member."""
 
     def judged(value: Any, judge: Callable[[Any], Any]) -> Any:
         try:
@@ -104,12 +106,13 @@ def one_of(words: str) -> WrapValidator:
 
 @dataclass(frozen=True)
 class Time:
-    """Lets a number in a unit of so many seconds be written as text, too, such as `1m` or `4:00:00`."""
+    """Annotation of a number of seconds or minutes that can also be text, such as `1m` or `4:00:00`."""
 
     unit_s: int
+    """Length of the number's unit, in seconds."""
 
     def number(self, text: str) -> float:
-        """Return a time in the unit. Raises ValueError: not a time."""
+        """Convert text into the unit. Raises ValueError if it is not a time."""
         return seconds_in(text, self.unit_s) / self.unit_s
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
@@ -133,27 +136,27 @@ class Time:
 TokenCount = Annotated[int, Field(ge=1, le=10_000_000)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 MemoryGib = Annotated[Count | Literal["all"], one_of("a whole number of GiB, or all")]
-"""Memory of a node; ``all`` of it is Slurm's ``--mem=0``."""
+"""Memory of a node; ``all`` becomes Slurm's ``--mem=0``."""
 Minutes = Annotated[int, Field(ge=1, le=525_600), Time(60)]
 Seconds = Annotated[int, Field(ge=1, le=31_536_000), Time(1)]
 
 PATTERNS: dict[str, tuple[str, str | None]] = {
     r"^/": ("must be an absolute path (it begins with '/')", "write the path as the compute nodes see it"),
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z": (
-        "must be a letter or a digit and then letters, digits, '.', '_' or '-', 64 at most",
+        "must begin with a letter or digit, followed by at most 63 letters, digits, '.', '_' or '-'",
         None,
     ),
     r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\z": (
-        "must be a model's name of the form org/name",
-        "write it as the hub's page does, e.g. Qwen/Qwen3-8B; a folder belongs into model.path",
+        "must be the name of a hub model, in the form org/name",
+        "write it as on the hub's page, e.g. Qwen/Qwen3-8B; for a folder, set model.path",
     ),
     r"^-": ("must begin with '-', as options do", "write one option in each item, e.g. --mail-type=FAIL"),
     r"^[^,]*$": ("must not contain a comma, which separates mounts", "write one mount in each item"),
     r"^[a-z0-9_]+$": (
         "must be the name of an MPI plugin",
-        "'srun --mpi=list' prints them; pmix is the usual one",
+        "take one that 'srun --mpi=list' prints, usually pmix",
     ),
     r"^[a-z][a-z0-9_]*\z": ("must be lower-case letters, digits and '_'", "write gemm for --gemm_plugin"),
     r"^\d+\.\d+$": ("must be a compute capability such as 9.0", "quote it: '9.0'; nvidia-smi prints it"),
 }
-"""The message for each pattern in the models, and a hint if there is one."""
+"""The message for each pattern in the models, with its hint or ``None``."""

@@ -1,4 +1,4 @@
-"""Build a model from a file's tree, with every pydantic error as a diagnostic with place, choices and fix."""
+"""Validate a file's tree with a pydantic model; errors become diagnostics with place, choices and fix."""
 
 from __future__ import annotations
 
@@ -44,16 +44,17 @@ _SYNONYMS = {
     "gpus": "gpus_per_node",
     "env": "environment",
 }
-"""Names in other tools that are too different from the key for a match by spelling."""
+"""Names in other tools whose spelling is too different from the key's for a match."""
 _VALUE_HINTS = {"llmapi": "write pytorch, and serve.frontend: triton to serve it with Triton"}
-"""What to write for values of other tools."""
+"""Hints for values that other tools use."""
 
 
 def validate(model: type[Model], tree: Tree) -> tuple[Model | None, list[Diagnostic]]:
-    """Build ``model`` from a tree; return it, or ``None`` with everything that is wrong."""
+    """Build ``model`` from a tree; return it, or ``None`` with all errors."""
     try:
         return model.model_validate(tree.data), []
     except ValidationError as error:
+        # A --set lost its quotes in the shell: where the key wants text, retry with what was typed.
         for path in (detail["loc"] for detail in error.errors() if detail["type"] == "string_type"):
             if path in tree.places and (typed := tree.places[path].typed) is not None:
                 tree = tree.changed(path, typed)
@@ -67,8 +68,8 @@ def validate(model: type[Model], tree: Tree) -> tuple[Model | None, list[Diagnos
 def _diagnose(model: type[Section], tree: Tree, detail: dict[str, Any]) -> Diagnostic:
     kind, path, context = detail["type"], detail["loc"], detail.get("ctx", {})
     if kind == "missing":
-        line = f"add the line '{path[-1]}: ...'"
-        return tree.diagnostic("missing", path, "is missing and has no default", hint=line)
+        advice = f"add the line '{path[-1]}: ...'"
+        return tree.diagnostic("missing", path, "is missing and has no default", hint=advice)
     if path[-1:] == ("[key]",) and kind != "extra_forbidden":
         path = path[:-1]  # pydantic's mark for a wrong key of a mapping
     value = tree.at(*tree.nearest(path))
@@ -80,12 +81,12 @@ def _diagnose(model: type[Section], tree: Tree, detail: dict[str, Any]) -> Diagn
         choices = tuple(section.model_fields) if section is not None else ()
         wanted = _SYNONYMS.get(key, key)
         guess = wanted if wanted in choices else nearest(key, choices)
-        if guess is None:  # the full path of a key in another section; of several, of the least deep one
+        if guess is None:  # the key of another section with this name, the least nested one
             paths = sorted(all_keys(model), key=lambda path: path.count("."), reverse=True)
             elsewhere = {path.rpartition(".")[2]: path for path in paths}
             near = wanted if wanted in elsewhere else nearest(key, elsewhere, cutoff=0.85)
             guess = elsewhere.get(near or "")
-        hint = f"did you mean '{guess}'?" if guess else "remove it, or take one of the keys of this section"
+        hint = f"did you mean '{guess}'?" if guess else "remove it, or use one of this section's keys"
     elif kind in _EXPECTED:
         code, hint = "wrong-type", _retyped(kind, value)
         message = f"must be {_EXPECTED[kind]}, not {_described(value)}"
@@ -113,7 +114,7 @@ def _diagnose(model: type[Section], tree: Tree, detail: dict[str, Any]) -> Diagn
 
 
 def section_at(model: type[Section], path: Path) -> type[Section] | None:
-    """Return the model of the section at ``path``; ``None`` if there is no such section."""
+    """Return the model of the section at ``path``; ``None`` if there is no section."""
     for part in path:
         field = model.model_fields.get(str(part))
         inner = next(_sections(field.annotation), None) if field is not None else None
@@ -132,7 +133,7 @@ def all_keys(model: type[Section], prefix: str = "") -> Iterator[str]:
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
-    """Yield the types in a union, and what they are annotated with."""
+    """Yield the members of a union, and the metadata of annotated types."""
     if get_origin(annotation) in (Union, types.UnionType, Annotated):
         for part in get_args(annotation):
             yield from _parts(part)
@@ -145,7 +146,7 @@ def _sections(annotation: Any) -> Iterator[type[Section]]:
 
 
 def _choices(model: type[Section], path: Path) -> tuple[str, ...]:
-    """Return the choices of a field, or of its entries if it is a mapping or a list."""
+    """Return the choices of a field, or of the entries of a mapping or list."""
     for length in range(len(path), 0, -1):
         section, name = section_at(model, path[: length - 1]), path[length - 1]
         if section is not None and name in section.model_fields:
@@ -174,7 +175,7 @@ def _described(value: Any) -> str:
 
 
 def _retyped(kind: str, value: Any) -> str | None:
-    """Return how to write the same value in the right type, if possible."""
+    """Return the hint that writes the same value in the right type, if possible."""
     if value is None:
         return "give a value, or remove the key for the default"
     if kind == "string_type" and isinstance(value, (bool, int, float)):

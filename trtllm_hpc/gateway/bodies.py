@@ -84,7 +84,7 @@ class CompletionBody(AnyBody):
         are_ids = isinstance(value, list) and all(_is_list(prompt, int) and prompt for prompt in value)
         if not value or not (_is_list(value, str) or are_ids):
             raise ValueError(
-                "it must be a text, a list of texts, a list of token ids, or a list of such lists"
+                "it must be a text, a list of texts, a list of token IDs, or a list of such lists"
             )
         answers = info.data.get("n", 1)
         if len(value) * answers > MOST_CHOICES:

@@ -175,7 +175,7 @@ class ServedByTriton:
                 if client.model.takes_text:
                     await client.__aexit__(None, None, None)
                     raise ApiError(
-                        "The gateway needs a model that takes token ids, and this server's LLM API takes "
+                        "The gateway needs a model that takes token IDs, and this server's LLM API takes "
                         "text. The LLM API's trtllm-serve has this protocol itself.",
                         501,
                     )
@@ -189,7 +189,7 @@ class ServedByTriton:
             raise ApiError(message, 404, param="model", code="model_not_found")
 
     def prompts(self, asked: CompletionBody | ChatBody) -> list[TokenPrompt]:
-        """Return the prompts of a request as token ids; long prompts take time, so call this in a thread.
+        """Return the prompts of a request as token IDs; long prompts take time, so call this in a thread.
 
         Raises ApiError if the chat has no template, or a prompt leaves no room for the answer.
         """

@@ -1,4 +1,4 @@
-"""The model's own tokenizer: texts to token ids, ids to text, and its special tokens."""
+"""The model's own tokenizer: texts to token IDs, ids to text, and its special tokens."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ class ModelTokenizer:
         return self.end_id if pad is None else pad
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text, by default with the tokenizer's special tokens."""
+        """Return the token IDs of a text, by default with the tokenizer's special tokens."""
         return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids; bytes of incomplete letters become U+FFFD."""
+        """Return the text of token IDs; bytes of incomplete letters become U+FFFD."""
         return str(self._library.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def _id(self, name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Text to token ids and back: the code that the models with text as input or output share.
+"""Text to token IDs and back: the code that the models with text as input or output share.
 
 It uses the ``tokenizers`` library without transformers, so that these processes start in a fraction of a
 second and stay small.

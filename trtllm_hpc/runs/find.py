@@ -141,7 +141,7 @@ def _not_found(name: str, runs_folder: Path, runs: list[RunPaths], matching: lis
     if not runs:
         return RunNotFound(
             f"No run is called {name!r}: there are no runs in {runs_folder}.",
-            hint="trtllm-hpc submit JOB starts a run; are your runs elsewhere? Name their folder with "
+            hint="trtllm-hpc submit starts a run; are your runs elsewhere? Name their folder with "
             f"--runs, or as runs_folder in {user_config_file()}",
         )
     message = f"No run is called {name!r}. The newest in {runs_folder}: "

@@ -19,7 +19,7 @@ from trtllm_hpc.runtime.records import RELAY_VARIABLE, try_event
 from trtllm_hpc.runtime.servers.openai import AUTH_KEY, OpenAIHttp
 
 _TOKENS = (1, 2, 3, 4)
-"""A prompt in token ids: for a text, the router kv_cache_aware of 1.2.1 would fetch a tokenizer from the
+"""A prompt in token IDs: for a text, the router kv_cache_aware of 1.2.1 would fetch a tokenizer from the
 Hub."""
 _GRACE_S = 10.0
 """Seconds for a process to finish its answers."""

@@ -1,4 +1,4 @@
-"""Rules of a benchmark's settings, in a job file or on the command line."""
+"""Rules of benchmark settings, from a job file or the command line."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.rules import Requires, Rule
 from trtllm_hpc.errors import Diagnostic
 
-_TALKS = ("conversations",)
-_DRAWN = ("normal", "shared-prefix", *_TALKS)
+_CONVERSATIONS = ("conversations",)
+_GENERATED = ("normal", "shared-prefix", *_CONVERSATIONS)
 _LENGTHS = ("input_tokens", "input_tokens_stdev", "output_tokens", "output_tokens_stdev")
 _KINDS_OF = {
     "prompts": ("prompts",),
-    "path": ("dataset", "trace", *_TALKS),
-    "speed": ("trace", *_TALKS),
-    **dict.fromkeys(_LENGTHS, _DRAWN),
-    **dict.fromkeys(("prefix_tokens", "prefixes"), _DRAWN[1:]),
-    **dict.fromkeys(("turns", "turns_stdev", "think_seconds", "think_seconds_stdev"), _TALKS),
+    "path": ("dataset", "trace", *_CONVERSATIONS),
+    "speed": ("trace", *_CONVERSATIONS),
+    **dict.fromkeys(_LENGTHS, _GENERATED),
+    **dict.fromkeys(("prefix_tokens", "prefixes"), _GENERATED[1:]),
+    **dict.fromkeys(("turns", "turns_stdev", "think_seconds", "think_seconds_stdev"), _CONVERSATIONS),
 }
-"""The kinds of workload that read each key; all kinds read the other keys."""
+"""Kinds of workload that read a key. Keys that are not listed are read by all kinds."""
 _OWN_KEYS = ("model", "prompt", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens")
 _OWN_HEADERS = ("connection", "content-length", "content-type", "host", "transfer-encoding")
 
@@ -38,26 +38,25 @@ def _workload(settings: Benchmark) -> Diagnostics:
             continue
         value = getattr(workload, key)
         if value != Workload.model_fields[key].get_default(call_default_factory=True):
-            message = (
-                f"belongs to workloads of kind {' or '.join(kinds)}, and this one is of kind {workload.kind}"
-            )
+            message = f"is for workloads of kind {' or '.join(kinds)}, but workload.kind is {workload.kind}"
             hint = f"remove it, or set workload.kind to {kinds[0]}"
             yield in_job("conflict", f"workload.{key}", message, hint, value)
-    has_times = workload.kind == "trace" or (workload.kind in _TALKS and workload.path is not None)
+    has_times = workload.kind == "trace" or (workload.kind in _CONVERSATIONS and workload.path is not None)
     if settings.arrival == "trace" and not has_times:
-        message = "only a workload of kind trace, or a file of conversations, has recorded times"
+        message = "only a trace or a file of conversations has recorded times"
         hint = "set workload.kind to trace, or arrival to constant, poisson or gamma"
         yield in_job("conflict", "arrival", message, hint, settings.arrival)
 
 
 def _of_each_request(settings: Benchmark) -> Diagnostics:
     for key in settings.extra_body.keys() & {*_OWN_KEYS}:
-        yield in_job("conflict", f"extra_body.{key}", "this key follows from another setting", "remove it")
+        message = "the benchmark sets this key itself, from its own settings"
+        yield in_job("conflict", f"extra_body.{key}", message, "remove it")
     for name, value in settings.headers.items():
         is_header = re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) and value.isascii()
         if not is_header or name.lower() in _OWN_HEADERS:
-            message = "must be a header in ASCII, and none that the client sets itself"
-            yield in_job("bad-value", f"headers.{name}", message, "write it like api-key: VALUE")
+            message = "must be an ASCII header that the client does not set itself"
+            yield in_job("bad-value", f"headers.{name}", message, "write, for example, api-key: VALUE")
 
 
 def _exclusive(settings: Benchmark) -> Diagnostics:
@@ -71,32 +70,31 @@ def _exclusive(settings: Benchmark) -> Diagnostics:
 def _twice(settings: Benchmark) -> Diagnostics:
     for field in ("rates_per_second", "concurrencies"):
         values = getattr(settings, field)
-        again = [value for place, value in enumerate(values) if value in values[:place]]
-        if again:
-            message = f"{again[0]} is listed twice"
+        duplicates = [value for place, value in enumerate(values) if value in values[:place]]
+        if duplicates:
+            message = f"{duplicates[0]} is listed twice"
             yield in_job("conflict", field, message, "list each once; repeats measures them again", values)
 
 
 def _too_short(settings: Benchmark) -> Diagnostics:
-    """Refuse what cannot give valid figures; of a search only the first rate is known."""
+    """Refuse a load too short for valid figures. Only the first rate of a search is known beforehand."""
     field = "requests" if settings.duration_seconds is None else "duration_seconds"
     if None not in (settings.requests, settings.duration_seconds):
         return
     count, window_s = _least_requests(settings), _shortest_window(settings)
     if count is not None and count < settings.min_requests:
-        message = (
-            f"that is {count} requests of a level, and figures need {settings.min_requests} (min_requests)"
-        )
-        yield in_job("conflict", field, message, "raise it, or lower min_requests")
+        message = f"gives {count} requests per level, but valid figures need {settings.min_requests}"
+        yield in_job("conflict", field, f"{message} (min_requests)", "raise it, or lower min_requests")
     if window_s is not None and window_s < settings.min_window_seconds:
-        message = f"that is a window of {window_s:.3g} s, and figures need {settings.min_window_seconds:g} s "
+        needed_s = settings.min_window_seconds
+        message = f"gives a window of {window_s:.3g} s, but valid figures need {needed_s:g} s"
         hint = "raise it, or lower min_window_seconds"
-        yield in_job("conflict", field, f"{message}(min_window_seconds)", hint)
+        yield in_job("conflict", field, f"{message} (min_window_seconds)", hint)
 
 
 def _least_requests(settings: Benchmark) -> int | None:
-    """Return the measured requests of the smallest level; ``None`` if server, file or turns decide."""
-    if settings.workload.kind in _TALKS:
+    """Return the fewest measured requests of a level; ``None`` if it depends on server, file or turns."""
+    if settings.workload.kind in _CONVERSATIONS:
         return None
     if settings.duration_seconds is None:
         if settings.find_max and settings.requests is not None:
@@ -108,7 +106,7 @@ def _least_requests(settings: Benchmark) -> int | None:
 
 
 def _shortest_window(settings: Benchmark) -> float | None:
-    """Return the shortest window in seconds; ``None`` if the server, a file or a search decides."""
+    """Return the shortest window in seconds; ``None`` if it depends on server, file or search."""
     if settings.duration_seconds is not None:
         return settings.duration_seconds
     rates = _rates(settings)
@@ -118,7 +116,7 @@ def _shortest_window(settings: Benchmark) -> float | None:
 
 
 def _rates(settings: Benchmark) -> list[float]:
-    """Return the rate of each level; empty for closed loops and traces."""
+    """Return the rates of all levels; empty for closed loops and traces."""
     if settings.closed_loop or settings.arrival == "trace":
         return []
     return settings.rates_per_second or [settings.rate_per_second]
@@ -137,7 +135,7 @@ def _slo(settings: Benchmark) -> Diagnostics:
 
 
 def scheduled_seconds(settings: Benchmark) -> float:
-    """Return the shortest time that the load takes, in seconds; 0 if the server or a file decides."""
+    """Return the shortest duration of the load in seconds; 0 if it depends on a file."""
     if settings.arrival == "trace":
         return 0.0
     rates = _rates(settings)
@@ -154,11 +152,11 @@ def scheduled_seconds(settings: Benchmark) -> float:
 RULES: tuple[Rule, ...] = (
     *(_workload, _of_each_request, _exclusive, _twice, _too_short, _slo),
     Requires("workload.kind=dataset workload.kind=trace", "workload.path",
-             "a workload of kind {value} is read from a file, and none is named", "set workload.path",
+             "a workload of kind {value} needs a file", "set workload.path",
              code="missing", at="workload.path"),
     Requires("arrival!=trace", "requests duration_seconds", "the length of the measured window is not set",
              "set requests or duration_seconds", code="missing", at="requests"),
-    Requires("find_max", "slo", "the search needs limits",
+    Requires("find_max", "slo", "the search needs latency limits",
              "set slo, e.g. to ttft.p99<500ms,tpot.p99<50ms", code="missing", at="slo"),
 )  # fmt: skip
-"""Their keys are relative to the benchmark's section."""
+"""Rules whose keys are relative to the section ``benchmark``."""

@@ -1,4 +1,4 @@
-"""Settings of a benchmark that take the place of those of a run's job file."""
+"""Benchmark settings from the command line or Python, over those of a run's job file."""
 
 from __future__ import annotations
 
@@ -15,38 +15,40 @@ from trtllm_hpc.validation.benchmark_rules import settings_problems
 from trtllm_hpc.validation.job_rules import answers_fit, prompts_fit
 
 SWEEPS = {"rate_per_second": "rates_per_second", "concurrency": "concurrencies"}
-"""The field that takes several values of a setting."""
+"""Settings that take several values, with the field for a list."""
 _REPLACES = {
     "rate_per_second": ("concurrency", "concurrencies", "rates_per_second", "arrival=trace"),
     "arrival": ("concurrency", "concurrencies"),
     "burstiness": ("concurrency", "concurrencies"),
     "find_max": ("repeats",),
 }
-"""Settings of the job file beside which a given one would have no effect, or another default: it sets them
-back, as those in ``EXCLUSIVE``."""
+"""Settings of the job file that a given setting resets to their defaults, like those in ``EXCLUSIVE``.
+
+Beside them the given setting would have no effect, or their default depends on it.
+"""
 _SET_BY_TRACE = {"arrival", "requests", "warmup_requests", *excluded({"arrival": "trace"})}
 
 Named = Callable[[str], str]
-"""Returns what the user calls a field: itself from Python, its option on the command line."""
+"""Returns the user's name of a field: the field itself in Python, its option on the command line."""
 
 
 def settings_of(base: Benchmark, given: Mapping[str, Any], named: Named = str) -> Benchmark:
-    """Return the settings of the job file with those ``given`` by dotted field, e.g. ``workload.kind``.
+    """Return the job file's settings, overridden by those ``given`` by dotted field, e.g. ``workload.kind``.
 
-    Those in ``SWEEPS`` are lists. Raises ConfigError with every conflict between them, and everything given
-    that would have no effect.
+    Values of the fields in ``SWEEPS`` are lists. Raises ConfigError with every conflict, and with every given
+    setting that would have no effect.
     """
     try:
         settings = Benchmark.model_validate(_merged(base.model_dump(), given))
     except ValidationError as error:
         wrong = [
-            _problem(named(".".join(map(str, it["loc"]))), f"{it['msg']}, not {it['input']!r}")
-            for it in error.errors()
+            _problem(named(".".join(map(str, detail["loc"]))), f"{detail['msg']}, not {detail['input']!r}")
+            for detail in error.errors()
         ]
         raise ConfigError(wrong) from None
     wrong = list(_without_effect(settings, given, named)) or [
-        _problem(named(it.field), _renamed(it.message, named), _renamed(it.hint or "", named))
-        for it in settings_problems(settings)
+        _problem(named(problem.field), _renamed(problem.message, named), _renamed(problem.hint or "", named))
+        for problem in settings_problems(settings)
     ]
     if wrong:
         raise ConfigError(wrong)
@@ -54,16 +56,16 @@ def settings_of(base: Benchmark, given: Mapping[str, Any], named: Named = str) -
 
 
 def refuse_over_limits(job: JobFile, settings: Benchmark, named: Named = str) -> None:
-    """Raise ConfigError with each length that the run's engine does not take."""
+    """Raise ConfigError with each prompt or answer length that the run's engine refuses."""
     companion = job.companion.model_copy(update={"enabled": True, "benchmark": settings})
     with_settings, prefix = job.model_copy(update={"companion": companion}), "companion.benchmark."
-    found = [
-        _problem(named(it.field.removeprefix(prefix)), it.message, it.hint)
-        for it in (*answers_fit(with_settings), *prompts_fit(with_settings))
-        if it.field.startswith(prefix)
+    wrong = [
+        _problem(named(problem.field.removeprefix(prefix)), problem.message, problem.hint)
+        for problem in (*answers_fit(with_settings), *prompts_fit(with_settings))
+        if problem.field.startswith(prefix)
     ]
-    if found:
-        raise ConfigError(found)
+    if wrong:
+        raise ConfigError(wrong)
 
 
 def _problem(field: str, message: str, hint: str | None = None) -> Diagnostic:
@@ -71,12 +73,12 @@ def _problem(field: str, message: str, hint: str | None = None) -> Diagnostic:
 
 
 def _renamed(sentence: str, named: Named) -> str:
-    """Replace the fields in a sentence about a job file by what the user calls them."""
-    return re.sub(r"\b[a-z]+(?:[._][a-z_]+)+\b", lambda found: named(found[0]), sentence)
+    """Replace the fields in a sentence about a job file by the user's names."""
+    return re.sub(r"\b[a-z]+(?:[._][a-z_]+)+\b", lambda match: named(match[0]), sentence)
 
 
 def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as a job file would have them, without those that a given one replaces."""
+    """Return the merged settings in the form of a job file, without those that given ones replace."""
     typed = dict[str, Any]()
     for field, value in given.items():
         if field in SWEEPS:
@@ -89,38 +91,42 @@ def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     del kept["workload"]
     for key in excluded(typed).union(*(keys for field, keys in _REPLACES.items() if is_set(typed, field))):
         field = key.partition("=")[0]
-        # Another kind of workload has other keys: only the user can choose it.
+        # workload.kind stays: another kind needs other keys, so only the user can choose it.
         if field not in typed and field != "workload.kind" and is_set(kept, key):
             del kept[field]
             if field == "arrival":
-                kept["arrival"] = "poisson"  # the default of a trace is "trace"
+                kept["arrival"] = "poisson"  # else a trace would get its default, "trace"
     base = {field.partition(".")[2]: kept.pop(field) for field in list(kept) if "." in field}
     chosen = {field.removeprefix("workload."): value for field, value in given.items() if "." in field}
     kind = chosen.get("kind", "prompts" if "prompts" in chosen else base["kind"])
-    if kind != base["kind"]:  # only what does not depend on it is kept
+    if kind != base["kind"]:  # keep only the key that does not depend on the kind
         base = {key: base[key] for key in ("tokenizer",) if key in base}
     workload = {**base, **chosen, "kind": kind}
     if kind not in ("trace", "conversations") and kept.get("arrival") == "trace":
         del kept["arrival"]
-    return {**kept, **{field: it for field, it in typed.items() if "." not in field}, "workload": workload}
+    top_level = {field: value for field, value in typed.items() if "." not in field}
+    return {**kept, **top_level, "workload": workload}
 
 
 def _without_effect(settings: Benchmark, given: Mapping[str, Any], named: Named) -> Iterator[Diagnostic]:
-    """Yield each given setting without effect. A job file has all defaults, so there they are allowed."""
+    """Yield a diagnostic for each given setting without effect.
+
+    The rules allow such settings in a job file, because a resolved job file has a value for every key.
+    """
     rate, concurrency = named("rate_per_second"), named("concurrency")
     if {"rate_per_second", "concurrency"} <= given.keys():
         message = f"an open loop has a rate, a closed loop a {concurrency}"
         yield _problem(rate, message, "leave one out")
     elif "rate_per_second" in given and settings.arrival == "trace":
-        hint = f"leave it out, replay the trace faster with {named('workload.speed')}, or add "
+        hint = f"remove it, replay the trace faster with {named('workload.speed')}, or add "
         yield _problem(rate, "a trace has its own times", f"{hint}{named('arrival')} poisson")
     if settings.closed_loop:
         for field in given.keys() & {"arrival", "burstiness"}:
-            message = "a closed loop has no gaps between sends"
-            yield _problem(named(field), message, f"leave out this or {concurrency}")
+            message = "a closed loop sends when an answer arrives, so there are no gaps to choose"
+            yield _problem(named(field), message, f"remove it or {concurrency}")
     elif "burstiness" in given and settings.arrival != "gamma":
-        message = f"has an effect with {named('arrival')} gamma only, and arrivals are {settings.arrival}"
-        yield _problem(named("burstiness"), message)
+        message = f"needs {named('arrival')} gamma, but arrivals are {settings.arrival}"
+        yield _problem(named("burstiness"), message, f"add {named('arrival')} gamma, or remove it")
     if given.get("find_max") and len(given.get("rate_per_second", ())) > 1:
         message = f"{named('find_max')} starts at one rate and finds the others itself"
-        yield _problem(rate, message, "give one")
+        yield _problem(rate, message, "give a single rate")

@@ -1,4 +1,4 @@
-"""Run the checks: those of ``doctor``, and those before a run is rendered or submitted."""
+"""Run checks: for ``doctor``, and before a run is rendered or submitted."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from trtllm_hpc.validation import file_system_checks, job_checks, slurm_checks
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context, SlurmAnswers
 
 CHECKS = (*slurm_checks.CHECKS, *file_system_checks.CHECKS, *job_checks.CHECKS)
-"""All checks, in the order of the table."""
+"""All checks, in the order in which ``doctor`` prints them."""
 _IDS = tuple(sorted(check.id for check in CHECKS))
 
 
 def run_checks(context: Context, needs: Collection[str] = ("", SRUN, CONTROLLER, LIMITS)) -> list[Diagnostic]:
-    """Run every check that applies and needs nothing but ``needs``; a check's id is its diagnostic's code."""
-    found = {check.id: _run(check, context) for check in CHECKS if check.needs in needs}
-    return [replace(it, code=name) for name, it in found.items() if it is not None]
+    """Run every check that applies and whose need is in ``needs``; a result's code is the check's ID."""
+    results = {check.id: _run(check, context) for check in CHECKS if check.needs in needs}
+    return [replace(result, code=name) for name, result in results.items() if result is not None]
 
 
 def _run(check: Check, context: Context) -> Diagnostic | None:
-    """Run one check, if it applies; a path that the user may not read is a failure."""
+    """Run a check if it applies; a path that the user may not read counts as a failure."""
     if (check.of_job and not context.has_job) or (check.on_slurm and not context.on_slurm):
         return None
     try:
@@ -38,25 +38,25 @@ def _run(check: Check, context: Context) -> Diagnostic | None:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """What every check has found, and the memory that the model needs on one rank."""
+    """The results of all checks, and the memory that the model needs on one rank."""
 
     checks: tuple[Diagnostic, ...]
-    """``code`` is the check's id, which ``--ignore`` takes."""
+    """Results of the checks; ``code`` is the check's ID, which ``--ignore`` takes."""
     memory: MemoryPlan | None
-    """``None`` without a job file, or if there is no sum for its model."""
+    """Memory plan of one rank; ``None`` without a job file, or if the model's memory is unknown."""
     notes: tuple[str, ...]
-    """What one should know, though nothing is wrong."""
+    """Remarks about the profile and the job in which nothing is wrong."""
 
     @property
     def ok(self) -> bool:
-        """Whether no check fails: ``submit`` would not refuse the job."""
+        """Whether no check fails, so that ``submit`` would accept the job."""
         return all(row.state != FAIL for row in self.checks)
 
 
-def ignoring(found: Sequence[Diagnostic], ignored: Collection[str]) -> list[Diagnostic]:
-    """Return what the checks have found, where a check in ``ignored`` warns instead of failing.
+def ignoring(results: Sequence[Diagnostic], ignored: Collection[str]) -> list[Diagnostic]:
+    """Return the results, in which failed checks of ``ignored`` are warnings.
 
-    Raises ConfigError with every name in ``ignored`` that no check has.
+    Raises ConfigError with every name in ``ignored`` that is not the ID of a check.
     """
     unknown = [
         Diagnostic("unknown-check", f"no check is called {name!r}", "--ignore", choices=_IDS)
@@ -66,43 +66,43 @@ def ignoring(found: Sequence[Diagnostic], ignored: Collection[str]) -> list[Diag
     if unknown:
         raise ConfigError(unknown)
     return [
-        replace(it, state=WARN, message=f"{it.message} (ignored)")
-        if it.state == FAIL and it.code in ignored
-        else it
-        for it in found
+        replace(result, state=WARN, message=f"{result.message} (ignored)")
+        if result.state == FAIL and result.code in ignored
+        else result
+        for result in results
     ]
 
 
 def check_submission(plan: Plan, ignored: Collection[str], slurm: SlurmAnswers | None = None) -> list[str]:
-    """Refuse a plan that cannot work; returns the lines of all warnings.
+    """Refuse a plan that cannot work, and return the lines of all warnings.
 
-    Slurm's controller is asked only for its partitions and their limits: ``sbatch`` asks it for the rest a
-    moment later, but takes a job that can never start, and does not list the partitions. ``slurm`` are its
-    answers, where many plans are checked.
+    The checks ask Slurm's controller only for partitions and their limits, because ``sbatch``, which runs a
+    moment later, checks the rest but accepts jobs that can never start. ``slurm`` shares the controller's
+    answers between plans.
 
     Raises:
-        ConfigError: a check fails that is not in ``ignored``, or a name there is unknown.
+        ConfigError: a check that is not in ``ignored`` fails, or ``ignored`` has an unknown name.
     """
-    found = ignoring(run_checks(Context.of_plan(plan, slurm), needs=("", SRUN, LIMITS)), ignored)
-    if failed := [it for it in found if it.state == FAIL]:
-        names = " ".join(f"--ignore {it.code}" for it in failed)
+    results = ignoring(run_checks(Context.of_plan(plan, slurm), needs=("", SRUN, LIMITS)), ignored)
+    if failed := [result for result in results if result.state == FAIL]:
+        names = " ".join(f"--ignore {result.code}" for result in failed)
         raise ConfigError(
-            [replace(it, file=f"check {it.code}") for it in failed],
-            hint=f"fix it, or override the check with {names}",
+            [replace(result, file=f"check {result.code}") for result in failed],
+            hint=f"fix {'it' if len(failed) == 1 else 'them'}, or override the check with {names}",
         )
-    return _warnings(found)
+    return _warnings(results)
 
 
 def check_rendering(plan: Plan) -> list[str]:
-    """Return the lines of all warnings about a plan that is only written; needs no Slurm."""
+    """Return the lines of all warnings about a plan that is only rendered; does not need Slurm."""
     return _warnings(run_checks(Context.of_plan(plan), needs=("",)))
 
 
-def _warnings(found: Sequence[Diagnostic]) -> list[str]:
+def _warnings(results: Sequence[Diagnostic]) -> list[str]:
     lines = []
-    for it in found:
-        if it.state in (WARN, FAIL):
-            fails = " (submit refuses this)" if it.state == FAIL else ""
-            lines.append(f"warning: {it.code}: {it.message}{fails}")
-            lines += [f"  next: {it.hint}"] if it.hint else []
+    for result in results:
+        if result.state in (WARN, FAIL):
+            fails = " (submit refuses this)" if result.state == FAIL else ""
+            lines.append(f"warning: {result.code}: {result.message}{fails}")
+            lines += [f"  next: {result.hint}"] if result.hint else []
     return lines

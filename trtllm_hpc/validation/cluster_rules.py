@@ -1,4 +1,4 @@
-"""Rules of a cluster profile alone, whatever the job, and the options that a profile may not set."""
+"""Rules of a cluster profile, independent of the job, and the options that a profile must not set."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trtllm_hpc.plan.mounts import misread
 
 
 class Managed(NamedTuple):
-    """Options of a program that the toolkit sets: an entry of ``managed_options.toml``."""
+    """Options of a program that the toolkit sets itself: an entry of ``managed_options.toml``."""
 
     options: str
-    """Their long names, separated by spaces."""
+    """Long names of the options, separated by spaces."""
     instead: str
-    """The keys that say the same, or why none is needed."""
+    """Hint: the keys to use instead, or why none is needed."""
     unsaid: str = ""
-    """What the option could say and no key can, with the reason."""
+    """Uses of the option that no key replaces, with the reason."""
 
 
 _GPUS = "set gpus_per_node, gpu_type and gpu_request in the profile"
@@ -29,18 +29,20 @@ _GPUS = "set gpus_per_node, gpu_type and gpu_request in the profile"
 
 @cache
 def managed_options() -> Mapping[str, Sequence[Managed]]:
-    """What the toolkit sets of ``sbatch``, ``srun`` and ``tritonserver``, by program."""
+    """Return the options of ``sbatch``, ``srun`` and ``tritonserver`` that the toolkit sets, by program."""
     table = read_table("trtllm_hpc.validation", "managed_options.toml")
     return {program: [Managed(**row) for row in rows] for program, rows in table.items()}
 
 
 def _hints(program: str) -> dict[str, str]:
-    """Return what to do instead of each option, in alphabetical order."""
+    """Return the hint of each managed option, in alphabetical order."""
     rows = managed_options()[program]
     hints = dict(sorted((name, row.instead) for row in rows for name in row.options.split()))
     if program == "srun":
         others = _hints("sbatch").items()
-        hints = {name: it for name, it in others if name not in ("--wrap", "--parsable", "--wait")} | hints
+        # srun has nearly all options of sbatch.
+        ours = {name: hint for name, hint in others if name not in ("--wrap", "--parsable", "--wait")}
+        hints = ours | hints
     return hints
 
 
@@ -62,38 +64,38 @@ _OF_CONTAINER = " ".join(
     for key in ("image", "mounts", "options", "cache_folder", "gpu_options", "scope!=job")
 )
 _PLACES = {"scope": "name", "mounts": "mounts", "options": "options", "gpu_options": "gpus"}
-"""Keys of the container, and the placeholder by which a runtime takes each."""
+"""Keys of ``container`` with the placeholder that a runtime's words need for each."""
 
 
 def tag_follows_the_release(cluster: ClusterProfile) -> Diagnostics:
-    """A profile whose image follows the job's release states no release of its own."""
+    """A profile whose image follows the job's release does not name a release itself."""
     container = cluster.container
     version, image = container.tensorrt_llm_version, container.image or ""
     if container.runtime != "none" and version is not None and "{tag}" in image:
-        message = "{tag} in the image follows each job's release, so the profile cannot state one"
-        hint = "remove container.tensorrt_llm_version, or write the image's tag out"
+        message = "{tag} in container.image follows each job's release, so the profile cannot name a release"
+        hint = "remove container.tensorrt_llm_version, or replace {tag} in container.image"
         yield in_cluster("conflict", "container.tensorrt_llm_version", message, hint, version)
 
 
 def container_has_no_secret(cluster: ClusterProfile) -> Diagnostics:
-    """Neither the image's name nor an option carries a password."""
+    """The image's name and the options contain no password."""
     container = cluster.container
-    message = "has a password in it, and the scripts of a run are readable files"
+    message = "contains a password, and others can read the scripts of a run"
     if re.match(r"(?:[a-z]+://)?[^/#@]*:[^/#]*@(?!sha256:)", container.image or ""):
-        hint = "leave it out: write USER@ alone, and the password into ~/.config/enroot/.credentials"
+        hint = "write USER@ alone, and put the password into ~/.config/enroot/.credentials"
         if container.entry is not None and container.entry.login is not None:
-            hint = f"leave it out, and type: {container.entry.login}"
+            hint = f"remove the password, and type: {container.entry.login}"
         yield in_cluster("secret", "container.image", message, hint)
     for index, option in enumerate(container.options):
         if any(
             SECRETS.fullmatch(name) for name in re.findall(r"(\w+)=", option.replace("-", "_").lstrip("_"))
         ):
-            hint = "read it in a line of setup from a file that only you can read"
+            hint = "let a line of setup read it from a file that only you can read"
             yield in_cluster("secret", f"container.options[{index}]", message, hint)
 
 
 def container_keys_have_an_effect(cluster: ClusterProfile) -> Diagnostics:
-    """What is set for the container has a place in the words of its runtime."""
+    """The words of the container's runtime have a placeholder for each key that is set."""
     container, entry = cluster.container, cluster.container.entry
     if entry is None:
         return
@@ -105,14 +107,14 @@ def container_keys_have_an_effect(cluster: ClusterProfile) -> Diagnostics:
             yield in_cluster("conflict", f"container.{key}", message, "remove it", value)
     if not entry.takes("image"):
         message = "has no {image}, so container.image has no effect"
-        yield in_cluster("missing", "container.form.words", message, "put {image} where it stands")
+        yield in_cluster("missing", "container.form.words", message, "write {image} in place of the image")
     if entry.place == "srun" and cluster.scheduler == "local":
-        message = f"{container.runtime} is a part of Slurm's srun, but scheduler is local"
+        message = f"{container.runtime} is a plugin of Slurm's srun, but scheduler is local"
         yield in_cluster("conflict", "container.runtime", message, "set it to none or apptainer")
 
 
 def mounts_are_whole(cluster: ClusterProfile) -> Diagnostics:
-    """A mount is source:target[:flags], or one folder, with absolute paths."""
+    """A mount is ``source:target[:flags]``, or one folder, with absolute paths."""
     for number, mount in enumerate(cluster.container.mounts):
         parts = mount.split(":")
         if len(parts) > 3 or not all(part.startswith("/") for part in parts[:2]):
@@ -120,8 +122,8 @@ def mounts_are_whole(cluster: ClusterProfile) -> Diagnostics:
             hint = "write e.g. /scratch/models:/models:ro"
             yield in_cluster("bad-value", f"container.mounts[{number}]", message, hint, mount)
         elif bad := sorted(set(mount) & set(misread(cluster)) - {":"}):
-            message = f"{shown(mount)} has {' '.join(bad)} in it, which {cluster.container.runtime} misreads"
-            hint = "mount a folder above it, or rename it"
+            message = f"{shown(mount)} contains {' '.join(bad)}, which {cluster.container.runtime} misreads"
+            hint = "mount a folder above it, or rename the folder"
             yield in_cluster("bad-value", f"container.mounts[{number}]", message, hint, mount)
 
 
@@ -134,22 +136,22 @@ def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
 
 
 def gres_is_not_of_gpus(cluster: ClusterProfile) -> Diagnostics:
-    """GPUs are counted by keys of their own, which the layout reads."""
+    """``gres`` requests no GPUs: the layout reads only the keys for GPUs."""
     for index, gres in enumerate(cluster.gres):
         if gres.partition(":")[0] == "gpu":
-            yield in_cluster("managed", f"gres[{index}]", f"{shown(gres)} asks for GPUs", _GPUS, gres)
+            yield in_cluster("managed", f"gres[{index}]", f"{shown(gres)} requests GPUs", _GPUS, gres)
 
 
 def interfaces_are_names(cluster: ClusterProfile) -> Diagnostics:
-    """Interfaces are whole names: a prefix, or NCCL's ``=`` and ``^``, says nothing to UCX and sockets."""
+    """Interfaces are whole names, because UCX and sockets do not know prefixes or NCCL's ``=`` and ``^``."""
     value = cluster.network_interface
     if value is not None and not re.fullmatch(r"[\w.:@-]{1,15}(,[\w.:@-]{1,15})*", value):
-        message = f"{shown(value)} is not the name of an interface, or several with commas between them"
+        message = f"{shown(value)} is not the name of a network interface, or several names with commas"
         yield in_cluster("bad-value", "network_interface", message, "write e.g. hsn0,hsn1", value)
 
 
 def slurm_options(cluster: ClusterProfile) -> Diagnostics:
-    """Extra options of sbatch and srun are whole, and not those that the toolkit sets."""
+    """Extra options of ``sbatch`` and ``srun`` have long names, and the toolkit does not set them itself."""
     yield from _long_options("sbatch_options", cluster.sbatch_options, "sbatch")
     yield from _long_options("srun_options", cluster.srun_options, "srun")
     if (entry := cluster.container.entry) is not None and entry.place == "srun":
@@ -163,18 +165,18 @@ def _long_options(section: str, options: Sequence[str], program: str) -> Diagnos
             yield from _unmanaged(field, option, _hints(program))
         else:
             message = f"{shown(option)} is not of the form --name or --name=value"
-            hint = "write one option in each item, by its long name and with '=' before a value"
+            hint = "write one option in each item, with its long name and '=' before the value"
             yield in_cluster("bad-value", field, message, hint, option)
 
 
 def _unmanaged(field: str, option: str, table: Mapping[str, str]) -> Diagnostics:
-    """Yield the managed option that this argument sets.
+    """Refuse an argument that sets a managed option.
 
-    ``getopt_long``, which all three programs use, takes any unambiguous
-    beginning of a name: ``--part=gpu`` sets the partition too.
+    All three programs use ``getopt_long``, which accepts any unambiguous beginning of a name: ``--part=gpu``
+    sets the partition, too.
     """
     name = option.partition("=")[0]
-    # A bare "--" begins every name; the caller judges the form of an option.
+    # A bare "--" is the beginning of every name; the caller judges the form of an option.
     longer = [known for known in table if known.startswith(name)] if len(name) > 2 else []
     for managed in [name] if name in table else longer[:1]:
         message = f"{shown(option)} sets {managed}, which the toolkit sets itself"
@@ -182,27 +184,27 @@ def _unmanaged(field: str, option: str, table: Mapping[str, str]) -> Diagnostics
 
 
 def triton_options(cluster: ClusterProfile) -> Diagnostics:
-    """The toolkit sets ``tritonserver``'s ports, repository and shared memory."""
+    """``triton.options`` leave ports, repository and shared memory to the toolkit."""
     for index, option in enumerate(cluster.triton.options):
         field = f"triton.options[{index}]"
         if option.startswith("--"):
             yield from _unmanaged(field, option, _hints("tritonserver"))
         if "shm-region-prefix-name" in option:
             message = "sets shm-region-prefix-name, which the toolkit sets itself"
-            hint = "leave it out: the prefix carries job id and rank, so that jobs can share a node"
+            hint = "remove it: the prefix has the job ID and rank, so that jobs can share a node"
             yield in_cluster("managed", field, message, hint, option)
 
 
 def environment(cluster: ClusterProfile) -> Diagnostics:
-    """The environment has no variables of Slurm or the toolkit, and no secrets."""
+    """``environment`` sets no variables of Slurm or the toolkit, and no secrets."""
     for name, value in cluster.environment.items():
         field = f"environment.{name}"
         if VARIABLES.fullmatch(name):
             message = "is set by Slurm or by the toolkit for each rank"
             yield in_cluster("managed", field, message, "remove it", value)
         elif SECRETS.fullmatch(name):
-            message = "looks like a secret, and the scripts of a run are readable files"
-            hint = "read it in a line of setup from a file that only you can read"
+            message = "looks like a secret, and others can read the scripts of a run"
+            hint = "let a line of setup read it from a file that only you can read"
             yield in_cluster("secret", field, message, hint)
 
 
@@ -216,11 +218,12 @@ RULES: tuple[Rule, ...] = (
     Requires("cluster.container.python!=python3",
              "cluster.container.runtime!=none cluster.container.examples "
              "cluster.container.tensorrt_llm_version",
-             "is the Python of an image, or of TensorRT-LLM on the nodes, but the profile names neither",
+             "is the Python of an image or of TensorRT-LLM on the nodes, but the profile has neither",
              "set python in the profile, or container.runtime"),
     Requires("cluster.container.form", "cluster.container.runtime=custom",
-             "is for another runtime than those that have a name", "set container.runtime to custom"),
-    Requires("cluster.container.runtime=custom", "cluster.container.form", "custom needs a form",
+             "is set, but container.runtime is {cluster.container.runtime}",
+             "set container.runtime to custom, or remove it"),
+    Requires("cluster.container.runtime=custom", "cluster.container.form", "custom needs container.form",
              "write container.form; docs/how-to/sites.md has an example", code="missing"),
     Excludes(_SLURM_ONLY, "cluster.scheduler=local", "is for Slurm, but scheduler is local",
              "remove it, or set scheduler to slurm"),

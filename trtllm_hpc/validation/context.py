@@ -29,7 +29,7 @@ from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
 
 
 class SlurmAnswers:
-    """What Slurm says of its partitions; asked once, however many jobs are checked."""
+    """Slurm's answers about its partitions, asked for once however many jobs are checked."""
 
     def __init__(self, conf: str | None, clusters: str | None) -> None:
         self._controller = conf, clusters
@@ -41,16 +41,16 @@ class SlurmAnswers:
 
     @cached_property
     def limits(self) -> Mapping[str, PartitionLimits]:
-        """What the partitions allow a job, as ``scontrol`` says, by name. Raises SubmissionError."""
+        """The limits of each partition for a job, from ``scontrol``, by name. Raises SubmissionError."""
         return {item.name: item for item in query_limits(*self._controller)}
 
     @cached_property
     def default_memory(self) -> DefaultMemory | None:
-        """What the cluster gives a job that asks for no memory. Raises SubmissionError."""
+        """Memory of a job that requests none. Raises SubmissionError."""
         return query_default_memory(*self._controller)
 
     def limits_of(self, asked: Resources) -> list[PartitionLimits]:
-        """Return the limits of the partitions that a job may run on. Raises SubmissionError."""
+        """Return the limits of a job's partitions, or of the default partition. Raises SubmissionError."""
         default = next((item.name for item in self.limits.values() if item.is_default), "")
         names = (asked.partition or default).split(",")
         return [self.limits[name] for name in names if name in self.limits]
@@ -58,16 +58,17 @@ class SlurmAnswers:
 
 @dataclass(eq=False)
 class Context:
-    """A profile, with the plan of a job file if there is one."""
+    """The input of checks: a profile, and the plan of a job file if there is one."""
 
     cluster: ClusterProfile
     runs: Path
-    """Folder of the runs."""
+    """Folder of all run folders."""
     engines: Path
     """Folder of the engine cache."""
     planned: Plan | None = None
+    """Plan of the job; ``None`` if only the profile is checked."""
     shared_answers: SlurmAnswers | None = None
-    """Slurm's answers to another context of the cluster."""
+    """Slurm's answers, shared with other contexts of the same cluster."""
 
     @classmethod
     def of_plan(cls, plan: Plan, slurm: SlurmAnswers | None = None) -> Context:
@@ -76,7 +77,7 @@ class Context:
 
     @cached_property
     def slurm(self) -> SlurmAnswers:
-        """What Slurm says of its partitions."""
+        """Slurm's answers about its partitions."""
         return self.shared_answers or SlurmAnswers(*self.cluster.controller)
 
     @property
@@ -86,12 +87,12 @@ class Context:
 
     @property
     def on_slurm(self) -> bool:
-        """Whether jobs go to Slurm, and not to processes of this machine."""
+        """Whether jobs run in Slurm and not as processes of this machine."""
         return self.cluster.scheduler == "slurm"
 
     @cached_property
     def can_ask_slurm(self) -> bool:
-        """Whether Slurm's commands and configuration are here; the checks of these say what is missing."""
+        """Whether Slurm's commands and configuration are here; other checks report what is missing."""
         conf = self.cluster.slurm_conf
         return shutil.which("scontrol") is not None and (conf is None or os.access(conf, os.R_OK))
 
@@ -107,7 +108,7 @@ class Context:
         return self.plan.job
 
     def path_here(self, path: str) -> Path:
-        """Return where a path inside the container is on this machine: below the deepest mount."""
+        """Return the path on this machine of a path inside the container."""
         return Path(outside(path, self.cluster.container.mounts))
 
     @cached_property
@@ -132,12 +133,12 @@ class Context:
 
     @property
     def engine_folder(self) -> str | None:
-        """A finished engine: the job file's, or the cache's."""
+        """Folder of a finished engine: the job file's, or the cache's."""
         return self.job.engine.directory or self.plan.engine_found
 
     @cached_property
     def engine(self) -> EngineConfig | NotAnEngine | None:
-        """The finished engine, or why the folder has none; ``None`` if this machine cannot see the folder."""
+        """The finished engine, or why it is not an engine; ``None`` if this machine cannot see the folder."""
         folder = None if self.engine_folder is None else self.path_here(self.engine_folder)
         try:
             return read_engine(folder) if folder is not None and folder.is_dir() else None
@@ -148,22 +149,26 @@ class Context:
 
 
 SRUN, CONTROLLER, LIMITS = "srun", "controller", "limits"
-"""What a check needs besides files: Slurm's commands on this machine, or its controller. ``submit`` also
-asks the controller for partitions and their limits, because Slurm never starts a job beyond them."""
+"""Needs of checks besides files: Slurm's commands on this machine, or its controller.
+
+``LIMITS`` are separate because ``submit`` asks the controller for partitions and their limits, too: Slurm
+accepts a job beyond them and never starts it.
+"""
 
 Judge = Callable[[Context], Diagnostic | None]
-"""Returns ``None`` where the check does not apply."""
+"""Function of a check; returns ``None`` if the check does not apply."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check."""
+    """A check of ``doctor``, ``render`` and ``submit``."""
 
     id: str
+    """Name in the output and for ``--ignore``."""
     function: Judge
     needs: str = ""
-    """Empty: files and numbers only; or ``srun``, ``controller`` or ``limits``."""
+    """``SRUN``, ``CONTROLLER`` or ``LIMITS``; empty: only files and numbers."""
     of_job: bool = False
-    """Applies only where there is a job file."""
+    """Whether the check needs a job file."""
     on_slurm: bool = False
-    """Applies only where jobs go to Slurm."""
+    """Whether the check needs Slurm as the scheduler."""

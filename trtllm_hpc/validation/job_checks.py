@@ -1,4 +1,4 @@
-"""Checks of the layout, model, memory, companion and finished engine of a job file, where there is one."""
+"""Checks of a job file: layout, model, memory, companion and finished engine."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LAYER = re.compile(rb'"(?:[\w.]+\.)?(?:layers|h|blocks?)\.(\d+)\.')
-"""Number of a layer in the name of a tensor."""
+"""Matches the number of a layer in the name of a tensor."""
 _LEAST_BYTES = 1024
-"""Smallest size of a file of weights; a pointer of Git LFS is smaller."""
+"""Smallest size of a weights file, in bytes; Git LFS pointers are smaller."""
 
 
 def divides(context: Context) -> Diagnostic | None:
-    """Heads, layers and experts can be split evenly, as the runtime requires."""
+    """The ranks can split heads, layers and experts evenly, as TensorRT-LLM requires."""
     if context.job.engine.world_size == 1:
         return None
     config, engine = context.model_config, context.job.engine
     if config is None:
-        return unknown("the model's config.json cannot be read here")
+        return unknown("the model's config.json cannot be read on this machine")
     from trtllm_hpc.tensorrt_llm.memory import UnknownModel, parallel_of, read_shape
 
     try:
@@ -59,45 +59,46 @@ def divides(context: Context) -> Diagnostic | None:
         message = f"{shape.kv_heads} KV heads cannot be split over {tensor} ranks"
         return fail(message, f"{hint} {shape.kv_heads}")
     if shape.layers % pipeline:
-        message = f"{shape.layers} layers do not divide by engine.pipeline_parallel {pipeline}"
-        return warn(f"{message}: older releases refuse that", f"set it to a divisor of {shape.layers}")
+        message = f"{shape.layers} layers cannot be split evenly by engine.pipeline_parallel {pipeline}"
+        hint = f"set engine.pipeline_parallel to a divisor of {shape.layers}"
+        return warn(f"{message}, which older releases refuse", hint)
     if shape.experts % (expert := parallel_of(engine).expert):
-        message = f"{shape.experts} experts do not divide by engine.moe_expert_parallel {expert}"
-        return fail(message, f"set it to a divisor of {shape.experts}")
-    return ok(f"{heads} heads and {shape.layers} layers divide by the ranks")
+        message = f"{shape.experts} experts cannot be split evenly by engine.moe_expert_parallel {expert}"
+        return fail(message, f"set engine.moe_expert_parallel to a divisor of {shape.experts}")
+    return ok(f"the ranks can split {heads} heads and {shape.layers} layers evenly")
 
 
 def slo(context: Context) -> Diagnostic | None:
-    """Limits on times of tokens need streamed answers; else the benchmark fails once the server is up."""
+    """Answers are streamed if the benchmark's SLO limits token times, so that it does not fail later."""
     benchmark = context.job.companion.benchmark if context.job.companion.enabled else None
     if benchmark is None or benchmark.slo is None:
         return None
     from trtllm_hpc.bench.analysis.slo import parse_slo
 
     limits = parse_slo(benchmark.slo)
-    # trtllm-serve streams by itself; a model of Triton only if it is decoupled.
+    # Triton streams only from decoupled models; trtllm-serve always can.
     streams = context.plan.server.spec.driver != "triton" or context.job.repository.decoupled
     unstreamed = None if streams else "repository.decoupled"
     if unstreamed is None and benchmark.streaming is False:
         unstreamed = "companion.benchmark.streaming"
     if limits.needing_streaming and unstreamed is not None:
         return fail(
-            f"limits on {', '.join(limits.needing_streaming)} cannot be checked: only streamed answers have "
-            f"these figures, and {unstreamed} is false",
+            f"limits on {', '.join(limits.needing_streaming)} need streamed answers, "
+            f"but {unstreamed} is false",
             f"set {unstreamed} to true, or limit the latency instead (companion.benchmark.slo: latency<1s)",
         )
     return ok(f"the benchmark's limits are {limits}")
 
 
 def workload_file(context: Context) -> Diagnostic | None:
-    """The companion reads the file on its node, which may see other folders than this machine."""
+    """The benchmark's file is valid, if this machine can read it; the companion reads it on its node."""
     benchmark = context.job.companion.benchmark if context.job.companion.enabled else None
     file = None if benchmark is None else benchmark.workload.path
     if benchmark is None or file is None:
         return None
     if not Path(file).is_file():
-        message = f"the workload {file} is not on this machine"
-        return warn(message, "check that the companion's node can read that path")
+        message = f"the workload file {file} is not on this machine"
+        return warn(message, "check that the companion's node can read it")
     from trtllm_hpc.bench.workload.build import check_file
 
     try:
@@ -108,11 +109,11 @@ def workload_file(context: Context) -> Diagnostic | None:
         more = f" (and {len(others)} more)" if others else ""
         message = f"{where}: {' '.join(first.message.split()).rstrip('.')}{more}"
         return fail(message, first.hint or "correct the file")
-    return ok(f"the benchmark's workload is {file}")
+    return ok(f"the benchmark's workload file {file} is valid")
 
 
 def evaluation(context: Context) -> Diagnostic | None:
-    """The evaluation's tasks, libraries and data are on this machine, and the run to compare with."""
+    """This machine has the evaluation's tasks, libraries and data, and the run to compare with."""
     settings = context.job.companion.evaluate
     if settings is None or not context.job.companion.enabled:
         return None
@@ -127,100 +128,102 @@ def evaluation(context: Context) -> Diagnostic | None:
         return fail(wrong.message, wrong.hint or "name another task")
     base = settings.not_worse_than
     if base is not None and read_evaluation(RunPaths(context.runs / base).evaluation()) is None:
-        message = (
-            f"companion.evaluate.not_worse_than: run {base} has no finished evaluation in {context.runs}"
+        message = f"the run {base} (companion.evaluate.not_worse_than) has no finished evaluation"
+        return fail(
+            f"{message} in {context.runs}", "set it to the ID or folder of a run with evaluation scores"
         )
-        return fail(message, "name the id or the folder of a run that companion.evaluate has scored")
-    return ok(f"the tasks {', '.join(settings.tasks)} can be asked, with data in {data_folder(settings)}")
+    tasks = ", ".join(settings.tasks)
+    return ok(f"the evaluation of {tasks} is possible, with data in {data_folder(settings)}")
 
 
 def model_files(context: Context) -> Diagnostic | None:
-    """The model's folder has a configuration, and all the weights that its index names."""
+    """The model's folder has a configuration and all weights in its index."""
     if context.job.model.path is None or context.job.engine.directory is not None:
         return None
     folder, file = context.model_folder, context.path_here(context.job.model.path)
     if os.access(file, os.F_OK) and file.is_file():
         return fail(f"model.path {file} is a file", f"set model.path to its folder, {file.parent}")
     if folder is None:
-        found, name = absent(context, context.job.model.path, "model.path"), "/".join(file.parts[-2:])
-        # ORG/NAME becomes a path below the job file.
+        problem, name = absent(context, context.job.model.path, "model.path"), "/".join(file.parts[-2:])
+        # A typed ORG/NAME has become a path below the job file's folder.
         looks_relative = len(file.parts) > 3 and file.parents[1].is_dir() and not file.parent.exists()
         if looks_relative and HUB_NAME.fullmatch(name):
-            return replace(found, hint=f"{found.hint}; for the model of the Hub: --set model.hub={name}")
-        return found
+            return replace(problem, hint=f"{problem.hint}; for the model of the Hub: --set model.hub={name}")
+        return problem
     if context.model_config is None:
-        message = f"there is no config.json in {folder} that can be read"
+        message = f"there is no readable config.json in {folder}"
         return fail(message, "set model.path to the model's folder")
     finish = "finish the model's download"
     if context.plan.backend.loaded_model(context.job, RunPaths(context.plan.run_folder)) is not None:
-        finish += ", or, for a server that makes up its weights (load format dummy): --ignore model-files"
+        finish += "; for a server with random weights (load format dummy): --ignore model-files"
     record = record_of(folder)
     if record is not None and (missing := record.missing(folder)):
         size = sum(size for size, _ in missing.values()) / 2**30
-        what = f"{size:.2f} GiB of {record.hub} are still to download; its small files are here"
-        return ok(f"{what}, and render and submit download the rest first")
+        message = f"{size:.2f} GiB of {record.hub} are not downloaded yet; its small files are"
+        return ok(f"{message}, and render and submit download the rest first")
     names = _weights(folder)
     if not names:
         return fail(f"there are no weights (*.safetensors, *.bin) in {folder}", finish)
     for name in names:
         file = folder / name
         if not file.is_file():
-            message = f"{name} is missing in {folder}, but its index names it"
+            message = f"the index of weights lists {name}, which is missing in {folder}"
             return fail(message, finish)
         size = file.stat().st_size
         if size < _LEAST_BYTES:
             if is_lfs_pointer(file):
-                return fail(f"{file} is a pointer of Git LFS, not the file", "run git lfs pull there")
-            return fail(f"{file} has {size} bytes only: no weights", finish)
+                message = f"{file} is a Git LFS pointer instead of the file"
+                return fail(message, f"type git lfs pull in {folder}")
+            return fail(f"{file} has only {size} bytes, too few for weights", finish)
     if wrong := _wrong_layers(context.model_config, folder):
         return fail(wrong, f"correct {folder / 'config.json'}, or download the model again")
-    return ok(f"the model's {len(names)} file{'s' * (len(names) > 1)} of weights are there")
+    return ok(f"all weights of the model are there ({len(names)} file{'s' * (len(names) > 1)})")
 
 
 def _wrong_layers(config: Mapping[str, Any], folder: Path) -> str | None:
-    """Return that the number of layers is impossible, or above that of the weights."""
+    """Return an error if the number of layers is invalid, or above that of the weights."""
     layers = config.get("num_hidden_layers")
     if layers is None:
         return None
     if not isinstance(layers, int) or layers < 1:
-        return f"num_hidden_layers in {folder / 'config.json'} is {layers!r}, not a number above 0"
+        return f"num_hidden_layers in {folder / 'config.json'} is {layers!r}, not a whole number above 0"
     indexes = [folder / name for name in _INDEXES if (folder / name).is_file()]
     stored = 0
     for source in indexes or folder.glob("*.safetensors"):
         with source.open("rb") as file:  # safetensors begins with the length of its header
             size = -1 if indexes else min(int.from_bytes(file.read(8), "little"), 100 << 20)
             stored = max([stored, *(int(number) + 1 for number in _LAYER.findall(file.read(size)))])
-    wrong = f"config.json in {folder} says {layers} layers, and the weights have {stored}"
+    wrong = f"config.json in {folder} has {layers} layers, but the weights have {stored}"
     return wrong if 0 < stored < layers else None
 
 
 def _weights(folder: Path) -> list[str]:
-    """Return the names in the index of the weights; without an index, the files in the folder."""
+    """Return the files in the index of weights, or in the folder if there is no index."""
     for name in _INDEXES:
         try:
             index = json.loads((folder / name).read_text(encoding="utf-8"))
             return sorted(set(index["weight_map"].values()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # no index of this name, or one that cannot be read
+            continue  # a missing or unreadable index
     return sorted(file.name for ending in ("safetensors", "bin") for file in folder.glob(f"*.{ending}"))
 
 
 def tokenizer(context: Context) -> Diagnostic | None:
-    """The tokenizer's folder is complete: a compute node may not reach the Hub."""
+    """The tokenizer's folder is complete, because compute nodes may not reach the Hub."""
     if context.plan.backend.release_use == "none":
         return None
     path = context.plan.backend.tokenizer(context.job)
     if path is None:
-        message = "no tokenizer is named, and an engine has none"
-        return fail(message, "set model.tokenizer to a folder with the model's tokenizer")
+        message = "there is no tokenizer: model.tokenizer is not set, and an engine has none"
+        return fail(message, "set model.tokenizer to the folder of the model's tokenizer")
     folder = context.path_here(path)
     if not folder.exists():
-        return unknown(f"the tokenizer's folder {path} cannot be seen on this machine")
+        return unknown(f"the tokenizer's folder {path} is not visible on this machine")
     return tokenizer_files(folder)
 
 
 def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
-    """Return the memory plan, or why there is none; ``None`` without the model's ``config.json``."""
+    """Return the memory plan, or the reason for none; ``None`` without the model's ``config.json``."""
     config, model = context.model_config, context.plan.backend.memory
     if config is None or model is None:
         return None
@@ -234,7 +237,7 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
 
 
 def _stored_size(context: Context, config: Mapping[str, Any]) -> int | None:
-    """Return the bytes of a checkpoint whose matrices cannot be summed up; ``None``: of any other.
+    """Return the size in bytes of a checkpoint whose matrices the planner cannot sum up, else ``None``.
 
     Raises UnknownModel for a quantized checkpoint of unknown size.
     """
@@ -246,39 +249,40 @@ def _stored_size(context: Context, config: Mapping[str, Any]) -> int | None:
     with suppress(ConfigError):
         checkpoint = Checkpoint(context.model_folder)
         if (method := checkpoint.quantization) != "none" and checkpoint.stored is None:
-            raise UnknownModel(f"the checkpoint is quantized ({method}), without an index of its weights")
+            message = f"the checkpoint is quantized ({method}) and has no index of its weights"
+            raise UnknownModel(f"{message}, so its size is unknown")
         if method != "none" or config.get("model_type") not in FAMILIES:
             return checkpoint.stored
     return None
 
 
 def memory(context: Context) -> Diagnostic | None:
-    """Weights, buffers and a KV cache for the longest requests fit into a rank's memory."""
+    """A rank's memory holds weights, buffers and a KV cache for the longest requests."""
     if not (context.job.model.path or context.job.model.synthetic):
         return None
     if context.plan.backend.memory is None:
-        return unknown(f"nothing is known of the memory that {context.plan.server.spec.leader[0]} takes")
+        return unknown(f"the memory use of {context.plan.server.spec.leader[0]} is unknown")
     plan = memory_of(context)
     if plan is None:
-        return unknown("the model's config.json cannot be read here, so nothing is known of its memory")
+        return unknown("the model's config.json cannot be read on this machine, so its memory use is unknown")
     if isinstance(plan, Exception):
         return unknown(str(plan))
     return Diagnostic("memory", plan.sentence, hint=plan.remedy, state=plan.verdict)
 
 
 def is_there(context: Context) -> Diagnostic | None:
-    """The folder exists, as far as this machine can see."""
-    named = context.engine_folder
-    if named is None:
+    """The engine's folder exists, as far as this machine can see."""
+    path = context.engine_folder
+    if path is None:
         return None
-    folder = context.path_here(named)
+    folder = context.path_here(path)
     if folder.is_file():
-        return fail(f"{named} is a file", f"set engine.directory to its folder, {folder.parent}")
+        return fail(f"{path} is a file", f"set engine.directory to its folder, {folder.parent}")
     if folder.exists():
-        return ok(f"{named} is there")
+        return ok(f"{path} exists")
     if not os.access(folder.parent, os.R_OK | os.X_OK):
-        return unknown(f"{named} cannot be seen on this machine")
-    message = f"there is no {folder}, though {folder.parent} can be read here"
+        return unknown(f"{path} is not visible on this machine")
+    message = f"there is no {folder}, although this machine can read {folder.parent}"
     return fail(message, "set engine.directory to the folder of a finished engine")
 
 
@@ -297,7 +301,7 @@ def _limits(context: Context, engine: EngineConfig) -> Diagnostic:
     for key, asked, built in pairs:
         if asked is not None and built is not None and asked > built:
             return fail(f"{key} is {asked}, but the engine was built for {built}", f"lower it to {built}")
-    return ok("the job file's limits are within the engine's")
+    return ok("the job file's sizes are within the engine's limits")
 
 
 def _paged_context(context: Context, engine: EngineConfig) -> Diagnostic | None:
@@ -317,13 +321,12 @@ _OF_ENGINES: dict[str, _Judge] = {
 
 
 def _of_engine(judge: _Judge, context: Context) -> Diagnostic | None:
-    """Judge the engine in the folder."""
     if context.engine_folder is None:
         return None
     if context.engine is None:
-        return unknown(f"the engine in {context.engine_folder} cannot be seen on this machine")
+        return unknown(f"the engine in {context.engine_folder} is not visible on this machine")
     if isinstance(context.engine, NotAnEngine):
-        return fail(str(context.engine), "set engine.directory to the folder that holds config.json")
+        return fail(str(context.engine), "set engine.directory to the folder that contains config.json")
     return judge(context, context.engine)
 
 

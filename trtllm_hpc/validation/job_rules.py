@@ -1,4 +1,4 @@
-"""Rules of a job file whatever its layout: model, limits, waits, companion and adapters."""
+"""Rules of a job file that need no profile: model, lengths, time limits, companion and adapters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trtllm_hpc.validation.benchmark_rules import scheduled_seconds, settings_pr
 
 
 def prompt_leaves_room(job: JobFile) -> Diagnostics:
-    """``max_seq_len`` counts prompt and answer together."""
+    """``max_input_len`` is below ``max_seq_len``, which counts prompt and answer together."""
     prompt, both = job.engine.max_input_len, job.engine.max_seq_len
     if prompt is not None and both is not None and prompt >= both:
         message = f"a prompt of {prompt} tokens leaves no room for an answer: engine.max_seq_len is {both}"
@@ -22,17 +22,17 @@ def prompt_leaves_room(job: JobFile) -> Diagnostics:
 
 
 def cache_holds_a_request(job: JobFile) -> Diagnostics:
-    """The KV cache has room for the longest request, which could never run otherwise."""
+    """The KV cache holds the longest request, which could never run otherwise."""
     budget, both = job.kv_cache.max_tokens, job.engine.max_seq_len
     if budget is None or both is None:
-        return  # the release decides
+        return  # the release chooses the value
     size, width = job.engine.tokens_per_block or 1, job.engine.max_beam_width or 1
     longest = -(-both // size) * size * width
     if budget < longest:
         beams = "" if width == 1 else f" and {width} beams"
         message = (
-            f"a KV cache of {budget} tokens has no room for one request of engine.max_seq_len "
-            f"{both}{beams}: in whole blocks it takes {longest}"
+            f"a KV cache of {budget} tokens cannot hold a request of engine.max_seq_len "
+            f"{both}{beams}, which takes {longest} tokens in whole blocks"
         )
         hint = f"set it to {longest} or more, or lower engine.max_seq_len"
         yield in_job("conflict", "kv_cache.max_tokens", message, hint, budget)
@@ -49,13 +49,13 @@ def answers_fit(job: JobFile) -> Diagnostics:
         asked["benchmark.workload.output_tokens"] = benchmark.workload.output_tokens or 0
     for field, tokens in asked.items():
         if tokens >= longest:
-            message = f"{tokens} tokens and a prompt do not fit: engine.max_seq_len is {longest}"
-            hint = f"ask for fewer than {longest} tokens, or raise engine.max_seq_len"
+            message = f"{tokens} tokens leave no room for a prompt: engine.max_seq_len is {longest}"
+            hint = f"set it below {longest}, or raise engine.max_seq_len"
             yield in_job("conflict", f"companion.{field}", message, hint, tokens)
 
 
 def prompts_fit(job: JobFile) -> Diagnostics:
-    """The benchmark's prompts are not longer than the engine accepts."""
+    """The engine accepts the length of the benchmark's prompts."""
     benchmark, longest = job.companion.benchmark, job.engine.max_input_len
     if benchmark is None or longest is None or not job.companion.enabled:
         return
@@ -81,37 +81,35 @@ def logits_are_gathered(job: JobFile) -> Diagnostics:
         if (reason := backend_of(job).why_no_logits) is not None:
             yield in_job("conflict", field, reason, "set it to false", True)
         elif job.engine.directory is None and not getattr(job.engine, gather):
-            message = f"an engine without engine.{gather} returns no {name}"
+            message = f"the engine returns no {name}, because engine.{gather} is false"
             yield in_job("conflict", field, message, f"set engine.{gather} to true", True)
 
 
 def server_wait_ends(job: JobFile) -> Diagnostics:
-    """The wait for the server's start ends before its job's time limit."""
+    """``ready_timeout_seconds`` ends before the job's time limit."""
     ready, limit = job.serve.ready_timeout_seconds, job.serve.time_limit_minutes * 60
     if ready >= limit:
-        message = f"a wait of {ready} s for the server ends after its job's time limit ({limit} s)"
+        message = f"the wait for the server's start ({ready} s) exceeds the job's time limit ({limit} s)"
         hint = f"set it below {limit}, or raise serve.time_limit_minutes"
         yield in_job("conflict", "serve.ready_timeout_seconds", message, hint, ready)
 
 
 def evaluation_is_over_openai(job: JobFile) -> Diagnostics:
-    """An evaluation asks over OpenAI's protocol, which Triton speaks through the gateway behind the proxy."""
+    """An evaluated server has OpenAI's protocol, which Triton offers through the gateway behind the proxy."""
     evaluates = job.companion.enabled and job.companion.evaluate is not None
     if evaluates and job.frontend == "triton" and not backend_of(job).can_have_gateway:
-        message = "the evaluation asks over OpenAI's protocol, which this Triton does not speak"
+        message = "an evaluation needs OpenAI's protocol, which Triton does not offer with this backend"
         yield in_job("conflict", "companion.evaluate", message, "set serve.frontend to openai")
     elif evaluates and job.frontend == "triton" and job.serve.proxy == "none":
-        message = (
-            "the evaluation asks over OpenAI's protocol, which this server does not speak without a proxy"
-        )
-        yield in_job("conflict", "companion.evaluate", message, "leave serve.proxy out")
+        message = "an evaluation needs OpenAI's protocol, which Triton offers only behind a proxy"
+        yield in_job("conflict", "companion.evaluate", message, "set serve.proxy to haproxy")
 
 
 def companion_wait_ends(job: JobFile) -> Diagnostics:
-    """The companion waits longer than the server may start, so that the first to give up knows why."""
+    """The companion waits longer than the server may start, so that the server fails first, with a reason."""
     ready, wait = job.serve.ready_timeout_seconds, job.endpoint_wait_s
     if job.companion.enabled and ready >= wait:
-        message = f"the companion would give up after {wait} s, before the server does ({ready} s)"
+        message = f"the companion would give up after {wait} s, while the server may still start ({ready} s)"
         hint = f"set it to {ready // 60 + 2} or more, or lower serve.ready_timeout_seconds"
         minutes = job.companion.time_limit_minutes
         yield in_job("conflict", "companion.time_limit_minutes", message, hint, minutes)
@@ -125,7 +123,7 @@ def benchmark_settings(job: JobFile) -> Diagnostics:
 
 
 def benchmark_ends(job: JobFile) -> Diagnostics:
-    """The benchmark's schedule ends before the time limits of the server and the companion."""
+    """The benchmark's load ends before the time limits of server and companion."""
     benchmark = job.companion.benchmark
     if benchmark is None or not job.companion.enabled:
         return
@@ -137,52 +135,52 @@ def benchmark_ends(job: JobFile) -> Diagnostics:
     key = "requests" if benchmark.duration_seconds is None else "duration_seconds"
     for name, limit in limits.items():
         if seconds >= limit:
-            message = (
-                f"the schedule of the benchmark lasts {seconds:.0f} s, longer than {name} allows ({limit} s)"
-            )
-            hint = f"measure for a shorter time, or at fewer levels, or raise {name}"
+            message = f"the benchmark lasts {seconds:.0f} s, longer than {name} allows ({limit} s)"
+            hint = f"measure for a shorter time or at fewer levels, or raise {name}"
             yield in_job("conflict", f"companion.benchmark.{key}", message, hint, getattr(benchmark, key))
 
 
 def adapters_fit(job: JobFile) -> Diagnostics:
-    """The companion names LoRA adapters that there are, and only if the engine takes any."""
+    """The engine supports LoRA, and the adapter that the companion names exists."""
     field, adapter = "companion.request.lora", job.companion.request.lora
     if adapter is None or not job.companion.enabled:
         return
     if (adapter.directory is None) == (adapter.adapter is None):
-        message = "an adapter is a folder, or one that the build converts, and this is neither or both"
-        yield in_job("conflict", field, message, "set either directory or adapter")
+        message = "needs either a folder or the name of an adapter that the build converts"
+        yield in_job("conflict", field, message, "set directory or adapter, and not both")
     reason = backend_of(job).why_no_adapters
     if reason is not None:
-        yield in_job("conflict", field, reason, "remove it, or take engine.backend: tensorrtllm")
+        yield in_job("conflict", field, reason, "remove it, or set engine.backend to tensorrtllm")
     elif job.engine.directory is None and not job.engine.max_lora_rank:
-        message = "an engine that is built with engine.max_lora_rank 0 takes no LoRA adapters"
+        message = "an engine built with engine.max_lora_rank 0 accepts no LoRA adapters"
         yield in_job("conflict", field, message, "set engine.max_lora_rank to the adapters' highest rank")
     elif adapter.adapter is not None:
         yield from _converted(job, field, adapter.adapter)
 
 
 def _converted(job: JobFile, field: str, name: str) -> Diagnostics:
-    """An adapter that is named is one that the build converts, for the inputs of the server."""
+    """The build converts the named adapter, to the type that servers accept."""
     engine = job.engine
     names = [PurePosixPath(folder).name for folder in engine.lora.adapters]
     if engine.directory is not None or name not in names:
-        message = f"the build converts no adapter {name!r}: it converts {', '.join(names) or 'none'}"
+        message = f"the build converts no adapter {name!r}, only {', '.join(names)}"
+        if not names:
+            message = f"the build converts no adapter {name!r}: engine.lora.adapters is empty"
         if engine.directory is not None:
-            message = f"nothing converts the adapter {name!r}: with engine.directory there is no build"
-        hint = "add its folder to engine.lora.adapters, or set directory to a converted one"
+            message = f"the adapter {name!r} is not converted: with engine.directory there is no build"
+        hint = "add its folder to engine.lora.adapters, or set directory to a converted adapter"
         yield in_job("missing", field, message, hint, name)
     elif engine.lora.storage_type != "float16":
         stored = engine.lora.storage_type
-        message = f"the build stores it as {stored} (engine.lora.storage_type), and servers take float16 only"
+        message = f"the build stores it as {stored} (engine.lora.storage_type), but servers need float16"
         yield in_job("conflict", field, message, "set engine.lora.storage_type to float16", name)
 
 
 RULES: tuple[Rule, ...] = (
-    Excludes("name=latest", "", "'latest' names the run that was submitted last", "choose another name",
+    Excludes("name=latest", "", "'latest' means the last submitted run", "choose another name",
              code="bad-value"),
-    Requires("model.revision", "model.hub", "is a revision of a hub's model, but model.hub names none",
-             "set model.hub, or leave the revision out"),
+    Requires("model.revision", "model.hub", "is the revision of a hub model, but model.hub is not set",
+             "set model.hub, or remove the revision"),
     Requires("model", "model.path model.hub model.synthetic engine.directory", "names no model",
              "set model.path to a folder, model.hub to org/name, or model.synthetic to tiny-llama",
              code="missing"),

@@ -1,7 +1,6 @@
-"""Load both files with every layer, judge them by all rules, and report everything that is wrong at once.
+"""Load job file and profile with all layers, apply all rules, and report all errors at once.
 
-The rules are those of the rooms of validation, and those of the job's backend. A rule is a generator of
-diagnostics. It reads valid values only.
+The rules are those of this package and of the job's backend. They see valid values only.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease
 from trtllm_hpc.validation import cluster_rules, job_rules, serve_rules
 
 Locate = Callable[[JobFile, ClusterProfile], JobFile]
-"""Returns a job whose ``model.path`` is where its ``model.hub`` is, or will be. Raises HubFailed."""
+"""Returns the job with the folder of ``model.hub``'s download as ``model.path``. Raises HubFailed."""
 
 
 def load(
@@ -53,15 +52,12 @@ def load(
 ) -> JobFacts:
     """Read a job file and a profile, with ``--set`` settings on top.
 
-    Args:
-        job_file: path of the job file, or the bare name of a shipped one; or a run's ``lock.json``, which has
-            the profile too.
-        cluster: path of a profile, or the name of a shipped one or of one in
-            ``~/.config/trtllm-hpc/clusters`` or ``/etc/trtllm-hpc/clusters``.
-        overrides: ``a.b=c`` settings; those of the profile begin with ``cluster.``.
-        command, options: the command that reads the files, and its other options. An error ends with this
-            command, to be typed again.
-        locate: finds a model of a hub; without it, such a job has no ``model.path``.
+    Args: job_file: path of the job file, name of a shipped one, or a run's ``lock.json``, which also has the
+    profile. cluster: path of a profile, or its name: a shipped one, or one in
+    ``~/.config/trtllm-hpc/clusters`` or ``/etc/trtllm-hpc/clusters``. overrides: ``a.b=c`` settings; keys of
+    the profile begin with ``cluster.``. command, options: the command that reads the files and its other
+    options, which an error's hint repeats. locate: finds the folder of a hub model; without it ``model.path``
+    stays unset.
 
     Raises:
         ConfigError: with every diagnostic about each file and about both together.
@@ -86,9 +82,9 @@ def load(
 
 
 def load_job(job_file: Path, cluster: str, overrides: Sequence[str] = ()) -> JobFile:
-    """Read a job with every layer, as :func:`load`, but judge it by no rule: it may not fit the profile.
+    """Read a job with every layer like :func:`load`, but without rules, so it may not fit the profile.
 
-    Raises ConfigError with every wrong value.
+    Raises ConfigError with every invalid value.
     """
     trees = _Trees.read(find_job(job_file), cluster, overrides)
     job = trees.valid(JobFile, trees.job)
@@ -103,35 +99,35 @@ def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
     Raises ConfigError with every diagnostic about it.
     """
     _, settings, wrong = read_settings(overrides)
-    tree, found = _read_profile(cluster)
-    wrong += found
+    tree, problems = _read_profile(cluster)
+    wrong += problems
     model = None
     if tree is not None:
         tree = merge(tree, settings)
-        model, found = validate(ClusterProfile, tree)
-        wrong += found
+        model, problems = validate(ClusterProfile, tree)
+        wrong += problems
         if model is not None:
-            wrong += [tree.placed(it) for it in cluster_problems(model)]
+            wrong += [tree.placed(problem) for problem in cluster_problems(model)]
     if model is None or wrong:
         raise ConfigError(wrong)
     return with_image(model)
 
 
 class LoadedVariant(NamedTuple):
-    """A variant of a job file, and what is wrong with it."""
+    """A variant of a job file, and its errors."""
 
     override: Override
     facts: JobFacts | None
-    """``None`` if a value is wrong."""
+    """The validated job and profile; ``None`` if a value is invalid."""
     diagnostics: list[Diagnostic]
 
 
 class LoadedSweep(NamedTuple):
-    """A job file with its section ``sweep`` expanded."""
+    """A job file whose section ``sweep`` is expanded into variants."""
 
     sweep: SweepSection
     keys: tuple[str, ...]
-    """The keys that the variants set, in the order of the file."""
+    """Keys that the variants set, in the file's order."""
     variants: list[LoadedVariant]
 
 
@@ -142,14 +138,13 @@ def load_sweep(
     sweep_options: Sequence[str] = (),
     locate: Locate | None = None,
 ) -> LoadedSweep:
-    """Read a job file and a profile as :func:`load`, and judge every variant by all rules.
+    """Read a job file and a profile like :func:`load`, and apply all rules to every variant.
 
     Args:
-        sweep_options: ``KEY=A,B,C`` texts, which add to the grid of the job file or replace keys in it.
+        sweep_options: ``KEY=A,B,C`` texts, which add or replace keys of the job file's grid.
 
-    Raises:
-        ConfigError: a file cannot be read, or its section ``sweep`` is wrong. What is wrong with single
-            variants is in the result.
+    Raises: ConfigError: a file is unreadable, or its section ``sweep`` is wrong. The result has the errors of
+    single variants.
     """
     trees = _Trees.read(find_job(job_file), cluster, overrides, locate)
     options, wrong = read_sweep_options(sweep_options)
@@ -157,20 +152,21 @@ def load_sweep(
     tree = tree or trees.sweep
     if tree is None and not wrong:
         hint = "add a section sweep to the job file, or --sweep KEY=A,B for each key to vary"
-        wrong.append(Diagnostic("no-variants", "nothing varies", str(trees.job_file), "sweep", hint=hint))
+        message = "there are no variants"
+        wrong.append(Diagnostic("no-variants", message, str(trees.job_file), "sweep", hint=hint))
     if tree is None or trees.job is None or trees.cluster is None or wrong or trees.diagnostics:
         raise ConfigError([*trees.diagnostics, *wrong])
     sweep, wrong = validate(SweepSection, tree)
     if sweep is not None and not wrong:
-        found, wrong = expand(sweep, tree, trees.job)
+        variants, wrong = expand(sweep, tree, trees.job)
     if sweep is None or wrong:
-        raise ConfigError([replace(it, field=f"sweep.{it.field}".rstrip(".")) for it in wrong])
+        raise ConfigError([replace(problem, field=f"sweep.{problem.field}".rstrip(".")) for problem in wrong])
     if trees.cluster.at("scheduler") == "local":  # one machine serves one variant after another
         sweep = sweep.model_copy(update={"allocation": "one"})
-    elif sweep.allocation == "one":
+    elif sweep.allocation == "one":  # the companions run in the sweep's own job
         trees.cluster = merge(trees.cluster, Tree.of({"companion": "overlap"}, tree.places[()]))
-    keys = dict.fromkeys(key for it in found for key in it.values)
-    return LoadedSweep(sweep, tuple(keys), [trees.variant(it) for it in found])
+    keys = dict.fromkeys(key for variant in variants for key in variant.values)
+    return LoadedSweep(sweep, tuple(keys), [trees.variant(variant) for variant in variants])
 
 
 def _read_profile(cluster: str) -> tuple[Tree | None, list[Diagnostic]]:
@@ -179,42 +175,42 @@ def _read_profile(cluster: str) -> tuple[Tree | None, list[Diagnostic]]:
 
 
 def read_lock(path: Path) -> Lock | None:
-    """Return the lock in a file or a run folder; ``None`` if it is a job file or cannot be read."""
+    """Return the lock in a file or run folder; ``None`` for a job file or an unreadable lock."""
     path = find_job(path)
     return Lock.read(path) if path.suffix == ".json" else None
 
 
 def _secret_settings(lock: Lock, path: Path, settings: Sequence[str]) -> tuple[list[str], list[Diagnostic]]:
-    """Return, as for ``--set``, what the lock leaves out: from environment variables of the same names.
+    """Return ``--set`` settings for the secrets that a lock leaves out, from environment variables.
 
-    What neither a variable nor one of ``settings`` gives is reported.
+    A secret that has neither an environment variable of its name nor an entry in ``settings`` is an error.
     """
-    given = {setting.partition("=")[0] for setting in settings}
-    found, missing = [], []
+    set_keys = {setting.partition("=")[0] for setting in settings}
+    secrets, missing = [], []
     for key in lock.left_out:
         name = key.rpartition(".")[2]
-        if any(key == it or key.startswith(f"{it}.") for it in given):
+        if any(key == set_key or key.startswith(f"{set_key}.") for set_key in set_keys):
             continue
         if name in os.environ:
-            found.append(f"{key}={json.dumps(os.environ[name])}")
+            secrets.append(f"{key}={json.dumps(os.environ[name])}")
             continue
-        message = "looks secret, so the lock does not have its value"
+        message = "looks like a secret, so the lock does not contain its value"
         variable = f"export {name}=... before this command, or add " if name.isupper() else "add "
         hint = f"{variable}--set {key}=VALUE"
         missing.append(Diagnostic("left-out", message, str(path), key, hint=hint))
-    return found, missing
+    return secrets, missing
 
 
 @dataclass
 class _Trees:
-    """Both files with their layers, and what is wrong so far."""
+    """Both files with their layers, and the errors so far."""
 
     job_file: Path
     job: Tree | None
     cluster: Tree | None
     diagnostics: list[Diagnostic]
     sweep: Tree | None = None
-    """The section ``sweep``, which is not in ``job``."""
+    """The section ``sweep`` of the job file, which ``job`` lacks."""
     locate: Locate | None = None
 
     @classmethod
@@ -249,13 +245,13 @@ class _Trees:
         return cls(job_file, job_tree, cluster_tree, wrong, sweep, locate)
 
     def valid(self, model: type[Model], tree: Tree | None) -> Model | None:
-        """Build ``model`` of a tree; ``None`` if there is none, or a value is wrong."""
-        value, found = validate(model, tree) if tree is not None else (None, [])
-        self.diagnostics += found
+        """Build ``model`` from a tree; ``None`` without a tree, or if a value is invalid."""
+        value, problems = validate(model, tree) if tree is not None else (None, [])
+        self.diagnostics += problems
         return value
 
     def variant(self, chosen: Override) -> LoadedVariant:
-        """Return one variant of a sweep, judged as a job file of its own; its name is in the job's."""
+        """Return a variant of a sweep, judged like a job file; its name is appended to the job's name."""
         assert self.job is not None
         job = with_absolute_paths(override(self.job, chosen.tree))
         name = job.at("name")
@@ -265,7 +261,7 @@ class _Trees:
         return LoadedVariant(chosen, trees.facts(), trees.diagnostics)
 
     def facts(self) -> JobFacts | None:
-        """Build both models and judge them by every rule; ``None`` if a value is wrong."""
+        """Build both models and apply every rule; ``None`` if a value is invalid."""
         job, cluster = self.valid(JobFile, self.job), self.valid(ClusterProfile, self.cluster)
         if job is None or cluster is None:
             return None
@@ -289,44 +285,44 @@ class _Trees:
         return tree.placed(problem)
 
     def error(self, command: str, shipped: str | None) -> ConfigError:
-        """Return everything found as one error, with the command to type once it is fixed.
+        """Return all diagnostics as one error, whose hint is the command to type once they are fixed.
 
-        Where another command is needed, the diagnostics say so. ``shipped`` is the name of a shipped job
+        Diagnostics that need another command have their own hint. ``shipped`` is the name of a shipped job
         file.
         """
-        if {"not-found", "swapped"} & {it.code for it in self.diagnostics}:
+        if {"not-found", "swapped"} & {problem.code for problem in self.diagnostics}:
             return ConfigError(self.diagnostics)
         what = "it" if len(self.diagnostics) == 1 else "them"
         hint = f"fix {what} and type: {command}"
-        if shipped is not None and str(self.job_file) in {it.file for it in self.diagnostics}:
+        if shipped is not None and str(self.job_file) in {problem.file for problem in self.diagnostics}:
             copy = shlex.join(["cp", str(self.job_file), f"{shipped}.yaml"])
             hint = f"add --set KEY=VALUE for each key to change to: {command}; or edit a copy: {copy}"
         return ConfigError(self.diagnostics, hint=hint)
 
 
 def problems(facts: JobFacts) -> list[Diagnostic]:
-    """Return everything that is wrong with a job file and a profile, each and together."""
+    """Return all errors of a job file and a profile, alone and together."""
     wrong = [problem for rule in job_rules.RULES for problem in rule(facts.job)]
     wrong += cluster_problems(facts.cluster)
     of_both = (*serve_rules.RULES, *backend_of(facts.job).rules)
     wrong += [problem for rule in of_both for problem in rule(facts)]
-    # Only of a job that can be laid out is it known how many GPUs it has.
+    # The number of GPUs is known only if the layout is possible.
     return wrong or [*serve_rules.site_limits(facts)]
 
 
 def cluster_problems(cluster: ClusterProfile) -> list[Diagnostic]:
-    """Return everything that is wrong with a profile, whatever the job."""
+    """Return all errors of a profile, independent of the job."""
     return [problem for rule in cluster_rules.RULES for problem in rule(cluster)]
 
 
 def _to_be_typed(setting: str, wrong: Sequence[Diagnostic]) -> str:
-    """Return the setting for the command in the hint, with a placeholder if it is wrong itself."""
+    """Return a setting for the command in a hint, with a placeholder for a wrong key or value."""
     key = setting.partition("=")[0]
-    for it in wrong:
-        if it.file != "--set":
+    for problem in wrong:
+        if problem.file != "--set":
             continue
-        if it.code == "bad-setting" and it.value == setting:
+        if problem.code == "bad-setting" and problem.value == setting:
             return "KEY=VALUE"
-        if it.field == key or it.field.startswith((f"{key}.", f"{key}[")):
-            return "KEY=VALUE" if it.code == "unknown-key" else f"{key}=VALUE"
+        if problem.field == key or problem.field.startswith((f"{key}.", f"{key}[")):
+            return "KEY=VALUE" if problem.code == "unknown-key" else f"{key}=VALUE"
     return setting

@@ -24,48 +24,48 @@ from trtllm_hpc.scheduler.discovery import (
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
 
 _ELF_MACHINES = {0x3E: "x86_64", 0xB7: "aarch64", 0x15: "ppc64le"}
-"""``e_machine`` in the header of a program (elf(5)), as ``uname -m`` and Slurm call it."""
+"""Names of processors (``uname -m``, Slurm) by ``e_machine`` in the header of a program (elf(5))."""
 _COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
 
 def commands(context: Context) -> Diagnostic | None:
-    """All commands but ``sacct``, which clusters without accounting lack."""
+    """Slurm's commands are installed, except ``sacct``, which needs accounting."""
     missing = [name for name in _COMMANDS if shutil.which(name) is None]
     if missing:
-        message = f"no {', '.join(missing)} on this machine"
-        hint = "log in to a node of the cluster, or choose a local profile with --cluster local"
+        message = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not on this machine"
+        hint = "log in to a node of the cluster, or type --cluster local"
         return fail(message, hint)
     return ok("Slurm's commands are on this machine")
 
 
 def configuration(context: Context) -> Diagnostic | None:
-    """Slurm's commands need the cluster's slurm.conf."""
+    """The profile's ``slurm.conf`` is readable."""
     file = context.cluster.slurm_conf
     if file is None:
         return None
     if not os.access(file, os.R_OK):
-        message = f"the profile names {file}, which cannot be read on this machine"
-        hint = "trtllm-hpc sandbox up, if this is the sandbox; else fix slurm_conf in the profile"
+        message = f"slurm_conf in the profile, {file}, cannot be read on this machine"
+        hint = "for the sandbox, type trtllm-hpc sandbox up; else fix slurm_conf in the profile"
         return fail(message, hint)
-    return ok(f"{file} can be read")
+    return ok(f"{file} is readable")
 
 
 def controller(context: Context) -> Diagnostic | None:
-    """Nothing can be submitted while ``slurmctld`` does not answer."""
+    """``slurmctld`` answers."""
     if not context.can_ask_slurm:
         return None
     try:
         count = len({item.name for item in context.slurm.partitions})
     except SubmissionError as error:
-        hint = "run scontrol ping; if the controller stays down, tell your site"
+        hint = "type scontrol ping; if the controller stays down, ask your site"
         if context.cluster.is_sandbox:
             hint = "trtllm-hpc sandbox up"
-        return fail(f"Slurm cannot be asked: {_reason(error)}", hint)
+        return fail(f"Slurm's controller does not answer: {_reason(error)}", hint)
     return ok(f"Slurm's controller answers, with {count} partition{'s' * (count != 1)}")
 
 
 def mpi_plugin(context: Context) -> Diagnostic | None:
-    """The ranks of a server join through PMIx."""
+    """Slurm has the MPI plugin of the profile, which is PMIx for NVIDIA's containers."""
     wanted = context.cluster.mpi
     try:
         plugins = query_mpi_plugins(context.cluster.slurm_conf)
@@ -74,59 +74,61 @@ def mpi_plugin(context: Context) -> Diagnostic | None:
     pmix = pmix_of(plugins)
     hint = f"set mpi to {pmix[0]} in the profile" if pmix else "ask your site for Slurm's PMIx plugin"
     if wanted == "mpirun":
-        return ok("Open MPI's mpirun joins the ranks")
+        return ok("Open MPI's mpirun starts the ranks")
     if wanted not in plugins:
-        message = f"this Slurm has no MPI plugin {wanted!r}; it offers {', '.join(plugins) or 'none'}"
+        message = f"this Slurm has no MPI plugin {wanted!r}, only {', '.join(plugins)}"
+        if not plugins:
+            message = f"this Slurm has no MPI plugin {wanted!r} and no other"
         if pmix or not pmix_of([wanted]):
             return fail(message, hint)
-        instead = "Open MPI's mpirun joins the ranks instead: the image, or the node, needs Open MPI 4"
+        instead = "Open MPI's mpirun starts the ranks instead: the image, or the node, needs Open MPI 4"
         return warn(f"{message}. {instead}", f"{hint}; or set mpi to mpirun in the profile")
     if not pmix_of([wanted]):
-        return warn(f"NVIDIA's containers join their ranks by PMIx, but the profile says {wanted}", hint)
-    return ok(f"this Slurm offers the MPI plugin {wanted}")
+        return warn(f"NVIDIA's containers need PMIx, but mpi in the profile is {wanted}", hint)
+    return ok(f"this Slurm has the MPI plugin {wanted}")
 
 
 def partition(context: Context) -> Diagnostic | None:
-    """The partitions exist, and have as many GPUs in a node as the profile says."""
+    """The profile's partitions exist and have its number and type of GPUs."""
     cluster = context.cluster
     phases = () if cluster.phases is None else ("context", "generation")
     if context.has_job:
         if len(context.plan.parts) == 1:
             phases = ()
-        else:  # the server is on the phases' nodes
+        else:  # the serve job uses the phases' nodes, so the profile's own partition needs no GPUs
             cluster = cluster.model_copy(update={"gpus_per_node": 0, "gpu_type": None})
-    answers = [_partition(context, cluster, "")]
+    results = [_partition(context, cluster, "")]
     for keys in ("companion_", "download_"):
         update = {"partition": getattr(cluster, f"{keys}partition"), "gpus_per_node": 0, "gpu_type": None}
-        answers.append(_partition(context, cluster.model_copy(update=update), keys))
-    answers += [_partition(context, context.cluster.for_phase(it), f"phases.{it}.") for it in phases]
-    found = [answer for answer in answers if answer is not None]
-    wrong = next((answer for answer in found if answer.state != OK), None)
-    return wrong or (ok("; ".join(dict.fromkeys(answer.message for answer in found))) if found else None)
+        results.append(_partition(context, cluster.model_copy(update=update), keys))
+    results += [_partition(context, context.cluster.for_phase(role), f"phases.{role}.") for role in phases]
+    known = [result for result in results if result is not None]
+    wrong = next((result for result in known if result.state != OK), None)
+    return wrong or (ok("; ".join(dict.fromkeys(result.message for result in known))) if known else None)
 
 
 def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnostic | None:
-    """Judge the partition of a profile, or of one phase, whose keys in the profile begin with ``keys``."""
+    """Judge the partition of a profile, or of one phase; ``keys`` is the prefix of its keys."""
     name = cluster.partition
     if name is None:
         return None
     wanted_names = name.split(",")
     try:
-        found = [item for item in context.slurm.partitions if item.name in wanted_names]
+        partitions = [item for item in context.slurm.partitions if item.name in wanted_names]
     except SubmissionError as error:
         return unknown(f"the partitions cannot be listed: {_reason(error)}", "sinfo")
-    absent = [it for it in wanted_names if it not in {item.name for item in found}]
+    absent = [name for name in wanted_names if name not in {item.name for item in partitions}]
     if absent:
         names = ", ".join(sorted({item.name for item in context.slurm.partitions})) or "none"
-        message = f"there is no partition {absent[0]!r}; you may see {names}"
+        message = f"there is no partition {absent[0]!r}; you can use {names}"
         return fail(message, f"set {keys}partition in the profile, or --set cluster.{keys}partition=NAME")
     kind = cluster.gpu_type
-    if kind is not None and kind not in {item.gpu_type for item in found}:
-        kinds = ", ".join(sorted({item.gpu_type for item in found} - {""})) or "none by a type"
+    if kind is not None and kind not in {item.gpu_type for item in partitions}:
+        kinds = ", ".join(sorted({item.gpu_type for item in partitions} - {""})) or "GPUs without a type"
         message = f"the partition {name!r} has no GPUs of type {kind!r}; it has {kinds}"
         return fail(message, f"set {keys}gpu_type in the profile to one of these, or remove it")
-    found = [item for item in found if kind in (None, item.gpu_type)]
-    most, wanted = max(item.gpus_per_node or item.slices for item in found), cluster.gpus_per_node
+    partitions = [item for item in partitions if kind in (None, item.gpu_type)]
+    most, wanted = max(item.gpus_per_node or item.slices for item in partitions), cluster.gpus_per_node
     gpus = f"{most} GPU{'s' * (most != 1)}"
     if cluster.gpu_request != "none" and most < wanted:
         message = f"a node of the partition {name!r} has {gpus}, but the profile says {wanted}"
@@ -134,16 +136,16 @@ def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnost
         if cluster.is_sandbox:
             hint = f"--set cluster.{keys}gpus_per_node={most}"
         return fail(message, hint)
-    nodes = sum(item.nodes for item in found)
+    nodes = sum(item.nodes for item in partitions)
     source = ""
     if cluster.is_sandbox and most:
-        real = any(item.gpu_type == REAL_GPU for item in found)
-        source = ", the machine's own" if real else ", claimed: there is no GPU behind them"
-    return ok(f"the partition {name!r} has {nodes} node{'s' * (nodes != 1)} of {gpus}{source}")
+        real = any(item.gpu_type == REAL_GPU for item in partitions)
+        source = " of this machine" if real else " that are simulated: nothing can compute on them"
+    return ok(f"the partition {name!r} has {nodes} node{'s' * (nodes != 1)} with {gpus}{source}")
 
 
 def limits(context: Context) -> Diagnostic | None:
-    """Every stage asks for no more than its partition allows: beyond that Slurm lets a job wait for ever."""
+    """Every stage is within its partition's limits; beyond them Slurm lets a job wait for ever."""
     if not context.can_ask_slurm:
         return None
     try:
@@ -156,19 +158,20 @@ def limits(context: Context) -> Diagnostic | None:
         return unknown(f"the partitions' limits cannot be read: {_reason(error)}", "scontrol show partition")
     for stage, number, component, allowed in asked:
         phase = context.plan.instances.groups[number].role if len(stage.components) > 1 else None
-        found = [_beyond(stage.name, phase, component, most) for most in allowed]
-        if found and found[0] is not None and all(found):  # of several partitions one is enough
+        excesses = [_beyond(stage.name, phase, component, most) for most in allowed]
+        # Slurm chooses among several partitions, so one that allows the stage is enough.
+        if excesses and excesses[0] is not None and all(excesses):
             # A QOS may lift its partition's limits (sacctmgr(1), PartitionMaxNodes, PartitionTimeLimit).
-            return found[0] if component.qos is None else replace(found[0], state=WARN)
-    return ok("every stage asks for no more than its partition allows")
+            return excesses[0] if component.qos is None else replace(excesses[0], state=WARN)
+    return ok("every stage is within its partition's limits")
 
 
 def architecture(context: Context) -> Diagnostic | None:
-    """The Python of the jobs is a program for the nodes' processors, which may not be this machine's."""
+    """The Python of the jobs runs on the nodes' processors, which can differ from this machine's."""
     cluster = context.cluster
     if not context.can_ask_slurm:
         return None
-    with suppress(SubmissionError, OSError):  # other checks say what is wrong
+    with suppress(SubmissionError, OSError):  # other checks report these errors
         python = Path(cluster.python or sys.executable)
         with python.open("rb") as file:
             header = file.read(20)
@@ -185,12 +188,12 @@ def architecture(context: Context) -> Diagnostic | None:
 
 
 def default_memory(context: Context) -> Diagnostic | None:
-    """A server that asks for no memory gets enough for its weights, which pass through the node's memory."""
+    """Without a memory request, the server gets enough for its weights, which pass through node memory."""
     serve = context.plan.stage("serve")
     if context.model_folder is None or serve is None or not context.can_ask_slurm:
         return None
-    with suppress(ConfigError, SubmissionError):  # other checks say what is wrong
-        # Imported here: `submit` of a job without a model needs neither.
+    with suppress(ConfigError, SubmissionError):  # other checks report these errors
+        # Imported late because `submit` of a job without a model needs neither.
         from trtllm_hpc.tensorrt_llm.job_facts import Checkpoint
         from trtllm_hpc.tensorrt_llm.memory import gib
 
@@ -199,39 +202,44 @@ def default_memory(context: Context) -> Diagnostic | None:
             ranks = asked.tasks_per_node or 1
             weights = size * ranks // context.job.engine.world_size
             for partition in context.slurm.limits_of(asked):
-                given = partition.memory or context.slurm.default_memory
-                if given is None or (has := given.on_node(asked.cpus_per_task * ranks) * 2**20) >= weights:
+                default = partition.memory or context.slurm.default_memory
+                if default is None:
                     continue
-                each = f"{ranks} ranks x {asked.cpus_per_task} CPUs x " if "CPU" in given.key else ""
+                available = default.on_node(asked.cpus_per_task * ranks) * 2**20
+                if available >= weights:
+                    continue
+                each = f"{ranks} ranks x {asked.cpus_per_task} CPUs x " if "CPU" in default.key else ""
                 message = (
-                    f"serve asks for no memory, and the partition {partition.name!r} gives {gib(has)} on a "
-                    f"node ({each}{given.key}={given.mib}), but the weights there are {gib(weights)}"
+                    f"serve requests no memory, so the partition {partition.name!r} gives it "
+                    f"{gib(available)} on a node ({each}{default.key}={default.mib}), but the weights there "
+                    f"are {gib(weights)}"
                 )
                 return warn(message, "set serve.memory_gib_per_node in the job file, e.g. to all")
-        return ok("the server gets as much of the nodes' memory as its weights take")
+        return ok("the nodes give the server enough memory for its weights")
     return None
 
 
 def neighbours(context: Context) -> Diagnostic | None:
-    """No other user shares a node with a server that listens at 127.0.0.1 and asks for no key."""
+    """No other user shares a node with a server that listens at 127.0.0.1 without a key."""
     is_reachable = context.job.frontend == "openai" and not context.cluster.exclusive
     if not is_reachable or not context.can_ask_slurm:
         return None
     serve = context.plan.stage("serve")
+    components = serve.components if serve else ()
     try:
-        known = [it for asked in serve.components for it in context.slurm.limits_of(asked)] if serve else []
+        partitions = [limits for asked in components for limits in context.slurm.limits_of(asked)]
     except SubmissionError:
-        return None  # the check of the limits says why
-    if not any(item.is_shared for item in known):
+        return None  # the check of the limits reports the error
+    if not any(limits.is_shared for limits in partitions):
         return None
     return warn(
-        "other users' jobs may run on the server's nodes, and reach it at 127.0.0.1 there without a key",
-        "set exclusive: true in the cluster profile, if that matters",
+        "other users' jobs may run on the server's nodes, and reach it there at 127.0.0.1 without a key",
+        "set exclusive: true in the cluster profile to keep other jobs off these nodes",
     )
 
 
 def _beyond(stage: str, phase: str | None, asked: Resources, most: PartitionLimits) -> Diagnostic | None:
-    """Return what a stage, or a phase of it, asks for beyond a partition's limits; ``None`` if it fits."""
+    """Return a diagnostic if a stage, or a phase of it, exceeds a partition's limits."""
     where, who = f"the partition {most.name!r}", f"stage {stage}"
     key, fewer = "partition", f"set serve.nodes to {most.nodes} or less"
     if stage == "companion":
@@ -242,19 +250,19 @@ def _beyond(stage: str, phase: str | None, asked: Resources, most: PartitionLimi
     elsewhere = f"set {key} in the profile"
     if most.nodes is not None and asked.nodes > most.nodes:
         has = f"{most.nodes} node{'s' * (most.nodes != 1)}"
-        message = f"{who} asks for {asked.nodes} nodes, but {where} gives a job at most {has}"
+        message = f"{who} requests {asked.nodes} nodes, but {where} allows a job at most {has}"
         return fail(message, f"{fewer}, or {elsewhere}")
     if most.minutes is not None and asked.minutes > most.minutes:
-        message = f"{who} asks for {asked.minutes} minutes, but {where} allows {most.minutes}"
+        message = f"{who} requests {asked.minutes} minutes, but {where} allows {most.minutes}"
         return fail(message, f"set {stage}.time_limit_minutes to {most.minutes} or less, or {elsewhere}")
     if asked.account is not None and most.accounts is not None and asked.account not in most.accounts:
-        message = f"{where} of {who} does not take the account {asked.account!r}"
+        message = f"{where} of {who} does not accept the account {asked.account!r}"
         return fail(message, f"set account in the profile to one of {', '.join(sorted(most.accounts))}")
     if most.groups is not None and os.getuid() != 0 and not most.groups & _own_groups():
         message = f"{where} of {who} is only for the groups {', '.join(sorted(most.groups))}"
         return fail(message, f"ask your site, or {elsewhere}")
     if most.state != "UP":
-        message = f"{where} of {who} is {most.state}: nothing starts there"
+        message = f"{where} of {who} is {most.state}, so no job starts there"
         return warn(message, f"wait, ask your site, or {elsewhere}")
     return None
 
@@ -268,7 +276,7 @@ def _own_groups() -> set[str]:
 
 
 def container_program(context: Context) -> Diagnostic | None:
-    """The runtime's program is on this machine, or its option in ``srun``."""
+    """The runtime's program is installed, or ``srun`` has its option."""
     container = context.cluster.container
     if container.entry is None:
         return None
@@ -276,38 +284,38 @@ def container_program(context: Context) -> Diagnostic | None:
     if container.entry.place == "command":
         if shutil.which(program):
             return ok(f"{program} is on this machine")
-        message = f"there is no {program} on this machine; the nodes may have it, or a line of setup loads it"
-        return warn(message, f"srun sh -c 'command -v {program}' looks on a node")
+        message = f"there is no {program} on this machine; the nodes, or a line of setup, may provide it"
+        return warn(message, f"type srun sh -c 'command -v {program}' to look on a node")
     try:
-        there = srun_knows(program, context.cluster.slurm_conf)
+        has_plugin = srun_knows(program, context.cluster.slurm_conf)
     except SubmissionError as error:
         return unknown(f"srun's options cannot be listed: {_reason(error)}", "srun --help")
-    if not there:
-        message = f"this srun knows no {program}: Slurm has no plugin for {container.runtime}"
-        return fail(message, "set container.runtime to another one, or ask your site")
-    return ok(f"this srun takes {program} ({container.runtime})")
+    if not has_plugin:
+        message = f"srun has no option {program}: Slurm has no plugin for {container.runtime}"
+        return fail(message, "set container.runtime in the profile to another runtime, or ask your site")
+    return ok(f"srun has the option {program} ({container.runtime})")
 
 
 def pyxis_scope(context: Context) -> Diagnostic | None:
-    """Where pyxis keeps all containers, those of a job would stay on the nodes for ever."""
+    """pyxis removes a job's containers, as the profile expects; else they stay on the nodes for ever."""
     container = context.cluster.container
     if container.runtime != "pyxis" or container.scope == "step":
         return None
     scope = query_pyxis_scope(context.cluster.slurm_conf)
     if scope is None:
-        message = f"no plugstack.conf here says whether pyxis keeps containers for a {container.scope} scope"
-        hint = "grep container_scope /etc/slurm/plugstack.conf.d/* on a node; none found means global"
+        message = f"no plugstack.conf on this machine shows whether pyxis has the scope {container.scope}"
+        hint = "type grep container_scope /etc/slurm/plugstack.conf.d/* on a node; no match means global"
         return unknown(message, hint)
     if scope == container.scope:
-        return ok(f"pyxis keeps containers with the scope {scope}, as the profile says")
+        return ok(f"pyxis has the container scope of the profile, {scope}")
     if scope == "global":
         return fail(
-            "pyxis removes no container at a job's end (container_scope=global): "
-            "every job would leave its image's files on the nodes",
+            "pyxis removes no container at a job's end (container_scope=global), "
+            "so every job would leave its image's files on the nodes",
             "set container.scope in the profile: to global (a node keeps one copy for all jobs), or to step",
         )
     return warn(
-        "pyxis removes containers at a job's end (container_scope=job): every job imports the image again",
+        "pyxis removes containers at a job's end (container_scope=job), so every job imports the image again",
         "set container.scope to job in the profile",
     )
 

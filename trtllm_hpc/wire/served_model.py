@@ -46,7 +46,7 @@ class ServedModel:
 
     @property
     def takes_text(self) -> bool:
-        """Whether prompts are texts; otherwise they are token ids."""
+        """Whether prompts are texts; otherwise they are token IDs."""
         return "text_input" in self.inputs
 
     @property
@@ -64,8 +64,8 @@ class ServedModel:
             return {"text_input": prompt, **dict.fromkeys(always, "")}
         if not isinstance(prompt, str) and not self.takes_text:
             return {"input_ids": list(prompt), "input_lengths": len(prompt)}
-        takes = "texts, not token ids" if self.takes_text else "token ids, not texts"
-        raise ValueError(f"model {self.name!r} takes {takes}")
+        accepted = "texts, not token IDs" if self.takes_text else "token IDs, not texts"
+        raise ValueError(f"model {self.name!r} accepts {accepted}")
 
 
 ENSEMBLE = ServedModel(

@@ -88,7 +88,7 @@ def test_a_server_lost_behind_a_proxy_is_named_in_each_manner_of_proxies(
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=answer, args=(listening,), daemon=True).start()
         (reply,) = run_all(Target(endpoint(listening.getsockname()[1]), "m"), b"one").replies
-    assert reply.error == "the server was lost before it had answered: try again"
+    assert reply.error == "the connection to the server was lost before it answered: try again"
     assert reply.status != "ok"
 
 

@@ -90,9 +90,9 @@ def test_generate_gets_plain_json_without_an_id() -> None:
 
 
 def test_ids_for_text_models_and_texts_for_core_models_are_refused() -> None:
-    with pytest.raises(ValueError, match="takes texts"):
+    with pytest.raises(ValueError, match="accepts texts"):
         encode_request(IDS, GRPC)
-    with pytest.raises(ValueError, match="token ids"):
+    with pytest.raises(ValueError, match="token IDs"):
         encode_request(WorkloadRequest(7, "x"), Target(endpoint(1), "m", CORE))
 
 

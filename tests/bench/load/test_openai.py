@@ -57,7 +57,7 @@ def test_a_text_is_a_prompt_and_in_a_chat_the_users_message() -> None:
 def test_ids_are_sent_as_they_are_but_not_in_a_chat() -> None:
     request = WorkloadRequest(9, token_ids=(5, 7))
     assert body(request)["prompt"] == [5, 7]
-    with pytest.raises(ValueError, match="a chat takes texts"):
+    with pytest.raises(ValueError, match="a chat accepts text"):
         body(request, "openai-chat")
 
 

@@ -106,7 +106,7 @@ def test_conversations_with_times_begin_at_them_and_a_written_file_gives_the_sam
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ({"messages": []}, "nothing is said"),
+        ({"messages": []}, "all conversations are empty"),
         ({"session_id": 1, "prompt": "x", "delay": "soon"}, "delay must be a number"),
         ({"session_id": 1, "token_ids": [1]}, "no text to say"),
         ({"messages": [{"role": "user"}]}, "must have text"),
@@ -122,7 +122,7 @@ def test_what_cannot_be_said_is_refused_before_a_server_is_started(
 def test_a_trace_without_times_and_models_of_ids_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no time"):
         build(1, kind="conversations", path=write(tmp_path, {"turns": [{"text": "x"}]}), settings=TRACE)
-    with pytest.raises(ConfigError, match="the model takes token ids"):
+    with pytest.raises(ConfigError, match="the model accepts token IDs only"):
         build(1, kind="conversations", token_ids=True)
 
 

@@ -81,7 +81,7 @@ def test_prompts_are_cut_to_the_engines_limit_with_a_note() -> None:
     lengths = [request.input_tokens or 0 for request in built.requests]
     assert max(lengths) == 50
     cut = int(built.notes[0].rpartition(" ")[2].rstrip("."))
-    assert built.notes == [f"Prompts cut to 50 tokens: {cut}."]
+    assert built.notes == [f"Prompts shortened to 50 tokens: {cut}."]
     assert 0 < cut <= lengths.count(50)
 
 
@@ -93,7 +93,7 @@ def test_a_prefix_must_leave_room() -> None:
 def test_a_text_has_at_least_one_word_and_a_note_says_so() -> None:
     built = build(5, kind="normal", input_tokens=1)
     assert lengths_of(built.requests) == [(2, 16)] * 5
-    assert built.notes[0].startswith("Prompts that do not have the drawn length") and ": 5." in built.notes[0]
+    assert built.notes[0].startswith("5 prompts differ from the drawn length")
 
 
 def test_texts_are_corrected_where_tokens_are_not_the_sum_of_their_words() -> None:

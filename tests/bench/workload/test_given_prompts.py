@@ -31,10 +31,10 @@ def test_every_prompt_is_sent_before_any_is_repeated() -> None:
 
 
 def test_a_tokenizer_is_needed_for_token_ids_and_for_limits() -> None:
-    with pytest.raises(ConfigError, match="needs a tokenizer to encode the texts"):
+    with pytest.raises(ConfigError, match="accepts token IDs only needs a tokenizer"):
         make_workload(WorkloadSpec(Benchmark(), 2, takes_token_ids=True))
     limited = Benchmark(workload=Workload(max_input_tokens=5))
-    with pytest.raises(ConfigError, match="a limit of prompts needs a tokenizer"):
+    with pytest.raises(ConfigError, match="a limit of prompt lengths needs a tokenizer"):
         make_workload(WorkloadSpec(limited, 2, takes_token_ids=False))
 
 
@@ -184,13 +184,13 @@ def test_token_ids_of_a_file_are_sent_to_the_core_model(tmp_path: Path) -> None:
 
 def test_token_ids_of_a_file_are_refused_for_a_text_model(tmp_path: Path) -> None:
     file = write(tmp_path, [{"prompt": "x"}, {"token_ids": [5]}], lines=True)
-    with pytest.raises(ConfigError, match=f"{file}:2: has token ids, but the model takes texts"):
+    with pytest.raises(ConfigError, match=f"{file}:2: has token IDs, but the model accepts text only"):
         build(2, kind="dataset", path=file)
 
 
 def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     file = write(tmp_path, [{"token_ids": [5, 1000]}], lines=True)
-    with pytest.raises(ConfigError, match=f"{file}:1: token id 1000 is outside .* vocabulary of 1,000"):
+    with pytest.raises(ConfigError, match=f"{file}:1: token ID 1000 is outside .* vocabulary of 1,000"):
         build(1, kind="dataset", path=file, token_ids=True)
 
 
@@ -208,7 +208,7 @@ def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
         ('{"promt": "x"}', 1, "has no prompt: expected one of prompt, text"),
         ('{"prompt": "x", "max_tokens": 0}', 1, "must be a whole number from 1 to 10,000,000; found 0"),
         ('{"prompt": "x", "max_tokens": true}', 1, "found True"),
-        ('{"token_ids": [1, "2"]}', 1, "token_ids must be a list of token ids"),
+        ('{"token_ids": [1, "2"]}', 1, "token_ids must be a list of token IDs"),
         ('{"messages": "x"}', 1, "messages must be a list of turns"),
         ('{"messages": [{"role": "user"}]}', 1, "a turn must have text in value, content or text"),
         ('[{"prompt": " "}]', None, "all prompts are empty"),

@@ -332,7 +332,7 @@ class _Server(_Routes):
 
 
 def _prompt_text(prompt: str | list[int]) -> str:
-    """Return a prompt as text: ``trtllm-serve`` takes token ids, ``transformers serve`` refuses them."""
+    """Return a prompt as text: ``trtllm-serve`` takes token IDs, ``transformers serve`` refuses them."""
     if isinstance(prompt, str):
         return prompt
     tokenizer = Tokenizer.from_file(f"{os.environ['FAKE_SERVE_MODEL']}/tokenizer.json")

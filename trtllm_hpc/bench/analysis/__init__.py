@@ -1,1 +1,1 @@
-"""What recorded requests amount to: validity, limits, figures over passes, and comparisons."""
+"""Analysis of recorded requests: validity, SLOs, figures over passes, and comparisons."""

@@ -1,4 +1,4 @@
-"""From passes to a whole measurement: intervals, figures by turn, token totals, errors, and the verdict."""
+"""Summaries over all passes of a measurement: intervals, figures by turn, tokens, errors and the verdict."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from trtllm_hpc.bench.results import (
 )
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-"""Any digits of a server's error message, those in names too."""
+"""Numbers in error messages, including those in names."""
 _OF_TURN = (INPUT_TOKENS, CACHED_SHARE, TTFT, TTFA, LATENCY)
 _SINGLE_TURNS = 8
-"""Turns with figures of their own; later ones are put together."""
+"""Number of turns with separate figures; later turns share one row."""
 
 
 def over_repeats(passes: Sequence[Mapping[str, Figure]]) -> dict[str, Interval | dict[str, Interval]]:
     """Return the mean and interval of each figure over the passes of a level, by key.
 
-    A distribution has one interval for each statistic, by its name. A figure that is
-    missing in any pass is left out, because the mean of the others would mislead.
+    A distribution has an interval for each statistic, by name. A figure that a pass lacks is left out,
+    because the mean of the other passes would mislead.
     """
 
     def interval(key: str, statistic: str | None = None) -> Interval:
-        found = t_interval([value_of(metrics[key], statistic) for metrics in passes])
-        # No rate, time, share or count is negative.
-        return found if found.low is None else replace(found, low=max(found.low, 0.0))
+        mean = t_interval([value_of(metrics[key], statistic) for metrics in passes])
+        # Rates, times, shares and counts cannot be negative.
+        return mean if mean.low is None else replace(mean, low=max(mean.low, 0.0))
 
     return {
         key: {name: interval(key, name) for name in STATISTICS}
@@ -54,29 +54,31 @@ def over_repeats(passes: Sequence[Mapping[str, Figure]]) -> dict[str, Interval |
 
 
 def by_turn(records: Iterable[RequestRecord]) -> list[TurnFigures]:
-    """Return the figures of the measured requests that were the same turn of their conversations."""
+    """Return the figures of measured requests, grouped by their turn in the conversation."""
     groups: dict[int, list[RequestRecord]] = {}
     for record in records:
         if record.measured and record.turn is not None:
             groups.setdefault(min(record.turn, _SINGLE_TURNS + 1), []).append(record)
-    found = []
+    rows = []
     for turn, group in sorted(groups.items()):
         sample = Sample(group, Window(0.0, 0.0), ClosedLoop(1))
         name = str(turn) if turn <= _SINGLE_TURNS else f"{turn} and later"
         failed = len(group) - len(sample.answered)
-        found.append(TurnFigures(name, len(group), failed, figures(sample, _OF_TURN)))
-    return found
+        rows.append(TurnFigures(name, len(group), failed, figures(sample, _OF_TURN)))
+    return rows
 
 
 def token_totals(records: Iterable[RequestRecord]) -> dict[str, Any]:
-    """Return the input and output tokens of all answered measured requests, and how they were counted.
+    """Return the total tokens of all answered measured requests, and who counted them.
 
-    A total is ``None`` if it is unknown for any answer.
+    A total is ``None`` if the tokens of any answer are unknown.
     """
     answered = [record for record in records if record.measured and record.ok]
-    counts = {kind: [getattr(it, f"{kind}_tokens") for it in answered] for kind in ("input", "output")}
+    counts = {
+        kind: [getattr(record, f"{kind}_tokens") for record in answered] for kind in ("input", "output")
+    }
     totals: dict[str, Any] = {
-        kind: sum(found) if found and None not in found else None for kind, found in counts.items()
+        kind: sum(tokens) if tokens and None not in tokens else None for kind, tokens in counts.items()
     }
     totals["responses"] = sum(len(record.chunks_s) for record in answered) or None
     for kind in counts:
@@ -87,7 +89,7 @@ def token_totals(records: Iterable[RequestRecord]) -> dict[str, Any]:
 def error_counts(records: Iterable[RequestRecord]) -> dict[str, int]:
     """Return the number of failed measured requests for each error message.
 
-    Messages that differ only in numbers are counted together, under the first of them.
+    Messages that differ only in numbers are counted together, under the first one.
     """
     first: dict[str, str] = {}
     counts = Counter[str]()
@@ -105,11 +107,10 @@ def overall_verdict(
     findings: Sequence[Caveat] = (),
     warnings: Sequence[Caveat] = (),
 ) -> Verdict:
-    """Combine the verdicts of all passes with ``findings`` and ``warnings`` about the measurement as a whole.
+    """Combine the verdicts of all passes with ``findings`` and ``warnings`` about the whole measurement.
 
-    A finding of several passes is given once, as the worst of them, with the levels that have it. A search
-    goes beyond what the server can do on purpose, so its findings become warnings: the measurement is valid
-    if the search found a rate.
+    A finding of several passes appears once, with its worst value and its levels. A search overloads the
+    server on purpose, so its findings become warnings: the measurement is valid if the search found a rate.
     """
     of_passes = _merged(levels, lambda verdict: verdict.findings)
     pass_warnings = _merged(levels, lambda verdict: verdict.warnings)
@@ -122,15 +123,19 @@ def overall_verdict(
 
 
 def _merged(levels: Sequence[LevelResult], of: Callable[[Verdict], Sequence[Caveat]]) -> list[Caveat]:
-    """Return the worst finding of each code, with its sentence and the levels that have one."""
+    """Return the worst finding of each code, with its sentence and its levels."""
     groups: dict[str, list[tuple[str, Caveat]]] = {}
     for level in levels:
-        for one in level.passes:
-            for finding in of(one.verdict):
+        for result in level.passes:
+            for finding in of(result.verdict):
                 groups.setdefault(finding.code, []).append((level.level.label, finding))
+
+    def excess(finding: Caveat) -> float:
+        return abs((finding.value or 0.0) - (finding.limit or 0.0))
+
     merged = []
     for group in groups.values():
-        worst = max((it for _, it in group), key=lambda it: abs((it.value or 0.0) - (it.limit or 0.0)))
+        worst = max((finding for _, finding in group), key=excess)
         sentence = sentence_of(worst)
         if any(finding != worst for _, finding in group):
             sentence += f" This is the worst of {len(group)} passes."

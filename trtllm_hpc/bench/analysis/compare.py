@@ -1,4 +1,4 @@
-"""Compare two measurements: what changed, and whether by more than chance."""
+"""Compare two measurements: differences, and whether they are statistically significant."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from trtllm_hpc.bench.results import LevelResult, MeasurementSummary
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement, TrtllmHpcError
 
 STATISTICS = ("mean", "p50", "p99")
-"""The statistics of a distribution that are compared; more rows would mean more false alarms."""
+"""Compared statistics of a distribution; more rows would cause more false alarms."""
 _FROM_SEND = {"ttft_from_send_ms", "latency_from_send_ms"}
-"""Not compared: the same metrics from the schedule include what these show."""
+"""Metrics that are not compared, because the same metrics from the schedule include them."""
 TOLERANCE = 0.05
-"""How far a figure may differ unless the user says otherwise, as a share of the first."""
+"""Default tolerance, as a share of the first measurement's figure."""
 SIGNIFICANCE = 0.05
 """A difference is significant if its adjusted p-value is below this."""
 _MAX_ROWS_NAMED = 5
 _WORKLOAD = ("workload.*", "max_tokens", "exact_output", "arrival", "burstiness", "extra_body.*", "headers.*")
-"""Settings that decide what is requested, and when."""
+"""Settings that determine the requests and their times."""
 _REQUESTS = ("workload.*", "max_tokens")
-"""Those of them that do not matter if the files of requests are the same to the byte."""
+"""Settings of ``_WORKLOAD`` that do not matter if both files of requests are equal to the byte."""
 _IGNORED = (
-    # where the tokenizer lies
+    # the location of the tokenizer
     "workload.tokenizer",
-    # how certain figures are, and not what they are
+    # the certainty of the figures
     "repeats",
     "processes",
     "max_error_share",
@@ -39,7 +39,7 @@ _IGNORED = (
     "min_requests",
     "min_window_seconds",
     "find_max",
-    # levels of load are compared one by one
+    # levels of load, which are compared one by one
     "rate_per_second",
     "rates_per_second*",
     "concurrency",
@@ -52,16 +52,16 @@ _ENVIRONMENT = (
     *("engine.key", "engine.layout", "engine.versions.*"),
     *("client.same_host_as_server", "client.cpu", "client.cpus", "client.python", "client.packages.*"),
 )
-"""Parts of the provenance that may explain a difference; the rest, such as job ids, always differs."""
+"""Parts of the provenance that may explain a difference; others, such as job IDs, always differ."""
 _MAX_LENGTH = 60
 
 
 class Worse(TrtllmHpcError, exit_code=ExitCode.MEASUREMENT):
-    """The second measurement is worse than the first, beyond the tolerance."""
+    """The second measurement is worse than the first by more than the tolerance."""
 
 
 class DifferentWorkloads(TrtllmHpcError, exit_code=ExitCode.USAGE):
-    """The two measurements had different workloads, so neither can be called worse."""
+    """The measurements have different workloads, so they cannot be judged."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Side:
     """One of the two measurements."""
 
     name: str
-    """As the user named it."""
+    """The user's name of the measurement."""
     measurement: MeasurementSummary
 
     @property
@@ -83,29 +83,31 @@ class ComparedFigure:
     """One figure at one level of load, in both measurements."""
 
     level: str
-    """The level of load, e.g. ``8/s``."""
+    """Level of load, e.g. ``8/s``."""
     key: str
-    """The metric's, e.g. ``ttft_ms``."""
+    """Key of the metric, e.g. ``ttft_ms``."""
     label: str
-    """The metric's name in tables."""
+    """Name of the metric in tables."""
     unit: str
     statistic: str | None
     """``mean``, ``p50``, ``p99``...; ``None`` for a single number."""
     a: float
+    """Mean over the passes of the first measurement."""
     b: float
+    """Mean over the passes of the second measurement."""
     better: bool | None
     """Whether b is better than a; ``None`` if they are equal."""
     beyond: bool
     """Whether the difference exceeds the tolerance."""
     low: float | None = None
-    """The 95 % confidence interval of b - a begins here and ends at ``high``; ``None`` if the spread is
-    unknown."""
+    """Lower end of the 95 % confidence interval of b - a; ``None`` if the spread is unknown."""
     high: float | None = None
+    """Upper end of the interval."""
     p_value: float | None = None
-    """Adjusted for the number of rows."""
+    """p-value of the difference, adjusted for the number of rows; ``None`` if the spread is unknown."""
 
     PRINTED: ClassVar[tuple[str, ...]] = ("change", "significant", "regressed")
-    """Properties that JSON has too."""
+    """Properties that JSON contains, too."""
 
     @property
     def change(self) -> float | None:
@@ -114,12 +116,12 @@ class ComparedFigure:
 
     @property
     def significant(self) -> bool | None:
-        """Whether the difference is more than chance; ``None`` if the spread is unknown."""
+        """Whether the difference is statistically significant; ``None`` if the spread is unknown."""
         return None if self.p_value is None else self.p_value < SIGNIFICANCE
 
     @property
     def regressed(self) -> bool:
-        """Whether b is worse beyond the tolerance, and significantly so."""
+        """Whether b is significantly worse, by more than the tolerance."""
         return self.beyond and self.better is False and self.significant is True
 
     @property
@@ -138,30 +140,30 @@ class Comparison:
     """Two measurements side by side."""
 
     a: str
-    """The first measurement, as the user named it."""
+    """The user's name of the first measurement."""
     b: str
-    """The second."""
+    """The user's name of the second measurement."""
     rows: list[ComparedFigure]
-    """Every figure at every level of load that both have."""
+    """All figures at all levels of load that both measurements have."""
     workload: list[str]
-    """Differences between the workloads, a line each."""
+    """Differences between the workloads, one per line."""
     judged: bool
-    """Whether b can be called better or worse: the workloads are the same, or the user allows others."""
+    """Whether b is judged as better or worse: the workloads are the same, or the user allows differences."""
     settings: list[str]
-    """Other settings that differ and may influence the figures."""
+    """Differences between other settings that may influence the figures."""
     environment: list[str]
-    """What else differed, such as the engine: often what the comparison is about."""
+    """Other differences, such as the engine: often the subject of the comparison."""
     notes: list[str]
-    """What a reader of the rows must know."""
+    """Notes for readers of the rows."""
     invalid: list[str]
-    """Why figures of either measurement may not be used."""
+    """Reasons why figures of either measurement are invalid."""
 
     PRINTED: ClassVar[tuple[str, ...]] = ("worse",)
-    """Properties that JSON has too."""
+    """Properties that JSON contains, too."""
 
     @property
     def regressed(self) -> list[ComparedFigure]:
-        """The rows that are worse, largest change first."""
+        """Rows in which b is worse, largest change first."""
         return sorted(
             (row for row in self.rows if row.regressed),
             key=lambda row: float("inf") if row.change is None else abs(row.change),
@@ -179,12 +181,12 @@ def compare(
 ) -> Comparison:
     """Compare every figure at the levels of load that both measurements have.
 
-    ``tolerance`` is the share of the first figure by which the second may differ.
+    ``tolerance`` is the allowed difference, as a share of the first figure.
 
-    Each pass is one observation, and they are compared with Welch's t-test. The spread of a single pass is
-    unknown: its figures are shown, but are never a regression. P-values are adjusted over all rows, so that
-    on average at most 5 % of the differences called significant are false (Benjamini and Hochberg 1995).
-    Raises InvalidMeasurement if they have no level of load in common.
+    Each pass is one observation of Welch's t-test. The spread of a single pass is unknown, so its figures are
+    shown but never count as a regression. P-values are adjusted over all rows, so that on average at most 5 %
+    of the significant differences are false (Benjamini and Hochberg 1995). Raises InvalidMeasurement if the
+    measurements have no common level of load.
     """
     levels_a, levels_b = a.levels, b.levels
     common = [label for label in levels_a if label in levels_b]
@@ -197,8 +199,8 @@ def compare(
     of_both = a.measurement, b.measurement
     workload = workload_diff(*of_both)
     rows = [row for label in common for row in _rows(levels_a[label], levels_b[label], tolerance)]
-    # Rows with equal figures test nothing.
-    tested = {at: it.p_value for at, it in enumerate(rows) if None not in (it.p_value, it.better)}
+    # Rows with equal figures are not tests, so they do not count in the adjustment.
+    tested = {at: row.p_value for at, row in enumerate(rows) if None not in (row.p_value, row.better)}
     if tested:
         from scipy import stats
 
@@ -215,7 +217,7 @@ def compare(
         environment=_diff(*(_flat(side.provenance) for side in of_both), only=_ENVIRONMENT),
         notes=list(_notes(a, b, common, rows, tolerance)),
         invalid=[
-            f"The figures of {side.name} may not be used: {side.measurement.verdict.reasons}"
+            f"The figures of {side.name} are invalid: {side.measurement.verdict.reasons}"
             for side in (a, b)
             if not side.measurement.verdict.valid
         ],
@@ -225,14 +227,16 @@ def compare(
 def raise_if_worse(comparison: Comparison, tolerance: float = TOLERANCE) -> None:
     """Raise if the second measurement is worse than the first, or if it cannot be judged.
 
-    Raises InvalidMeasurement if the figures of either may not be used; DifferentWorkloads if they had
-    different workloads, which was not allowed; Worse with the figures that are worse, and by how much.
+    Raises:
+        InvalidMeasurement: the figures of either measurement are invalid.
+        DifferentWorkloads: the workloads differ, and the user does not allow that.
+        Worse: with the figures that are worse, and by how much.
     """
     if comparison.invalid:
         raise InvalidMeasurement(" ".join(comparison.invalid))
     if not comparison.judged:
         raise DifferentWorkloads(
-            f"{comparison.a} and {comparison.b} had different workloads, so neither can be called worse: "
+            f"{comparison.a} and {comparison.b} have different workloads, so neither can be called worse: "
             f"{'; '.join(comparison.workload)}.",
             hint="measure both with the same workload, or add --allow-different-workload",
         )
@@ -250,12 +254,13 @@ def _rows(a: LevelResult, b: LevelResult, tolerance: float) -> Iterator[Compared
     """Yield every figure of a level that all passes of both measurements have."""
     passes = [*a.passes, *b.passes]
     for metric in METRICS:
-        is_of_all = all(metric.key in one.metrics for one in passes)
+        is_of_all = all(metric.key in result.metrics for result in passes)
         if metric.better is None or metric.key in _FROM_SEND or not is_of_all:
             continue
         for statistic in STATISTICS if isinstance(metric, PerRequest) else (None,):
             of_a, of_b = (
-                [value_of(one.metrics[metric.key], statistic) for one in result.passes] for result in (a, b)
+                [value_of(result.metrics[metric.key], statistic) for result in level.passes]
+                for level in (a, b)
             )
             before, after = fmean(of_a), fmean(of_b)
             row = ComparedFigure(
@@ -269,8 +274,8 @@ def _rows(a: LevelResult, b: LevelResult, tolerance: float) -> Iterator[Compared
                 better=None if before == after else (after < before) == (metric.better == "lower"),
                 beyond=abs(after - before) > tolerance * abs(before),
             )
-            found = welch_test(of_a, of_b)
-            yield row if found is None else replace(row, **found._asdict())
+            difference = welch_test(of_a, of_b)
+            yield row if difference is None else replace(row, **difference._asdict())
 
 
 def _notes(
@@ -279,37 +284,38 @@ def _notes(
     first, second = a.measurement.search, b.measurement.search
     if first is not None and second is not None:
         rates = [
-            "none" if it.max_rate_per_s is None else f"{it.max_rate_per_s:g}/s" for it in (first, second)
+            "none" if search.max_rate_per_s is None else f"{search.max_rate_per_s:g}/s"
+            for search in (first, second)
         ]
         yield f"Highest rate within {first.slo}: {rates[0]}; within {second.slo}: {rates[1]}."
     for side in (a, b):
         single = [label for label in common if len(side.levels[label].passes) == 1]
         if single:
             where = "" if len(single) == len(common) else f" at {', '.join(single)}"
-            yield f"{side.name}{where} has one pass: the spread of its figures is unknown."
+            yield f"{side.name}{where} has one pass, so the spread of its figures is unknown."
         unpaired = [label for label in side.levels if label not in common]
         if unpaired:
-            yield f"Only {side.name} has the levels {', '.join(unpaired)}: not compared."
+            yield f"Only {side.name} has the levels {', '.join(unpaired)}, which are not compared."
     undecided = [row for row in rows if row.undecided]
     if undecided:
         worse = sum(row.better is False for row in undecided)
         yield (
             f"{len(undecided)} of {len(rows)} figures differ by more than {tolerance * 100:.4g} %, "
-            f"{worse} of them for the worse, but their spread is unknown: they decide nothing. "
+            f"{worse} of them for the worse, but they decide nothing, because their spread is unknown. "
             "Measure both with --repeats 5."
         )
 
 
-# Other differences than those of figures --------------------------------------------------------------
+# Differences other than in figures ---------------------------------------------------------------------
 
 
 def workload_diff(a: MeasurementSummary, b: MeasurementSummary) -> list[str]:
-    """Return the differences between the workloads, a line each; none if the figures can be compared."""
+    """Return the differences between the workloads, one per line; empty if the figures are comparable."""
     digests = [side.provenance.get("workload", {}).get("sha256") for side in (a, b)]
     same_requests = digests[0] is not None and digests[0] == digests[1]
     ignored = (*_IGNORED, *_REQUESTS) if same_requests else _IGNORED
     lines = _diff(_settings(a), _settings(b), only=_WORKLOAD, ignored=ignored)
-    # Equal settings give equal requests, if they fix their number.
+    # Equal settings with a fixed number of requests must give equal requests.
     has_fixed_requests = a.settings.get("duration_seconds") is None and not a.settings.get("find_max")
     if a.settings == b.settings and has_fixed_requests and None not in digests and not same_requests:
         lines.append("the requests differ, although the settings are the same")
@@ -321,7 +327,7 @@ def _settings(measurement: MeasurementSummary) -> dict[str, str]:
         "model": measurement.model,
         "protocol": measurement.protocol,
         "streaming": measurement.streaming,
-        # Counts from texts and the model's own may differ for the same answers.
+        # A tokenizer's and the server's count may differ for the same answers.
         "output_tokens_counted_by": measurement.tokens.get("output_by"),
     }
     return _flat({**measurement.settings, **served})
@@ -338,21 +344,21 @@ def _diff(
     lines = []
     for name in dict.fromkeys([*a, *b]):
         if a.get(name) != b.get(name) and matches(name, only) and not matches(name, ignored):
-            values = (side.get(name, "none") for side in (a, b))
-            short = (it if len(it) <= _MAX_LENGTH else f"{it[: _MAX_LENGTH - 3]}..." for it in values)
+            texts = (side.get(name, "none") for side in (a, b))
+            short = (text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH - 3]}..." for text in texts)
             lines.append(f"{name}: {' against '.join(short)}")
     return lines
 
 
 def _flat(plain: Any, name: str = "") -> dict[str, str]:
-    """Return the values in mappings and in lists of mappings as JSON, by their dotted names."""
+    """Return the values in nested mappings and lists as JSON, by dotted name."""
     if isinstance(plain, dict):
         items = [(str(key), value) for key, value in plain.items()]
     elif isinstance(plain, list) and any(isinstance(value, dict | list) for value in plain):
         items = [(str(place), value) for place, value in enumerate(plain)]
     else:
         return {name: json.dumps(plain, ensure_ascii=False)}
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in items:
-        found |= _flat(value, f"{name}.{key}" if name else key)
-    return found
+        flat |= _flat(value, f"{name}.{key}" if name else key)
+    return flat

@@ -1,7 +1,7 @@
-"""Means over passes, how certain they are, and whether two of them differ.
+"""Means over passes, their confidence intervals, and tests of the difference of two means.
 
-Each pass is one observation, because one run of a server differs from the next by more than its own requests
-show (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time", section 4).
+Each pass is one observation, because runs of a server differ by more than the requests of one run do
+(Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time", section 4).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONFIDENCE = 0.95
 
 
 def value_of(figure: Figure, statistic: str | None) -> float:
-    """Return one number: the given statistic of a distribution (default: the mean), or the number itself."""
+    """Return a statistic (default: the mean) of a distribution; a single number is returned as it is."""
     return float(getattr(figure, statistic or "mean")) if isinstance(figure, Distribution) else figure
 
 
@@ -32,10 +32,10 @@ class MeanDifference(NamedTuple):
 
 
 def t_interval(values: Sequence[float]) -> Interval:
-    """Return the mean with Student's 95 % confidence interval; a single value has no interval.
+    """Return the mean with its 95 % confidence interval; a single value has no interval.
 
-    Student's t and not the normal distribution, because the standard deviation of a few
-    passes is itself uncertain (with three passes the interval is 2.2 times as wide).
+    The interval is Student's, because the standard deviation of a few passes is uncertain: with three passes
+    it is 2.2 times as wide as with the normal distribution.
     """
     mean = fmean(values)
     if len(values) < 2:
@@ -65,9 +65,9 @@ def welch_test(first: Sequence[float], second: Sequence[float]) -> MeanDifferenc
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for their number (Holm 1979): with at most 5 % probability, any is false.
+    """Return p-values adjusted for their number (Holm 1979): any false positive is at most 5 % likely.
 
-    The k-th smallest of n is multiplied by n - k + 1, and is not smaller than the one before it.
+    The k-th smallest of n p-values is multiplied by n - k + 1, and is at least as large as the one before.
     """
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
@@ -77,9 +77,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _margin(standard_error: float, degrees_of_freedom: float) -> float:
-    """Half the width of the confidence interval."""
+    """Return half the width of the confidence interval."""
     if standard_error == 0:
         return 0.0
-    from scipy import special  # scipy.stats has the same by these names, and takes half a second to load
+    from scipy import special  # scipy.stats has the same functions, but takes half a second to load
 
     return float(special.stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2)) * standard_error

@@ -23,7 +23,7 @@ _METRICS: dict[str, Metric] = {
     for metric in sorted(METRICS, key=lambda metric: not isinstance(metric, PerRequest))
     if metric.slo_name is not None
 }
-"""The metrics that can be limited, latencies first."""
+"""Metrics that an SLO can limit, latencies first."""
 
 _UNITS: dict[str, dict[str, float]] = {
     "ms": {"ms": 1.0, "s": 1e3, "us": 1e-3},
@@ -31,7 +31,7 @@ _UNITS: dict[str, dict[str, float]] = {
     "requests/s": {"/s": 1.0, "": 1.0},
     "tokens/s": {"/s": 1.0, "": 1.0},
 }
-"""The units that a limit may have, by the metric's own unit, each with its factor."""
+"""Units of limits with their factors, by the unit of the metric."""
 
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -52,10 +52,10 @@ class SloLimit:
     """One limit, in the unit of its metric."""
 
     name: str
-    """The metric's short name, e.g. ``ttft``."""
+    """Short name of the metric, e.g. ``ttft``."""
     metric: Metric
     statistic: str | None
-    """``None`` if the metric is a single number."""
+    """Statistic, e.g. ``p99``; ``None`` if the metric is a single number."""
     sign: str
     bound: float
 
@@ -68,15 +68,15 @@ class SloLimit:
         return self.name if self.statistic is None else f"{self.name}.{self.statistic}"
 
     def holds_for(self, value: float) -> bool:
-        """Return whether a value of the metric keeps the limit."""
+        """Return whether a value of the metric meets the limit."""
         return _COMPARE[self.sign](value, self.bound)
 
     def violation(self, *passes: Mapping[str, Figure]) -> str | None:
-        """Return a sentence if the figures of any pass break the limit or lack its metric, else ``None``.
+        """Return a sentence if any pass breaks the limit or lacks its metric, else ``None``.
 
-        For several passes it gives their mean, as tables do, and their range.
+        For several passes the sentence has their mean, as in tables, and their range.
         """
-        figures = [figure for one in passes if (figure := one.get(self.metric.key)) is not None]
+        figures = [figure for metrics in passes if (figure := metrics.get(self.metric.key)) is not None]
         if len(figures) < len(passes):
             return f"{self.subject} has no value. {self.metric.meaning}"
         values = [value_of(figure, self.statistic) for figure in figures]
@@ -102,7 +102,7 @@ class Slo:
 
     @property
     def needing_streaming(self) -> list[str]:
-        """The names of limits on metrics that only streamed answers have."""
+        """Names of limits that need streamed answers."""
         return list(dict.fromkeys(limit.name for limit in self.limits if limit.metric.needs_streaming))
 
     @cached_property
@@ -110,18 +110,18 @@ class Slo:
         return [(limit, limit.metric) for limit in self.limits if isinstance(limit.metric, PerRequest)]
 
     def violations(self, *passes: Mapping[str, Figure]) -> list[str]:
-        """Return a sentence for each limit that the figures of any of the passes break."""
+        """Return a sentence for each limit that any pass breaks."""
         return [sentence for limit in self.limits if (sentence := limit.violation(*passes)) is not None]
 
     def met_by(self, record: RequestRecord) -> bool:
-        """Return whether an answered request keeps every limit on single requests.
+        """Return whether an answered request meets every limit on single requests.
 
-        If it has several values (``itl``), the limit's statistic is taken over these. A request without a
-        value, such as the time between tokens of an answer of one token, cannot break the limit.
+        The limit's statistic is taken over the request's values (``itl``). A request without a value, such as
+        the time between tokens of an answer of one token, cannot break the limit.
         """
         for limit, metric in self._per_request:
             values = metric.values(record)
-            # One value is quicker without numpy.
+            # A single value needs no numpy, which would be slower.
             if len(values) > 1:
                 values = [value_of(distribution(values), limit.statistic)]
             if values and not limit.holds_for(values[0]):
@@ -129,7 +129,7 @@ class Slo:
         return True
 
     def judge(self, records: Iterable[RequestRecord]) -> Callable[[RequestRecord], bool] | None:
-        """Return :meth:`met_by`; ``None`` if no answered record has a value for one of the limits."""
+        """Return :meth:`met_by`; ``None`` if no answered record has a value for some limit."""
         answered = [record for record in records if record.ok]
         known = all(any(map(metric.values, answered)) for _, metric in self._per_request)
         return self.met_by if known else None
@@ -138,9 +138,9 @@ class Slo:
 def parse_slo(text: str) -> Slo:
     """Parse limits, separated by commas: ``NAME[.STATISTIC]<VALUE[UNIT]``.
 
-    The default statistic is ``p99``. A colon stands for ``<`` or ``>``, whichever makes sense for the metric
+    The default statistic is ``p99``. A colon means ``<`` or ``>``, whichever is right for the metric
     (``ttft:500ms``, as in ``--goodput`` of vLLM and GenAI-Perf), and needs no quotes in a shell. Raises
-    BadSlo with the limit that cannot be parsed, why, and the choices.
+    BadSlo with the wrong limit, the reason and the choices.
     """
     limits = [limit for part in text.split(",") if (limit := part.strip())]
     if not limits:
@@ -157,7 +157,7 @@ def _parse_limit(text: str) -> SloLimit:
             hint=_EXAMPLE,
         )
     name, statistic, sign, number, unit = match.groups()
-    metric = _METRICS.get(name) or next((it for it in _METRICS.values() if it.key == name), None)
+    metric = _METRICS.get(name) or next((known for known in _METRICS.values() if known.key == name), None)
     if metric is None:
         raise _bad(text, f"no metric is called {name!r}.", name, _METRICS)
     expected = "<" if metric.better == "lower" else ">"
@@ -171,13 +171,13 @@ def _parse_limit(text: str) -> SloLimit:
     except ValueError:
         bound = math.nan
     if not (math.isfinite(bound) and bound >= 0):
-        raise _bad(text, f"{number!r} is no number of at least 0.")
+        raise _bad(text, f"{number!r} is not a number of at least 0.")
     if unit not in units:
-        wrong = f"{unit!r} is no unit of {name}." if unit else f"the value of {name} needs a unit."
+        wrong = f"{unit!r} is not a unit of {name}." if unit else f"the value of {name} needs a unit."
         raise _bad(text, wrong, unit, [known or "none" for known in units])
     if not isinstance(metric, PerRequest):
         if statistic is not None:
-            raise _bad(text, f"{name} is a single number; leave .{statistic} out.")
+            raise _bad(text, f"{name} is a single number; remove .{statistic}.")
     elif statistic is None:
         statistic = DEFAULT_STATISTIC
     elif statistic not in STATISTICS:

@@ -1,7 +1,7 @@
-"""Whether the figures of a pass are valid.
+"""Judge whether the figures of a pass are valid.
 
-A finding makes the figures invalid; a warning is shown with them. Both are data; :data:`SENTENCES` has their
-sentences, which give the number, the limit, and what to do.
+A finding makes the figures invalid; a warning is shown with them. Both are data. Their sentences in
+:data:`SENTENCES` name the value, the limit, and what to do.
 """
 
 from __future__ import annotations
@@ -19,55 +19,55 @@ from trtllm_hpc.config.benchmark import Benchmark
 
 LATE_S = 0.001
 LATE_SHARE_OF_TTFT = 0.02
-"""A request of an open loop is late if it is sent after its time by more than ``LATE_S``, and by more than
-this share of the median TTFT."""
+"""A request of an open loop is late if its delay exceeds both ``LATE_S`` and this share of the median
+TTFT."""
 MAX_TURNAROUND_SHARE = 0.02
-"""The share of a closed loop's time in which slots may wait for the client's next request."""
+"""Largest valid share of time for which slots of a closed loop wait for the client's next request."""
 MAX_STAMP_SHARE = 0.02
-"""The share of a shown TTFT, or latency without streaming, by which the client's stamps may be late."""
+"""Largest valid lateness of the client's timestamps, as a share of TTFT (without streaming, of latency)."""
 MAX_STAMP_SHARE_OF_ITL = 0.05
-"""The same of an inter-token latency, which a stamp that is as late as the one before does not change."""
+"""The same for inter-token latency, which does not change if two successive timestamps are equally late."""
 FULL_CORE_SHARE = 0.7
-"""From this share of a core on, further processes relieve the client."""
+"""Share of a core above which further client processes help."""
 FEW_LATE = 0.1
-"""Up to this share of late requests the load is nearly that requested: then the figures decide."""
+"""Share of late requests up to which the load is close to the requested one, so that their effect decides."""
 MAX_LATE_EFFECT = 0.05
-"""The share of a latency figure (p50, p99) that delays of few late requests may make up."""
+"""Largest valid share of the client's delays in a latency figure (p50, p99) if few requests are late."""
 MAX_BUSY_SHARE = 0.9
-"""From this share of a core on, a client process waits for its own interpreter and not for the server."""
+"""Share of a core above which a client process waits for its interpreter instead of the server."""
 P99_REQUESTS = 100
-"""With fewer values the 99th percentile lies between the two largest."""
+"""Number of values below which the 99th percentile lies between the two largest."""
 ROUNDING_S = 1e-3
-"""Eight requests at 8/s make a window of one second, but for the last digits."""
+"""Tolerance for windows: eight requests at 8/s make one second only up to rounding."""
 
 TIMED_OUT = "DEADLINE_EXCEEDED"
 _LEAST_HANGING = 3
-"""With so many requests in a row that time out without a token, the server hangs."""
+"""Consecutive requests that time out without a token, from which on the server counts as hung."""
 
 PARTS = 10
-"""Parts of the window whose mean latencies are tested for a trend. Unlike the latencies of neighbours in a
-queue, means of parts are nearly independent (batch means; Law, Simulation Modeling and Analysis, 9.5.3)."""
+"""Parts of the window whose mean latencies are tested for a trend. Unlike latencies of neighbours in a queue,
+means of parts are nearly independent (batch means; Law, Simulation Modeling and Analysis, 9.5.3)."""
 MIN_REQUESTS_PER_PART = 3
-"""On average; with fewer, the means are noise."""
+"""Fewest requests per part on average; with fewer, the means are noise."""
 TREND_P_VALUE = 0.01
-"""The share of steady loads that may be called growing."""
+"""Share of steady loads that the test may call growing."""
 MIN_GROWTH = 1.2
-"""Growth of latency from the first half of the window to the second; less is harmless drift."""
+"""Growth of latency between the halves of the window up to which a trend is harmless drift."""
 
 MAX_TEXT_DIFFERENCE = 0.05
-"""Of texts from the number of tokens that they must have (exact_output); of a stream from its responses; of
-the input tokens that the server counts from those of the workload."""
+"""Largest relative difference between the tokens of texts and the requested number (exact_output), between
+the tokens and the responses of a stream, and between input tokens of server and workload."""
 MAX_DRAINED_TURNS = 0.2
-"""Share of the turns that may be due after the window."""
+"""Largest share of turns that are due after the window, without a warning."""
 
 
 def check_pass(
     sample: Sample, client: ClientUse, settings: Benchmark, *, interrupted: bool = False
 ) -> Verdict:
-    """Judge the figures of one pass; ``interrupted``: it was ended early, for example by Ctrl-C."""
+    """Judge the figures of one pass; ``interrupted``: it ended early, for example by Ctrl-C."""
     warnings = [Caveat("interrupted")] if interrupted else []
     lost = []
-    # The last requests of a pass, mostly none, that found the server gone or were in flight then.
+    # Requests at the end of the pass that found no server, or were in flight when it disappeared.
     in_order = sorted(sample.records, key=lambda record: record.sent_s)
     last = list(takewhile(lambda record: record.status == "UNAVAILABLE", reversed(in_order)))
     if last and (last[0].error or "").startswith(NO_CONNECTION):
@@ -79,7 +79,7 @@ def check_pass(
         if sample.measured:
             hangs = len(unanswered) == len(sample.records)
             lost.append(Caveat("no-answer-in-time" if hangs else "no-answer", len(sample.measured)))
-        # If the server was gone in the warm-up already, a longer window would not help.
+        # Without "nothing-due" if the server was gone in the warm-up: a longer window would not help then.
         return Verdict(lost or [Caveat("nothing-due")], warnings)
     late, some_late = _late(sample, settings)
     findings, measured, failed = lost, len(sample.measured), len(sample.measured) - len(sample.answered)
@@ -90,8 +90,8 @@ def check_pass(
     if client.busiest_share >= MAX_BUSY_SHARE:
         findings.append(Caveat("client-busy", client.busiest_share, MAX_BUSY_SHARE))
     if settings.max_late_share < 1:
-        # The slots of a closed loop may have waited long for the client's next request.
-        closed = [(it, it.freed_s) for it in sample.answered if it.freed_s is not None]
+        # Slots of a closed loop may wait too long for the client's next request.
+        closed = [(record, record.freed_s) for record in sample.answered if record.freed_s is not None]
         waited_s = sum(record.sent_s - freed_s for record, freed_s in closed)
         share = waited_s / max(sum(record.ended_s - freed_s for record, freed_s in closed), 1e-9)
         if share > MAX_TURNAROUND_SHARE:
@@ -124,22 +124,23 @@ def check_pass(
 
 
 def unanswered_at_the_end(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """Return the requests after the last answer if they show that the server hangs: none got a token."""
+    """Return the last requests if all timed out without a token, which means that the server hangs."""
     in_order = sorted(records, key=lambda record: record.ended_s)
-    last = list(takewhile(lambda it: it.status == TIMED_OUT and not it.chunks_s, reversed(in_order)))
+    last = list(
+        takewhile(lambda record: record.status == TIMED_OUT and not record.chunks_s, reversed(in_order))
+    )
     return last if len(last) >= _LEAST_HANGING else []
 
 
 def _latency_growth(sample: Sample) -> Iterator[Caveat]:
-    """Yield a finding if latency grew over the window, which means that the server did not keep up.
+    """Yield a warning if latency grew over the window, because the server did not keep up.
 
-    An open loop keeps sending when the server cannot follow: each request then waits
-    longer than the one before, and the figures depend mostly on the length of the
-    window. The test is the one-sided Mann-Kendall test for a trend (Mann 1945; Kendall
-    1975) on the mean latencies of the window's parts.
+    An open loop keeps sending when the server cannot follow, so each request waits longer than the one
+    before, and the figures depend mostly on the length of the window. The test is the one-sided Mann-Kendall
+    test for a trend (Mann 1945; Kendall 1975) on the mean latencies of the window's parts.
     """
     window = sample.window
-    # Later turns of a conversation have longer prompts.
+    # Only first turns, because later turns of a conversation have longer prompts.
     answered = [record for record in sample.answered if record.turn in (None, 1)]
     if window.length_s <= 0 or len(answered) < MIN_REQUESTS_PER_PART * PARTS:
         return
@@ -164,7 +165,7 @@ def _latency_growth(sample: Sample) -> Iterator[Caveat]:
 
 
 def _late(sample: Sample, settings: Benchmark) -> tuple[list[Caveat], list[Caveat]]:
-    """Return a finding if the client sent more requests late than it may; a warning if that is harmless."""
+    """Return findings and warnings about late requests; a warning if their effect is small."""
     measured = len(sample.measured)
     allowed_s = max(LATE_S, LATE_SHARE_OF_TTFT * _median_ms(sample) / 1e3)
     delays_s = [record.sent_s - record.scheduled_s for record in sample.measured]
@@ -195,9 +196,9 @@ def _median_ms(sample: Sample) -> float:
 
 
 def _late_stamps(sample: Sample, client: ClientUse) -> Iterator[Caveat]:
-    """Yield a finding if stamps may be so late that a shown figure is wrong.
+    """Yield a finding if timestamps may be so late that a figure is wrong.
 
-    It is the tail of inter-token latency that late stamps make, so the bound is compared with its 99th
+    Late timestamps change the tail of the inter-token latency, so the bound is compared with its 99th
     percentile.
     """
     bound_ms, shown = client.stamp_bound_s * 1e3, list[tuple[str, float, float]]()
@@ -212,7 +213,7 @@ def _late_stamps(sample: Sample, client: ClientUse) -> Iterator[Caveat]:
 
 
 def _cause(client: ClientUse) -> str:
-    """Return why the client was late, and what helps."""
+    """Return the reason for the client's delay, and the remedy."""
     if client.busiest_share > FULL_CORE_SHARE:
         share = f"{client.busiest_share:.0%} of a core"
         return f"its process used {share}: use more client processes, e.g. --set processes=4"
@@ -233,7 +234,7 @@ def _wrong_answers(sample: Sample, settings: Benchmark) -> Iterator[Caveat]:
     if empty > settings.max_error_share * answered:
         facts = {"empty": empty, "answered": answered}
         yield Caveat("empty-answers", empty / answered, settings.max_error_share, facts)
-    # Only of the model's own tokens: tokenizing the text again may give another number.
+    # Only for counts of the server, because tokenizing the text may give another number.
     wrong = [
         (record.output_tokens, record.requested_tokens)
         for record in sample.answered
@@ -246,7 +247,7 @@ def _wrong_answers(sample: Sample, settings: Benchmark) -> Iterator[Caveat]:
 
 
 def _doubtful_tokens(sample: Sample, settings: Benchmark) -> Iterator[Caveat]:
-    """Warn of unknown tokens, of responses with several, and of texts that have far fewer than requested."""
+    """Warn of unknown token counts, of several tokens per response, and of unexpected lengths."""
     unknown = sum(record.output_tokens is None for record in sample.answered)
     if unknown:
         facts = {"unknown": unknown, "answered": len(sample.answered)}
@@ -285,28 +286,27 @@ _TOKENIZER = "Name the tokenizer's folder (workload.tokenizer, --tokenizer)."
 
 SENTENCES = {
     # The server
-    "server-gone": "The server was gone at the end: the last {value:,.0f} requests found none, or lost it.",
+    "server-gone": "The server was gone at the end: the last {value:,.0f} requests did not reach it.",
     "ended-server-gone": "The measurement ended early: the server was gone.",
-    "requests-broke": "Requests broke during {step}: {ended}.",
+    "requests-broke": "Requests failed during {step}: {ended}.",
     "server-hangs": (
-        "The server hangs: the last {value:,.0f} requests got no answer. Before them, it had answered "
-        "{answered:,}."
+        "The server hangs: the last {value:,.0f} requests got no answer, after {answered:,} answers."
     ),
     "only-failures": (
         "The measurement ended early: {value:,.0f} requests in a row failed, with none answered in between "
         "(max_failures_in_a_row)."
     ),
-    "no-answer": "None of {value:,.0f} requests was answered; the server's errors say why.",
+    "no-answer": "None of {value:,.0f} requests was answered; see the server's errors for the reason.",
     "no-answer-in-time": (
         "None of {value:,.0f} requests was answered in time: the server hangs, or is far too slow."
     ),
     "errors": (
         "{failed:,} of {measured:,} requests failed ({value:.1%}); the limit is {limit:.2%} "
-        "(max_error_share). The figures cover only the others."
+        "(max_error_share). The figures cover only the answered requests."
     ),
     "some-errors": (
-        "{failed:,} of {measured:,} requests failed and have no latency: the tail that users see is longer "
-        "than the one shown."
+        "{failed:,} of {measured:,} requests failed and have no latency, so users see a longer tail than the "
+        "figures show."
     ),
     "not-steady": (
         "The load was not steady: latency grew from {first_ms:.0f} ms in the first half of the window to "
@@ -328,16 +328,16 @@ SENTENCES = {
         "by more than {effect:.0%}."
     ),
     "client-busy": (
-        "The client's busiest process used {value:.0%} of a core. From {limit:.0%} on, the client is the "
-        f"limit and not the server: {_CLIENT}"
+        "The client's busiest process used {value:.0%} of a core. From {limit:.0%} on, the client limits the "
+        f"load instead of the server: {_CLIENT}"
     ),
     "slow-turnaround": (
         "The client took {mean_ms:.2f} ms from the end of an answer to its next request, {value:.1%} of the "
-        "time; the limit is {limit:.0%}. The server had less load than requested, since {cause}."
+        "time; the limit is {limit:.0%}. The server had less load than requested, because {cause}."
     ),
     "late-stamps": (
-        "The client may have stamped answers up to {bound_ms:.2f} ms late, {value:.0%} of the {figure} of "
-        "{shown_ms:.2f} ms; the limit is {limit:.0%}. This figure is not to be trusted, since {cause}."
+        "The client's timestamps may be up to {bound_ms:.2f} ms late, {value:.0%} of the {figure} of "
+        "{shown_ms:.2f} ms; the limit is {limit:.0%}. Do not trust this figure, because {cause}."
     ),
     # The length of the measurement
     "interrupted": "The measurement was interrupted, so it is shorter than requested.",
@@ -352,13 +352,12 @@ SENTENCES = {
         "The measured window is {value:.2f} s long; at least {limit:.2f} s are needed ({why}). " + _LONGER
     ),
     "turns-after-window": (
-        "{after:,} of {turns:,} turns were due after the window and count for no figure. Use more "
-        "conversations (--requests), or a longer window (--duration)."
+        "{after:,} of {turns:,} turns were due after the window and are in no figure. Use more conversations "
+        "(--requests), or a longer window (--duration)."
     ),
     "repeated-prompts": (
-        "{value:,.0f} requests repeated {limit:,.0f} prompts: a prompt cache of the server may have made "
-        "answers faster. Measure a number of requests (--requests) instead of a time, or use a larger "
-        "workload."
+        "{value:,.0f} requests repeated {limit:,.0f} prompts, so the server's KV cache may have made answers "
+        "faster. Measure a number of requests (--requests) instead of a time, or use a larger workload."
     ),
     # The tokens
     "tokens-unknown": (
@@ -375,25 +374,25 @@ SENTENCES = {
         "protocol min_tokens and ignore_eos)."
     ),
     "joined-tokens": (
-        "Each response of a stream had {value:.2f} tokens on average: the inter-token latency is that "
+        "Each response of a stream had {value:.2f} tokens on average, so the inter-token latency is the time "
         "between responses."
     ),
     "input-length": (
-        "The workload asked for {asked:,.0f} input tokens a request, and the server counted {given:,.0f} "
-        "({value:+.0%}; the limit is {limit:.0%}). In a chat the template may explain it; else "
-        "the server cuts prompts, or has another tokenizer (--tokenizer)."
+        "The workload has {asked:,.0f} input tokens per request, but the server counted {given:,.0f} "
+        "({value:+.0%}; the limit is {limit:.0%}). In a chat, the template may be the reason; otherwise the "
+        "server truncates prompts, or has another tokenizer (--tokenizer)."
     ),
     "text-length": (
-        "{counted:,} of {requested:,} requested output tokens were found in the answers' texts, though "
-        "exact_output keeps answers from ending early: other tokens have no text, such as special ones, and "
-        f"the rates of tokens are wrong. {_EXACT}"
+        "The answers' texts have {counted:,} of {requested:,} requested output tokens, although exact_output "
+        "keeps answers from ending early: other tokens, such as special ones, have no text, so token rates "
+        f"are wrong. {_EXACT}"
     ),
     "no-rate": "The search found no rate at which {slo} holds. {stopped}",
 }
 
 
 def sentence_of(finding: Caveat) -> str:
-    """Return what a finding means, with its numbers, its limit, and what to do."""
+    """Return the sentence of a finding, with its value, its limit and what to do."""
     if finding.sentence:
         return finding.sentence
     known = {"value": finding.value, "limit": finding.limit, **finding.facts}

@@ -1,4 +1,4 @@
-"""gRPC client of a Triton server, for thousands of calls a second.
+"""gRPC client of a Triton server for thousands of calls per second.
 
 How gRPC uses HTTP/2 is described in https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
 """
@@ -23,14 +23,14 @@ _CONNECT_TIMEOUT_S = 10.0
 _MIN_RECONNECT_PAUSE_S, _MAX_RECONNECT_PAUSE_S = 0.05, 1.0
 _MIN_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S = 0.001, 0.1
 _SERVER_EXTRA_MS = 50
-"""The server is given this much more than the timeout: its clock counts in milliseconds, and must not end a
-request just before the client's does."""
+"""Milliseconds added to the timeout for the server, so that its rounded clock does not end a request before
+the client does."""
 _ERROR_TAG = b"\x0a"
 """First byte of a ``ModelStreamInferResponse`` with an ``error_message`` (its field 1, a string)."""
 _TIMED_OUT = "DEADLINE_EXCEEDED"
 _BARE_TIMEOUT_MESSAGES = ("", "deadline exceeded")
-"""Messages of a server that keeps the deadline; they do not name the timeout."""
-_LOST = "the server was lost before it had answered: try again"
+"""Messages of servers that enforce the deadline, which lack the timeout."""
+_LOST = "the connection to the server was lost before it answered: try again"
 _SERVICE = "/inference.GRPCInferenceService/"
 _CODES = (
     *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
@@ -45,18 +45,19 @@ _CODE_OF_HTTP = {
     "404": "UNIMPLEMENTED",
     **dict.fromkeys(("429", "502", "503", "504"), "UNAVAILABLE"),
 }
-"""What an HTTP status means where a proxy answered: gRPC's http-grpc-status-mapping.md."""
+"""Status codes for HTTP errors of a proxy: gRPC's http-grpc-status-mapping.md."""
 _CODE_OF_RESET = {CANCEL: "CANCELLED"}
-"""The protocol's table "Errors"; all other codes mean INTERNAL."""
+"""Status codes for HTTP/2 error codes (table "Errors" of the protocol); all others mean INTERNAL."""
 
 
 def call_headers(target: Target) -> list[tuple[str, str]]:
-    """Return the headers of every call to a target."""
+    """Return the headers of all calls to a target."""
     method = "ModelStreamInfer" if target.uses_stream_call else "ModelInfer"
-    # With "triton_grpc_error" a stream's error would have a status beside its message. But Triton 2.51 then
-    # handles a cancellation that nobody asked for, and now and then ends with a segmentation fault.
+    # Without "triton_grpc_error", which would add a status to a stream's error: with it, Triton 2.51 handles
+    # a
+    # cancellation that nobody requested, and sometimes ends with a segmentation fault.
     milliseconds = math.ceil(target.timeout_s * 1000) + _SERVER_EXTRA_MS
-    # A number of at most eight digits, and its unit.
+    # gRPC allows a number of at most eight digits, with a unit.
     timeout = f"{milliseconds}m" if milliseconds < 10**8 else f"{math.ceil(target.timeout_s) + 1}S"
     return [
         (":method", "POST"),
@@ -118,8 +119,9 @@ class _Call:
 
     def reset(self, code: int, now: float) -> None:
         if code == REFUSED_STREAM:
-            # The server certainly did not act on it (RFC 9113, 8.7). It may refuse because it has not yet
-            # cleaned up the stream that it has just ended; the call's own timeout ends the retries.
+            # The server did not act on the request (RFC 9113, 8.7), possibly because it still cleans up a
+            # stream
+            # that has just ended, so retry. The call's timeout ends the retries.
             pause_s = min(_MIN_RETRY_PAUSE_S * 2**self.refusals, _MAX_RETRY_PAUSE_S)
             self.refusals += 1
             self.connection = None
@@ -161,7 +163,7 @@ class _Call:
 
 
 class _Timeouts:
-    """One timer for all requests: they have the same time limit, so the oldest expires first."""
+    """One timer for all requests, of which the oldest expires first, because all have the same timeout."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -194,7 +196,7 @@ class _Timeouts:
 
 
 class GrpcClient:
-    """Sends requests to one server, over as many connections as its limit of streams requires: usually one.
+    """Sends requests to one server, over as many connections as its stream limit requires, usually one.
 
     ``on_end`` is called with each reply when it is complete or has failed.
     """
@@ -213,7 +215,7 @@ class GrpcClient:
         self._closed = False
 
     async def connect(self, at_once: int = 1) -> None:
-        """Open the first connection. Raises NotReady if there is no connection to the endpoint."""
+        """Open the first connection. Raises NotReady if the endpoint cannot be reached."""
         try:
             await self._open()
         except (OSError, asyncio.TimeoutError) as error:
@@ -245,7 +247,7 @@ class GrpcClient:
         await asyncio.sleep(0)
 
     def assign(self, call: _Call) -> None:
-        """Send a call on a connection with room, else let it wait for one."""
+        """Send a call on a connection with a free stream; without one, the call waits."""
         for connection in self._connections:
             if connection.has_room:
                 call.connection = connection
@@ -256,13 +258,15 @@ class GrpcClient:
         self._start_connecting()
 
     def retry(self, call: _Call) -> None:
-        """Send a call again that the server has refused, unless it has timed out."""
+        """Repeat a call that the server refused, unless it has timed out."""
         if not call.done and not self._closed:
             self.assign(call)
             self.flush()
 
     def _on_connection_change(self) -> None:
-        idle = [each for each in self._connections if not each.usable and not each.busy]
+        idle = [
+            connection for connection in self._connections if not connection.usable and not connection.busy
+        ]
         for connection in idle:
             self._connections.remove(connection)
             connection.close()
@@ -279,7 +283,7 @@ class GrpcClient:
             self._connecting = asyncio.get_running_loop().create_task(self._reconnect())
 
     async def _reconnect(self) -> None:
-        """Try to connect once, after a pause if the last attempt failed; waiting calls fail with it."""
+        """Try once to connect, after a pause if the last attempt failed; waiting calls fail with it."""
         await asyncio.sleep(self._pause_s)
         try:
             await self._open()
@@ -307,7 +311,7 @@ class GrpcClient:
             )
             try:
                 await connection.ready
-            except BaseException:  # also CancelledError of wait_for's timeout: close the socket then, too
+            except BaseException:  # including the CancelledError of a timeout in wait_for
                 connection.close()
                 raise
             return connection

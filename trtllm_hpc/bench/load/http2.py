@@ -1,7 +1,7 @@
 """One HTTP/2 connection (RFC 9113) on which all requests have the same headers.
 
-The load generator has its own because the general libraries cost more CPU time than the calls that are
-measured: see ``docs/explanation/load-generator-grpc.md``. Header compression comes from ``hpack``.
+The load generator has its own implementation because general libraries need more CPU time than the measured
+calls: see ``docs/explanation/load-generator-grpc.md``. Header compression comes from ``hpack``.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _DEFAULT_WINDOW = 65_535
 _DEFAULT_FRAME_SIZE = 16_384
 _MAX_STREAM_ID = 2**31 - 1
 _UNLIMITED_STREAMS = 2**31
-"""More than there are stream ids: the number of open streams until the server sets a limit."""
+"""Limit of open streams until the server sets one; higher than the number of stream IDs."""
 _WINDOW_REFILL = 2**30
-"""Received bytes after which the connection's window is opened again."""
+"""Received bytes after which the connection's window is enlarged again."""
 _MAX_CACHED_BLOCKS = 1024
-"""Decoded header blocks that are kept; most responses have the same ones."""
+"""Most decoded header blocks in the cache; most responses have the same blocks."""
 
 _FRAME_HEADER = Struct(">HBBBI")
 _SETTING = Struct(">HI")
@@ -96,7 +96,7 @@ def decode_settings(payload: bytes) -> dict[int, int]:
 
 
 def _uint31(payload: bytes) -> int:
-    """The 31-bit number that a payload begins with: a stream id, a window increment or an error code."""
+    """Return the 31-bit number at the beginning of a payload: stream ID, window increment or error code."""
     return int.from_bytes(payload[:4], "big") & 0x7FFFFFFF
 
 
@@ -106,10 +106,10 @@ def _window_update(increment: int) -> bytes:
 
 @dataclass(slots=True)
 class _PendingBody:
-    """The part of a request's body that flow control does not let out yet."""
+    """The part of a request's body that waits for flow control."""
 
     data: memoryview
-    """A view, since a body of megabytes would otherwise be copied for each of its frames."""
+    """A view, because each frame would otherwise copy the rest of a large body."""
     window: int
 
 
@@ -124,11 +124,11 @@ class SendBuffer:
         self._frames: list[bytes] = []
 
     def add(self, frame: bytes) -> None:
-        """Queue a frame that flow control does not apply to."""
+        """Queue a frame without flow control."""
         self._frames.append(frame)
 
     def add_request(self, stream_id: int, header_block: bytes, body: bytes) -> None:
-        """Queue headers and body of a new stream; the body as far as the windows allow."""
+        """Queue the headers of a new stream, and as much of its body as the windows allow."""
         size = len(body)
         head = encode_frame(HEADERS, END_HEADERS, stream_id, header_block)
         if self._pending or size > min(self._window, self._stream_window, self.max_frame_size):
@@ -140,7 +140,7 @@ class SendBuffer:
             self._frames.append(head + encode_frame(DATA, END_STREAM, stream_id, body))
 
     def drop(self, stream_id: int) -> None:
-        """Send no more of a stream's body."""
+        """Forget the rest of a stream's body."""
         self._pending.pop(stream_id, None)
 
     def widen(self, stream_id: int, increment: int) -> None:
@@ -152,20 +152,20 @@ class SendBuffer:
         self._send_pending()
 
     def set_stream_window(self, window: int) -> None:
-        """Set the initial window of streams; those of open streams change by the difference."""
+        """Set the initial window of streams; windows of open streams change by the difference."""
         for body in self._pending.values():
             body.window += window - self._stream_window
         self._stream_window = window
         self._send_pending()
 
     def take(self) -> bytes:
-        """Return everything that may be sent now, and forget it."""
+        """Return all queued frames, and empty the queue."""
         data = b"".join(self._frames)
         self._frames.clear()
         return data
 
     def _send_pending(self) -> None:
-        """Queue what the windows allow of the pending bodies, in the order of their requests."""
+        """Queue as much of the waiting bodies as the windows allow, in the order of requests."""
         for stream_id, body in list(self._pending.items()):
             while body.data:
                 size = min(len(body.data), self._window, body.window, self.max_frame_size)
@@ -180,7 +180,7 @@ class SendBuffer:
 
 
 class StreamHandler(Protocol):
-    """Receives the events of one stream. Times are of ``time.monotonic``."""
+    """Receives the events of one stream, with times of ``time.monotonic``."""
 
     def headers(self, headers: Headers, now: float) -> None:
         """The response has begun."""
@@ -195,27 +195,27 @@ class StreamHandler(Protocol):
         """The server reset the stream."""
 
     def lost(self, reason: str, *, unprocessed: bool) -> None:
-        """The connection is lost; ``unprocessed`` if the server certainly did not act on the request."""
+        """The connection is lost; ``unprocessed``: the server did not act on the request."""
 
 
 class Connection(asyncio.Protocol):
     """The client's side of a connection.
 
     Args:
-        headers: of every request.
-        on_change: called when there may be room for more streams, or the connection is over.
+        headers: headers of every request.
+        on_change: called when more streams may be possible, or when the connection has ended.
     """
 
     def __init__(self, headers: Sequence[tuple[str, str]], on_change: Callable[[], None]) -> None:
         self.ready = asyncio.get_running_loop().create_future()
         """Done when the server's settings have arrived."""
         self.usable = True
-        """Whether new streams may be opened, if there is room."""
+        """Whether new streams are allowed, up to the limit."""
         self._headers = list(headers)
         self._on_change = on_change
         self._encoder = Encoder()
         self._decoder = Decoder(max_header_list_size=2**20)
-        # With a table of size 0 no header block refers to an earlier one: decoded blocks can be cached.
+        # With a table of size 0 no header block refers to an earlier one, so decoded blocks can be cached.
         self._decoder.header_table_size = self._decoder.max_allowed_table_size = 0
         self._decoded: dict[bytes, Headers] = {}
         self._header_block: bytes | None = None
@@ -232,7 +232,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether one more stream may be opened now."""
+        """Whether one more stream can be opened now."""
         return self.usable and len(self._streams) < self._max_streams
 
     @property
@@ -248,12 +248,12 @@ class Connection(asyncio.Protocol):
             self.usable = False
         self._streams[stream_id] = stream
         block = self._header_block
-        if not block:  # kept once two in a row are equal, since the table no longer changes
+        if not block:  # cached once two successive blocks are equal, because then the table is stable
             block = self._encoder.encode(self._headers)
             if block == self._last_block:
                 self._header_block = block
             self._last_block = block
-        if more:  # never in the table, which the block of all requests refers to
+        if more:  # never indexed, because that would change the table to which the cached block refers
             block += self._encoder.encode([NeverIndexedHeaderTuple(*pair) for pair in more.items()])
         self._out.add_request(stream_id, block, body)
         if not self._flush_scheduled:
@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
         return stream_id
 
     def flush(self) -> None:
-        """Hand everything queued to the kernel in one call."""
+        """Write all queued frames in one call."""
         self._flush_scheduled = False
         data = self._out.take()
         if data and self._transport is not None:
@@ -289,7 +289,7 @@ class Connection(asyncio.Protocol):
         transport.write(_PREFACE + encode_settings(values) + _window_update(_MAX_WINDOW - _DEFAULT_WINDOW))
 
     def data_received(self, data: bytes) -> None:
-        """Handle each frame, then send what has been queued meanwhile."""
+        """Handle each frame, then send the frames that this has queued."""
         try:
             self._receive(data)
         except ConnectionError as error:
@@ -297,7 +297,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell the handlers of all open streams."""
+        """Notify the handlers of all open streams."""
         self._fail(f"the connection was lost: {error}" if error else "the server closed the connection")
 
     def _receive(self, data: bytes) -> None:
@@ -365,8 +365,8 @@ class Connection(asyncio.Protocol):
                 stream.reset(_uint31(payload), now)
         elif kind == GOAWAY:
             self.usable = False
-            last_id = _uint31(payload)  # the others may be sent on another connection
-            for unseen_id in [it for it in self._streams if it > last_id]:
+            last_id = _uint31(payload)  # later streams can be sent on another connection
+            for unseen_id in [stream_id for stream_id in self._streams if stream_id > last_id]:
                 self._out.drop(unseen_id)
                 self._streams.pop(unseen_id).lost("the server is going away", unprocessed=True)
             self._on_change()

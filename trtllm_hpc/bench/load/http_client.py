@@ -1,7 +1,7 @@
 """Client of Triton's HTTP ``generate`` and ``generate_stream``, and of OpenAI's completions and chat.
 
-A request is bytes that are written into an open connection, and its answer is stamped in the callback of the
-read that brings it: no task, no stream and no parser of bodies stands between the socket and the stamp.
+Requests are bytes written to an open connection, and the callback of a read stamps its data: no task, stream
+or parser delays the timestamp.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from trtllm_hpc.wire.triton import generate_url
 
 _CONNECT_TIMEOUT_S = 10.0
 _PAUSE_S = 0.05
-"""Before a request that found no server fails: a closed loop would otherwise send as fast as it can."""
+"""Delay before a request without a server fails; otherwise a closed loop would spin."""
 _LOOK_S = 0.1
-"""How often requests are looked for that have waited too long."""
+"""Seconds between searches for requests that have timed out."""
 _TAIL_BYTES = 8192
-"""What is read of a stream's end to see whether it is complete."""
+"""Bytes at the end of a stream that show whether it is complete."""
 _BUFFER = memoryview(bytearray(1 << 18))
-"""One for all connections: each read is handed on before the next one begins."""
+"""Read buffer of all connections, because each read is handled before the next one begins."""
 
 
 class _Connection(asyncio.BufferedProtocol):
@@ -55,13 +55,13 @@ class _Connection(asyncio.BufferedProtocol):
         self._transport.write(request)
 
     def close(self) -> None:
-        """Give the connection up, whatever it carries."""
+        """Close the connection, whatever it carries."""
         self.reply = None
         if self._transport is not None:
             self._transport.abort()
 
     def fail(self, status: str, message: str) -> None:
-        """End the request with an error, and give the connection up."""
+        """End the request with an error, and close the connection."""
         reply, self.reply = self.reply, None
         self.close()
         if reply is not None:
@@ -81,13 +81,13 @@ class _Connection(asyncio.BufferedProtocol):
         bounds.last_read = now = time.monotonic()
         bounds.reads += 1
         self._now_s = now - self._client.clock.zero
-        if self.reply is None:  # nobody has asked
+        if self.reply is None:  # data without a request
             self.close()
             return
         try:
             self._parser.feed_data(_BUFFER[:nbytes])
         except httptools.HttpParserError as error:
-            self.fail("UNAVAILABLE", f"what is no answer in HTTP: {error}")
+            self.fail("UNAVAILABLE", f"the server's answer is not HTTP: {error}")
             return
         if self._is_whole:
             self._end()
@@ -101,7 +101,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._now_s = self._client.clock.now()
             self._end()
         elif self._has_served and not self._status:
-            # The server has closed an idle connection before it saw the request (RFC 9112, 9.3.1).
+            # Dial again: the server closed an idle connection before it saw the request (RFC 9112, 9.3.1).
             self.reply = None
             self._client.dial(reply, self._body)
         else:
@@ -136,7 +136,7 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 class HttpClient:
-    """Sends requests to one server, each on a connection of its own, which is reused afterwards.
+    """Sends requests to one server, one at a time on each connection; connections are reused.
 
     ``on_end`` is called with each reply when it is complete or has failed.
     """
@@ -164,7 +164,7 @@ class HttpClient:
         self._head = "\r\n".join(lines).encode()
 
     async def connect(self, at_once: int = 1) -> None:
-        """Open connections for so many requests at once. Raises NotReady if the server takes none."""
+        """Open ``at_once`` connections. Raises NotReady if the server cannot be reached."""
         endpoint = self._target.endpoint
         try:
             opened = asyncio.gather(*(self._open() for _ in range(at_once)))
@@ -187,10 +187,10 @@ class HttpClient:
             self.dial(reply, request)
 
     def flush(self) -> None:
-        """Do nothing: requests are not queued here."""
+        """Do nothing, because :meth:`send` does not queue requests."""
 
     async def close(self) -> None:
-        """Give up all requests in flight."""
+        """Close all connections, whatever is in flight."""
         if self._look is not None:
             self._look.cancel()
         for dial in self._dials:
@@ -220,9 +220,9 @@ class HttpClient:
             self._idle.remove(connection)
 
     def has_answer(self, reply: LoadReply, status: int) -> None:
-        """Note whether a whole answer is an error, and hand it on."""
+        """Finish a reply with a complete HTTP response, which can be an error."""
         error = None
-        # The end of a chunked body may come by itself, and is not part of the answer.
+        # Not free_s, because the end of a chunked body may arrive later than the answer.
         reply.ended_s = reply.chunks[-1][0] if reply.chunks else reply.free_s
         if not self._target.streaming:
             reply.chunks[:] = [(reply.ended_s, b"".join(piece for _, piece in reply.chunks))]
@@ -239,7 +239,7 @@ class HttpClient:
         self._on_end(reply)
 
     def has_failed(self, reply: LoadReply, status: str, message: str) -> None:
-        """Hand on a request without a whole answer, after a moment."""
+        """Finish a reply without a complete answer, after a pause."""
         reply.status, reply.error = status, message
         reply.ended_s = reply.free_s = self.clock.now()
         asyncio.get_running_loop().call_later(_PAUSE_S, self._on_end, reply)
@@ -273,7 +273,7 @@ class HttpClient:
 
 
 def _tail(reply: LoadReply) -> bytes:
-    """Return the end of an answer: a search of the whole one would delay other requests that are timed."""
+    """Return the end of an answer, because a search of the whole answer would delay other requests."""
     pieces, size = list[bytes](), 0
     for _, piece in reversed(reply.chunks):
         pieces.append(piece)

@@ -1,4 +1,4 @@
-"""Open-loop and closed-loop load as it runs in one process."""
+"""Open-loop and closed-loop load in one process."""
 
 from __future__ import annotations
 
@@ -25,39 +25,38 @@ if TYPE_CHECKING:
     from trtllm_hpc.bench.load.http_client import HttpClient
 
 _LEAD_S = 0.05
-"""From the connection to the first request, where no start is given."""
+"""Seconds from the connection to the first request, unless the start is set."""
 _BURST = 64
-"""Late requests sent in a row before the event loop handles answers again."""
+"""Most late requests sent in a row before the event loop handles answers again."""
 _FIRST_CONNECTIONS = 16
-"""Of an open loop over HTTP, which opens more as it needs them."""
+"""First connections of an open loop over HTTP, which opens more when necessary."""
 GIVE_UP_S = 30.0
-"""The load ends after this time without a server: a shorter restart fails the requests meanwhile."""
+"""Seconds without a server after which the load ends; shorter restarts only fail requests."""
 MIN_UNCONNECTED = 10
-"""The load ends only after this many requests in a row without a connection."""
+"""Fewest consecutive requests without a connection after which the load ends."""
 
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What is sent, and to whom."""
+    """Requests to send, and their target."""
 
     target: Target
     payloads: Sequence[bytes]
     clock: Clock
     first_index: int = field(default=0, kw_only=True)
-    """Index in the workload of the first payload."""
+    """Index of the first payload in the workload."""
     index_step: int = field(default=1, kw_only=True)
-    """From the index of one payload to that of the next: with several processes their number."""
+    """Difference between indices of successive payloads: the number of processes."""
     conversations: Sequence[Conversation] = field(default=(), kw_only=True)
-    """Whose first turns the payloads are."""
+    """Conversations whose first turns are the payloads."""
     until_s: float | None = field(default=None, kw_only=True)
-    """Closed loop, and later turns of conversations: nothing is sent from then on, in seconds after the
-    start."""
+    """End of sending in a closed loop and for later turns of conversations, in seconds after the start."""
     max_failures: int = field(default=0, kw_only=True)
-    """The load ends when so many requests of a process have failed in a row; 0: never."""
+    """Consecutive failures of a process after which the load ends; 0: never."""
 
     @cached_property
     def indices(self) -> range:
-        """Index in the workload of each payload."""
+        """Indices of the payloads in the workload."""
         return range(
             self.first_index, self.first_index + len(self.payloads) * self.index_step, self.index_step
         )
@@ -65,13 +64,13 @@ class LoadPlan:
 
 @dataclass(frozen=True)
 class OpenPlan(LoadPlan):
-    """Each payload is sent when it is due, whatever the server does.
+    """A load that sends each payload when it is due, whatever the server does.
 
-    A late request is sent at once, and its reply shows the delay; none is dropped.
+    Late requests are sent immediately, never dropped, and their replies show the delay.
     """
 
     due_s: Sequence[float]
-    """Seconds after the start, in ascending order."""
+    """Due times in seconds after the start, in ascending order."""
 
     def __post_init__(self) -> None:
         if len(self.payloads) != len(self.due_s):
@@ -80,11 +79,11 @@ class OpenPlan(LoadPlan):
 
 @dataclass(frozen=True)
 class ClosedPlan(LoadPlan):
-    """A fixed number of requests or conversations is outstanding; after the last the first is sent again."""
+    """A load with a fixed number of requests or conversations in flight; payloads repeat after the last."""
 
     concurrency: int
     count: int | None = None
-    """Requests in all; ``None`` needs ``until_s``."""
+    """Total number of requests; ``None`` needs ``until_s``."""
 
     def __post_init__(self) -> None:
         if self.count is None and self.until_s is None:
@@ -92,9 +91,9 @@ class ClosedPlan(LoadPlan):
 
 
 Count = Callable[[LoadReply], object]
-"""Called for each request that has ended; must be quick. With several processes replies have no chunks."""
+"""Called for each ended request; must be quick. With several processes the replies have no chunks."""
 Control = Callable[[Callable[[], object]], float]
-"""Called once connected, with a function that ends the load from any thread; returns the start time."""
+"""Called after connecting, with a function that ends the load from any thread; returns the start time."""
 
 
 @dataclass(frozen=True)
@@ -102,26 +101,25 @@ class LoadResult:
     """The replies of one pass."""
 
     replies: list[LoadReply]
-    """In the order of sending, without those that were outstanding when the load was ended early."""
+    """Replies in the order of sending, without requests that were open when the load ended early."""
     client: ClientUse
     start_s: float
-    """When the schedule began, which ``due_s`` of an open loop counts from."""
+    """Begin of the schedule on the clock, from which ``due_s`` of an open loop counts."""
     interrupted: bool = False
-    """Whether Ctrl-C ended it early."""
+    """Whether Ctrl-C ended the load."""
     saturated_until_s: float | None = None
-    """Closed loop of several processes: when the first of them sent its last request; else ``None``."""
+    """Closed loop of several processes: time at which the first process sent its last request."""
     disconnected: bool = False
-    """Whether it was ended early because the server was gone; see :class:`DisconnectWatch`."""
+    """Whether the load ended early because the server was gone; see :class:`DisconnectWatch`."""
     failures: int | None = None
-    """How many requests had failed in a row when it was ended early because of that; see
-    :class:`FailureWatch`."""
+    """Number of consecutive failures that ended the load; see :class:`FailureWatch`."""
 
 
 class FailureWatch:
-    """Notices that a number of requests in a row have failed.
+    """Notices consecutive failures of requests that were sent after the first failure.
 
-    Only those count that were sent after the first of them had failed. What was in flight when one of several
-    servers died fails together, and says nothing about the others.
+    Requests that were already in flight do not count: when one of several instances dies, all its requests
+    fail together, but the other instances still serve.
     """
 
     def __init__(self, limit: int) -> None:
@@ -130,7 +128,7 @@ class FailureWatch:
         self.count = 0
 
     def gives_up(self, reply: LoadReply) -> bool:
-        """Take note of an ended request, and return whether the load should end."""
+        """Record an ended request, and return whether the load should end."""
         if reply.status == OK:
             self._since_s, self.count = math.inf, 0
             return False
@@ -148,7 +146,7 @@ class DisconnectWatch:
         self._requests = 0
 
     def gives_up(self, reply: LoadReply) -> bool:
-        """Take note of an ended request, and return whether the load should end."""
+        """Record an ended request, and return whether the load should end."""
         if reply.status == OK or not (reply.error or "").startswith(NO_CONNECTION):
             self._since_s = None
             return False
@@ -159,8 +157,8 @@ class DisconnectWatch:
 
 
 def run_in_process(plan: LoadPlan, count: Count | None = None, control: Control | None = None) -> LoadResult:
-    """Run a load in this process. Raises NotReady if there is no connection to the endpoint."""
-    # Each open stream is a file, and a shell allows 1,024, for programs that use select(2).
+    """Run a load in this process. Raises NotReady if the endpoint cannot be reached."""
+    # Each connection is an open file, of which a shell allows only 1,024 for the sake of select(2).
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     load = (_OpenLoop if isinstance(plan, OpenPlan) else _ClosedLoop)(plan, count)
@@ -168,7 +166,7 @@ def run_in_process(plan: LoadPlan, count: Count | None = None, control: Control 
         asyncio.get_running_loop()
     except RuntimeError:
         return run_stamped(partial(load.run, control))
-    # A notebook's thread has an event loop already.
+    # In a notebook this thread already has an event loop, so another thread runs the load.
     with ThreadPoolExecutor(1, "load") as pool:
         result = pool.submit(run_stamped, partial(load.run, control))
         try:
@@ -179,10 +177,10 @@ def run_in_process(plan: LoadPlan, count: Count | None = None, control: Control 
 
 
 class _Load(ABC):
-    """What both kinds of load share: sending, counting answers, ending."""
+    """Common parts of open and closed loops: sending, counting answers, ending."""
 
     is_closed = False
-    """Whether a request is due when a slot is free, and not at a time of its own."""
+    """Whether a free slot triggers a request, instead of a due time."""
 
     def __init__(self, plan: LoadPlan, count: Count | None) -> None:
         self.plan = plan
@@ -192,7 +190,7 @@ class _Load(ABC):
         self.replies: list[LoadReply] = []
         self.turns = Turns(plan.conversations, plan.target, plan.clock, self.dispatch)
         self.outstanding = 0
-        """Requests without an answer yet, or conversations that are not over."""
+        """Number of requests without an answer, or of open conversations."""
         self.sent = 0
         self.interrupted = False
         self.disconnect_watch = DisconnectWatch()
@@ -204,9 +202,9 @@ class _Load(ABC):
         self._event_loop: asyncio.AbstractEventLoop | None = None
 
     def end_early(self) -> None:
-        """End the load from any thread, once it runs."""
+        """End the load, if it runs; can be called from any thread."""
         if self._event_loop is not None:
-            with suppress(RuntimeError):  # it may be over
+            with suppress(RuntimeError):  # the load has ended
                 self._event_loop.call_soon_threadsafe(self._interrupt)
 
     async def run(self, control: Control | None, bounds: StampBounds) -> LoadResult:
@@ -223,7 +221,7 @@ class _Load(ABC):
             self.client = HttpClient(self.plan.target, self.clock, self.on_end, bounds)
         try:
             await self.client.connect(self.at_once)
-            given_s = control(self.end_early) if control else None
+            set_start_s = control(self.end_early) if control else None
             with (
                 gc_paused(),
                 on_sigint(self._interrupt),
@@ -231,7 +229,7 @@ class _Load(ABC):
                 KernelTimer(self.on_timer) as timer,
             ):
                 self.usage = UsageMeter()
-                self.start_s = self.clock.now() + _LEAD_S if given_s is None else given_s
+                self.start_s = self.clock.now() + _LEAD_S if set_start_s is None else set_start_s
                 self.timer = timer
                 if self.plan.until_s is not None:
                     self.turns.end_s = self.start_s + self.plan.until_s
@@ -245,10 +243,10 @@ class _Load(ABC):
             raise self.error
         replies = [reply for reply in self.replies if reply.ended_s >= 0]
         use = self.usage.total()
-        found = bounds.p99_s(self.clock, [reply.chunks[0][0] for reply in self.replies if reply.chunks])
+        late = bounds.p99_s(self.clock, [reply.chunks[0][0] for reply in self.replies if reply.chunks])
         return LoadResult(
             replies,
-            use if found is None else replace(use, stamp_bound_s=found[0], stall_s=found[1]),
+            use if late is None else replace(use, stamp_bound_s=late[0], stall_s=late[1]),
             self.start_s,
             self.interrupted,
             disconnected=self.disconnected,
@@ -258,15 +256,15 @@ class _Load(ABC):
     @property
     @abstractmethod
     def at_once(self) -> int:
-        """For how many requests connections are opened before the start."""
+        """Number of requests for which connections are opened before the start."""
 
     @abstractmethod
     def on_timer(self) -> None:
-        """Send what is due; called first at the start."""
+        """Send the requests that are due; called first at the start."""
 
     @abstractmethod
     def after(self, reply: LoadReply) -> bool:
-        """React to an ended request; returns False if no more are to be sent."""
+        """React to an ended request; return False if there are no more to send."""
 
     def send(self, position: int, due_s: float) -> None:
         """Send the payload at this position."""
@@ -304,7 +302,7 @@ class _Load(ABC):
         self.over.set()
 
     def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """End the load at an error in a callback; asyncio would log it and the load would wait for ever."""
+        """End the load at an error in a callback; asyncio would only log it, and the load would never end."""
         error = context.get("exception")
         if isinstance(error, BaseException) and not self.over.is_set():
             self.error = error

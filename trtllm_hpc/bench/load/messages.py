@@ -1,6 +1,6 @@
-"""Requests as the bytes that are sent, and replies as the bytes that came back.
+"""Serialise requests and parse replies.
 
-Requests are serialised before the measurement and replies parsed after it, so that neither delays a send.
+Requests are serialised before the measurement and replies are parsed after it, so that neither delays a send.
 """
 
 from __future__ import annotations
@@ -32,60 +32,60 @@ from trtllm_hpc.wire.triton import (
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 COMPLETIONS, CHAT = "openai", "openai-chat"
-"""OpenAI's protocols, by their names in the settings."""
+"""Names of OpenAI's protocols in the settings."""
 
 
 @dataclass(frozen=True)
 class AskedEndpoint(Endpoint):
-    """A server that is asked with further headers."""
+    """An endpoint whose requests have further headers."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def authorization(self) -> dict[str, str]:
-        """The headers that every call needs, in lower case for HTTP/2; raises RequestFailed."""
+        """Headers of every call, in lower case for HTTP/2. Raises RequestFailed."""
         return super().authorization | {name.lower(): value for name, value in self.headers.items()}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A served model and how requests are sent to it; see :func:`trtllm_hpc.bench.targets.targets_of`."""
+    """A served model and the form of its requests; see :func:`trtllm_hpc.bench.targets.target_of`."""
 
     endpoint: Endpoint
     model: str
     served: ServedModel = ENSEMBLE
-    """With Triton: the model's inputs."""
+    """Triton: the model's inputs."""
     protocol: Protocol = "grpc"
     streaming: bool = False
-    """Whether answers are requested as a stream."""
+    """Whether requests ask for streamed answers."""
     timeout_s: float = 60.0
-    """For each request, from its send."""
+    """Time limit of each request in seconds, from its send."""
     decoupled: bool = False
-    """Whether the model may answer in several responses."""
+    """Whether the model can answer in several responses."""
     stream_input: str | None = None
-    """Name of the input that makes a decoupled model stream its tokens."""
+    """Name of the input that makes a decoupled model stream tokens."""
     min_length_input: str | None = None
-    """Input for the least length of answers (OpenAI's protocol: ``min_tokens``); ``None`` sends none."""
+    """Name of the input for the minimum answer length (OpenAI: ``min_tokens``); ``None``: not sent."""
     max_tokens_key: str = "max_tokens"
-    """Over OpenAI's protocol: the key of the body with the most output tokens."""
+    """OpenAI: body key for the most output tokens."""
     include_usage: bool = True
-    """Over OpenAI's protocol: whether streams are asked for the server's count of tokens."""
+    """OpenAI: whether streams ask for the server's token count."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
-    """Further keys of a body of OpenAI's protocol; they take the place of those that follow from settings."""
+    """OpenAI: further body keys, which override those from the settings."""
 
     @property
     def takes_token_ids(self) -> bool:
-        """Whether the model takes token ids instead of a text."""
+        """Whether the model accepts token IDs instead of text."""
         return not self.served.takes_text
 
     @property
     def is_openai(self) -> bool:
-        """Whether it is asked over OpenAI's protocol."""
+        """Whether the protocol is one of OpenAI's."""
         return self.protocol in OPENAI_PROTOCOLS
 
     @property
     def uses_stream_call(self) -> bool:
-        """Whether gRPC needs ``ModelStreamInfer``: Triton refuses ``ModelInfer`` to decoupled models."""
+        """Whether gRPC needs ``ModelStreamInfer``: decoupled models refuse ``ModelInfer``."""
         return self.protocol == "grpc" and (self.streaming or self.decoupled)
 
 
@@ -95,10 +95,10 @@ def session_headers(session: str | None) -> dict[str, str]:
 
 
 def encode_request(request: WorkloadRequest, target: Target, request_id: str = "") -> bytes:
-    """Return a request in the target's protocol: a ``ModelInferRequest``, or a body in JSON.
+    """Return a request in the target's protocol: a ``ModelInferRequest``, or a JSON body.
 
-    Earlier messages of a conversation come first: as messages of a chat, else a line of the prompt each.
-    Raises ValueError for a prompt that the model or the protocol does not take.
+    Earlier messages of a conversation become messages of a chat, or lines of the prompt. Raises ValueError
+    for a prompt that the model or the protocol does not accept.
     """
     prompt = list(request.token_ids or ()) if request.prompt is None else request.prompt
     if request.said and target.protocol != CHAT:
@@ -115,9 +115,9 @@ def encode_request(request: WorkloadRequest, target: Target, request_id: str = "
 def _encode_openai(request: WorkloadRequest, prompt: str | list[int], target: Target) -> bytes:
     is_chat = target.protocol == CHAT
     if is_chat and request.prompt is None:
-        raise ValueError("a chat takes texts, not token ids")
+        raise ValueError("a chat accepts text, not token IDs")
     options: dict[str, Any] = {target.max_tokens_key: request.max_tokens}
-    if target.min_length_input is not None:  # keys of trtllm-serve and vLLM, not of OpenAI
+    if target.min_length_input is not None:  # trtllm-serve and vLLM have these keys, OpenAI does not
         options |= {"min_tokens": request.max_tokens, "ignore_eos": True}
     options |= target.extra_body
     said = request.messages or [*(request.said or ()), {"role": "user", "content": prompt}]
@@ -130,7 +130,7 @@ def _encode_openai(request: WorkloadRequest, prompt: str | list[int], target: Ta
 def _options(request: WorkloadRequest, target: Target) -> dict[str, Any]:
     """Return the inputs of Triton's models beside the prompt.
 
-    A core model is sent no end token, so that answers have the requested length.
+    There is no end token among them, so that a core model's answers have the requested length.
     """
     length = BY_NAME["max_tokens"].input_of(target.served) or "max_tokens"
     values: dict[str, Any] = {length: request.max_tokens}
@@ -143,76 +143,77 @@ def _options(request: WorkloadRequest, target: Target) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class LoadReply:
-    """What came back for one request. Times are seconds of the measurement's clock."""
+    """The raw reply to one request. Times are seconds on the measurement's clock."""
 
     index: int
     """Index of the request in the workload."""
     due_s: float
-    """When it was to be sent. In a closed loop: when the slot that it took became free."""
+    """Due time; in a closed loop, the time at which the request's slot became free."""
     sent_s: float
-    """Right before the call was made."""
+    """Time right before the call."""
     ended_s: float
-    """When the last piece of the answer, or the error, had arrived."""
+    """Arrival of the answer's last piece, or of the error."""
     status: str = OK
-    """``ok``, or what failed: the gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
+    """``ok``, or the error: a gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
     error: str | None = None
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
-    """Each response, or piece of a stream over HTTP, with its time of arrival; one unless streamed."""
+    """Responses, or pieces of a stream over HTTP, with their times of arrival; one unless streamed."""
     session: str | None = None
-    """Name of its conversation; ``None``: it is not a turn of a conversation."""
+    """Name of the request's conversation; ``None`` for a single request."""
     freed_s: float | None = None
-    """In a closed loop: when the slot that it took became free; ``None`` in an open loop."""
+    """In a closed loop: time at which the request's slot became free; ``None`` in an open loop."""
     free_s: float = -1.0
-    """Over HTTP: when the read came that completed the answer, after which the connection was free."""
+    """Over HTTP: time of the read that completed the answer and freed the connection."""
 
     @property
     def ok(self) -> bool:
-        """Whether a whole answer came."""
+        """Whether a complete answer arrived."""
         return self.status == OK
 
     @property
     def latency_s(self) -> float:
-        """From schedule."""
+        """Latency from the due time, in seconds."""
         return self.ended_s - self.due_s
 
 
 class Chunk(NamedTuple):
-    """One response that has output."""
+    """A response with output."""
 
     time_s: float
     text: str | None = None
-    """With what the model thinks before it answers, which is generated as well."""
+    """Generated text, including reasoning."""
     token_ids: tuple[int, ...] | None = None
-    """New ids, first sequence."""
+    """New token IDs of the first sequence."""
     thought: int = 0
-    """Letters of the text that the model thought before it answered."""
+    """Number of characters of reasoning at the beginning of the text."""
 
 
 @dataclass(frozen=True)
 class ParsedReply:
-    """The answer to one request; empty if there was none."""
+    """The answer to one request; empty if there is none."""
 
     chunks: tuple[Chunk, ...] = ()
-    """Without the empty response that ends a stream; over OpenAI's protocol, without any that has no text."""
+    """Responses, without the empty end of a stream and, over OpenAI's protocol, without those that lack
+    text."""
     streamed: bool = False
     usage: Usage | None = None
-    """The server's own count; ``None`` if the answer has none."""
+    """The server's token counts; ``None`` if the answer lacks them."""
 
     @property
     def text(self) -> str | None:
-        """The whole text; ``None`` from a model without one."""
+        """The whole text; ``None`` from a model that returns token IDs."""
         texts = [chunk.text for chunk in self.chunks if chunk.text is not None]
         return "".join(texts) if texts else None
 
     @property
     def token_ids(self) -> tuple[int, ...] | None:
-        """All ids in order, with the prompt's where the model repeats them; ``None`` from a text model."""
+        """All IDs in order, including a repeated prompt's; ``None`` from a text model."""
         parts = [chunk.token_ids for chunk in self.chunks if chunk.token_ids is not None]
         return tuple(token for part in parts for token in part) if parts else None
 
 
 def parse_reply(reply: LoadReply, target: Target) -> ParsedReply:
-    """Parse the responses to one request. Those without output, or in no known format, are left out."""
+    """Parse the responses to one request, without those that lack output or have an unknown format."""
     chunks, usage = list[Chunk](), None
     is_events = target.streaming and target.protocol != "grpc"
     for time_s, raw in timed_events(reply.chunks) if is_events else reply.chunks:
@@ -233,7 +234,7 @@ def parse_reply(reply: LoadReply, target: Target) -> ParsedReply:
 
 
 def _added(chunks: Sequence[Chunk]) -> Iterator[str]:
-    """Yield what each text has more than those before; a broken letter at its end may yet become whole."""
+    """Yield the new part of each accumulated text; a broken character at its end waits for the next text."""
     shown = 0
     for chunk in chunks:
         text = chunk.text or ""
@@ -243,7 +244,7 @@ def _added(chunks: Sequence[Chunk]) -> Iterator[str]:
 
 
 def answer_text(reply: LoadReply, target: Target) -> str:
-    """Return the text of an answer without what the model thought; quick, since other requests are timed."""
+    """Return the text of an answer without reasoning; it must be quick, because other requests are timed."""
     if target.protocol == CHAT and target.streaming:
         with suppress(ValueError, LookupError, TypeError, AttributeError):
             return openai.answer_text(event for _, event in timed_events(reply.chunks))
@@ -270,12 +271,12 @@ def _grpc_outputs(raw: bytes, target: Target) -> Tensors:
         else:
             message = service_pb2.ModelInferResponse.FromString(raw)
     except DecodeError:
-        raise WrongResponse("no message of Triton's service") from None
+        raise WrongResponse("not a message of Triton's service") from None
     return infer_outputs(message, ANSWER_OUTPUTS)
 
 
 def _chunk(time_s: float, response: Response, target: Target) -> Chunk | None:
-    """Return the first text or beam of a response; over OpenAI's protocol ``None`` if it has no letters."""
+    """Return the first text or beam of a response; over OpenAI's protocol ``None`` if the text is empty."""
     part = response.parts[0]
     if part.ids is not None:
         return Chunk(time_s, token_ids=tuple(part.ids))

@@ -1,4 +1,4 @@
-"""The state of this process while the load runs: garbage collection, Ctrl-C, priority, CPU time."""
+"""State of the process while a load runs: garbage collection, Ctrl-C, priority and CPU time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathlib import Path
 from trtllm_hpc.bench.results import ClientUse
 
 _POLICY, _PRIORITY = os.SCHED_RR, 1
-"""The lowest real-time priority: before all ordinary processes, behind the system's own. A nice value is
-not enough: on two cores with busy neighbours a process of nice -10 woke up to 80 ms late, one of this policy
-never more than 1 ms (Linux 6.18). Root may set it, and users with the limit ``rtprio`` (limits.conf(5)). The
-system keeps 5 % of each core for everything else (sched(7), ``sched_rt_runtime_us``)."""
+"""The lowest real-time priority, above all ordinary processes and below the system's own. A nice value is not
+enough: on two cores with busy neighbours a process of nice -10 woke up to 80 ms late, with this policy at
+most 1 ms (Linux 6.18). Root may set it, and users with the limit ``rtprio`` (limits.conf(5)). The kernel
+reserves 5 % of each core for other processes (sched(7), ``sched_rt_runtime_us``)."""
 
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause garbage collection: a collection would delay sends, and the load makes no reference cycles."""
+    """Pause garbage collection, which would delay sends; the load creates no reference cycles."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.freeze()
@@ -38,9 +38,9 @@ def gc_paused() -> Iterator[None]:
 
 @contextmanager
 def on_sigint(interrupt: Callable[[], None]) -> Iterator[None]:
-    """Call ``interrupt`` at the first Ctrl-C, instead of KeyboardInterrupt; a second one acts as usual.
+    """Call ``interrupt`` at the first Ctrl-C instead of raising KeyboardInterrupt; a second one raises it.
 
-    Does nothing outside the main thread, or where SIGINT is ignored.
+    Does nothing outside the main thread, or if SIGINT is ignored.
     """
     loop = asyncio.get_running_loop()
     previous = signal.getsignal(signal.SIGINT)
@@ -66,9 +66,9 @@ def on_sigint(interrupt: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def real_time_priority() -> Iterator[bool]:
-    """Give every thread of this process real-time priority, if allowed; yields whether it was.
+    """Give all threads of this process real-time priority; yield False if that is not permitted.
 
-    Every thread, because the one that sends waits for whichever holds the interpreter.
+    All threads, because the sending thread waits for the thread that holds the interpreter lock.
     """
     previous: dict[int, tuple[int, int]] = {}
     is_allowed = True
@@ -79,7 +79,7 @@ def real_time_priority() -> Iterator[bool]:
                 policy, priority = os.sched_getscheduler(thread), os.sched_getparam(thread).sched_priority
                 os.sched_setscheduler(thread, _POLICY, os.sched_param(_PRIORITY))
             except ProcessLookupError:
-                continue  # it has ended since it was listed
+                continue  # the thread has ended since it was listed
             except PermissionError:
                 is_allowed = False
                 break
@@ -96,14 +96,14 @@ _Times = tuple[float, float]
 
 
 class UsageMeter:
-    """Measures CPU and wall time of this process from its creation on."""
+    """Measures CPU and wall time of this process since the meter's creation."""
 
     def __init__(self) -> None:
         self._began = self._ended = _times()
         self._all_sent: _Times | None = None
 
     def all_sent(self) -> None:
-        """Note that all requests are sent: from here on the process only waits for the slowest answers."""
+        """Record that all requests are sent, after which the process only waits for slow answers."""
         self._all_sent = self._all_sent or _times()
 
     def end(self) -> None:
@@ -111,7 +111,7 @@ class UsageMeter:
         self._ended = _times()
 
     def total(self) -> ClientUse:
-        """Return the times from creation to end, and the higher share of a core: overall or while sending."""
+        """Return CPU and wall time, and the higher share of a core: over all the time or while sending."""
         moments = (self._ended, self._all_sent or self._began)
         spans = [(cpu_s - self._began[0], wall_s - self._began[1]) for cpu_s, wall_s in moments]
         shares = [cpu_s / wall_s for cpu_s, wall_s in spans if wall_s > 0]

@@ -1,4 +1,4 @@
-"""Run a load: open-loop or closed-loop, in this process or shared by several."""
+"""Run a load, open-loop or closed-loop, in this process or in several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtllm_hpc.bench.results import ClientUse
 from trtllm_hpc.errors import NotReady
 
 _LEAD_S = 0.2
-"""From the last connection to the first request: by then every process knows the start."""
+"""Seconds from the last connection to the first request, in which all processes learn the start."""
 _REPORT_INTERVAL_S = 0.2
 _READY, _COUNTED, _DONE, _NOT_READY = "ready", "counted", "done", "not ready"
 _START, _STOP = "start", "stop"
@@ -28,8 +28,8 @@ _NO_RESPONSE = (0.0, b"")
 def run_load(plan: LoadPlan, *, progress: Count | None = None, processes: int = 1) -> LoadResult:
     """Run a load and wait for every answer.
 
-    Several processes send every n-th request, or share the outstanding ones of a closed loop: at most one
-    process for each of these. Raises NotReady if there is no connection to the endpoint.
+    Each of several processes sends every n-th request, or has a part of a closed loop's concurrency, at least
+    1. Raises NotReady if the endpoint cannot be reached.
     """
     if isinstance(plan, ClosedPlan):
         processes = min(processes, plan.concurrency)
@@ -37,7 +37,7 @@ def run_load(plan: LoadPlan, *, progress: Count | None = None, processes: int = 
 
 
 def _run_shared(plan: LoadPlan, processes: int, progress: Count | None) -> LoadResult:
-    """Run a load in new processes, which begin at the same moment, and merge their results."""
+    """Run a load in new processes that begin at the same time, and merge their results."""
     context = get_context("spawn")
     workers: list[Any] = []
     pipes: list[Connection] = []
@@ -60,7 +60,7 @@ def _run_shared(plan: LoadPlan, processes: int, progress: Count | None) -> LoadR
 
 
 def _share_of(plan: LoadPlan, share: int, processes: int) -> LoadPlan:
-    """The part of one process: every n-th request."""
+    """Return the part of one process: every n-th request."""
     every_nth: dict[str, Any] = {
         "payloads": plan.payloads[share::processes],
         "first_index": plan.first_index + share,
@@ -139,7 +139,7 @@ def _merge(plan: LoadPlan, results: list[LoadResult]) -> LoadResult:
 
 
 def _work(pipe: Connection, plan: LoadPlan) -> None:
-    """The main function of a worker. Ctrl-C and SIGTERM reach it only through its parent."""
+    """Run a worker's part. The worker ignores Ctrl-C and SIGTERM, because its parent ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     counted = deque[LoadReply]()
@@ -182,4 +182,4 @@ def _work(pipe: Connection, plan: LoadPlan) -> None:
     except NotReady as error:
         send(_NOT_READY, error.message)
     except (EOFError, BrokenPipeError):
-        pass  # The parent has died, so nobody needs the result.
+        pass  # the parent has died, so nobody needs the result

@@ -1,4 +1,4 @@
-"""Time in the load generator: its clock, and wake-ups on time."""
+"""Time in the load generator: clock, precise wake-ups, and bounds on the lateness of timestamps."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _T = TypeVar("_T")
 _TFD_TIMER_ABSTIME = 1
 _SECOND_NS = 1_000_000_000
 _ASLEEP_S = 30e-6
-"""A wait that took longer has slept; without sleep ``epoll_wait(2)`` takes a few microseconds."""
+"""Wait above which the process has slept; otherwise ``epoll_wait(2)`` takes a few microseconds."""
 
 
 @dataclass(frozen=True)
 class Clock:
     """Seconds since the measurement began, on the monotonic clock.
 
-    Linux has one monotonic clock for all processes of a machine
-    (clock_gettime(2)), so a copy in another process shows the same time.
+    Linux has one monotonic clock for all processes of a machine (clock_gettime(2)), so a copy in another
+    process shows the same time.
     """
 
     zero: float = field(default_factory=time.monotonic)
     """``time.monotonic()`` at the start."""
     started_at: float = field(default_factory=time.time)
-    """Seconds since the epoch at the same moment; to be shown, never for figures."""
+    """Unix time at the start; for display only."""
 
     def now(self) -> float:
         """Return the seconds since the start."""
@@ -47,17 +47,16 @@ class _TimerSpec(ctypes.Structure):
 
 
 class KernelTimer:
-    """Calls back at moments of ``time.monotonic``, late by well under a millisecond.
+    """Calls back at times of ``time.monotonic``, late by much less than a millisecond.
 
-    It is a timer of the kernel (timerfd_create(2)) whose file descriptor the
-    event loop watches. asyncio's own timers wake up to a millisecond late,
-    since they end in ``epoll_wait(2)``, which counts in whole milliseconds.
+    The event loop watches the file descriptor of a kernel timer (timerfd_create(2)). asyncio's own timers are
+    up to a millisecond late, because ``epoll_wait(2)`` counts in whole milliseconds.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
         self._spec = _TimerSpec()
-        # os.timerfd_create came with Python 3.13.
+        # os.timerfd_create needs Python 3.13.
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._fd = self._libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
@@ -72,50 +71,51 @@ class KernelTimer:
         os.close(self._fd)
 
     def set(self, at: float) -> None:
-        """Call back once at this moment; at once if it has passed."""
+        """Call back once at this time, or immediately if it has passed."""
         value = self._spec.value
         value.seconds, value.nanoseconds = divmod(max(1, int(at * _SECOND_NS)), _SECOND_NS)
         if self._libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(self._spec), None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def _expired(self) -> None:
-        with suppress(BlockingIOError):  # it was set again meanwhile
-            os.read(self._fd, 8)  # clears the readiness of the descriptor
+        with suppress(BlockingIOError):  # the timer has been set again since
+            os.read(self._fd, 8)  # else the descriptor stays readable
         self._callback()
 
 
 class StampBounds(selectors.DefaultSelector):
-    """The selector of the load's event loop, which bounds how late the stamps of its reads are.
+    """The selector of the load's event loop, which bounds the lateness of its reads' timestamps.
 
-    The loop reads everything that has arrived when it wakes up, one connection after the other, and stamps
-    each read. So what a read brings has arrived after the loop woke up, if it had slept, or else after it
-    woke up for the turn before. From then to the last read of a turn is a bound for all reads of that turn;
-    the time for which the thread was ready and had no core is added.
+    When the loop wakes up, it reads all connections with data, one after another, and stamps each read. If
+    the loop had slept, the data of these reads arrived after the wake-up, otherwise after the previous
+    wake-up. The time from then to the last read, plus the time for which the thread waited for a core, bounds
+    the lateness of all timestamps of this turn of the loop.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.last_read = 0.0
-        """``time.monotonic()`` of the last read of this turn, which whoever reads sets."""
+        """``time.monotonic()`` of the last read of this turn, set by the reader."""
         self.reads = 0
-        """In this turn, which whoever reads counts."""
+        """Number of reads in this turn, counted by the reader."""
         self._woke = self._since = time.monotonic()
         self._stalled_s = 0.0
         self._ends = array("d")
-        """The last read of each turn in which something was read."""
+        """Time of the last read, for each turn with reads."""
         self._reads = array("l")
+        """Number of reads of these turns."""
         self._bounds_s = array("d")
-        """Of the stamps of these turns."""
+        """Bounds of the lateness of these turns' timestamps."""
         self._stalls_s = array("d")
-        """For how long they had waited for a core."""
+        """Waits for a core before these turns."""
         try:
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # a kernel without these figures
+        except OSError:  # a kernel without scheduler statistics
             self._schedstat = -1
         self._waited_s = self._without_core_s()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for what is ready."""
+        """Wait until connections are ready, and record the bounds of the previous turn."""
         if self.last_read:
             self._ends.append(self.last_read)
             self._reads.append(self.reads)
@@ -132,12 +132,11 @@ class StampBounds(selectors.DefaultSelector):
         return ready
 
     def p99_s(self, clock: Clock, firsts_s: Sequence[float]) -> tuple[float, float] | None:
-        """Return what 99 % of the stamps are late by at most, and how long 99 % of the reads had no core.
+        """Return bounds of lateness and of waits for a core for 99 % of the reads; ``None`` without reads.
 
-        Stamps count and not turns: one that was held up brings many reads. ``firsts_s``, on the clock, are
-        the stamps of the answers' first reads. Of these, too, 99 % keep the bound: a stall in which many
-        answers began shows in the times to first token, though it is rare among all stamps. ``None``:
-        nothing was read.
+        Each read counts, because a delayed turn has many reads. The bound also holds for 99 % of
+        ``firsts_s``, the times of the answers' first reads on the clock, because a stall in which many
+        answers begin changes the times to first token although it is rare among all reads.
         """
         import numpy as np
 
@@ -156,14 +155,14 @@ class StampBounds(selectors.DefaultSelector):
             os.close(self._schedstat)
 
     def _without_core_s(self) -> float:
-        """Return how long this thread was ready without a core so far (Linux, sched-stats.rst)."""
+        """Return the time so far for which this thread waited for a core (Linux, sched-stats.rst)."""
         if self._schedstat < 0:
             return 0.0
         return int(os.pread(self._schedstat, 100, 0).split()[1]) * 1e-9
 
 
 def run_stamped(main: Callable[[StampBounds], Coroutine[Any, Any, _T]]) -> _T:
-    """Run a coroutine function in an event loop of its own, with bounds of its stamps."""
+    """Run a coroutine function in a new event loop that bounds the lateness of timestamps."""
     bounds = StampBounds()
     loop = asyncio.SelectorEventLoop(bounds)
     try:

@@ -1,4 +1,4 @@
-"""Conversations under load: each turn waits for the end of the turn before it, and for its think time."""
+"""Conversations under load: each turn waits for the previous answer and for its think time."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from trtllm_hpc.bench.workload.request import WorkloadRequest
 
 
 class Conversation(NamedTuple):
-    """Requests that follow each other."""
+    """Requests that are sent one after another."""
 
     first_index: int
-    """Index in the workload of the first turn; those of the others follow."""
+    """Index of the first turn in the workload; the other turns follow."""
     turns: Sequence[WorkloadRequest]
 
 
 class Turns:
-    """Sends the turns of conversations after their first."""
+    """Sends all turns of conversations except the first ones."""
 
     timer: KernelTimer
     end_s = float("inf")
-    """No turn is sent from then on."""
+    """Time on the clock after which no turn is sent."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Turns:
     ) -> None:
         self._conversations, self._target, self._clock, self._send = conversations, target, clock, send
         self._open: dict[str, tuple[Conversation, float, list[Mapping[str, str]]]] = {}
-        """Those that go on: when each has begun, and what was said."""
+        """Open conversations by session: begin and earlier messages."""
         self._begun = Counter[str | None]()
         self._waiting: list[tuple[float, int, LoadReply, bytes]] = []
 
     def begin(self, position: int, due_s: float) -> LoadReply:
-        """Begin the conversation at this position, and return the reply to its first turn."""
+        """Begin the conversation at this position, and return the empty reply of its first turn."""
         conversation = self._conversations[position]
         first = conversation.turns[0]
         self._begun[first.session] += 1
@@ -52,7 +52,7 @@ class Turns:
         return LoadReply(conversation.first_index, due_s, self._clock.now(), -1.0, session=session)
 
     def goes_on(self, reply: LoadReply) -> bool:
-        """Prepare the next turn; returns False if there is none, or without an answer to go on from."""
+        """Prepare the next turn; return False if there is none, or if the last turn has no answer."""
         if reply.session is None:
             return False
         (first_index, turns), begun_s, said = state = self._open.pop(reply.session)
@@ -65,7 +65,7 @@ class Turns:
             return False
         self._open[reply.session] = state
         said.append({"role": "user", "content": turns[at - 1].prompt or ""})
-        # A model that gives the whole text back would say everything twice.
+        # Some models repeat the prompt in the answer, which would duplicate earlier messages.
         before = "\n".join(message["content"] for message in said)
         answer = answer_text(reply, self._target).removeprefix(before)
         said.append({"role": "assistant", "content": answer})
@@ -76,7 +76,7 @@ class Turns:
         return True
 
     def on_timer(self) -> None:
-        """Send what is due, and wait for the next."""
+        """Send the turns that are due, and set the timer for the next one."""
         while self._waiting and self._waiting[0][0] <= (now_s := self._clock.now()):
             _, _, reply, payload = heapq.heappop(self._waiting)
             reply.sent_s = now_s

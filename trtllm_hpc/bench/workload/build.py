@@ -1,4 +1,4 @@
-"""Build a workload from its settings: the same settings give the same requests, to the byte."""
+"""Build a workload from its settings; the same settings give the same requests, to the byte."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ BUILT_IN_PROMPTS = (
     "Summarise in two sentences what an operating system does for the programs that it runs.",
 )
 BLOCK_TOKENS = 512
-"""Tokens of one of Mooncake's ``hash_ids`` (FAST25-release/traces of kvcache-ai/Mooncake)."""
+"""Tokens for which one of Mooncake's ``hash_ids`` stands (FAST25-release/traces of kvcache-ai/Mooncake)."""
 _CACHED_BLOCKS = 4096
 _INPUT_LENGTH_KEYS = ("input_length", "input_tokens")
 _TIME_KEYS = ("due_s", "timestamp")
-"""In seconds, and in milliseconds."""
+"""Key of a time in seconds, and of one in milliseconds."""
 _DIGITS = 9
 
 _Turns = list[tuple[WorkloadRequest, Codes | None]]
-"""The turns of a conversation; codes stand for a prompt that is still to be written."""
+"""The turns of a conversation, with codes for prompts that are generated later."""
 
 
 def make_workload(spec: WorkloadSpec) -> BuiltWorkload:
     """Return the first ``spec.count`` requests or conversations of the workload; fewer if a trace is short.
 
-    A longer workload of the same settings begins with the same requests. Raises ConfigError if the workload's
-    file or its settings make no requests; with file and line.
+    A longer workload of the same settings begins with the same requests. Raises ConfigError, with file and
+    line, if the workload's file or settings give no requests.
     """
     kind = spec.settings.workload.kind
     if kind == "conversations":
@@ -79,9 +79,9 @@ def make_workload(spec: WorkloadSpec) -> BuiltWorkload:
 
 
 def check_file(workload: Workload) -> None:
-    """Check the workload's file, if it has one, without tokenizer and engine: before a server is started.
+    """Check the workload's file, if any, without tokenizer and engine, before a server starts.
 
-    Raises ConfigError if it makes no requests; with file and line.
+    Raises ConfigError, with file and line, if the file gives no requests.
     """
     if workload.path is None:
         return
@@ -108,7 +108,7 @@ def check_file(workload: Workload) -> None:
 def _drawn_prompts(
     spec: WorkloadSpec, lengths: Sequence[tuple[int, int]], prefix_tokens: int
 ) -> Iterator[Drawn]:
-    """Yield prompts of drawn lengths; those of ``shared-prefix`` begin with one of the prefixes, in turn."""
+    """Yield prompts of random lengths; with ``shared-prefix`` they begin with the prefixes in rotation."""
     seed = spec.settings.seed
     own, of_prefixes = random_source(seed, "prompts"), random_source(seed, "prefixes")
     count = min(spec.settings.workload.prefixes, len(lengths)) if prefix_tokens else 0
@@ -122,13 +122,15 @@ def _drawn_prompts(
 
 
 def _given(spec: WorkloadSpec) -> BuiltWorkload:
-    """The prompts of the file, the given or the built-in ones, in random order, again when all were taken."""
+    """Return prompts of the file, the settings or the toolkit in random order, repeated when all are used."""
     found: Sequence[WorkloadRequest | None]
     if spec.settings.workload.kind == "dataset":
         found = _prompts_of_file(spec)
     else:
-        given = enumerate(spec.settings.workload.prompts or BUILT_IN_PROMPTS, 1)
-        found = [WorkloadRequest(spec.settings.max_tokens, text, source=f"prompt {at}") for at, text in given]
+        numbered = enumerate(spec.settings.workload.prompts or BUILT_IN_PROMPTS, 1)
+        found = [
+            WorkloadRequest(spec.settings.max_tokens, text, source=f"prompt {at}") for at, text in numbered
+        ]
     prompts = [prompt for prompt in found if prompt is not None]
     order = random_order(len(prompts), spec.settings.seed)
     requests, notes = counted(spec, (prompts[place] for place in order))
@@ -138,7 +140,7 @@ def _given(spec: WorkloadSpec) -> BuiltWorkload:
 
 
 def _prompts_of_file(spec: WorkloadSpec) -> list[WorkloadRequest | None]:
-    """Return the prompt of each entry, ``None`` without one; raises ConfigError if none has a prompt."""
+    """Return the prompt of each entry, or ``None``. Raises ConfigError if no entry has a prompt."""
     found = [request_of(entry, spec) for entry in read_entries(spec.file)]
     if not any(found):
         raise file_error(spec.file, None, "all prompts are empty")
@@ -149,11 +151,10 @@ def _prompts_of_file(spec: WorkloadSpec) -> list[WorkloadRequest | None]:
 
 
 def _trace(spec: WorkloadSpec) -> BuiltWorkload:
-    """Return the first requests of the file, in the order of their times; they are not repeated.
+    """Return the first requests of the file in the order of their times, without repeats.
 
-    Times are ``due_s`` in seconds or ``timestamp`` in milliseconds; they run ``speed`` times faster. For an
-    entry without a prompt one of its length is generated, in which the same ``hash_ids`` stand for the same
-    tokens.
+    Times are ``due_s`` in seconds or ``timestamp`` in milliseconds, divided by ``speed``. An entry without a
+    prompt gets a generated prompt of its length, in which equal ``hash_ids`` stand for equal tokens.
     """
     entries, has_prompts = _read_trace(spec)
     if has_prompts:
@@ -168,15 +169,16 @@ def _trace(spec: WorkloadSpec) -> BuiltWorkload:
 
 
 def _read_trace(spec: WorkloadSpec) -> tuple[list[DatasetEntry], bool]:
-    """Return the entries in the order of their times, and whether they have prompts, not only lengths."""
+    """Return the entries in the order of their times, and whether they have prompts or only lengths."""
     entries = [
-        entry for [entry] in _timed([[it] for it in read_entries(spec.file)], spec.settings.workload.speed)
+        entry
+        for [entry] in _timed([[entry] for entry in read_entries(spec.file)], spec.settings.workload.speed)
     ]
     return entries, _has_prompt(entries[0])
 
 
 def _timed(groups: Sequence[Sequence[DatasetEntry]], speed: float) -> list[list[DatasetEntry]]:
-    """Return the groups in the order of their first entries' times; only the other entries may have none."""
+    """Return the groups in the order of their first entries' times, which must not be missing."""
     begins = []
     for first, *_ in groups:
         begin_s = first.seconds(*_TIME_KEYS)
@@ -195,7 +197,7 @@ def _timed(groups: Sequence[Sequence[DatasetEntry]], speed: float) -> list[list[
 
 
 def _has_prompt(entry: DatasetEntry) -> bool:
-    """Return whether the entry has a prompt; else one of its length is generated."""
+    """Return whether the entry has a prompt and not only a length."""
     has_length = any(key in entry.values for key in _INPUT_LENGTH_KEYS)
     return not has_length or "prompt" in entry.values or "token_ids" in entry.values
 
@@ -236,13 +238,13 @@ def _of_lengths(
 
 
 def _without_prompt(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest:
-    """Return the request of an entry that has only lengths, without the prompt to be generated."""
+    """Return the request of an entry with lengths only; its prompt is generated later."""
     tokens = entry.length(OUTPUT_LENGTH_KEYS) or spec.settings.max_tokens
     return WorkloadRequest(tokens, due_s=entry.due_s, source=entry.source)
 
 
 def _input_length(entry: DatasetEntry) -> int:
-    """Return the tokens of the prompt; raises ConfigError if the entry has no such number."""
+    """Return the length of the prompt in tokens. Raises ConfigError if the entry lacks it."""
     length = entry.length(_INPUT_LENGTH_KEYS)
     if length is None:
         raise entry.error(f"{_INPUT_LENGTH_KEYS[0]} must be a whole number of at least 1")
@@ -250,7 +252,7 @@ def _input_length(entry: DatasetEntry) -> int:
 
 
 def _hash_ids(entry: DatasetEntry) -> list[int]:
-    """Return the numbers of the blocks that the prompt begins with."""
+    """Return the numbers of the blocks at the beginning of the prompt."""
     hashes = entry.values.get("hash_ids") or []
     if not isinstance(hashes, list) or not all(type(number) is int for number in hashes):
         raise entry.error(f"hash_ids must be a list of whole numbers; found {hashes!r}")
@@ -262,13 +264,13 @@ def _hash_ids(entry: DatasetEntry) -> list[int]:
 
 
 def _conversations(spec: WorkloadSpec) -> BuiltWorkload:
-    """Return the turns of the first ``spec.count`` conversations, drawn or from a file.
+    """Return the turns of the first ``spec.count`` conversations, generated or from a file.
 
-    A file's conversations are repeated in another order when all were taken, unless they have times. Raises
+    A file's conversations are repeated in another order when all are used, unless they have times. Raises
     ConfigError if there are none.
     """
     if spec.takes_token_ids:
-        message = "the turns of a conversation are texts, and the model takes token ids"
+        message = "conversations are text, but the model accepts token IDs only"
         raise settings_error("kind", message, hint="--model ensemble, or --protocol openai-chat")
     distinct = None
     if spec.settings.workload.path is None:
@@ -324,14 +326,14 @@ def _drawn_turns(spec: WorkloadSpec) -> tuple[list[_Turns], list[str]]:
 
 
 def _groups(path: Path) -> list[list[DatasetEntry]]:
-    """Return the entries of each conversation: whole ones, or those with the same ``session_id``."""
+    """Return the entries of each conversation: the turns of one entry, or entries with one ``session_id``."""
     groups: dict[object, list[DatasetEntry]] = {}
     for place, entry in enumerate(read_entries(path)):
         key = entry.values.get("session_id", entry.values.get("session"))
         groups.setdefault((place,) if key is None else str(key), []).extend(turns_of(entry))
     found = [group for group in groups.values() if group]
     if not found:
-        raise file_error(path, None, "nothing is said in any conversation")
+        raise file_error(path, None, "all conversations are empty")
     return found
 
 

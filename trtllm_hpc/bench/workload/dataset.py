@@ -1,4 +1,4 @@
-"""Prompts from a file: JSON, one JSON value a line, or CSV, in any of several layouts."""
+"""Read prompts from a file: JSON, JSON lines or CSV, in any of several layouts."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ _ROLES = dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant")
 }
 _MAX_TOKENS = 10_000_000
 _TOKENS_PER_WORD = 1.3
-"""Of a recorded answer; upstream's default of ``--op-tokens-per-word``."""
-_LAYOUTS = "a list of JSON objects, or one JSON object a line"
+"""Assumed tokens per word of a recorded answer, TensorRT-LLM's default of ``--op-tokens-per-word``."""
+_LAYOUTS = "a list of JSON objects, or one JSON object per line"
 _COLUMNS = {
     "timestamp": "due_s",
     **dict.fromkeys(("contexttokens", "request tokens"), "input_length"),
     **dict.fromkeys(("generatedtokens", "response tokens"), "output_length"),
 }
-"""Those of Azure's and BurstGPT's traces, in lower case."""
+"""Columns of Azure's and BurstGPT's traces, in lower case, with the key of each."""
 
 
 class DatasetEntry(NamedTuple):
-    """One JSON object of a file."""
+    """A JSON object in a file."""
 
     path: Path
     line: int | None
-    """Counted from 1; ``None`` in a JSON list."""
+    """Line number from 1; ``None`` in a JSON list."""
     number: int
-    """Its place in the file, from 1."""
+    """Position among the entries of the file, from 1."""
     values: dict[str, Any]
     due_s: float | None = None
-    """In a trace: when it is due, after the first one."""
+    """Due time in a trace, in seconds after the first entry."""
 
     @property
     def source(self) -> str:
-        """Where it comes from, to be shown."""
+        """Position for people."""
         return f"entry {self.number}" if self.line is None else f"line {self.line}"
 
     def error(self, message: str, *, hint: str | None = None) -> ConfigError:
@@ -67,21 +67,21 @@ class DatasetEntry(NamedTuple):
         return file_error(self.path, self.line, where + message, hint=hint)
 
     def first(self, keys: Sequence[str]) -> tuple[str, Any]:
-        """Return the first of the keys that the entry has, and its value; ``None`` if it has none."""
+        """Return the first of ``keys`` in the entry, and its value; ``None`` if it has none of them."""
         key = next((key for key in keys if self.values.get(key) is not None), "")
         value: Any = self.values.get(key)
         is_input = key in ("text_input", "max_tokens") and isinstance(value, list) and len(value) == 1
-        return key, value[0] if is_input else value  # perf_analyzer writes lists of one
+        return key, value[0] if is_input else value  # perf_analyzer writes lists of one value
 
     def length(self, keys: Sequence[str]) -> int | None:
-        """Return the first of the keys that the entry has, as a number of tokens; ``None`` if it has none."""
+        """Return the value of the first of ``keys`` as a number of tokens; ``None`` without any."""
         key, value = self.first(keys)
         if value is None or (type(value) is int and 1 <= value <= _MAX_TOKENS):
             return value
         raise self.error(f"{key} must be a whole number from 1 to {_MAX_TOKENS:,}; found {value!r}")
 
     def seconds(self, in_seconds: str, in_milliseconds: str) -> float | None:
-        """Return the value of the one key or the other in seconds; ``None`` if it has neither."""
+        """Return the value of either key in seconds; ``None`` without both."""
         key, value = self.first((in_seconds, in_milliseconds))
         if value is None:
             return None
@@ -90,7 +90,7 @@ class DatasetEntry(NamedTuple):
         return float(value) * (1.0 if key == in_seconds else 0.001)
 
     def text(self, keys: Sequence[str]) -> str | None:
-        """Return the text of the first of the keys that the entry has; ``None`` if it has none."""
+        """Return the text of the first of ``keys``; ``None`` without any."""
         key, value = self.first(keys)
         if value is None or isinstance(value, str):
             return value
@@ -98,14 +98,14 @@ class DatasetEntry(NamedTuple):
 
     @property
     def conversation(self) -> str | None:
-        """The key of its turns; ``None`` if it is no conversation."""
+        """The key of the entry's turns; ``None`` if it is not a conversation."""
         return next((key for key in _CONVERSATION_KEYS if key in self.values), None)
 
 
 def read_entries(path: Path) -> list[DatasetEntry]:
-    """Return all entries of the file, in their order.
+    """Return all entries of the file in order.
 
-    Raises ConfigError if it cannot be read, or has another layout; with the line.
+    Raises ConfigError, with the line, if the file is unreadable or has an unknown layout.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -115,8 +115,8 @@ def read_entries(path: Path) -> list[DatasetEntry]:
     except UnicodeDecodeError as error:
         raise file_error(path, None, f"is not UTF-8 text: byte {error.start + 1} is invalid") from None
     is_table = any(column in text.partition("\n")[0].lower().split(",") for column in _COLUMNS)
-    found = _rows(path, text) if is_table else _values(path, text)
-    requests = ((line, request) for line, value in found for request in _requests(value))
+    values = _rows(path, text) if is_table else _values(path, text)
+    requests = ((line, request) for line, value in values for request in _requests(value))
     entries = []
     for number, (line, value) in enumerate(requests, 1):
         entry = DatasetEntry(path, line, number, value)
@@ -129,22 +129,22 @@ def read_entries(path: Path) -> list[DatasetEntry]:
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int | None, Any]]:
-    """Yield the requests of a trace in CSV, which have only lengths; one that failed asks for one token."""
+    """Yield the requests of a CSV trace, which have only lengths; a failed request has length 1."""
     rows = csv.DictReader(text.splitlines())
     for row in rows:
         cells = {_COLUMNS[name.lower()]: cell for name, cell in row.items() if str(name).lower() in _COLUMNS}
         try:
             stamp = str(cells.pop("due_s")).partition("+")[0]
             due_s = float(np.datetime64(stamp, "ns").astype(int)) / 1e9 if ":" in stamp else float(stamp)
-            yield rows.line_num, {"due_s": due_s, **{key: max(1, int(it)) for key, it in cells.items()}}
+            yield rows.line_num, {"due_s": due_s, **{key: max(1, int(cell)) for key, cell in cells.items()}}
         except (KeyError, TypeError, ValueError):
-            message = "must have a time and numbers of tokens, as in Azure's and BurstGPT's traces"
+            message = "needs a time and token numbers, as in Azure's and BurstGPT's traces"
             raise file_error(path, rows.line_num, message) from None
 
 
 def _values(path: Path, text: str) -> Iterable[tuple[int | None, Any]]:
-    """Return the JSON values of a file with their lines, or those of a document's list without."""
-    # Not str.splitlines: it also splits at characters that JSON allows within a string.
+    """Return the JSON values of a file with their lines; values of a document's list have no line."""
+    # Not str.splitlines, which also splits at characters that JSON allows within a string.
     lines = [(line, words) for line, words in enumerate(text.split("\n"), 1) if words.strip()]
     first = lines[0][1].strip() if lines else "{}"
     if len(lines) != 1 and first[0] + first[-1] in ("{}", "[]"):
@@ -153,11 +153,11 @@ def _values(path: Path, text: str) -> Iterable[tuple[int | None, Any]]:
     if isinstance(value, dict) and isinstance(value.get("data"), list):  # genai-perf and perf_analyzer
         value = value["data"]
     is_chat = isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]
-    return [(None, it) for it in value] if isinstance(value, list) and not is_chat else [(1, value)]
+    return [(None, item) for item in value] if isinstance(value, list) and not is_chat else [(1, value)]
 
 
 def _requests(value: Any) -> list[Any]:
-    """Return the requests in a value of a list of messages, OpenAI's batches, genai-perf or perf_analyzer."""
+    """Return the requests in a value: messages, or a layout of OpenAI, genai-perf or perf_analyzer."""
     if isinstance(value, list):
         return [{"messages": value}]
     inner = value.get("payload", value.get("body")) if isinstance(value, dict) else None
@@ -175,28 +175,32 @@ def _parsed(path: Path, text: str, line: int = 1) -> Any:
 
 
 def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | None:
-    """Return the prompt of an entry, not counted yet; ``None`` if it is empty, as of an empty conversation.
+    """Return the request of an entry, without token counts; ``None`` if the prompt is empty.
 
-    Layouts: ``input`` and ``instruction`` as in upstream's data sets, whose prompt is ``input + ' ' +
-    instruction`` (``benchmark_core_model.py`` of tensorrtllm_backend v0.16.0); a prompt or token ids alone;
+    Layouts: ``input`` and ``instruction`` as in TensorRT-LLM's data sets, whose prompt is ``input + ' ' +
+    instruction`` (``benchmark_core_model.py`` of tensorrtllm_backend v0.16.0); a prompt or token IDs alone;
     ``messages`` of chats and ``conversations`` of ShareGPT, whose prompt is everything before the first
-    answer, or all ``messages`` up to the user's last where the model takes them; the first of ``turns``. The
-    answer's limit is the entry's, 1.3 times the words of its answer, or ``max_tokens``. Raises ConfigError if
-    it has none of these, wrong types, or ids that the model does not take; with the line.
+    answer, or all ``messages`` up to the user's last one if the model accepts messages; the first of
+    ``turns``. The answer's limit is the entry's, 1.3 times the words of its answer, or ``max_tokens``. Raises
+    ConfigError, with the line, for another layout, wrong types, or IDs that the model does not accept.
     """
     tokens = entry.length(OUTPUT_LENGTH_KEYS)
     limit = tokens or spec.settings.max_tokens
     request = WorkloadRequest(limit, due_s=entry.due_s, source=entry.source)
     ids_key, ids = entry.first(_IDS_KEYS)
     if ids is not None:
-        if not isinstance(ids, list) or not ids or not all(type(it) is int and it >= 0 for it in ids):
-            raise entry.error(f"{ids_key} must be a list of token ids, whole numbers of at least 0")
+        if (
+            not isinstance(ids, list)
+            or not ids
+            or not all(type(number) is int and number >= 0 for number in ids)
+        ):
+            raise entry.error(f"{ids_key} must be a list of token IDs, whole numbers of at least 0")
         if not (spec.takes_token_ids or spec.ids_allowed):
             hint = "--model tensorrt_llm, or --protocol openai"
-            raise entry.error("has token ids, but the model takes texts", hint=hint)
+            raise entry.error("has token IDs, but the model accepts text only", hint=hint)
         size = None if spec.vocabulary is None else spec.vocabulary.size
         if size is not None and max(ids) >= size:
-            raise entry.error(f"token id {max(ids)} is outside the model's vocabulary of {size:,}")
+            raise entry.error(f"token ID {max(ids)} is outside the model's vocabulary of {size:,}")
         return replace(request, token_ids=tuple(ids))
     if entry.conversation is not None:
         said = list(_messages(entry))[: 1 if entry.conversation == "turns" else None]
@@ -208,29 +212,29 @@ def request_of(entry: DatasetEntry, spec: WorkloadSpec) -> WorkloadRequest | Non
         answer = next((text for role, text, _ in said[end : end + 1] if role == "assistant"), None)
         if spec.takes_messages:
             plain = [{"role": role, "content": text} for role, text, _ in said]
-            messages = [it if "role" in it else own for own, (*_, it) in zip(plain, said, strict=True)]
+            messages = [turn if "role" in turn else own for own, (*_, turn) in zip(plain, said, strict=True)]
             request = replace(request, messages=messages[:end])
     elif "instruction" in entry.values:
         prompt = " ".join(entry.text([key]) or "" for key in ("input", "instruction"))
         answer = entry.text(_ANSWER_KEYS)
     else:
-        given, answer = entry.text(_PROMPT_KEYS), entry.text(_ANSWER_KEYS)
-        if given is None:
+        text, answer = entry.text(_PROMPT_KEYS), entry.text(_ANSWER_KEYS)
+        if text is None:
             known = ", ".join((*_PROMPT_KEYS, "instruction", *_IDS_KEYS, *_CONVERSATION_KEYS))
             found = ", ".join(entry.values) or "nothing"
             raise entry.error(f"has no prompt: expected one of {known}; found {found}")
-        prompt = given
+        prompt = text
     if not prompt.strip():
         return None
     if tokens is None and answer is not None:
         tokens = max(1, int(len(answer.split()) * _TOKENS_PER_WORD))
-    # JSON can contain half of a surrogate pair ("\ud800"), which no server takes.
+    # JSON can contain half of a surrogate pair ("\ud800"), which no server accepts.
     valid = prompt.encode("utf-8", errors="replace").decode("utf-8")
     return replace(request, prompt=valid, max_tokens=tokens or limit)
 
 
 def turns_of(entry: DatasetEntry) -> list[DatasetEntry]:
-    """Return an entry for each turn of the user in a whole conversation; one without turns as it is."""
+    """Return an entry for each of the user's turns in a conversation; other entries stay as they are."""
     if entry.conversation is None:
         return [entry]
     common = {key: entry.values[key] for key in OUTPUT_LENGTH_KEYS if key in entry.values}
@@ -272,10 +276,10 @@ def _messages(entry: DatasetEntry) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def counted(
     spec: WorkloadSpec, prompts: Iterator[WorkloadRequest]
 ) -> tuple[list[WorkloadRequest], list[str]]:
-    """Return the first ``spec.count`` prompts that are not too long, and notes for readers of the results.
+    """Return the first ``spec.count`` prompts within the limit, and notes for readers of the results.
 
-    Where the model takes token ids, prompts become ids. ``prompts`` may yield a prompt again, but must end if
-    all are too long. Raises ConfigError if they are, or if there is no tokenizer where one is needed.
+    For a model that accepts token IDs, prompts become IDs. ``prompts`` may repeat prompts, but must end if
+    all are too long. Raises ConfigError if all are too long, or if a necessary tokenizer is missing.
     """
     known: dict[WorkloadRequest, WorkloadRequest | None] = {}
     kept: list[WorkloadRequest] = []
@@ -298,10 +302,10 @@ def _encoded(spec: WorkloadSpec, requests: Sequence[WorkloadRequest]) -> Iterato
     if spec.tokenizer is not None:
         encoded = iter(spec.tokenizer.encode(texts))
     elif texts and (spec.takes_token_ids or spec.settings.workload.max_input_tokens is not None):
-        key, what = ("tokenizer", "a model that takes token ids")
+        key, what = ("tokenizer", "a model that accepts token IDs only")
         if not spec.takes_token_ids:
-            key, what = "max_input_tokens", "a limit of prompts"
-        message = f"{what} needs a tokenizer to encode the texts, and none was found"
+            key, what = "max_input_tokens", "a limit of prompt lengths"
+        message = f"{what} needs a tokenizer, but none was found"
         raise settings_error(key, message, code="no-tokenizer", hint=TOKENIZER_HINT)
     for request in requests:
         ids = request.token_ids if request.prompt is None else next(encoded, None)
@@ -317,5 +321,5 @@ def _encoded(spec: WorkloadSpec, requests: Sequence[WorkloadRequest]) -> Iterato
 
 
 def too_long_note(left_out: int, seen: int, what: str, limit: int | None) -> str:
-    """Return the sentence about prompts or requests that were left out."""
+    """Return the sentence about prompts or requests beyond the limit."""
     return f"Left out {left_out:,} of {seen:,} {what}: longer than {limit} tokens."

@@ -1,4 +1,4 @@
-"""Generated prompts of drawn or given lengths: token ids, or texts of common words; and their random numbers.
+"""Generate prompts of given or random lengths, as token IDs or as texts of common words.
 
 The same seed and settings give the same requests at the same times, with the same version of this toolkit
 and of NumPy, whose generators may change with a release (NEP 19).
@@ -34,11 +34,11 @@ TOKENIZER_HINT = (
 )
 
 _BATCH = 256
-"""Texts in one call of the tokenizer."""
+"""Number of texts per call of the tokenizer."""
 _MIN_WORDS = 8
-"""A tokenizer with fewer one-token words cannot make different prompts."""
+"""Fewest one-token words of a tokenizer from which different prompts can be made."""
 _MAX_ROUNDS = 32
-"""Of correcting texts whose tokens are not the sum of their words'."""
+"""Most corrections of texts whose token counts are not the sum of their words'."""
 
 _WORDS = """
     the of and to in is that for it as was with be by on not he his but at are this have from or had an they
@@ -55,24 +55,25 @@ _WORDS = """
     sea land sun moon star wind rain fire a i e o s t n r d l c m p g b f h k v w y u x j z q
 """
 COMMON_WORDS = tuple(_WORDS.split())
-"""Most tokenizers have a token for each. Their order must not change: workloads are reproducible."""
+"""Words for which most tokenizers have a token each. Their order must not change, because workloads are
+reproducible."""
 
 
 Codes = NDArray[np.int32]
-"""A random number for each token of a prompt, which selects a word or token id: equal codes, equal tokens."""
+"""A random number for each token of a prompt, which selects a word or token ID; equal codes, equal tokens."""
 
 
 Drawn = tuple[WorkloadRequest, Codes]
-"""A request without a prompt, and a code for each token of the prompt that is still to be written."""
+"""A request without a prompt, and a code for each token of the prompt that is generated later."""
 
 
 def random_source(seed: int, name: str) -> np.random.Generator:
-    """Return the generator of what is named: what it draws does not change when another draws more."""
+    """Return the random generator ``name``, which is independent of what other generators draw."""
     return np.random.default_rng([seed, *name.encode()])
 
 
 def draw_codes(source: np.random.Generator, count: int) -> Codes:
-    """Return codes for ``count`` tokens; their range is so large that the bias of a modulo is negligible."""
+    """Return codes for ``count`` tokens, from a range so large that a modulo has no noticeable bias."""
     return source.integers(np.iinfo(np.int32).max, size=count, dtype=np.int32)
 
 
@@ -84,10 +85,10 @@ def random_order(count: int, seed: int) -> Iterator[int]:
 
 
 def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[tuple[int, int]], list[str]]:
-    """Draw the tokens of each prompt and answer, and cut prompts to the limit less the prefix.
+    """Draw the length of each prompt and answer, and shorten prompts to the limit minus the prefix.
 
-    They come from two normal distributions (upstream's ``token-norm-dist``), rounded, at least 1. A sentence
-    says how many prompts were cut. Raises ConfigError if the prefix leaves no room.
+    Lengths are from two normal distributions (TensorRT-LLM's ``token-norm-dist``), rounded, at least 1. A
+    note has the number of shortened prompts. Raises ConfigError if the prefix leaves no room.
     """
     workload, limit = spec.settings.workload, spec.limit
     means = workload.input_tokens, workload.output_tokens or spec.settings.max_tokens
@@ -101,21 +102,21 @@ def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[tuple
         message = f"a prefix of {prefix_tokens} tokens leaves no room in prompts of at most {limit}"
         raise settings_error("prefix_tokens", message, value=prefix_tokens, hint=f"set it below {limit}")
     cut = sum(length > room for length, _ in pairs)
-    notes = [f"Prompts cut to {room} tokens: {cut:,}."] if cut else []
+    notes = [f"Prompts shortened to {room} tokens: {cut:,}."] if cut else []
     return [(min(length, room), output) for length, output in pairs], notes
 
 
 def generated_requests(spec: WorkloadSpec, drawn: Iterable[Drawn]) -> tuple[list[WorkloadRequest], list[str]]:
     """Return the requests with their prompts, in their order, and notes for readers of the results.
 
-    Prompts are token ids for a model that takes ids, else texts. Raises ConfigError if there is neither
+    Prompts are token IDs for a model that takes ids, else texts. Raises ConfigError if there is neither
     tokenizer nor vocabulary for them.
     """
     if spec.takes_token_ids:
         if spec.vocabulary is None:
-            message = "prompts of token ids need the model's vocabulary, and no tokenizer was found"
+            message = "prompts of token IDs need the model's vocabulary, but no tokenizer was found"
             raise settings_error("tokenizer", message, code="no-vocabulary", hint=TOKENIZER_HINT)
-        # A list, so that all requests share its int objects: there may be tens of millions of tokens.
+        # A list, so that all requests share its int objects, because there may be tens of millions of tokens.
         ids = list(spec.vocabulary.ids)
         return [
             replace(
@@ -127,7 +128,7 @@ def generated_requests(spec: WorkloadSpec, drawn: Iterable[Drawn]) -> tuple[list
             for request, codes in drawn
         ], []
     if spec.tokenizer is None:
-        message = "prompts of a given length need the model's tokenizer, and none was found"
+        message = "prompts of a given length need the model's tokenizer, but none was found"
         raise settings_error("tokenizer", message, code="no-tokenizer", hint=TOKENIZER_HINT)
     writer, requests, inexact, remaining = TextWriter(spec.tokenizer), list[WorkloadRequest](), 0, iter(drawn)
     while batch := list(islice(remaining, _BATCH)):
@@ -138,14 +139,14 @@ def generated_requests(spec: WorkloadSpec, drawn: Iterable[Drawn]) -> tuple[list
     if not inexact:
         return requests, []
     note = (
-        f"Prompts that do not have the drawn length, since the tokenizer cannot produce it: {inexact:,}. "
-        "The records have the real lengths."
+        f"{inexact:,} prompts differ from the drawn length, which the tokenizer cannot produce. The records "
+        "have the real lengths."
     )
     return requests, [note]
 
 
 class TextWriter:
-    """Writes texts of words that are one token each, and lets the tokenizer count the result.
+    """Writes texts of one-token words, and counts their tokens with the tokenizer.
 
     Raises ConfigError if the tokenizer has too few words of one token.
     """
@@ -154,9 +155,9 @@ class TextWriter:
         self._tokenizer = tokenizer
         alone = self._lengths(COMMON_WORDS)
         self._special = min(alone) - 1
-        """Tokens that the tokenizer adds to each text."""
+        """Number of special tokens that the tokenizer adds to each text."""
         self._first_words = _of_length(min(alone), alone)
-        for self._separator in (" ", ""):  # tokenizers of letters or bytes have a token for the space
+        for self._separator in (" ", ""):  # "" for tokenizers of characters, in which a space is a token
             texts = [f"{self._first_words[0]}{self._separator}{word}" for word in COMMON_WORDS]
             self._words = _of_length(min(alone) + 1, self._lengths(texts))
             if len(self._words) >= _MIN_WORDS:
@@ -169,16 +170,16 @@ class TextWriter:
         return [len(ids) for ids in self._tokenizer.encode(texts)]
 
     def write(self, codes: Sequence[Codes]) -> list[tuple[str, int]]:
-        """Return a text and its number of tokens for each row of codes, a token for each code."""
+        """Return a text and its number of tokens for each row of codes, one token per code."""
         rows = []
         for of_text in codes:
-            # The first codes stand for special tokens.
+            # Special tokens take the place of the first codes.
             places = (of_text[self._special + 1 :] % len(self._words)).tolist()
             begin = self._first_words[int(of_text[0]) % len(self._first_words)]
             rows.append([begin, *map(self._words.__getitem__, places)])
         lengths = self._lengths([self._separator.join(row) for row in rows])
         for attempt in range(_MAX_ROUNDS):
-            # A text has at least one word.
+            # A text of one word cannot be shortened.
             wrong = [
                 place
                 for place, length in enumerate(lengths)
@@ -188,7 +189,7 @@ class TextWriter:
                 break
             for place in wrong:
                 row, missing = rows[place], len(codes[place]) - lengths[place]
-                # Each attempt adds other words at the end, to end cycles.
+                # Each attempt appends other words, to escape from cycles.
                 first = len(row) + attempt * attempt
                 more = [self._words[at % len(self._words)] for at in range(first, first + missing)]
                 rows[place] = [*row, *more] if missing > 0 else row[: max(1, len(row) + missing)]
@@ -199,17 +200,17 @@ class TextWriter:
 
 
 def _of_length(length: int, lengths: Sequence[int]) -> list[str]:
-    """Return the common words whose text has that number of tokens."""
+    """Return the common words whose text has ``length`` tokens."""
     return [word for word, tokens in zip(COMMON_WORDS, lengths, strict=True) if tokens == length]
 
 
-# The model's own tokenizer, which counts on the client's side, and its ordinary token ids --------------
+# The model's tokenizer on the client, and its ordinary token IDs ---------------------------------------
 
 
 class LocalTokenizer:
-    """The library ``tokenizers`` with a folder's ``tokenizer.json``; raises RequestFailed.
+    """The library ``tokenizers`` with a folder's ``tokenizer.json``. Raises RequestFailed.
 
-    With ``special`` it adds the tokens that begin and end a text, as upstream's ``preprocessing`` does unless
+    ``special`` adds the tokens that begin and end a text, as TensorRT-LLM's ``preprocessing`` does unless
     ``add_special_tokens`` is off.
     """
 
@@ -219,12 +220,12 @@ class LocalTokenizer:
         self._tokenizer = read_tokenizer(folder)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text."""
+        """Return the token IDs of each text."""
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=self._special)
         return [encoding.ids for encoding in encodings]
 
     def vocabulary(self, size: int | None = None) -> Vocabulary:
-        """Return its tokens without the special ones, and without ids from the model's own ``size`` on."""
+        """Return the tokenizer's ordinary tokens below the model's ``size``."""
         special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
         ids = sorted(set(self._tokenizer.get_vocab(with_added_tokens=True).values()) - special)
         return Vocabulary([token for token in ids if size is None or token < size], size or ids[-1] + 1)
@@ -233,11 +234,11 @@ class LocalTokenizer:
 def find_tokenizer(
     workload: Workload, folders: Sequence[Path] = (), *, special: bool = True
 ) -> tuple[TextEncoder | None, Vocabulary | None]:
-    """Find the tokenizer that counts, and the ordinary token ids of the model.
+    """Find the tokenizer that counts tokens, and the ordinary token IDs of the model.
 
-    ``folders`` are those of the model and of its engine; the first tokenizer and the first ``config.json``
-    are taken. Without a tokenizer the ids are all that ``config.json`` allows. Raises ConfigError if the
-    settings name a folder without a readable tokenizer.
+    The first tokenizer and the first ``config.json`` in ``folders`` (engine, model) are used. Without a
+    tokenizer, all IDs that ``config.json`` allows are ordinary. Raises ConfigError if the settings name a
+    folder without a readable tokenizer.
     """
     sizes = []
     for folder in folders:
@@ -254,7 +255,7 @@ def find_tokenizer(
             raise settings_error("tokenizer", error.message, code="bad-tokenizer", value=value) from None
         return local, local.vocabulary(size)
     for folder in folders:
-        # The reference backend's engines have it in a subfolder.
+        # Engines of the reference backend have the tokenizer in a subfolder.
         for candidate in (folder, folder / "tokenizer"):
             with suppress(RequestFailed):
                 local = LocalTokenizer(candidate, special=special)

@@ -1,4 +1,4 @@
-"""The requests of a workload, what they are made from, and the errors of making them."""
+"""The requests of a workload, the input of building them, and its errors."""
 
 from __future__ import annotations
 
@@ -14,62 +14,62 @@ from trtllm_hpc.paths import write_text
 
 # Who counted tokens, as written in the records (input_by, output_by).
 BY_SERVER = "server"
-"""The server: ``usage`` of OpenAI's protocol, or the ids of a core model's answer."""
+"""The server: ``usage`` of OpenAI's protocol, or the token IDs of a core model's answer."""
 BY_WORKLOAD = "workload"
-"""The workload, which sent token ids."""
+"""The workload, which sends token IDs."""
 BY_TOKENIZER = "tokenizer"
 """The run's tokenizer, on the text. The model may have generated other tokens."""
 
 
 @dataclass(frozen=True)
 class WorkloadRequest:
-    """One request: a text for text models, or token ids for the core model."""
+    """One request: a text for text models, or token IDs for the core model."""
 
     max_tokens: int
     """Most output tokens."""
     prompt: str | None = None
     token_ids: tuple[int, ...] | None = None
-    """Exactly one of ``prompt`` and ``token_ids`` is given."""
+    """Token IDs instead of ``prompt``; exactly one of both is set."""
     input_tokens: int | None = None
-    """Length of the prompt; ``None`` where it has not been counted."""
+    """Length of the prompt in tokens; ``None`` if unknown."""
     input_by: str | None = None
-    """Who counted it: one of the ``BY_`` names."""
+    """Who counted ``input_tokens``: one of the ``BY_`` names."""
     due_s: float | None = None
-    """Trace: seconds after the trace's first request."""
+    """Due time in a trace, in seconds after its first request."""
     source: str | None = None
-    """Where it comes from, to be shown: ``line 17``, ``prefix 2``."""
+    """Origin for people, e.g. ``line 17`` or ``prefix 2``."""
     session: str | None = None
-    """The conversation that it is a turn of, in which ``prompt`` is what the user says; ``None``: it stands
-    alone."""
+    """Name of the conversation, in which ``prompt`` is the user's part of a turn; ``None`` for a single
+    request."""
     turn: int | None = None
-    """From 1."""
+    """Number of the turn, from 1."""
     think_s: float | None = None
-    """From the end of the answer to the turn before; ``None`` for a first turn."""
+    """Think time in seconds, from the end of the previous answer; ``None`` for a first turn."""
     messages: Sequence[Mapping[str, Any]] | None = field(default=None, hash=False)
-    """What a chat is sent in the place of ``prompt``, which is then their text."""
+    """Messages that a chat gets instead of ``prompt``, which then has their text."""
     said: Sequence[Mapping[str, str]] | None = None
-    """Messages before it; until it is sent only the system prompt, with the first turn."""
+    """Earlier messages; before sending, only the first turn has any, the system prompt."""
 
 
 class TextEncoder(Protocol):
-    """Encodes texts exactly as the server does before it generates, with the special tokens that it adds."""
+    """Encodes texts exactly as the server does, including the special tokens that it adds."""
 
     @property
     def name(self) -> str:
-        """Where it comes from, to be shown."""
+        """Origin for people."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each text."""
+        """Return the token IDs of each text."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ordinary tokens: ids of the model that do not begin, end or pad a text."""
+    """Ordinary tokens of the model, which do not begin, end or pad a text."""
 
     ids: Sequence[int]
-    """In ascending order."""
+    """Token IDs in ascending order."""
     size: int
-    """All ids of the model are below this."""
+    """Number of the model's token IDs, special ones included."""
 
 
 @dataclass(frozen=True)
@@ -78,33 +78,33 @@ class BuiltWorkload:
 
     requests: list[WorkloadRequest]
     notes: list[str] = field(default_factory=list)
-    """Sentences for readers of the results, such as how many prompts were left out."""
+    """Sentences for readers of the results, e.g. the number of prompts left out."""
     distinct: int | None = None
-    """Number of different prompts in the source; ``None`` where prompts are generated, without limit."""
+    """Number of different prompts in the source; ``None`` for generated prompts, without limit."""
 
 
 @dataclass(frozen=True)
 class WorkloadSpec:
-    """The settings and what else a workload is built from; see :func:`.build.make_workload`."""
+    """All input from which a workload is built; see :func:`.build.make_workload`."""
 
     settings: Benchmark
     count: int
     takes_token_ids: bool
-    """Whether the model takes ids (``tensorrt_llm``) instead of texts."""
+    """Whether the model accepts token IDs (``tensorrt_llm``) instead of text."""
     tokenizer: TextEncoder | None = None
-    """The server's, or an equal one; ``None`` if there is none."""
+    """The server's tokenizer or an equal one; ``None`` if unknown."""
     vocabulary: Vocabulary | None = None
-    """The ids to draw from; ``None`` if they are not known."""
+    """Token IDs to draw from; ``None`` if unknown."""
     max_input_len: int | None = None
-    """The engine's limit; longer prompts must not be sent."""
+    """The engine's limit of prompts, in tokens."""
     ids_allowed: bool = False
-    """Whether the model takes a file's ids, too, though it takes texts (OpenAI's completions)."""
+    """Whether a text model also accepts a file's token IDs (OpenAI's completions)."""
     takes_messages: bool = False
-    """Whether the messages of a file are sent as they are (OpenAI's chats)."""
+    """Whether a file's messages are sent unchanged (OpenAI's chats)."""
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of a prompt; ``None`` if there is no limit."""
+        """Most tokens of a prompt; ``None`` without a limit."""
         known = [self.settings.workload.max_input_tokens, self.max_input_len]
         return min((limit for limit in known if limit is not None), default=None)
 
@@ -113,7 +113,7 @@ class WorkloadSpec:
         """The workload's file. Raises ConfigError if the settings name none."""
         workload = self.settings.workload
         if workload.path is None:
-            message = f"a workload of kind {workload.kind} is read from a file, but no file is given"
+            message = f"a workload of kind {workload.kind} needs a file"
             hint = "--file FILE, or companion.benchmark.workload.path in the job file"
             raise settings_error("path", message, code="no-file", hint=hint)
         return Path(workload.path)
@@ -128,21 +128,21 @@ class WorkloadSpec:
 def settings_error(
     key: str, message: str, *, code: str = "bad-workload", hint: str | None = None, value: Any = None
 ) -> ConfigError:
-    """Return the error for settings that no workload can be built from."""
+    """Return the error for settings from which no workload can be built."""
     place = "the benchmark's settings"
     return ConfigError([Diagnostic(code, message, place, f"workload.{key}", value=value, hint=hint)])
 
 
 def file_error(path: Path, line: int | None, message: str, *, hint: str | None = None) -> ConfigError:
-    """Return the error for a workload's file, at a line of it."""
+    """Return the error at a line of a workload's file."""
     return ConfigError([Diagnostic("bad-workload-file", message, str(path), "", line, hint=hint)])
 
 
 def write_workload(path: Path, requests: Iterable[WorkloadRequest]) -> None:
     """Write one JSON line for each request; the same requests give the same bytes.
 
-    The file can be run again with ``workload: {kind: dataset, path: ...}``, in
-    an order by that benchmark's seed; one with times also with ``kind: trace``, in its own order.
+    ``workload: {kind: dataset, path: ...}`` sends the file again in the order of that benchmark's seed; with
+    ``kind: trace``, a file with times is sent in its own order.
     """
     lines = []
     for request in requests:

@@ -1,4 +1,4 @@
-"""Triton model ``postprocessing``: token ids in, text out. Runs in Triton's Python stub."""
+"""Triton model ``postprocessing``: token IDs in, text out. Runs in Triton's Python stub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton model ``preprocessing``: text in, token ids out. Runs in Triton's Python stub."""
+"""Triton model ``preprocessing``: text in, token IDs out. Runs in Triton's Python stub."""
 
 from __future__ import annotations
 

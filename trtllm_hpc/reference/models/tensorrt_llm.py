@@ -1,4 +1,4 @@
-"""Triton model ``tensorrt_llm``: token ids in, token ids out. Runs in Triton's Python stub."""
+"""Triton model ``tensorrt_llm``: token IDs in, token IDs out. Runs in Triton's Python stub."""
 
 from __future__ import annotations
 
