@@ -296,8 +296,10 @@ def test_the_url_may_leave_out_v1_or_name_what_is_no_such_server(endpoint: Endpo
     assert api.bench_url(root, tmp_path, streaming=False, **quick).summary.protocol == "openai"
     with pytest.raises(InvalidRequest, match="has the protocol openai, not grpc"):
         api.bench_url(root, tmp_path, name="two", protocol="grpc")
-    with pytest.raises(InvalidRequest, match="has no scheme, which names the server's protocol"):
-        api.bench_url("node7:8000", tmp_path, name="two")
+    for url, place in (("node7:8000", "node7:8000"), ("ftp://node7/v1", "node7/v1")):
+        with pytest.raises(InvalidRequest, match="does not begin with http://") as raised:
+            api.bench_url(url, tmp_path, name="two")
+        assert (raised.value.hint or "").startswith(f"write http://{place},")
     with pytest.raises(RequestFailed, match="404"):
         api.bench_url(f"{root}/prefix/v1", tmp_path, name="three")
 

@@ -77,9 +77,10 @@ def parse_url(address: Address) -> tuple[str, Endpoint]:
     except ValueError as error:
         raise InvalidRequest(f"{address.url!r} is not a URL: {error}.") from None
     if scheme not in _PORTS or not host:
+        place = address.url.partition("://")[2] or address.url
         raise InvalidRequest(
-            f"{address.url!r} has no scheme, which names the server's protocol.",
-            hint=f"write http://{address.url.rsplit('/', 1)[-1]}, or grpc:// for Triton's gRPC port",
+            f"{address.url!r} does not begin with http://, https://, grpc:// or grpcs://.",
+            hint=f"write http://{place}, or grpc:// for Triton's gRPC port",
         )
     certificate = address.certificate_file
     if certificate is None and scheme.endswith("s"):
