@@ -140,7 +140,7 @@ def test_a_recorded_workload_can_be_sent_again(run: RunPaths, tmp_path: Path) ->
     assert asked == [f"question {at}" for at in range(6)]
     too_many = ("--concurrency", 2, "--requests", 7)
     refused = bench(run, "--workload", "trace", "--file", recorded, *too_many, name="more")
-    assert "The workload has 6 requests, but 7 are needed" in str(refused.exception)
+    assert "The trace has 6 requests, but 7 are needed" in str(refused.exception)
 
 
 # What goes wrong -----------------------------------------------------------------------------

@@ -85,9 +85,9 @@ def _call_url(endpoint: Endpoint, url: str, timeout_s: float, body: Any = None) 
     except TimeoutError as error:
         raise AnswerTimedOut(f"{url} did not answer within {timeout_s:g} s.") from error
     except (OSError, HTTPException) as error:
-        reason = getattr(error, "reason", error)
         hint = f"curl -i {url} shows whether a server listens there"
-        raise ServerUnreachable(f"{url} cannot be reached: {reason}", hint=hint) from error
+        message = f"{url} cannot be reached: {getattr(error, 'reason', error)}"
+        raise ServerUnreachable(message, hint=hint) from error
     except ValueError as error:
         raise RequestFailed(f"{url} did not return JSON: {error}") from error
 
