@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--threshold",
     type=click.FloatRange(0, 1),
     metavar="SCORE",
-    help="Gate: least score of each task, e.g. 0.9.",
+    help="Gate: lowest accepted score of each task, e.g. 0.9.",
 )
 @click.option("--not-worse-than", metavar="RUN", help="Gate: no score may be significantly worse than this run's.")
 @shared.section_option("companion.evaluate", "few_shot=5")

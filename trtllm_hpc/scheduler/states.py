@@ -60,7 +60,7 @@ PROLOG_FAILED = JobState("PROLOG_FAILED", True, False, "was ended: the site's pr
 """A job that Slurm cancelled because of its prolog; squeue and sacct show it as CANCELLED."""
 
 INTERRUPTED = JobState(
-    "INTERRUPTED", True, False, "was not submitted: the submission did not come to its end"
+    "INTERRUPTED", True, False, "was not submitted: the submission was not completed"
 )
 
 UNANSWERED = JobState("UNKNOWN", False, False, "is submitted; Slurm does not answer now")
