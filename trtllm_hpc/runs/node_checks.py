@@ -88,7 +88,7 @@ def check_on_nodes(
         paths = RunPaths(plan.run_folder)
         if plan.cluster.scheduler != "slurm":
             raise SubmissionError(
-                f"The profile {plan.cluster.name!r} runs jobs on this machine: doctor checks it without --on-nodes.",
+                f"The profile {plan.cluster.name!r} runs jobs on this machine, which needs no --on-nodes.",
                 hint="leave --on-nodes out, or name a Slurm cluster with --cluster",
             )
         require_scheduler(plan.cluster)
