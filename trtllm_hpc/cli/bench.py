@@ -84,8 +84,8 @@ _SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
     ("exact_output", "--exact-output", BOOL, "", "Make each answer exactly as long as its limit."),
     ("model", "--model", STRING, "NAME", "Model to ask, e.g. ensemble or tensorrt_llm."),
     ("protocol", "--protocol", Choice(["grpc", "http", "openai", "openai-chat"]), "",
-     "Triton's gRPC or HTTP, or OpenAI's completions or chat.  [default: gRPC for Triton; for other servers "
-     "completions, or chat for conversations]"),
+     "Triton's gRPC or HTTP, or OpenAI's completions or chat.  [default: chat for conversations, else gRPC "
+     "for Triton and completions for other servers]"),
     ("streaming", "--streaming/--no-streaming", BOOL, "", "Stream the answers."),
     ("extra_body", "--extra-body", STRING, "JSON",
      "Further keys of each OpenAI request, e.g. '{\"temperature\": 0}'."),
