@@ -253,7 +253,8 @@ def test_a_run_folder_or_another_folder_stands_for_its_logs(tmp_path: Path, logs
     run.rank_log("serve", 1).write_text(OOM)
     assert explain(str(run.folder)).output.startswith("cause: The GPU's memory is full.")
     (tmp_path / "empty").mkdir()
-    assert "is empty: name a log or a run." in explain(str(tmp_path / "empty")).output
+    empty = str(tmp_path / "empty")
+    assert f"There are no logs in {empty}: name a log or another run." in explain(empty).output
 
 
 def test_a_run_is_found_by_its_name_and_a_folder_comes_first(

@@ -325,7 +325,7 @@ def test_a_script_that_never_began_has_not_completed(run_of: RunOf, ended: str, 
     assert (status.state, status.exit_code) == (FAILED, START)
     assert f"stage serve has failed{note}: its script never began, as if a file that" in status.sentence
     # A script that fails writes an error, for which a full disk has no room.
-    assert ("file system is full or was full then" in status.sentence) is bool(note)
+    assert ("file system is or was full" in status.sentence) is bool(note)
     job = json.loads(paths.jobs.read_text())["stages"]["serve"]["job_id"]
     add_event(paths, "serve", "stage_end", job_id=job, exit_code=3)
     assert "never began" not in run_status(paths).sentence

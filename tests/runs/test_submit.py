@@ -194,7 +194,7 @@ def test_a_job_that_appears_late_is_seen_and_cancelled(
     assert (build.job_id, build.state) == (
         "101",
         "PENDING",
-    ) and "does nothing once it starts" in build.sentence
+    ) and "will do nothing when it starts" in build.sentence
     with pytest.raises(SubmissionError, match="is not over"):
         resume_run(paths)
     assert cancel_run(paths).stages[0].state == "CANCELLED" == fake_slurm.state("101").split()[0]

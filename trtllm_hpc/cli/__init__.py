@@ -46,7 +46,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "models": "Fetch, list and remove models.",
         "engines": "List, verify and remove built engines.",
         "endpoint": "Show the server's address, and invite colleagues.",
-        "resume": "Submit the failed stages of a run again.",
+        "resume": "Submit again what a run has not completed.",
         "metrics": "Show the server's own metrics.",
     },
     "For experts": {

@@ -64,13 +64,14 @@ _FOLDER = click.Path(exists=True, file_okay=False, resolve_path=True)
 _WORKLOADS = Choice(["prompts", "dataset", "normal", "shared-prefix", "trace", "conversations"])
 _SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
     ("rate_per_second", "--rate", _listed(FLOAT), "RATE[,...]",
-     "Open loop: requests per second, whether or not earlier requests are answered. Several rates: a sweep."),
+     "Open loop: requests per second, whether or not earlier requests are answered. Several: a level each."),
     ("concurrency", "--concurrency", _listed(INT), "N[,...]",
      "Closed loop: N requests, or conversations, in flight."),
     ("arrival", "--arrival", Choice(["constant", "poisson", "gamma", "trace"]), "",
      "Distribution of the gaps between requests of an open loop."),
     ("requests", "--requests", INT, "N", "Number of measured requests, or conversations, at each level."),
-    ("duration_seconds", "--duration", shared.Span(1), "SECONDS", "Length of each level, not --requests."),
+    ("duration_seconds", "--duration", shared.Span(1), "SECONDS",
+     "Duration of each level, instead of --requests."),
     ("warmup_requests", "--warmup", INT, "N", "Requests before each level that the figures leave out."),
     ("repeats", "--repeats", INT, "N",
      "Passes over each level. Two or more give confidence intervals."),
@@ -83,8 +84,8 @@ _SETTINGS: tuple[tuple[str, str, Any, str, str], ...] = (
     ("exact_output", "--exact-output", BOOL, "", "Make each answer exactly as long as its limit."),
     ("model", "--model", STRING, "NAME", "Model to ask, e.g. ensemble or tensorrt_llm."),
     ("protocol", "--protocol", Choice(["grpc", "http", "openai", "openai-chat"]), "",
-     "Triton's gRPC or HTTP, or OpenAI's completions or chat.  [default: gRPC for Triton; for other servers "
-     "completions, or chat for conversations]"),
+     "Triton's gRPC or HTTP, or OpenAI's completions or chat.  [default: chat for conversations, else gRPC "
+     "for Triton and completions for other servers]"),
     ("streaming", "--streaming/--no-streaming", BOOL, "", "Stream the answers."),
     ("extra_body", "--extra-body", STRING, "JSON",
      "Further keys of each OpenAI request, e.g. '{\"temperature\": 0}'."),

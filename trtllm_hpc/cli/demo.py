@@ -79,7 +79,7 @@ def command(tour: bool, is_local: bool, remove: bool) -> None:
 
     Fetches SmolLM2-135M-Instruct (93 MB). As root, installs Slurm and starts a
     cluster ('sandbox up'). Runs are in ./runs. The server ends after an hour;
-    'demo --remove' removes everything.
+    'demo --remove' removes everything except Debian packages.
 
     \b
     Examples:

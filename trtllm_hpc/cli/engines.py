@@ -173,8 +173,8 @@ def prune(
     """Remove engines from the cache; without --yes, only list them.
 
     Selects NAMEs, or else broken engines, remains of killed builds and, with
-    --older-than, unused engines. An engine stays while it is built or while an active run
-    uses it.
+    --older-than, unused engines. An engine stays while it is being built, or while
+    an active run uses it.
 
     \b
     Examples:

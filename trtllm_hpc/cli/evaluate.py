@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     "--threshold",
     type=click.FloatRange(0, 1),
     metavar="SCORE",
-    help="Gate: least score of each task, e.g. 0.9.",
+    help="Gate: lowest accepted score of each task, e.g. 0.9.",
 )
-@click.option("--not-worse-than", metavar="RUN", help="Gate: no score may be worse than this run's.")
+@click.option(
+    "--not-worse-than", metavar="RUN", help="Gate: no score may be significantly worse than this run's."
+)
 @shared.section_option("companion.evaluate", "few_shot=5")
 @click.option("--prepare", metavar="TASK[,...]", help="Only fetch the data of tasks, on a login node.")
 @click.option("--save-as", "name", metavar="NAME", help="Name of the scores. An earlier NAME is continued.")

@@ -81,7 +81,7 @@ def command(
 
     \b
     Exit codes: 0 no cause found, 1 cause, 3 likely cause, 4 first error,
-    2 a file cannot be read.
+    2 no file can be read.
     """
     logs, judged, unread = _logs_in(files or ("-" if _is_piped() else "latest",), runs_folder(context))
     for problem in [*unread, *map(str, tables().own[1])]:
@@ -219,7 +219,7 @@ def _logs_in(
         files = [file for place in folders for file in _files_below(place)] if is_folder else [str(folder)]
         files += refusals
         if not files:
-            unread.append(f"{folder} is empty: name a log or a run.")
+            unread.append(f"There are no logs in {folder}: name a log or another run.")
         for file in files:
             try:
                 if file != "-":

@@ -304,7 +304,7 @@ def schema_command(name: str) -> None:
     """Print a JSON Schema.
 
     \b
-    NAME is one of:
+    The schemas:
       job      job files
       cluster  cluster profiles
       lock     lock.json of a run

@@ -102,8 +102,8 @@ def fetch(name: str, revision: str | None, token_file: str | None, cluster: str)
 def prune(cluster: str, older_than_s: float | None, remove_them: bool) -> Sequence[Pruned]:
     """Remove models of hubs; without --yes, only list them.
 
-    A model stays if a run's job file names it, or while it is downloaded. Without
-    --older-than, only remains of interrupted removals are selected.
+    A model stays if a run's job file names it, or while it is being downloaded.
+    Without --older-than, only remains of interrupted removals are selected.
 
     \b
     Examples:

@@ -204,7 +204,7 @@ wait_option = click.option(
     type=Span(1),
     default=0.0,
     metavar="S",
-    help="Wait so long for the server.  [default: 0]",
+    help="Wait at most S seconds for the server.  [default: 0]",
 )
 set_option = click.option(
     "--set",

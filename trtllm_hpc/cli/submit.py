@@ -186,7 +186,7 @@ def _print_preview(plan: Plan, engine: CachedEngine | None, *, as_json: bool) ->
 @shared.run_argument
 @watch_option
 def resume_command(run: RunPaths, runs: Path | None, wait: bool) -> int:
-    """Submit the failed stages of RUN again, in the same run folder.
+    """Submit again the stages of RUN that have not completed, in the same folder.
 
     All jobs of RUN must have ended. Completed stages are not repeated, except a
     server that the companion needs. Your changes to the scripts in the run folder

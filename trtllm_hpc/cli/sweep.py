@@ -216,7 +216,7 @@ def cancel_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -
 @_variants_argument
 @shared.runs_option
 def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None) -> None:
-    """Submit the variants of SWEEP, or the VARIANTs named, that failed or never ran.
+    """Submit the variants of SWEEP that have not completed, or the VARIANTs named.
 
     Completed stages are not repeated.
 

@@ -58,7 +58,7 @@ _HELP: Mapping[str, tuple[Kind, str]] = {
     "seed": ("count", "Seed of the sampling."),
     "repetition_penalty": ("number", "Values above 1 reduce repetitions."),
     "presence_penalty": ("number", "Penalty for tokens that have occurred."),
-    "frequency_penalty": ("number", "Penalty for tokens, for each time that they have occurred."),
+    "frequency_penalty": ("number", "Penalty for each earlier occurrence of a token."),
     "beam_width": ("count", "Number of beams; 1: no beam search."),
     "return_sequences": ("count", "Number of answers to each prompt."),
     "stop_words": ("texts", "Text that ends the answer."),

@@ -162,7 +162,8 @@ class Benchmark(Section):
     """Model on the server, e.g. ``ensemble`` or ``tensorrt_llm``; ``None``: the run's text model."""
     protocol: Protocol | None = None
     """``grpc``, ``http``: Triton. ``openai``: ``/v1/completions``. ``openai-chat``:
-    ``/v1/chat/completions``. ``None``: ``grpc`` for Triton, else ``openai``."""
+    ``/v1/chat/completions``. ``None``: ``openai-chat`` for conversations, else ``grpc`` for Triton and
+    ``openai`` for other servers."""
     streaming: bool | None = None
     """Stream answers; ``None``: over OpenAI's protocol, and if Triton's model is decoupled."""
     request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000), Time(1)] = 60.0

@@ -241,8 +241,8 @@ class ClusterProfile(Section):
     """Compute capability of the GPUs, e.g. ``"9.0"``; part of an engine's cache key. ``None``: found in the
     job."""
     mpi: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] = "pmix"
-    """MPI plugin (``srun --mpi=list``). Open MPI's launcher starts the ranks with ``mpirun``, or if a PMIx
-    plugin is missing."""
+    """MPI plugin (``srun --mpi=list``). ``mpirun``: Open MPI's own launcher starts the ranks; so it does if
+    Slurm has no PMIx plugin."""
     network_interface: OneLine | None = None
     """Network interfaces between nodes (NCCL, gloo), e.g. ``hsn0,hsn1``; the first that has an address gives
     the address. ``None``: the interface that reaches rank 0."""
@@ -288,8 +288,8 @@ class ClusterProfile(Section):
     node_local_folders: list[AbsolutePath] = Field(
         default_factory=lambda: ["/tmp", "/var/tmp", "/dev/shm", "/run"]
     )
-    """Folders that machines do not share, so runs and engines cannot be there. Empty if this machine is the
-    only node; default of a sandbox: ``/dev/shm``."""
+    """Folders that machines do not share, so runs and engines cannot be there. Set ``[]`` if this machine
+    is the only node; default of a sandbox: ``/dev/shm``."""
     job_defaults: dict[str, Any] = Field(default={})
     """Defaults of job files on this cluster, over the built-in defaults."""
     limits: SiteLimits = Field(default_factory=SiteLimits)

@@ -132,7 +132,7 @@ class Disaggregated(Section):
     kv_transfer: Literal["DEFAULT", "UCX", "NIXL", "MOONCAKE"] = "DEFAULT"
     """Transport of the KV cache (``cache_transceiver_config.backend``), ``trtllm-serve`` only."""
     kv_transfer_tokens: TokenCount | None = None
-    """Transfer buffer in tokens; TensorRT-LLM advises at least the longest prompt."""
+    """Transfer buffer in tokens; ``None``: more than the longest prompt, if the job file limits prompts."""
     router: Literal["round_robin", "load_balancing", "kv_cache_aware", "conversation"] | None = None
     """How the front server of ``trtllm-serve`` chooses a phase's server; ``None``: the release's default.
     ``conversation``: the same server for the same ``X-Session-ID`` header or a continued prompt."""

@@ -64,8 +64,8 @@ def _placed(word: str | FolderArgument) -> str:
         return shell_word(word)
     if not re.fullmatch(r"[a-z_][a-z0-9_]*", word.name):
         raise RenderError(
-            f"{word.name!r} cannot be the name of a build step, because it is also the name of a shell "
-            "variable: use lower-case letters, digits and underscores."
+            f"{word.name!r} cannot be the name of a build step, which also names a shell variable: use "
+            "lower-case letters, digits and underscores."
         )
     return f'"${word.name}"' + (shell_word(word.suffix) if word.suffix else "")
 

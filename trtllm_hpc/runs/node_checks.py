@@ -88,8 +88,8 @@ def check_on_nodes(
         paths = RunPaths(plan.run_folder)
         if plan.cluster.scheduler != "slurm":
             raise SubmissionError(
-                f"The profile {plan.cluster.name!r} runs jobs on this machine, which plain doctor checks.",
-                hint="leave --on-nodes out, or name a cluster with --cluster",
+                f"The profile {plan.cluster.name!r} runs jobs on this machine, which needs no --on-nodes.",
+                hint="leave --on-nodes out, or name a Slurm cluster with --cluster",
             )
         require_scheduler(plan.cluster)
         checked = node_check_plan(plan, nodes)

@@ -386,10 +386,10 @@ def _slurm_stage(
             state = STATES["FAILED"]
             note += ": its script never began, as if a file that bash reads first (BASH_ENV) had ended it"
             if code:  # a script that fails writes an error, unless there is no room for one
-                note += ", or the run folder's file system is full or was full then"
+                note += ", or the run folder's file system is or was full"
     is_recorded = submission is None or name in submission.stages
     if not state.final and not is_recorded and _was_interrupted(run):
-        note += "; its submission did not come to its end, so it does nothing once it starts"
+        note += "; its submission was not completed, so the job will do nothing when it starts"
     # Requeued: the script has begun twice, or it has begun and the job waits again. A job that was cancelled
     # while it waited says so in its log only.
     begins = job_events.count("stage_begin")

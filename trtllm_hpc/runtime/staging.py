@@ -70,7 +70,7 @@ def _stage(source: Path, name: Path, days: float, progress: _Progress) -> None:
             folder.mkdir(parents=True)
             folder.chmod(0o1777)  # every user may make copies here, as in /tmp
     _own(copy.parent, progress.host)
-    print(f"{progress.host}: files of {source} that {copy} lacks are copied there", flush=True)
+    print(f"{progress.host}: copies the files of {source} that are not yet in {copy}", flush=True)
     with (copy.parent / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _remove_unused(copy, days, progress.host)

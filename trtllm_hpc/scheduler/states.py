@@ -59,9 +59,7 @@ LOST = JobState("LOST", True, False, "is known to neither squeue, sacct nor scon
 PROLOG_FAILED = JobState("PROLOG_FAILED", True, False, "was ended: the site's prolog failed on {node}")
 """A job that Slurm cancelled because of its prolog; squeue and sacct show it as CANCELLED."""
 
-INTERRUPTED = JobState(
-    "INTERRUPTED", True, False, "was not submitted: the submission did not come to its end"
-)
+INTERRUPTED = JobState("INTERRUPTED", True, False, "was not submitted: the submission was not completed")
 
 UNANSWERED = JobState("UNKNOWN", False, False, "is submitted; Slurm does not answer now")
 

@@ -47,7 +47,7 @@ def test_the_traces_of_azure_and_burstgpt(tmp_path: Path, text: str) -> None:
     assert [request.due_s for request in built.requests] == pytest.approx([0.0, 0.482], abs=1e-6)
     assert lengths_of(built.requests) == [(20, 3), (10, 3)]
     file.write_text(f"{text}soon,20,none\n")
-    with pytest.raises(ConfigError, match=f"{file}:4: needs a time and token numbers"):
+    with pytest.raises(ConfigError, match=f"{file}:4: needs a time and numbers of tokens"):
         build(10, kind="trace", path=file)
 
 

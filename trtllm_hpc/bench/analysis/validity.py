@@ -286,7 +286,9 @@ _TOKENIZER = "Name the tokenizer's folder (workload.tokenizer, --tokenizer)."
 
 SENTENCES = {
     # The server
-    "server-gone": "The server was gone at the end: the last {value:,.0f} requests did not reach it.",
+    "server-gone": (
+        "The server was gone at the end: the last {value:,.0f} requests did not reach it, or lost it."
+    ),
     "ended-server-gone": "The measurement ended early: the server was gone.",
     "requests-broke": "Requests failed during {step}: {ended}.",
     "server-hangs": (

@@ -138,7 +138,7 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int | None, Any]]:
             due_s = float(np.datetime64(stamp, "ns").astype(int)) / 1e9 if ":" in stamp else float(stamp)
             yield rows.line_num, {"due_s": due_s, **{key: max(1, int(cell)) for key, cell in cells.items()}}
         except (KeyError, TypeError, ValueError):
-            message = "needs a time and token numbers, as in Azure's and BurstGPT's traces"
+            message = "needs a time and numbers of tokens, as in Azure's and BurstGPT's traces"
             raise file_error(path, rows.line_num, message) from None
 
 
