@@ -66,8 +66,8 @@ def _beside(results: dict[str, Figures]) -> Iterable[str]:
     if rows:
         yield "## One GPU, beside `vllm bench serve`"
         yield (
-            "Both clients load the same server through the same proxy, in turns, for three rounds. They take "
-            "turns to begin a round. Output tokens/s: median of the rounds (lowest to highest)."
+            "Both clients load the same server through the same proxy, in turns, for three rounds; each "
+            "round begins with the other client. Output tokens/s: median of the rounds (lowest to highest)."
         )
         clients = ("ours: tokens/s", "vLLM's: tokens/s", "ratio", "TTFT p50, ms", "TPOT p50, ms")
         yield _table(("model, streams", *clients), rows)

@@ -355,7 +355,7 @@ def show_measurement(found: Measurement, *, as_json: bool) -> None:
     default=0.05,
     show_default=True,
     metavar="SHARE",
-    help="Accepted difference of B, as a share of A's figure.",
+    help="Largest difference of B that does not count, as a share of A's figure.",
 )
 @click.option(
     "--allow-different-workload",
