@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 
 class ExitCode(enum.IntEnum):
-    """What failed, as the process exit code, so that scripts can branch on it."""
+    """Exit code of the process, by which scripts can tell what failed."""
 
     OK = 0
     INTERNAL = 1
@@ -77,7 +77,7 @@ class Diagnostic:
     value: Any = None
     choices: tuple[str, ...] = ()
     hint: str | None = None
-    """What to do, or the next command to type."""
+    """Advice, or the next command to type."""
     state: State = FAIL
 
     def __str__(self) -> str:

@@ -124,7 +124,7 @@ class RunPaths:
     build_recipe = _Named("build.json")
     """The steps of the build as data, for the engine cache."""
     node_checks = _Named("node_checks.json")
-    """What the job of ``doctor --on-nodes`` checks."""
+    """Checks that the job of ``doctor --on-nodes`` makes."""
     node_findings = _Named("node_findings")
     """Folder of the findings of the job of ``doctor --on-nodes``."""
     node_checks_over = _Named("node_checks.over")

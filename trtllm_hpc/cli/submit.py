@@ -58,7 +58,7 @@ class PreviewedRun:
     folder: str
     """The run folder, which does not exist."""
     commands: tuple[str, ...]
-    """What ``submit`` would do, as commands of bash, in their order."""
+    """The commands of ``submit`` as lines of bash, in their order."""
     engine: CachedEngine | None
     """The result of the search in the engine cache; ``None``: the run needs no cached engine."""
 

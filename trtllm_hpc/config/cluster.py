@@ -56,7 +56,7 @@ SECRETS = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|C
 
 
 class ContainerForm(Section):
-    """How a command enters a container; ``runtimes.toml`` has the forms of the named runtimes."""
+    """Form of a command that enters a container; ``runtimes.toml`` has the forms of the named runtimes."""
 
     place: Literal["command", "srun"] = "command"
     """``command``: words before a step's command. ``srun``: options of ``srun``."""
@@ -153,7 +153,7 @@ class Container(Section):
 
     @property
     def entry(self) -> ContainerForm | None:
-        """How a command enters the container; ``None`` if there is no container."""
+        """Form of a command that enters the container; ``None`` if there is no container."""
         return self.form if self.runtime == "custom" else container_forms().get(self.runtime)
 
 

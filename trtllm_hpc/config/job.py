@@ -134,12 +134,12 @@ class Disaggregated(Section):
     kv_transfer_tokens: TokenCount | None = None
     """Transfer buffer in tokens; ``None``: more than the longest prompt, if the job file limits prompts."""
     router: Literal["round_robin", "load_balancing", "kv_cache_aware", "conversation"] | None = None
-    """How the front server of ``trtllm-serve`` chooses a phase's server; ``None``: the release's default.
+    """Rule by which the front server of ``trtllm-serve`` chooses a server; ``None``: the release's default.
     ``conversation``: the same server for the same ``X-Session-ID`` header or a continued prompt."""
     router_args: dict[OneLine, Any] = Field(default={})
     """Arguments of ``router``, e.g. ``{match_threshold: 0.6}`` for ``conversation``."""
     request_timeout_seconds: Seconds = 180
-    """How long the front server waits for an answer."""
+    """Time that the front server waits for an answer."""
     front: dict[OneLine, Any] = Field(default={})
     """Further keys of the front server's file, e.g. ``{schedule_style: generation_first, num_workers: 4}``;
     refused if the release lacks them."""
@@ -257,7 +257,7 @@ class Companion(Section):
     time_limit_minutes: Minutes = 45
     """Time limit of the companion; it waits for the endpoint until one minute earlier."""
     start_timeout_seconds: Seconds = 3600
-    """How long a ready server waits for the companion to start before it stops."""
+    """Time that a ready server waits for the companion to start, before the server stops."""
     request: CompanionRequest = Field(default_factory=CompanionRequest)
     benchmark: Benchmark | None = Field(default_factory=Benchmark)
     """The benchmark; ``None``: none."""

@@ -37,7 +37,7 @@ _SECRETS = re.compile(
 _MASK = "***"
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zX": "lzma", b"\x28\xb5\x2f\xfd": "zstd"}
 _PACKED |= {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-"""How a file begins that is compressed, or in UTF-16."""
+"""First bytes of a file that is compressed or in UTF-16."""
 _MOST_UNPACKED_BYTES = 1 << 30
 """So much of a compressed log is read: a small file may hold terabytes of zeros."""
 

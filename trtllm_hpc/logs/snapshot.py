@@ -85,7 +85,7 @@ class RunSnapshot:
 
     @property
     def controller(self) -> tuple[str | None, str | None]:
-        """Where Slurm's commands ask about the run, submitted or not: ``SLURM_CONF`` and the cluster."""
+        """``SLURM_CONF`` and the cluster for Slurm's commands about the run, submitted or not."""
         source = self.submission or self.plan
         return (None, None) if source is None else source.controller
 
@@ -146,7 +146,7 @@ class RunSnapshot:
 
     @cached_property
     def endpoint(self) -> Endpoint | None:
-        """Where the server answers, or has answered: a leader that was killed leaves the file behind."""
+        """Address of the server; a leader that was killed leaves the file behind."""
         return Endpoint.read(self.paths.endpoint)
 
     @cached_property

@@ -43,7 +43,7 @@ class Finding:
     match: str
     """The text, without stamps, cut around what matched."""
     degree: Degree = Degree.KNOWN
-    """How much is known of the cause: ``known cause``, ``likely cause`` or ``first error``."""
+    """Certainty of the cause: ``known cause``, ``likely cause`` or ``first error``."""
 
     @classmethod
     def without_log(cls, name: str, sentence: str, following: str) -> Finding:
@@ -87,15 +87,15 @@ class SuspiciousLine:
     file: str
     """The log; ``-`` for the standard input."""
     line: int | None
-    """Where it stands in the log, from 1; ``None`` where the log is too long to count its lines."""
+    """Line number in the log, from 1; ``None`` if the log is too long to count its lines."""
     at: int
-    """Where it begins in the log, in bytes."""
+    """Offset of the line in the log, in bytes."""
     rank: int | None
     """Whose log it is, or whose the line says it is."""
     node: str
     """The node on which it was written; empty if neither the line nor a rank's record names it."""
     time: str
-    """When it was written, as the line says it; empty if it does not."""
+    """Time in the line, as it is written there; empty if there is none."""
     text: str
     """The line without stamps, with those in which it goes on, at most 300 characters."""
 
@@ -118,7 +118,7 @@ class Explanation:
 
 
 class Certainty(enum.IntEnum):
-    """How sure a cause is to be the cause of a failure, by where it was found. The surest is first."""
+    """Certainty of a cause by the place where it was found. The most certain place is first."""
 
     JOB_STATE = 0  # the state of the job in Slurm stands for it
     FULL_DISK = 1  # the disk of the run folder is full: then the jobs could write neither logs nor events

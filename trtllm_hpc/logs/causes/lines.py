@@ -17,7 +17,7 @@ FIRST_ERROR, SUSPECT, FAILED_ELSEWHERE = "first-error", "suspicious-line", "fail
 PYTHON_ERROR, PYTHON_FAULT, MODEL_CONFIG = "python-error", "python-fault", "model-config"
 """Entries that stand for lines which no other entry of the table knows."""
 FATAL, ERROR, HANDLED, SUSPICIOUS, ELSEWHERE = range(5)
-"""How likely a line is the root, the likeliest first: it says that the program ends; it is an error; a
+"""Likelihood that a line is the root, the likeliest first: it says that the program ends; it is an error; a
 program handled it; it may speak of a failure in words that healthy runs use too; it reports another one."""
 
 PROPOSAL = "proposal"
@@ -25,7 +25,7 @@ PROPOSAL = "proposal"
 _WRAPPED_FROM, _MOST_QUOTED, _ALIKE, _SHOWN = 60, 5, 12, 300
 """Shorter lines are not wrapped; so many lines of an error, its proposal and its beginning are compared."""
 _TRACEBACK_LINES, _LINES_AFTER, _LINES_BEFORE, CHAIN_LINES = 500, 24, 80, 12
-"""How far the end of a traceback, the text of an error, its frames and the next exception are looked for."""
+"""Lines searched for a traceback's end, an error's text, the frames of an error and the next exception."""
 _NEAR_BYTES = 400
 _ANY_DIGIT = bytes.maketrans(b"0123456789", b"0" * 10)
 _DIGITS = str.maketrans("0123456789", "0" * 10)
@@ -47,9 +47,9 @@ class Match:
     rank: int | None = None
     """The rank that the line names itself, as ``srun --label`` writes it."""
     at: int = 0
-    """Where the line begins, in bytes."""
+    """Offset of the line in the log, in bytes."""
     weight: int | None = None
-    """How likely it is the root, of a line that no other entry knows."""
+    """Likelihood that a line without an entry is the root."""
     is_direct: bool = False
     """Whether the next exception names it as its direct cause."""
     time: str = ""

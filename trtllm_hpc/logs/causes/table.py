@@ -47,7 +47,7 @@ class Kind(str, enum.Enum):
 
 
 class Degree(str, enum.Enum):
-    """How much is known of a cause."""
+    """Certainty of a cause."""
 
     KNOWN = "known cause"
     """Only this cause writes its line, and no other error stands before it."""
@@ -73,7 +73,7 @@ class Cause:
     next: str = ""
     """Advice for the next step, likewise; empty for noise."""
     lines: int = 1
-    """How many lines a match may span."""
+    """Most lines that a match may span."""
     generic: bool = False
     """It only names the kind of failure: a cause that says more goes first."""
     first: bool = False
@@ -98,7 +98,7 @@ class Cause:
 
     @property
     def degree(self) -> Degree:
-        """How much a match says."""
+        """Certainty that a match gives."""
         if self.first or self.kind is Kind.CONSEQUENCE:
             return Degree.FIRST_ERROR
         return Degree.KNOWN if self.specific else Degree.LIKELY
