@@ -117,7 +117,10 @@ def submission_commands(plan: PlanRecord, paths: RunPaths) -> Iterator[str]:
 @shared.job_options
 @watch_option
 @click.option(
-    "--dry-run", is_flag=True, help="Show what would be submitted, after all checks; write nothing."
+    "--dry-run",
+    is_flag=True,
+    help="Show what would be submitted, after submit's checks, which do not ask Slurm's controller. "
+    "Write nothing.",
 )
 @shared.ignore_option
 @shared.json_option
