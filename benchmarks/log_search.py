@@ -5,9 +5,9 @@
 The benchmark writes a log of 300 MB with an error in its middle, and two failed runs: one with 1,024 logs of
 200 KB, one with 64 logs of 5 MB. No two lines are equal. In each round, every command and ripgrep take turns
 on files in the page cache. ripgrep searches the same files: for one expression with ``--grep``, otherwise for
-the texts in errors and in lines with a known cause (``rg -f``). The time that our program needs to start is
-subtracted from our times: to explain an empty log, or for ``--grep`` to print a line of one log. ``without
-ripgrep`` is the same command without ``rg`` on the path.
+the texts in errors and in lines with a known cause (``rg -f``). Our times do not include the start
+of our program. The start is the time in which our program explains an empty log or, for ``--grep``, prints a
+line of one log. ``without ripgrep`` is the same command without ``rg`` on the path.
 
 Bounds: three times ripgrep's time, 40 MB/s without ripgrep and with ``--grep`` on 1,024 logs, and 100 MiB of
 memory. The exit code is 1 if a bound is broken, 2 without ripgrep (Debian's package ``ripgrep``).

@@ -90,7 +90,7 @@ def _measure_all(cluster: Site, names: Sequence[str], results: Results) -> list[
 def _add(result: Result, results: Results) -> None:
     results.add(result)
     verdict = "as expected" if result.as_expected else "NOT as expected"
-    details = f"{result.seconds} s, exit {result.exit_code}, left {result.left}: {result.told}"
+    details = f"{result.seconds} s, exit {result.exit_code}, left {result.left}: {result.answer}"
     say(f"{result.name}: {verdict}; {details}")
 
 

@@ -94,9 +94,9 @@ def _table(results: Sequence[Result]) -> list[str]:
 
 def _named_as(result: Result) -> str:
     """Return the part of what a user reads that names the fault, else its beginning."""
-    parts = re.split(r"; |(?<=[.:])\n|\n", result.told.strip())
+    parts = re.split(r"; |(?<=[.:])\n|\n", result.answer.strip())
     named = (part for part in parts if re.search(result.expected, part, re.IGNORECASE))
-    words = next(named, result.told.strip()).split()
+    words = next(named, result.answer.strip()).split()
     return " ".join(words[:_LONGEST]) + (" …" if len(words) > _LONGEST else "")
 
 

@@ -51,10 +51,10 @@ class Result:
     @property
     def named(self) -> bool:
         """Whether ``status`` names the right cause."""
-        return re.search(self.expected, self.told, re.IGNORECASE) is not None
+        return re.search(self.expected, self.answer, re.IGNORECASE) is not None
 
     @property
-    def told(self) -> str:
+    def answer(self) -> str:
         """The sentence and the cause of ``status``, which a user reads first."""
         return f"{self.sentence}\n{self.cause}"
 
@@ -83,7 +83,7 @@ class Results:
 
     @classmethod
     def read(cls, file: Path) -> Results:
-        """Read the results of earlier benchmarks; a missing file has no results."""
+        """Read the results of earlier benchmarks; none if the file is missing."""
         raw = read_json(file) or {"faults": []}
         return cls(file, {fields["name"]: Result(**fields) for fields in raw["faults"]})
 

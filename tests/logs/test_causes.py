@@ -119,10 +119,10 @@ def test_every_cause_says_what_happened_and_what_to_do_and_can_be_searched_for()
 
 def test_a_sentence_does_without_what_the_log_does_not_say() -> None:
     driver, model = causes()["cuda-xid"], causes()["triton-model-failed"]
-    assert driver.told(driver.sentence, {}) == "The GPU's driver reports a fault."
-    assert driver.told(driver.sentence, {"number": "79"}) == "The GPU's driver reports a fault. Xid 79"
-    assert model.told(model.sentence, {}) == "Triton could not load the model."
-    assert model.told("Name {model}, {reason} or the .sqsh file ({model}.", {"model": "a"}) == (
+    assert driver.filled(driver.sentence, {}) == "The GPU's driver reports a fault."
+    assert driver.filled(driver.sentence, {"number": "79"}) == "The GPU's driver reports a fault. Xid 79"
+    assert model.filled(model.sentence, {}) == "Triton could not load the model."
+    assert model.filled("Name {model}, {reason} or the .sqsh file ({model}.", {"model": "a"}) == (
         "Name a, or the .sqsh file (a."
     )
 

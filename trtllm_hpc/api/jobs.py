@@ -86,7 +86,9 @@ def submit(
     ignored_checks: Collection[str] = (),
     on_warning: Warn = _warn,
 ) -> Run:
-    """Check a job as ``doctor`` does, and submit it: all of its stages or none.
+    """Check a job, and submit it: all of its stages or none.
+
+    The checks are those of ``doctor``, without those that ask Slurm's controller: ``sbatch`` asks it itself.
 
     Args:
         ignored_checks: IDs of checks whose failure does not stop the submission.

@@ -136,7 +136,7 @@ def command(
 ) -> int:
     """Submit the jobs of JOB: build (if an engine is missing), serve, companion.
 
-    If a check of 'doctor' fails, nothing is submitted. The companion measures the
+    If a check fails, nothing is submitted. The companion measures the
     server and then stops it, unless serve.keep_running is true.
 
     To repeat a run, name its folder or its lock.json as JOB. A warning names each

@@ -134,7 +134,7 @@ def _killed(first: RankFailure | None) -> Finding | None:
 
 
 def _without_log(cause: Cause, groups: dict[str, str], rank: int | None = None) -> Finding:
-    sentence, following = (cause.told(text, groups) for text in (cause.sentence, cause.next))
+    sentence, following = (cause.filled(text, groups) for text in (cause.sentence, cause.next))
     return Finding(cause.id, cause.kind, sentence, following, None, None, rank, "")
 
 

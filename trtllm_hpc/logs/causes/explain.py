@@ -200,7 +200,7 @@ def findings(matches: Iterable[Match], name: str) -> list[Finding]:
     found = []
     for match in matches:
         cause, before = match.cause, match.groups.get(BEFORE, "")
-        sentence, following = (cause.told(text, match.groups) for text in (cause.sentence, cause.next))
+        sentence, following = (cause.filled(text, match.groups) for text in (cause.sentence, cause.next))
         if cause.first and not cause.patterns:
             text = " / ".join(filter(None, (match.groups.get("text"), before)))
             following = advice(text, match.groups) or following

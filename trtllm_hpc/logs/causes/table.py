@@ -103,7 +103,7 @@ class Cause:
             return Degree.FIRST_ERROR
         return Degree.KNOWN if self.specific else Degree.LIKELY
 
-    def told(self, template: str, groups: dict[str, str]) -> str:
+    def filled(self, template: str, groups: dict[str, str]) -> str:
         """Return ``sentence`` or ``next`` with the groups of a match filled in."""
         return filled_in(template, groups, _LONGEST_VALUE if self.patterns else None)
 
