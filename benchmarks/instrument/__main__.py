@@ -8,7 +8,7 @@ and its peers take turns, and their reports are compared with the server's times
 measurement with a figure that is wrong by 2 % must be invalid. Last, 10,000 streams are open at once.
 
 The exit code is 1 if a bound is broken, 2 if the server or a client failed. The benchmark needs two cores
-that no other program uses (three with ``--tls``) and a C compiler; ``--tls`` needs HAProxy and OpenSSL.
+that no other program uses and a C compiler; ``--tls`` needs OpenSSL with its headers (libssl-dev).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Instrument:
             )
         self._server_core, self._client_core, self._other_cores = {cores[0]}, {cores[-1]}, set(cores[1:])
         self._arguments, self._folder, self._numbers = arguments, folder, count()
-        self._program = build(folder)
+        self._program = build(folder, tls=arguments.tls)
         write_tokenizer(folder / "tokenizer")
 
     def figures(self, client: Client) -> Figures:
@@ -277,9 +277,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peer-streams", type=int, nargs="+", choices=LOADS, default=[1, 32, 128, 512], help=peers
     )
-    parser.add_argument(
-        "--tls", action="store_true", help="also measure our client over TLS, with HAProxy before the server"
-    )
+    parser.add_argument("--tls", action="store_true", help="also measure our client over TLS")
     parser.add_argument(
         "--ordinary-priority",
         action="store_true",

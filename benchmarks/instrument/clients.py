@@ -22,6 +22,7 @@ import numpy as np
 from benchmarks.instrument.server import InstrumentFailed, Load, Times
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import RunPaths
 
 OURS = "trtllm-hpc"
 _SAMPLE_S = 0.05
@@ -37,7 +38,7 @@ class Job(NamedTuple):
     load: Load
     requests: int
     folder: Path
-    """Folder for the client's files; the folder ``tokenizer`` beside it contains a tokenizer of bytes."""
+    """Folder for the client's files; beside it are a tokenizer of bytes and the server's certificate."""
 
     @property
     def tokenizer(self) -> str:
@@ -50,7 +51,7 @@ def our_command(job: Job) -> list[str]:
     streams = str(job.load.streams)
     command = [str(Path(sys.executable).with_name("trtllm-hpc")), "bench", "--url", job.url]
     if job.url.startswith("https"):
-        command += ["--certificate", str(job.folder / "certificate.pem")]
+        command += ["--certificate", str(RunPaths(job.folder.parent).certificate)]
     command += ["--output", str(job.folder / "out"), "--save-as", "it", "--protocol", "openai-chat", "--json"]
     command += ["--concurrency", streams, "--requests", str(job.requests), "--warmup", streams]
     command += ["--workload", "normal", "--input-tokens", str(_PROMPT_TOKENS)]

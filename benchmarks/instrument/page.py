@@ -18,8 +18,6 @@ from trtllm_hpc import __version__
 
 MAX_WRONG = 0.02
 """A figure is wrong if it differs from the true figure by at least this share."""
-TLS_CORES = 3
-"""Number of cores that TLS needs to be judged: one each for HAProxy, the server and the client."""
 NAN = math.nan
 
 
@@ -119,7 +117,7 @@ def bounds(medians: Mapping[Client, Figures], steps: Sequence[Step], wide: Wide 
     judged = list[Bound]()
     for client, figures in medians.items():
         where = f"{client.streams:,} streams{' over TLS' if client.tls else ''}"
-        if client.name == OURS and (not client.tls or len(os.sched_getaffinity(0)) >= TLS_CORES):
+        if client.name == OURS:
             for name, field, streams, limit_ms in LIMITS_MS:
                 if streams == client.streams:
                     value_ms = getattr(figures, field)

@@ -8,14 +8,17 @@ import struct
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.proxy import make_certificate
 
 Times = NDArray[np.float64]
 TTFT_MS = 30.0
@@ -59,29 +62,30 @@ class Answer:
         return float(self.times_s[0] - self.asked_s)
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path, *, tls: bool = False) -> Path:
     """Compile the server into a folder, and return the path of the program."""
     source, program = Path(__file__).with_name("stub.c"), folder / "stub"
     command = [os.environ.get("CC", "cc"), "-O2", "-o", str(program), str(source)]
     try:
+        if tls:
+            command += ["-DTLS", "-lssl", "-lcrypto"]
+            make_certificate(RunPaths(folder), "127.0.0.1")
         subprocess.run(command, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (OSError, subprocess.CalledProcessError, StartFailed) as error:
         raise InstrumentFailed(f"the server cannot be compiled: {error}; $CC names the compiler") from None
     return program
 
 
 @contextmanager
 def serving(program: Path, load: Load, log: Path, cores: set[int], *, tls: bool) -> Iterator[str]:
-    """Run the server, with ``tls`` behind HAProxy, and yield its URL. Afterwards the log is complete."""
-    port, tls_port = free_ports(2)
-    times = ("--ttft-ms", f"{TTFT_MS}", "--itl-ms", f"{load.itl_ms}")
-    with ExitStack() as stack:
-        stack.enter_context(_running([str(program), "--port", f"{port}", *times, "--log", str(log)], cores))
-        if tls:
-            stack.enter_context(_running(_terminator(log.parent, tls_port, port), cores))
-        for each_port in (port, tls_port)[: 1 + tls]:
-            _await(each_port)
-        yield f"https://localhost:{tls_port}/v1" if tls else f"http://127.0.0.1:{port}/v1"
+    """Run the server, and yield its URL. Afterwards the log is complete."""
+    [port] = free_ports(1)
+    words = ["--port", f"{port}", "--ttft-ms", f"{TTFT_MS}", "--itl-ms", f"{load.itl_ms}", "--log", str(log)]
+    if tls:
+        words += ["--tls", str(RunPaths(program.parent).certificate_key)]
+    with _running([str(program), *words], cores):
+        _await(port)
+        yield f"http{'s' if tls else ''}://127.0.0.1:{port}/v1"
 
 
 def _await(port: int) -> None:
@@ -107,22 +111,6 @@ def _running(command: list[str], cores: set[int]) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait()
-
-
-def _terminator(folder: Path, port: int, server_port: int) -> list[str]:
-    """Write HAProxy's configuration and certificate, and return its command."""
-    certificate, key = folder / "certificate.pem", folder / "certificate.pem.key"
-    words = (
-        "req -x509 -nodes -newkey rsa:2048 -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    )
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(["openssl", *words.split(), *files], check=True, capture_output=True)
-    (folder / "haproxy.cfg").write_text(
-        "global\n  nbthread 1\n  maxconn 4000\ndefaults\n  mode tcp\n  option tcp-smart-connect\n"
-        "  timeout connect 9s\n  timeout client 1h\n  timeout server 1h\n"
-        f"listen tls\n  bind 127.0.0.1:{port} ssl crt {certificate}\n  server stub 127.0.0.1:{server_port}\n"
-    )
-    return ["haproxy", "-db", "-q", "-f", str(folder / "haproxy.cfg")]
 
 
 def read_log(log: Path) -> dict[int, Answer]:

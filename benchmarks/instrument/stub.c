@@ -1,4 +1,4 @@
-/* A server for streamed OpenAI chats whose times are known: one thread, epoll, no libraries.
+/* A server for streamed OpenAI chats whose times are known: one thread, epoll; OpenSSL if compiled with -DTLS.
  *
  * The server sends tokens like an engine that batches: at each tick one token to every open stream, one stream after the
  * other. The first token of a request comes at the first tick at least ttft-ms after the request. An answer has half to one
@@ -7,11 +7,12 @@
  *   --port P      port at 127.0.0.1
  *   --ttft-ms T   least time from a request to its first token
  *   --itl-ms T    time from tick to tick
+ *   --tls FILE    serve over TLS; the file has the certificate and its key
  *   --log FILE    for each request: u32 ID, u32 number of tokens, f64 arrival of the request, f64 send of each token
  *
  * Times are seconds of CLOCK_MONOTONIC. The arrival of a request is the kernel's time stamp of its last byte, because the
- * server may be sending at that moment. The time of a token is taken right before send(2); the last token is sent together
- * with the end of its stream. The ID is in every event ("chatcmpl-ID") and is also the prompt_tokens of the usage, so that
+ * server may be sending at that moment. The time of a token is taken right before it is encrypted and sent; the last token
+ * is sent together with the end of its stream. The ID is in every event ("chatcmpl-ID") and is also the prompt_tokens of the usage, so that
  * records without texts can be matched with these times.
  */
 #define _GNU_SOURCE
@@ -29,6 +30,9 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef TLS
+#include <openssl/ssl.h>
+#endif
 
 #define MOST 65536 /* connections, and bytes of a read */
 #define SECOND 1000000000LL
@@ -47,6 +51,7 @@ typedef struct {
   int wants_usage, waits_for_room;
   int64_t asked, arrived, due; /* nanoseconds */
   double *times;
+  struct ssl_st *tls; /* NULL: plain */
 } connection;
 
 static double ttft_ms = 30, itl_ms = 20;
@@ -83,10 +88,58 @@ static void end_stream(connection *c) {
   c->place = -1;
 }
 
+#ifdef TLS
+static SSL_CTX *tls_context;
+
+static void load_certificate(const char *file) {
+  tls_context = SSL_CTX_new(TLS_server_method());
+  if (SSL_CTX_use_certificate_file(tls_context, file, SSL_FILETYPE_PEM) != 1 ||
+      SSL_CTX_use_PrivateKey_file(tls_context, file, SSL_FILETYPE_PEM) != 1)
+    exit(1);
+}
+
+/* OpenSSL reads and writes memory, so that the server itself reads the socket, with the kernel's time stamps. */
+static void begin_tls(connection *c) {
+  if (tls_context == NULL) return;
+  c->tls = SSL_new(tls_context);
+  SSL_set_bio(c->tls, BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
+  SSL_set_accept_state(c->tls);
+}
+
+static void add_records(connection *c) {
+  char *bytes;
+  long size = BIO_get_mem_data(SSL_get_wbio(c->tls), &bytes);
+  add(&c->out, bytes, size);
+  BIO_reset(SSL_get_wbio(c->tls));
+}
+
+static void encrypt(connection *c, const char *bytes, size_t size) {
+  SSL_write(c->tls, bytes, size);
+  add_records(c);
+}
+
+static void decrypt(connection *c, const char *bytes, size_t size) {
+  char text[4096];
+  int n;
+  BIO_write(SSL_get_rbio(c->tls), bytes, size);
+  while ((n = SSL_read(c->tls, text, sizeof text)) > 0) add(&c->in, text, n); /* handshakes, too */
+  add_records(c);
+}
+
+static void end_tls(connection *c) { SSL_free(c->tls); }
+#else
+static void load_certificate(const char *file) { exit(file != NULL); }
+static void begin_tls(connection *c) { c->tls = NULL; }
+static void encrypt(connection *c, const char *bytes, size_t size) { add(&c->out, bytes, size); }
+static void decrypt(connection *c, const char *bytes, size_t size) { add(&c->in, bytes, size); }
+static void end_tls(connection *c) { c->tls = NULL; }
+#endif
+
 static void drop(connection *c) {
   end_stream(c);
   connections[c->fd] = NULL;
   close(c->fd);
+  end_tls(c);
   free(c->in.bytes);
   free(c->out.bytes);
   free(c->times);
@@ -118,7 +171,10 @@ static int flush(connection *c) {
 }
 
 static int say(connection *c, const char *bytes, size_t size) {
-  add(&c->out, bytes, size);
+  if (c->tls == NULL)
+    add(&c->out, bytes, size);
+  else
+    encrypt(c, bytes, size);
   return flush(c);
 }
 
@@ -241,7 +297,12 @@ static void read_from(connection *c) {
     memcpy(&at, CMSG_DATA(it), sizeof at);
     c->arrived = at.tv_sec * SECOND + at.tv_nsec - now(CLOCK_REALTIME) + now(CLOCK_MONOTONIC);
   }
-  add(&c->in, bytes, n);
+  if (c->tls == NULL)
+    add(&c->in, bytes, n);
+  else {
+    decrypt(c, bytes, n);
+    if (!flush(c)) return;
+  }
   read_requests(c);
 }
 
@@ -253,6 +314,7 @@ static void accept_all(int listener) {
     connection *c = connections[fd] = calloc(1, sizeof *c);
     c->fd = fd;
     c->place = -1;
+    begin_tls(c);
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
     epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
   }
@@ -268,6 +330,7 @@ int main(int count, char **words) {
     if (!strcmp(words[i], "--port")) port = atoi(words[i + 1]);
     if (!strcmp(words[i], "--ttft-ms")) ttft_ms = atof(words[i + 1]);
     if (!strcmp(words[i], "--itl-ms")) itl_ms = atof(words[i + 1]);
+    if (!strcmp(words[i], "--tls")) load_certificate(words[i + 1]);
     if (!strcmp(words[i], "--log")) log_file = fopen(words[i + 1], "wb");
   }
   prctl(PR_SET_TIMERSLACK, 1000); /* in ns; by default the kernel may wake the server 50 us late */

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.proxy import make_certificate
 from trtllm_hpc.runtime.records import Endpoint
 
 DONE = b"data: [DONE]\n\n"
@@ -100,8 +104,14 @@ def _handler(script: Script) -> Handler:
 
 
 @contextmanager
-def openai_server(script: Script) -> Iterator[Endpoint]:
-    """Run it in a thread, and yield where it is."""
+def openai_server(script: Script, tls: Path | None = None) -> Iterator[Endpoint]:
+    """Run it in a thread, and yield its endpoint; with ``tls``, a folder for its certificate, over TLS."""
+    context, certificate = None, None
+    if tls is not None:
+        make_certificate(RunPaths(tls), "127.0.0.1")
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(RunPaths(tls).certificate_key)
+        certificate = str(RunPaths(tls).certificate)
     loop = asyncio.new_event_loop()
     ended = asyncio.Event()
     begun, ports = threading.Event(), list[int]()
@@ -109,7 +119,7 @@ def openai_server(script: Script) -> Iterator[Endpoint]:
     async def serve() -> None:
         runner = web.ServerRunner(web.Server(_handler(script)), shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
         await site.start()
         ports.append(runner.addresses[0][1])
         begun.set()
@@ -120,8 +130,10 @@ def openai_server(script: Script) -> Iterator[Endpoint]:
     thread.start()
     assert begun.wait(10)
     try:
-        url = f"http://127.0.0.1:{ports[0]}/v1"
-        yield Endpoint("1", "here", "127.0.0.1", 0, 0, 0, ["one"], 0.0, openai_url=url)
+        url = f"http{'s' if tls else ''}://127.0.0.1:{ports[0]}/v1"
+        yield Endpoint(
+            "1", "here", "127.0.0.1", 0, 0, 0, ["one"], 0.0, openai_url=url, certificate_file=certificate
+        )
     finally:
         loop.call_soon_threadsafe(ended.set)
         thread.join(10)

@@ -21,7 +21,9 @@ from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.request import WorkloadRequest
 from trtllm_hpc.config.benchmark import Protocol
 from trtllm_hpc.errors import NotReady
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.proxy import make_certificate
 from trtllm_hpc.runtime.records import Endpoint
 
 REQUEST = WorkloadRequest(9, "Grüße")
@@ -166,6 +168,29 @@ def test_a_closed_loop_with_a_key(tmp_path: Path, processes: int) -> None:
         for before, after in itertools.pairwise(parse_reply(reply, target).chunks)
     ]
     assert len(gaps) == 12 and min(gaps) > 0.02
+
+
+def test_streams_over_tls(tmp_path: Path) -> None:
+    text = "A" * 100_000
+    with openai_server(
+        Script([event("B"), 0.05, event(text, reason="stop"), DONE]), tls=tmp_path
+    ) as endpoint:
+        target = Target(endpoint, "one", protocol="openai", streaming=True)
+        payloads = [encode_request(WorkloadRequest(9, text), target)]
+        load = run_load(ClosedPlan(target, payloads, Clock(), 4, count=12))
+    assert len(load.replies) == 12 and all(reply.ok for reply in load.replies)
+    chunks = [parse_reply(reply, target).chunks for reply in load.replies]
+    assert {tuple(chunk.text for chunk in answer) for answer in chunks} == {("B", text)}
+    assert min(answer[1].time_s - answer[0].time_s for answer in chunks) > 0.02
+
+
+def test_another_server_s_certificate_is_not_trusted(tmp_path: Path) -> None:
+    make_certificate(RunPaths(tmp_path), "127.0.0.1")
+    with openai_server(Script([DONE]), tls=tmp_path) as endpoint:
+        make_certificate(RunPaths(tmp_path), "127.0.0.1")
+        target = Target(endpoint, "one", protocol="openai")
+        with pytest.raises(NotReady, match="certificate verify failed"):
+            run_load(OpenPlan(target, [encode_request(REQUEST, target)], Clock(), [0.0]))
 
 
 def test_without_a_server_the_load_does_not_start() -> None:
