@@ -220,6 +220,9 @@ def test_a_site_teaches_causes_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     log = tmp_path / "a.out"
     log.write_text(f"LustreError: 11-0: evicted\n{OOM}")
     assert explain(str(log)).output.startswith("cause: Our scratch is ill: 11-0: evicted.")
+    table.write_text(TABLE.replace("[site-lustre]", "[site-lustre]\noff = false"))
+    use_tables_anew()
+    assert explain(str(log)).output.startswith("cause: Our scratch is ill: 11-0: evicted.")
     log.write_text(OOM)
     assert "The GPU's memory is full" not in explain(str(log)).output
     table.write_text(TABLE.replace("(?P<what>.+)", "(.+").replace("next =", "nxt ="))

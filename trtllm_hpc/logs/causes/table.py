@@ -258,7 +258,7 @@ def read_table(file: Path) -> dict[str, Cause | None]:
     # A site knows its own programs: an entry is certain unless it is generic.
     return {
         name: None
-        if entry.get("off")
+        if entry.pop("off", False)
         else _cause(name, "own", {"specific": "" if entry.get("generic") else "message"} | entry)
         for name, entry in entries.items()
     }
