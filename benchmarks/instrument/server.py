@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.proxy import make_certificate
@@ -63,22 +62,27 @@ class Answer:
 
 
 def build(folder: Path, *, tls: bool = False) -> Path:
-    """Compile the server into a folder, and return the path of the program."""
+    """Compile the server into a folder, with ``tls`` beside its certificate, and return the program's path.
+
+    Raises InstrumentFailed, and StartFailed if the certificate cannot be made.
+    """
     source, program = Path(__file__).with_name("stub.c"), folder / "stub"
     command = [os.environ.get("CC", "cc"), "-O2", "-o", str(program), str(source)]
+    if tls:
+        command += ["-DTLS", "-lssl", "-lcrypto"]
+        make_certificate(RunPaths(folder), "127.0.0.1")
     try:
-        if tls:
-            command += ["-DTLS", "-lssl", "-lcrypto"]
-            make_certificate(RunPaths(folder), "127.0.0.1")
-        subprocess.run(command, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError, StartFailed) as error:
-        raise InstrumentFailed(f"the server cannot be compiled: {error}; $CC names the compiler") from None
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise InstrumentFailed(f"there is no C compiler ({error}); $CC can name one") from None
+    if done.returncode:
+        raise InstrumentFailed(f"the server cannot be compiled:\n{done.stderr.strip()}")
     return program
 
 
 @contextmanager
 def serving(program: Path, load: Load, log: Path, cores: set[int], *, tls: bool) -> Iterator[str]:
-    """Run the server, and yield its URL. Afterwards the log is complete."""
+    """Run the server, with ``tls`` over TLS, and yield its URL. Afterwards the log is complete."""
     [port] = free_ports(1)
     words = ["--port", f"{port}", "--ttft-ms", f"{TTFT_MS}", "--itl-ms", f"{load.itl_ms}", "--log", str(log)]
     if tls:

@@ -1,4 +1,4 @@
-/* A server for streamed OpenAI chats whose times are known: one thread, epoll; OpenSSL if compiled with -DTLS.
+/* A server for streamed OpenAI chats whose times are known: one thread, epoll; with -DTLS also OpenSSL.
  *
  * The server sends tokens like an engine that batches: at each tick one token to every open stream, one stream after the
  * other. The first token of a request comes at the first tick at least ttft-ms after the request. An answer has half to one
@@ -7,13 +7,13 @@
  *   --port P      port at 127.0.0.1
  *   --ttft-ms T   least time from a request to its first token
  *   --itl-ms T    time from tick to tick
- *   --tls FILE    serve over TLS; the file has the certificate and its key
+ *   --tls FILE    serve over TLS (compiled with -DTLS); the file has the certificate and its key
  *   --log FILE    for each request: u32 ID, u32 number of tokens, f64 arrival of the request, f64 send of each token
  *
  * Times are seconds of CLOCK_MONOTONIC. The arrival of a request is the kernel's time stamp of its last byte, because the
  * server may be sending at that moment. The time of a token is taken right before it is encrypted and sent; the last token
- * is sent together with the end of its stream. The ID is in every event ("chatcmpl-ID") and is also the prompt_tokens of the usage, so that
- * records without texts can be matched with these times.
+ * is sent together with the end of its stream. The ID is in every event ("chatcmpl-ID") and is also the prompt_tokens of
+ * the usage, so that records without texts can be matched with these times.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -51,7 +51,9 @@ typedef struct {
   int wants_usage, waits_for_room;
   int64_t asked, arrived, due; /* nanoseconds */
   double *times;
-  struct ssl_st *tls; /* NULL: plain */
+#ifdef TLS
+  SSL *tls;
+#endif
 } connection;
 
 static double ttft_ms = 30, itl_ms = 20;
@@ -89,16 +91,18 @@ static void end_stream(connection *c) {
 }
 
 #ifdef TLS
-static SSL_CTX *tls_context;
+static SSL_CTX *tls_context; /* NULL: connections are plain */
 
 static void load_certificate(const char *file) {
   tls_context = SSL_CTX_new(TLS_server_method());
   if (SSL_CTX_use_certificate_file(tls_context, file, SSL_FILETYPE_PEM) != 1 ||
-      SSL_CTX_use_PrivateKey_file(tls_context, file, SSL_FILETYPE_PEM) != 1)
+      SSL_CTX_use_PrivateKey_file(tls_context, file, SSL_FILETYPE_PEM) != 1) {
+    fprintf(stderr, "no certificate with its key in %s\n", file);
     exit(1);
+  }
 }
 
-/* OpenSSL reads and writes memory, so that the server itself reads the socket, with the kernel's time stamps. */
+/* OpenSSL reads and writes memory: the server itself reads the socket, because only recvmsg(2) returns time stamps. */
 static void begin_tls(connection *c) {
   if (tls_context == NULL) return;
   c->tls = SSL_new(tls_context);
@@ -112,34 +116,42 @@ static void add_records(connection *c) {
   add(&c->out, bytes, size);
   BIO_reset(SSL_get_wbio(c->tls));
 }
-
-static void encrypt(connection *c, const char *bytes, size_t size) {
-  SSL_write(c->tls, bytes, size);
-  add_records(c);
-}
-
-static void decrypt(connection *c, const char *bytes, size_t size) {
-  char text[4096];
-  int n;
-  BIO_write(SSL_get_rbio(c->tls), bytes, size);
-  while ((n = SSL_read(c->tls, text, sizeof text)) > 0) add(&c->in, text, n); /* handshakes, too */
-  add_records(c);
-}
-
-static void end_tls(connection *c) { SSL_free(c->tls); }
-#else
-static void load_certificate(const char *file) { exit(file != NULL); }
-static void begin_tls(connection *c) { c->tls = NULL; }
-static void encrypt(connection *c, const char *bytes, size_t size) { add(&c->out, bytes, size); }
-static void decrypt(connection *c, const char *bytes, size_t size) { add(&c->in, bytes, size); }
-static void end_tls(connection *c) { c->tls = NULL; }
 #endif
+
+/* Add bytes to those that wait to be sent. */
+static void queue(connection *c, const char *bytes, size_t size) {
+#ifdef TLS
+  if (c->tls != NULL) {
+    SSL_write(c->tls, bytes, size);
+    add_records(c);
+    return;
+  }
+#endif
+  add(&c->out, bytes, size);
+}
+
+/* Add bytes from the socket to the requests; over TLS, the answer of the handshake then waits to be sent. */
+static void receive(connection *c, const char *bytes, size_t size) {
+#ifdef TLS
+  if (c->tls != NULL) {
+    char text[4096];
+    int n;
+    BIO_write(SSL_get_rbio(c->tls), bytes, size);
+    while ((n = SSL_read(c->tls, text, sizeof text)) > 0) add(&c->in, text, n);
+    add_records(c);
+    return;
+  }
+#endif
+  add(&c->in, bytes, size);
+}
 
 static void drop(connection *c) {
   end_stream(c);
   connections[c->fd] = NULL;
   close(c->fd);
-  end_tls(c);
+#ifdef TLS
+  SSL_free(c->tls);
+#endif
   free(c->in.bytes);
   free(c->out.bytes);
   free(c->times);
@@ -171,10 +183,7 @@ static int flush(connection *c) {
 }
 
 static int say(connection *c, const char *bytes, size_t size) {
-  if (c->tls == NULL)
-    add(&c->out, bytes, size);
-  else
-    encrypt(c, bytes, size);
+  queue(c, bytes, size);
   return flush(c);
 }
 
@@ -297,13 +306,8 @@ static void read_from(connection *c) {
     memcpy(&at, CMSG_DATA(it), sizeof at);
     c->arrived = at.tv_sec * SECOND + at.tv_nsec - now(CLOCK_REALTIME) + now(CLOCK_MONOTONIC);
   }
-  if (c->tls == NULL)
-    add(&c->in, bytes, n);
-  else {
-    decrypt(c, bytes, n);
-    if (!flush(c)) return;
-  }
-  read_requests(c);
+  receive(c, bytes, n);
+  if (flush(c)) read_requests(c);
 }
 
 static void accept_all(int listener) {
@@ -314,7 +318,9 @@ static void accept_all(int listener) {
     connection *c = connections[fd] = calloc(1, sizeof *c);
     c->fd = fd;
     c->place = -1;
+#ifdef TLS
     begin_tls(c);
+#endif
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
     epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
   }
@@ -330,7 +336,9 @@ int main(int count, char **words) {
     if (!strcmp(words[i], "--port")) port = atoi(words[i + 1]);
     if (!strcmp(words[i], "--ttft-ms")) ttft_ms = atof(words[i + 1]);
     if (!strcmp(words[i], "--itl-ms")) itl_ms = atof(words[i + 1]);
+#ifdef TLS
     if (!strcmp(words[i], "--tls")) load_certificate(words[i + 1]);
+#endif
     if (!strcmp(words[i], "--log")) log_file = fopen(words[i + 1], "wb");
   }
   prctl(PR_SET_TIMERSLACK, 1000); /* in ns; by default the kernel may wake the server 50 us late */

@@ -105,7 +105,10 @@ def _handler(script: Script) -> Handler:
 
 @contextmanager
 def openai_server(script: Script, tls: Path | None = None) -> Iterator[Endpoint]:
-    """Run it in a thread, and yield its endpoint; with ``tls``, a folder for its certificate, over TLS."""
+    """Run the server in a thread, and yield its endpoint.
+
+    With ``tls`` it serves over TLS, with a certificate that it writes into this folder.
+    """
     context, certificate = None, None
     if tls is not None:
         make_certificate(RunPaths(tls), "127.0.0.1")

@@ -172,9 +172,8 @@ def test_a_closed_loop_with_a_key(tmp_path: Path, processes: int) -> None:
 
 def test_streams_over_tls(tmp_path: Path) -> None:
     text = "A" * 100_000
-    with openai_server(
-        Script([event("B"), 0.05, event(text, reason="stop"), DONE]), tls=tmp_path
-    ) as endpoint:
+    script = Script([event("B"), 0.05, event(text, reason="stop"), DONE])
+    with openai_server(script, tls=tmp_path) as endpoint:
         target = Target(endpoint, "one", protocol="openai", streaming=True)
         payloads = [encode_request(WorkloadRequest(9, text), target)]
         load = run_load(ClosedPlan(target, payloads, Clock(), 4, count=12))
