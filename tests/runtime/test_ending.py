@@ -218,6 +218,7 @@ SUSPECT = {2: "its process x is stopped"}
         (seen(request=REQUEST), STOPPING, -9, End("companion", REQUEST.reason)),  # it ignored SIGTERM
         (seen(signal="SIGTERM"), SIGNALLED, 0, End("SIGTERM", "got SIGTERM", exit_code=143)),
         (seen(signal="SIGTERM"), None, -15, End("SIGTERM", "got SIGTERM", exit_code=143)),
+        (seen(1, signal="SIGTERM", leader_ended=True), None, -9, End(exit_code=137)),  # killed before
         (seen(signal="SIGTERM", records=ended(1)), SIGNALLED, 0, End("SIGTERM", "got SIGTERM")),
         (seen(), BLAMED, -9, End("heartbeat", "rank 1 on n1: is silent", 1, 7)),
         (seen(signal="SIGTERM", records=ended(2)), BLAMED, -9, End("heartbeat", BLAMED.reason, 1, 7)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from signal import SIGKILL
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.blame import rank_name
@@ -200,8 +201,12 @@ def conclude(seen: Observed, decided: End | None, returncode: int, *, is_over: b
         returncode: the server's exit code, negative for a signal.
         is_over: whether the time to wait for a cause is over.
     """
-    # Slurm signals the server as well, so the server may have ended before this rank decided anything.
-    if (end := decided or (_signalled(seen.signal) if seen.signal is not None else None)) is not None:
+    end = decided
+    # Slurm signals the server as well, so the server may have ended before this rank decided anything. Slurm
+    # does not send SIGKILL so early: a server that SIGKILL ended was killed before the signal came.
+    if end is None and seen.signal is not None and returncode != -SIGKILL:
+        end = _signalled(seen.signal)
+    if end is not None:
         # The server's own exit code does not matter: while models load, SIGTERM kills Triton, and a server
         # that ignored SIGTERM and had to be killed was stopped as requested, too.
         by_signal = end.exit_code == ExitCode.OK and seen.signal is not None and not seen.others_ended
