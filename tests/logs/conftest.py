@@ -4,13 +4,17 @@ import shutil
 
 import pytest
 
-from trtllm_hpc.logs import search
 
-
-@pytest.fixture(params=["ripgrep", "without ripgrep"])
-def searched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Search logs with ripgrep, however small they are, or without it."""
-    if request.param == "ripgrep" and shutil.which("rg") is None:
-        pytest.skip("ripgrep is not installed")
-    monkeypatch.setattr(search, "_BYTES_FOR_RIPGREP", 0 if request.param == "ripgrep" else 1 << 60)
+@pytest.fixture(params=["rg", "grep", "neither"])
+def searched(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Search logs with ripgrep, with grep, or with neither."""
+    folder = tmp_path_factory.mktemp("bin")
+    if request.param != "neither":
+        program = shutil.which(request.param)
+        if program is None:
+            pytest.skip(f"{request.param} is not installed")
+        (folder / request.param).symlink_to(program)
+    monkeypatch.setenv("PATH", str(folder))
     return str(request.param)

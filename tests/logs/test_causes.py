@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.logs.causes.explain import Finding, findings, likeliest_first, of_lines
+from trtllm_hpc.logs.causes.explain import Finding, likeliest_first, of_lines
 from trtllm_hpc.logs.causes.table import AREAS, SPECIFIC, Cause, Kind, causes, compiled, texts_of
-from trtllm_hpc.logs.facts import scan
+from trtllm_hpc.logs.facts import facts_of_stream
 
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 EXCERPTS: dict[str, dict[str, Any]] = {
@@ -28,8 +28,8 @@ WITHOUT_TEXT = [cause for cause in causes().values() if not cause.patterns]
 """Causes that a job's state or signal in Slurm tells, or a rank's record."""
 
 
-def found(text: str, name: str = "log") -> list[Finding]:
-    return findings(scan(io.BytesIO(text.encode())), name)
+def found(text: str, name: str = "log") -> tuple[Finding, ...]:
+    return facts_of_stream(io.BytesIO(text.encode()), name).causes
 
 
 def likeliest(*logs: str) -> str | None:
@@ -211,4 +211,4 @@ def test_what_a_line_calls_information_is_no_cause() -> None:
         "n1:1:1 [0] NCCL INFO Call to connect failed: No space left on device\n",
         "[10/31/2023-06:37:02] [TRT] [W] No space left on device\n",
     ):
-        assert found(calm) == []
+        assert found(calm) == ()

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from trtllm_hpc.logs.causes.explain import Finding, findings, likeliest_first, of_lines
-from trtllm_hpc.logs.facts import scan
+from trtllm_hpc.logs.causes.explain import Finding, likeliest_first, of_lines
+from trtllm_hpc.logs.facts import facts_of_stream
 
 PREFIXES = {
     "none": "",
@@ -47,7 +47,7 @@ ERRORS = {
 
 
 def explained(text: str) -> tuple[Finding, ...]:
-    return likeliest_first(of_lines([findings(scan(io.BytesIO(text.encode())), "log")]))
+    return likeliest_first(of_lines([facts_of_stream(io.BytesIO(text.encode()), "log").causes]))
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -49,8 +49,8 @@ def test_a_growing_log_gives_whole_lines_once(tmp_path: Path) -> None:
         assert list(growing.new_lines()) == [b"one\n"]
         log.write(b"o\nthr")
         assert list(growing.new_lines()) == [b"two\n"]
-    assert list(growing.rest()) == [b"thr"]
-    assert list(growing.rest()) == []
+    assert list(growing.new_lines(is_over=True)) == [b"thr"]
+    assert list(growing.new_lines(is_over=True)) == []
 
 
 HOSTILE = "\x1b]0;owned\x07 \x1b[31mred\x1b[0m \x1b[2J\x9b31m \x1bc\x08 \u202egnp.exe\u2066 \u200b end"

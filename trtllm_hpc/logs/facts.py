@@ -20,12 +20,14 @@ from trtllm_hpc.logs.causes import lines as kinds
 from trtllm_hpc.logs.causes.explain import Finding, SuspiciousLine
 from trtllm_hpc.logs.causes.lines import Match, SuspectLine
 from trtllm_hpc.logs.causes.table import READY, Cause, Degree, Kind, Tables, causes, compiled, tables, words
-from trtllm_hpc.logs.search import MASK, Hit, hits, hits_in
+from trtllm_hpc.logs.search import Hit, hits, hits_in
 
 LATE_LINES, _LATE_BYTES = 500, 64 << 10
 """So near to a log's end a line may show why its writer ended; its writer survived what stands before."""
 _ERROR, _NEXT, _ERROR_BYTES = "error: ", "next: ", 1 << 20
 """Words with which programs of this package begin an error, and the advice in the line after it."""
+_MASK = bytes.maketrans(b"0123456789abcdef", b"1" * 16)
+"""Makes numbers and hexadecimal identifiers of the same length equal."""
 _MOST_KNOWN, _MOST_SHAPES, _LONGEST_SHAPE = 8192, 50_000, 4096
 _SHOWN, _SHOWN_ERROR, _LONGEST_REASON, _RARE = 300, 600, 300, 3
 """Characters that are shown of a line, and in how many lines a rare word stands."""
@@ -90,28 +92,22 @@ def facts_of_stream(log: BinaryIO, name: str, lines: Iterable[Hit] | None = None
     ``lines`` are those that may count; without them all of the log is searched.
     """
     reading.seek_last_lines(log, LATE_LINES, _LATE_BYTES)
-    late_at, versions = log.tell(), dict[str, str]()
-    looked_at = _looked_at(log, lines, late_at, versions)
+    late_at = log.tell()
+    look = _Look(late_at)
+    looked_at = look.matches_in(log, _hits_of(log) if lines is None else lines)
     chosen = _chosen(looked_at)
     if not chosen:
-        return LogFacts(versions=versions)
+        return LogFacts(versions=look.versions)
     reasons = [_reason(log, match) for match in chosen]
+    told = [{} if reason is None else {explain.BEFORE: reason.text} for reason in reasons]
     matches = [
-        replace(match, groups=versions | match.groups | ({explain.BEFORE: reason.text} if reason else {}))
-        for match, reason in zip(chosen, reasons, strict=True)
+        replace(match, groups=look.versions | match.groups | before)
+        for match, before in zip(chosen, told, strict=True)
     ]
     if all(match.cause.kind is Kind.CONSEQUENCE for match in matches):
-        reason = next(filter(None, reasons), None) or _suspicious_before(log, matches[0].at)
-        matches[:0] = [reason] if reason else []
-    rivals = [
-        match
-        for match in looked_at
-        if match.is_error or (match.weight is None and match.cause.kind is Kind.ROOT)
-    ]
-    found = [
-        finding.unless(any(rival.at < match.at and rival.cause.id != finding.id for rival in rivals))
-        for finding, match in zip(explain.findings(matches, name), matches, strict=True)
-    ]
+        matches[:0] = list(filter(None, reasons))[:1]
+    rivals = [match for match in looked_at if match.is_rival]
+    found = explain.findings(matches, name, rivals)
     ends = zip(found, matches, strict=True)
     late = [finding for finding, match in ends if finding.ends_a_process and match.at >= late_at]
     late_cause = next(iter(explain.likeliest_first(explain.of_lines([late]))), None)
@@ -127,22 +123,19 @@ def facts_of_stream(log: BinaryIO, name: str, lines: Iterable[Hit] | None = None
         late_cause.match if late_cause else late_error.text if late_error else None,
         _survived(log, matches, max(match.at for match in looked_at)),
         tuple(heapq.nsmallest(2 * _MOST_SUSPICIOUS, clues, key=_suspicion)),
-        versions,
+        look.versions,
     )
 
 
-def scan(log: BinaryIO) -> list[Match]:
-    """Return what counts in a log that can be read from any place, in the order of its lines.
-
-    This is the first line of each cause, and the likeliest root among the errors that no entry knows.
-    """
-    return _chosen(_looked_at(log, None, 0, {}))
-
-
-def nearest_to_an_error(log: BinaryIO, *, only: bool) -> list[str]:
-    """Return the last lines of a log that may speak of a failure; else the last ones, unless ``only``."""
-    reading.seek_last_lines(log, LATE_LINES, _LATE_BYTES)
-    return kinds.suspicious(reading.lines_of(log, _LATE_BYTES), only=only)
+def _hits_of(log: BinaryIO) -> Iterator[Hit]:
+    """Yield the lines of an open log that may count."""
+    texts = tables().first_pass
+    try:
+        searched = hits([Path(f"/proc/{os.getpid()}/fd/{log.fileno()}")], texts)
+    except OSError:  # it is in memory
+        searched = iter([(Path(), None)])
+    for _, lines in searched:
+        yield from hits_in(log, texts) if lines is None else lines
 
 
 def suspicious_lines(
@@ -205,72 +198,88 @@ def _lines_at(log: BinaryIO, lines: Iterable[Hit]) -> Iterator[SuspectLine]:
             yield from _lines_at(log, ((number, piece) for _, piece in pieces if piece != at))
 
 
-def _looked_at(
-    log: BinaryIO, lines: Iterable[Hit] | None, late_at: int, versions: dict[str, str]
-) -> list[Match]:
-    """Return the lines among these that an entry knows or that are errors, since the server was ready last.
+class _Look:
+    """The exact look at lines of a log that may count: what they say since the server was ready last.
 
-    Lines that differ in their numbers only are looked at once, and once more from ``late_at`` on. Of many
-    different errors the last ones are looked at in the end. ``versions`` is filled in.
+    Lines that differ in their numbers only are looked at once, and once more near the end. Of many different
+    errors those of the beginning and of the end are kept.
     """
-    table = tables()
-    found, last = dict[int, Match](), dict[int, Match]()
-    done, seen, later = set[int](), set[str](), deque[Hit](maxlen=_LAST)
-    if lines is None:
-        lines = hits_in(log, table.first_pass)
-    for is_first_look in (True, False):
-        calm_until = traceback_end = 0
-        for line in _lines_at(log, lines if is_first_look else list(later)):
-            shape = hash((line.at >= late_at, line.raw[:_LONGEST_SHAPE].translate(MASK)))
-            if shape in done or line.at < calm_until:
-                continue
-            places = table.index.places_in(reading.uncoloured(line.raw))
-            if READY in places:
-                for forgotten in (found, last, done, seen, later):
-                    forgotten.clear()
-                continue
-            entries = [table.patterns[place] for place in sorted(places)]
-            if is_first_look and len(found) >= _FIRST and not _may_be_new(entries, seen, line):
-                later.append((line.number, line.at))
-                continue
-            match = _known_cause([entry for entry in entries if entry[0].calm or not line.is_calm], line)
-            is_done = match is None or match.cause.lines == 1
-            if match is not None and match.cause.kind is Kind.NOISE:
-                versions.update({name: value for name, value in match.groups.items() if value})
-                match = None
-            elif match is None and not line.is_source and line.at >= traceback_end:
-                begins = kinds.TRACEBACK in line.raw
-                raised = line.raised() if begins else None
-                if line.is_calm:
-                    calm_until = raised.at + 1 if raised else line.at
-                elif raised is not None or not begins:
-                    match = (raised or line).unknown(is_raised=begins)
-                    traceback_end = (raised or line).at
-                    is_done = not begins and not (match and match.is_direct)
-            if is_done:
-                done.add(shape)
-            if len(done) > _MOST_SHAPES:
-                done.clear()
-            if match is None or (match.weight is not None and (match.at in found or match.at in last)):
-                continue
-            is_new = match.weight is None and match.cause.id not in seen
-            seen.add(match.cause.id)
-            kept = found if is_new or match.at in found or len(found) < _FIRST else last
-            text = reading.decode(reading.uncoloured(line.raw))
-            kept[match.at] = replace(match, time=_said(text, "time"), host=_said(text, "host"))
-            if len(last) > _LAST:
-                del last[next(iter(last))]
-    return [*found.values(), *last.values()]
 
+    def __init__(self, late_at: int) -> None:
+        self._late_at = late_at
+        self.versions: dict[str, str] = {}
+        """Versions of programs that the lines name."""
+        self._begin_again()
 
-def _may_be_new(entries: Iterable[tuple[Cause, str]], seen: set[str], line: SuspectLine) -> bool:
-    """Return whether a line may have one of these entries that was not seen: a log may be all errors."""
-    new = [(cause, pattern) for cause, pattern in entries if cause.id not in seen]
-    text = reading.decode(reading.uncoloured(line.raw)) if new else ""
-    return any(
-        cause.lines > 1 or compiled(pattern).search(line.stripped[0] if "^" in pattern else text)
-        for cause, pattern in new
-    )
+    def _begin_again(self) -> None:
+        self._found: dict[int, Match] = {}
+        self._ids, self._shapes = set[str](), set[int]()
+        self._later, self._last = deque[SuspectLine](maxlen=_LAST), deque[Match](maxlen=_LAST)
+        self._calm_until = self._traceback_end = 0
+
+    def matches_in(self, log: BinaryIO, lines: Iterable[Hit]) -> list[Match]:
+        """Return the lines that an entry knows or that are errors."""
+        for line in _lines_at(log, lines):
+            self._look_at(line)
+        self._calm_until = self._traceback_end = 0
+        for line in [*self._later]:
+            self._look_at(line, is_last=True)
+        return [*self._found.values(), *self._last]
+
+    def _look_at(self, line: SuspectLine, *, is_last: bool = False) -> None:
+        shape = hash((line.at >= self._late_at, line.raw[:_LONGEST_SHAPE].translate(_MASK)))
+        if shape in self._shapes or line.at < self._calm_until:
+            return
+        places = tables().index.places_in(reading.uncoloured(line.raw))
+        if READY in places:
+            self._begin_again()
+            return
+        entries = [tables().patterns[place] for place in sorted(places)]
+        is_full = len(self._found) >= _FIRST
+        if is_full and not is_last and not self._may_be_new(entries, line):
+            self._later.append(line)
+            return
+        match = _known_cause([entry for entry in entries if entry[0].calm or not line.is_calm], line)
+        is_done = match is None or match.cause.lines == 1
+        if match is None and not line.is_source and line.at >= self._traceback_end:
+            match, is_done = self._unknown(line)
+        if is_done:
+            self._shapes.add(shape)
+        if len(self._shapes) > _MOST_SHAPES:
+            self._shapes.clear()
+        if match is None:
+            return
+        if match.cause.kind is Kind.NOISE:
+            self.versions.update({name: value for name, value in match.groups.items() if value})
+            return
+        match = replace(match, time=_said(line.plain, "time"), host=_said(line.plain, "host"))
+        is_new = match.weight is None and match.cause.id not in self._ids
+        self._ids.add(match.cause.id)
+        if is_new or not is_full or match.at in self._found:
+            self._found[match.at] = match
+        else:
+            self._last.append(match)
+
+    def _unknown(self, line: SuspectLine) -> tuple[Match | None, bool]:
+        """Return what a line says that no entry knows, and whether others of its shape say the same."""
+        begins = kinds.TRACEBACK in line.raw
+        end = line.raised() if begins else line
+        if end is None:
+            return None, False
+        if line.is_calm:
+            self._calm_until = end.at + begins
+            return None, not begins
+        self._traceback_end = end.at + 1
+        match = end.unknown(is_raised=begins)
+        return match, not begins and not (match and match.is_direct)
+
+    def _may_be_new(self, entries: Iterable[tuple[Cause, str]], line: SuspectLine) -> bool:
+        """Return whether a line may have an entry that was not seen: a log may be all errors."""
+        return any(
+            cause.lines > 1 or compiled(pattern).search(line.stripped.text if "^" in pattern else line.plain)
+            for cause, pattern in entries
+            if cause.id not in self._ids
+        )
 
 
 def _said(text: str, what: str) -> str:
@@ -303,7 +312,7 @@ def _known_cause(candidates: Sequence[tuple[Cause, str]], line: SuspectLine) -> 
     if cause.own and line.is_of_process(groups.get("pid", "")):
         cause = causes()[cause.own]
     groups |= {} if cause.kind is Kind.NOISE else {kinds.PROPOSAL: line.proposal()}
-    return Match(cause, groups, line.number, _around(window, match), line.stripped[2], line.at)
+    return Match(cause, groups, line.number, _around(window, match), line.stripped.rank, line.at)
 
 
 def _around(window: str, match: re.Match[str]) -> str:
@@ -364,18 +373,11 @@ def _reason(log: BinaryIO, error: Match) -> Match | None:
         if len(uses) <= _RARE:
             shared.update({block.rfind(b"\n", 0, use.start()) + 1 for use in uses})
     for begin in sorted(shared, key=lambda begin: (-shared[begin], begin)):
-        text = kinds.stripped(block[begin : block.find(b"\n", begin)])[0].strip()
+        text = kinds.stripped(block[begin : block.find(b"\n", begin)]).text.strip()
         if words()["did_not"].search(text) and not kinds.is_harmless(text) and text not in error.text:
             line = error.line and error.line - block.count(b"\n", begin)
             return _of_text(text[:_LONGEST_REASON], line, start + begin)
     return None
-
-
-def _suspicious_before(log: BinaryIO, at: int) -> Match | None:
-    """Return the lines that may speak of a failure before a line that only reports one."""
-    start, block = _before(log, at)
-    text = " / ".join(kinds.suspicious(block.splitlines()[-LATE_LINES:], 3, only=True))
-    return _of_text(text, None, start) if text else None
 
 
 def _of_text(text: str, line: int | None, at: int) -> Match:

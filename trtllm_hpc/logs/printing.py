@@ -2,110 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
 from trtllm_hpc.logs import reading
 from trtllm_hpc.logs.files import LogFile
-from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, stat_of
-from trtllm_hpc.logs.search import by_ripgrep, literals
+from trtllm_hpc.logs.search import literals, printed
 
-CUT = "…".encode()
-"""Ends a piece of a line whose rest follows, and begins the rest."""
 _MOMENT_S = 1.0  # a line without its end is shown when it has not grown for so long: a prompt, a progress bar
-_COMPARED_BYTES = 256
-
-
-class GrowingLog:
-    """A log that is still being written, or does not exist yet.
-
-    It is open only while it is read: a job may have more ranks than a process may have open files.
-    """
-
-    def __init__(self, path: Path, last: int | None = None) -> None:
-        """Start with the last lines of a log, or with all."""
-        self.path, self.last = path, last
-        self._seen: os.stat_result | None = None
-        self._position, self._before = 0, b""  # if what stands before it changes, the log was written anew
-        self._pending, self._grown_at, self._continued = b"", 0.0, False
-
-    def new_lines(self) -> Iterator[bytes]:
-        """Yield the complete lines since the last call, and an incomplete one that no longer grows.
-
-        A line longer than 64 KiB comes in pieces.
-        """
-        stat, seen = stat_of(self.path), self._seen
-        if seen is not None and (stat is None or not os.path.samestat(stat, seen)):
-            with suppress(OSError):  # what was written before the log was renamed; a removed one is gone
-                for entry in os.scandir(self.path.parent):
-                    if entry.inode() == seen.st_ino:
-                        yield from self._read(Path(entry.path))
-            if stat is not None:
-                yield from self._begin_again()
-        yield from self._read(self.path)
-        if self._pending and time.monotonic() - self._grown_at > _MOMENT_S:
-            yield self._piece(self._pending, goes_on=True)
-
-    def rest(self) -> Iterator[bytes]:
-        """Yield what is left when nothing more will be written, including a last line without its end."""
-        yield from self.new_lines()
-        if self._pending:
-            yield self._piece(self._pending)
-
-    def _begin_again(self) -> Iterator[bytes]:
-        """Yield an incomplete line, and go on with a new log from its start."""
-        if self._pending:
-            yield self._piece(self._pending)
-        self._position, self._before, self._continued = 0, b"", False
-
-    def _read(self, path: Path) -> Iterator[bytes]:
-        stat = stat_of(path)
-        if stat is None or _state(stat) == _state(self._seen):
-            return
-        with suppress(OSError), path.open("rb") as log:
-            if self._seen is None and self.last is not None:
-                reading.seek_last_lines(log, self.last)
-                self._remember(log.tell(), log)
-            log.seek(self._position - len(self._before))
-            if log.read(len(self._before)) != self._before:  # a requeued job truncates its log
-                yield from self._begin_again()
-            self._seen = stat
-            log.seek(self._position)
-            for line in reading.lines_of(log):
-                self._grown_at = time.monotonic()
-                self._pending = line = self._pending + line
-                if self._continued and not line.strip(b"\r\n"):
-                    self._pending, self._continued = b"", False  # all of the line has been shown
-                elif line.endswith(b"\n"):
-                    yield self._piece(line)
-                elif len(line) >= LONGEST_LINE_BYTES:
-                    yield self._piece(line, goes_on=True) + CUT
-            self._remember(log.tell(), log)
-
-    def _piece(self, line: bytes, *, goes_on: bool = False) -> bytes:
-        """Return a line, or a piece of it, with a mark if it is not the first one."""
-        begins = CUT if self._continued else b""
-        self._pending, self._continued = b"", goes_on
-        return begins + line
-
-    def _remember(self, position: int, log: BinaryIO) -> None:
-        log.seek(max(0, position - _COMPARED_BYTES))
-        self._position, self._before = position, log.read(position - log.tell())
-
-
-def _state(stat: os.stat_result | None) -> tuple[int, int, int] | None:
-    """Return by what a file has changed; many writes in one tick of its clock change its size."""
-    return None if stat is None else (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-
-
 _OTHER_FLAGS = re.IGNORECASE | re.VERBOSE  # with these, a match need not have the texts of the expression
 _AT_ONCE = 500  # lines of a log that are printed with one write
 _PAUSE_S, _PAUSE_PER_LOG_S = 0.2, 0.001
@@ -144,8 +54,10 @@ def _plain(line: str) -> str:
 def written_lines(logs: Sequence[LogFile], selected: Filter) -> Iterator[tuple[LogFile, list[str]]]:
     """Yield the selected lines that the logs have now, in the order of the logs, many at once."""
     by_path = {log.path: log for log in logs}
-    for path, printed in by_ripgrep(list(by_path), selected.texts, "--threads=1"):
-        lines = _selected(_written(path, selected) if printed is None else printed, selected)
+    for path, pieces in printed(list(by_path), selected.texts, in_order=True):
+        blocks = _written(path, selected) if pieces is None else _joined(pieces)
+        found = (line for block in blocks for line in selected.matching(reading.decoded(block)))
+        lines = found if selected.last is None else iter(deque(found, maxlen=selected.last))
         while some := list(islice(lines, _AT_ONCE)):
             yield by_path[path], some
 
@@ -158,9 +70,9 @@ def _written(path: Path, selected: Filter) -> Iterator[bytes]:
         yield from reading.blocks_of(log, log.tell())
 
 
-def _selected(blocks: Iterable[bytes], selected: Filter) -> Iterator[str]:
-    lines = (line for block in blocks for line in selected.matching(reading.decoded(block)))
-    return lines if selected.last is None else iter(deque(lines, maxlen=selected.last))
+def _joined(pieces: Iterator[tuple[bytes, bool]]) -> Iterator[bytes]:
+    while block := b"".join(piece for piece, _ in islice(pieces, _AT_ONCE)):
+        yield block
 
 
 def followed_lines(
@@ -176,9 +88,51 @@ def followed_lines(
         over = bool(logs) and all(log.over for log in logs)
         for log in logs:
             source = growing.setdefault(log.name, GrowingLog(log.path, selected.last))
-            lines = map(reading.decode, source.rest() if over else source.new_lines())
+            lines = map(reading.decode, source.new_lines(is_over=over))
             if found := selected.matching(list(lines)):
                 yield log, found
         if over:
             return
         time.sleep(max(_PAUSE_S, _PAUSE_PER_LOG_S * len(logs)))
+
+
+class GrowingLog:
+    """A log that is still being written, or does not exist yet.
+
+    It is open only while it is read: a job may have more ranks than a process may have open files.
+    """
+
+    def __init__(self, path: Path, last: int | None = None) -> None:
+        """Start with the last lines of a log, or with all."""
+        self.path, self.last = path, last
+        self._seen: tuple[int, int, int] | None = None
+        self._position, self._begun, self._grown_at = 0, b"", 0.0
+
+    def new_lines(self, *, is_over: bool = False) -> Iterator[bytes]:
+        """Yield the lines written since the last call; of a log that was written anew, or replaced, all.
+
+        A line without its end is yielded when it no longer grows, or if nothing more will be written
+        (``is_over``). A line longer than 64 KiB comes in pieces.
+        """
+        stat, seen = reading.stat_of(self.path), self._seen
+        state = None if stat is None else (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if state is not None and state != seen:
+            with suppress(OSError), self.path.open("rb") as log:
+                if seen is None and self.last is not None:
+                    reading.seek_last_lines(log, self.last)
+                elif seen is not None and state[0] == seen[0] and state[1] >= self._position:
+                    log.seek(self._position)
+                elif self._begun:
+                    yield self._taken()
+                self._seen = state
+                for line in reading.lines_of(log):
+                    self._begun, self._grown_at = self._begun + line, time.monotonic()
+                    if line.endswith(b"\n") or len(line) == reading.LONGEST_LINE_BYTES:
+                        yield self._taken()
+                self._position = log.tell()
+        if self._begun and (is_over or time.monotonic() - self._grown_at > _MOMENT_S):
+            yield self._taken()
+
+    def _taken(self) -> bytes:
+        line, self._begun = self._begun, b""
+        return line

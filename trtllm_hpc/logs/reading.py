@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import re
@@ -15,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 LONGEST_LINE_BYTES = _BLOCK_BYTES = 65536
 """A longer line is returned in pieces: a log without line ends must not fill the memory. Of a larger block
@@ -35,9 +34,14 @@ _SECRETS = re.compile(
 )
 """Keys and tokens, by what stands before them or by how they begin."""
 _MASK = "***"
-_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zX": "lzma", b"\x28\xb5\x2f\xfd": "zstd"}
-_PACKED |= {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-"""First bytes of a file that is compressed or in UTF-16."""
+_UNPACKERS = {
+    b"\x1f\x8b": ("gzip", "-dcq"),
+    b"BZh": ("bzip2", "-dcq"),
+    b"\xfd7zX": ("xz", "-dcq"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "-dcq"),
+    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), ("iconv", "-c", "-f", "UTF-16", "-t", "UTF-8")),
+}
+"""Programs that make plain text of a file, by the first bytes of the file."""
 _MOST_UNPACKED_BYTES = 1 << 30
 """So much of a compressed log is read: a small file may hold terabytes of zeros."""
 
@@ -45,14 +49,13 @@ _MOST_UNPACKED_BYTES = 1 << 30
 def is_packed(path: Path) -> bool:
     """Return whether a log is compressed or in UTF-16; one that cannot be read is not."""
     with suppress(OSError), path.open("rb") as log:
-        return _packing(log) is not None
+        return bool(_unpacker(log))
     return False
 
 
-def _packing(log: BinaryIO) -> str | None:
-    head = log.read(4)
-    log.seek(0)
-    return next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
+def _unpacker(log: BinaryIO) -> tuple[str, ...]:
+    head = os.pread(log.fileno(), 4, 0)
+    return next((command for magic, command in _UNPACKERS.items() if head.startswith(magic)), ())
 
 
 def opened(path: Path) -> BinaryIO:
@@ -60,33 +63,21 @@ def opened(path: Path) -> BinaryIO:
 
     Of a damaged file what can be read is returned. Raises OSError.
     """
-    from lzma import LZMAError  # imported here: few logs are packed
-    from zlib import error as ZlibError
-
     log = path.open("rb")
-    packing = _packing(log)
-    if packing is None:
+    command = _unpacker(log)
+    if not command:
         return log
-    copy = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
     with log:
-        reader = _unpacked(log, packing)
-        with suppress(EOFError, ValueError, OSError, LZMAError, ZlibError):
-            # What comes before the damage is returned by read1, and not by read.
-            while copy.tell() < _MOST_UNPACKED_BYTES and (block := reader.read1(1 << 20)):
+        if shutil.which(command[0]) is None:
+            raise OSError(f"{command[0]}, which reads this kind of file, is not installed here")
+        copy = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
+        pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
+        with subprocess.Popen(command, stdin=log, stdout=pipe, stderr=quiet) as program:
+            assert program.stdout is not None
+            while copy.tell() < _MOST_UNPACKED_BYTES and (block := program.stdout.read(1 << 20)):
                 copy.write(block)
     copy.seek(0)
     return copy
-
-
-def _unpacked(log: BinaryIO, packing: str) -> Any:
-    if packing == "utf-16":
-        return io.BytesIO(log.read(_MOST_UNPACKED_BYTES).decode("utf-16", "replace").encode())
-    if packing != "zstd" or sys.version_info >= (3, 14):
-        return importlib.import_module("compression.zstd" if packing == "zstd" else packing).open(log)
-    if shutil.which("zstd") is None:
-        raise OSError("it is compressed with zstd, which is not installed here")
-    os.lseek(log.fileno(), 0, os.SEEK_SET)
-    return io.BytesIO(subprocess.run(["zstd", "-dcq"], stdin=log, capture_output=True).stdout)
 
 
 def stat_of(path: Path) -> os.stat_result | None:

@@ -1,6 +1,6 @@
-"""Finding the lines of logs that contain one of many texts: by ripgrep where it is installed, else here.
+"""Finding the lines of logs that contain one of many texts, by ripgrep or grep.
 
-Every byte is read, and few lines are looked at: lines that differ in their numbers only count as one.
+Every byte is read, by the program; Python reads the lines that it has found.
 """
 
 from __future__ import annotations
@@ -9,27 +9,23 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import lru_cache
-from itertools import accumulate, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from trtllm_hpc.logs.reading import blocks_of, stat_of
+from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, blocks_of
 
-MASK = bytes.maketrans(b"0123456789abcdef", b"1" * 16)
-"""Makes numbers and hexadecimal identifiers of the same length equal."""
-_REMEMBERED, _HEAD = 200_000, 4
-_BYTES_FOR_RIPGREP = 4 << 20  # less is searched sooner than the program has started
+_PROGRAMS = {
+    "rg": ("--no-config", "--no-ignore", "--no-mmap", "--encoding=none", "--no-heading"),
+    "grep": ("--extended-regexp",),
+}
+"""The programs that can search, the fastest first, with the options that only they have."""
+_OPTIONS = ("--text", "--no-messages", "--color=never", "--with-filename", "--null", "--file=-")
 _FILES_AT_ONCE = 2000  # of one command line
-_OPTIONS = (
-    *("--no-config", "--no-ignore", "--no-messages", "--no-mmap", "--text", "--encoding=none"),
-    *("--color=never", "--heading", "--with-filename", "--null"),
-)
-_READ_BYTES = 65536
+_REMEMBERED, _HEAD = 200_000, 4
 _TOKEN = re.compile(
     r"\\(?:x..|u.{4}|\d+|(?P<escaped>\W)|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<flags>\(\?(?:[aiLmsux-]+[:)]|\())|(?P<open>\((?:\?(?:P<\w+>|<?[=!]|:))?)"
     r"|(?P<close>\))|(?P<or>\|)|(?P<many>(?:[*+?]|\{\d*,?\d*\})\??)|[.^$]|(?P<plain>.)",
@@ -107,98 +103,85 @@ class TextIndex:
         return {place for _, text, place in near if text in line}
 
 
-@lru_cache(maxsize=2)
-def _masked(texts: tuple[str, ...]) -> TextIndex:
-    return TextIndex((text.encode().translate(MASK), place) for place, text in enumerate(texts))
+def hits(paths: Sequence[Path], texts: Sequence[str]) -> Iterator[tuple[Path, Iterator[Hit] | None]]:
+    """Yield logs with their lines that contain a text, in their order; a log without such a line is left out.
 
-
-def hits(paths: Sequence[Path], texts: tuple[str, ...]) -> Iterator[tuple[Path, Iterator[Hit]]]:
-    """Yield plain logs with their lines that may contain a text, each log's in their order; all of each is
-    read.
-
-    A log without such a line may be left out, and a log may come again, if ripgrep did not come to its end.
+    ``None`` comes with a log that no program could search, or not to its end.
     """
-    for path, printed in by_ripgrep(paths, texts, "--line-number", "--byte-offset", "--max-columns=1"):
-        if printed is not None:
-            yield path, (_hit(place) for lines in printed for place in lines.splitlines())
-            continue
-        with suppress(OSError), path.open("rb") as log:
-            yield path, hits_in(log, texts)
+    for path, pieces in printed(paths, texts, "--line-number", "--byte-offset"):
+        yield path, None if pieces is None else (_hit(piece) for piece, is_begin in pieces if is_begin)
 
 
-def _hit(place: bytes) -> Hit:
-    number, at, _ = place.split(b":", 2)
+def _hit(line: bytes) -> Hit:
+    number, at, _ = line.split(b":", 2)
     return int(number), int(at)
 
 
-def by_ripgrep(
-    paths: Sequence[Path], texts: Sequence[str], *options: str
-) -> Iterator[tuple[Path, Iterator[bytes] | None]]:
-    """Yield logs with what ripgrep prints of their lines that contain a text, many lines at once.
+def hits_in(log: BinaryIO, texts: Sequence[str], start: int = 0) -> Iterator[Hit]:
+    """Yield the lines of a log from ``start`` on that contain a text, counted from there.
 
-    ``None`` comes with logs that are to be searched without it: it is not installed, has not come to their
-    end, or takes longer to start than they take. A log without such a line is left out.
+    A line that is longer than 64 KiB comes in pieces. The log's position may be moved meanwhile.
     """
-    sizes = accumulate(stat.st_size for path in paths if (stat := stat_of(path)) is not None)
-    is_large = any(size >= _BYTES_FOR_RIPGREP for size in sizes)
-    if not (texts and is_large and shutil.which("rg")):
-        yield from ((path, None) for path in paths)
-        return
-    for first in range(0, len(paths), _FILES_AT_ONCE):
-        names = {os.fsencode(path): path for path in paths[first : first + _FILES_AT_ONCE]}
+    sought = [text.encode() for text in texts]
+    number, at = 1, start
+    for block in blocks_of(log, start):
+        in_block = b"\n" + block
+        of_block = [text for text in sought if text in in_block]
+        for line in block.split(b"\n"):
+            if any(text in b"\n" + line for text in of_block):
+                yield number, at
+            number += 1
+            at += len(line) + 1
+        number, at = number - 1, at - 1  # the next block begins where the last part of this one ends
+
+
+def printed(
+    paths: Sequence[Path], texts: Sequence[str], *options: str, in_order: bool = False
+) -> Iterator[tuple[Path, Iterator[tuple[bytes, bool]] | None]]:
+    """Yield logs with what a program prints of their lines that contain a text.
+
+    With ``in_order`` the logs come as in ``paths``. A line comes in pieces of at most 64 KiB, each with
+    whether it begins the line. A log without such a line is left out. ``None`` comes with a log that no
+    program could search, or not to its end.
+    """
+    program = next(filter(shutil.which, _PROGRAMS), "")
+    threads = ["--threads=1"] if program == "rg" and in_order else []
+    # A name with a line end cannot be told from a line that is printed.
+    searched = [path for path in paths if "\n" not in str(path)] if program and texts else []
+    yield from ((path, None) for path in paths if not searched or "\n" in str(path))
+    expressions = "\n".join(map(expression_of, texts)).encode("utf-8", "surrogatepass")
+    for first in range(0, len(searched), _FILES_AT_ONCE):
+        names = {os.fsencode(path): path for path in searched[first : first + _FILES_AT_ONCE]}
         seen: list[bytes] = []
-        with tempfile.NamedTemporaryFile() as file:
-            file.write("\n".join(map(for_ripgrep, texts)).encode("utf-8", "surrogatepass"))
-            file.flush()
-            command: list[str | bytes] = ["rg", *_OPTIONS, *options, f"--file={file.name}", "--", *names]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as ripgrep:
-                assert ripgrep.stdout is not None
-                for name, sections in groupby(_sections(ripgrep.stdout), key=itemgetter(0)):
-                    seen.append(name)
-                    yield names[name], (lines for _, lines in sections)
-        if ripgrep.returncode not in (0, 1):  # 1: no line matches
+        with subprocess.Popen(
+            [program, *_PROGRAMS[program], *_OPTIONS, *options, *threads, "--", *names],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "LC_ALL": "C"},
+        ) as process:
+            assert process.stdin is not None and process.stdout is not None
+            with suppress(BrokenPipeError), process.stdin as patterns:
+                patterns.write(expressions)
+            for name, pieces in groupby(_pieces(process.stdout), key=itemgetter(0)):
+                seen.append(name)
+                yield names[name], ((piece, is_begin) for _, piece, is_begin in pieces)
+        if process.returncode not in (0, 1):  # 1: no line matches
             yield from ((path, None) for name, path in names.items() if name not in seen[:-1])
 
 
-def _sections(output: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield whole lines that ripgrep prints, after the name of their log."""
-    name, pending = b"", b"\n"  # as if an empty line, as between logs, stood before the first one
-    while chunk := output.read(max(_READ_BYTES, len(pending))):
-        pending += chunk
-        end = pending.rfind(b"\n") + 1
-        end -= (b"\n" + pending[:end]).endswith(b"\n\n")  # the name of a log comes next
-        going_on, *others = (b"\n" + pending[:end]).split(b"\n\n")
-        if going_on.strip(b"\n"):
-            yield name, going_on[1:]
-        for section in others:
-            name, _, lines = section.partition(b"\0")
-            yield name, lines
-        pending = pending[end:]
+def _pieces(output: IO[bytes]) -> Iterator[tuple[bytes, bytes, bool]]:
+    """Yield pieces of the lines that a program prints: the name of the log, the piece, whether it begins."""
+    name, is_begin = b"", True
+    while piece := output.readline(LONGEST_LINE_BYTES):
+        if is_begin:
+            name, _, piece = piece.partition(b"\0")
+            if not piece.endswith(b"\n"):
+                piece += output.readline(LONGEST_LINE_BYTES - len(piece))
+        yield name, piece, is_begin
+        is_begin = piece.endswith(b"\n")
 
 
-def for_ripgrep(text: str) -> str:
-    """Return a text of the first pass as an expression of ripgrep."""
-    line_start, plain = ("^", text[1:]) if text.startswith("\n") else ("", text)
-    return line_start + re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", plain)
-
-
-def hits_in(log: BinaryIO, texts: tuple[str, ...], start: int = 0) -> Iterator[Hit]:
-    """Yield the lines of a log from ``start`` on that may contain a text; the log's position may be moved
-    meanwhile. Lines that differ in their numbers only are searched once.
-    """
-    index, clean, hot = _masked(texts), set[bytes](), set[bytes]()
-    number, at = 1, start
-    for block in blocks_of(log, start):
-        shapes = block.translate(MASK).split(b"\n")
-        for shape in set(shapes) - clean - hot:
-            (hot if index.places_in(b"\n" + shape) else clean).add(shape)
-        if not hot.isdisjoint(shapes):
-            begin = at
-            for line, shape in enumerate(shapes, number):
-                if shape in hot:
-                    yield line, begin
-                begin += len(shape) + 1
-        number += len(shapes) - 1
-        at += len(block)
-        if len(clean) + len(hot) > _REMEMBERED:
-            clean, hot = set(), set()
+def expression_of(text: str) -> str:
+    """Return a text as a regular expression of ripgrep and grep; a line end before it is a line's start."""
+    anchor, plain = ("^", text[1:]) if text.startswith("\n") else ("", text)
+    return anchor + re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", plain)

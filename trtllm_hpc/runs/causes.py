@@ -13,13 +13,12 @@ from trtllm_hpc.logs.causes.explain import (
     Candidate,
     Certainty,
     Finding,
-    findings,
     likeliest_first,
     of_lines,
 )
 from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, causes
 from trtllm_hpc.logs.diagnose import RankFailure, stage_logs
-from trtllm_hpc.logs.facts import logs_facts, scan
+from trtllm_hpc.logs.facts import facts_of_stream, logs_facts
 from trtllm_hpc.logs.files import LogFile, signal_or_code
 from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot
@@ -145,7 +144,7 @@ def _recorded(paths: RunPaths, stage: str, reported: str, errors: Sequence[Findi
     recorded = replace(recorded, next=advice.get(recorded.sentence.rstrip("."), recorded.next))
     known = (
         finding
-        for finding in findings(scan(io.BytesIO(reported.encode())), "")
+        for finding in facts_of_stream(io.BytesIO(reported.encode()), "").causes
         if finding.kind is Kind.ROOT and finding.degree is not Degree.FIRST_ERROR
     )
     if (cause := next(known, None)) is None:

@@ -59,11 +59,6 @@ class Finding:
         names = {"RUN": run, "JOB": job or "JOB"}
         return replace(self, next=re.sub(r"\b(RUN|JOB)\b", lambda name: names[name[0]], self.next))
 
-    def unless(self, has_rival: bool) -> Finding:
-        """Return the finding, which is only likely if another error stands before it."""
-        likely = has_rival and self.degree is Degree.KNOWN
-        return replace(self, degree=Degree.LIKELY) if likely else self
-
     @property
     def entry(self) -> Cause | None:
         """Its entry in the table of causes; ``None`` for a reason that the job itself has given."""
@@ -195,8 +190,11 @@ def _certainty(finding: Finding) -> Certainty:
     return Certainty.GENERIC_LINE if finding.is_generic else Certainty.LINE
 
 
-def findings(matches: Iterable[Match], name: str) -> list[Finding]:
-    """Return what matches in a log of that name mean, in their order."""
+def findings(matches: Iterable[Match], name: str, rivals: Sequence[Match] = ()) -> list[Finding]:
+    """Return what matches in a log of that name mean, in their order.
+
+    A cause is only likely where another error, one of ``rivals``, stands before it.
+    """
     found = []
     for match in matches:
         cause, before = match.cause, match.groups.get(BEFORE, "")
@@ -209,7 +207,9 @@ def findings(matches: Iterable[Match], name: str) -> list[Finding]:
         sentence += f" Some lines before, the log says: {before}" if before else ""
         rank = match.rank if match.rank is not None else rank_of(name)
         place = (name, match.line, rank, match.text)
-        found.append(Finding(cause.id, cause.kind, sentence, following, *place, cause.degree))
+        has_rival = any(rival.at < match.at and rival.cause.id != cause.id for rival in rivals)
+        degree = Degree.LIKELY if has_rival and cause.degree is Degree.KNOWN else cause.degree
+        found.append(Finding(cause.id, cause.kind, sentence, following, *place, degree))
     return found
 
 

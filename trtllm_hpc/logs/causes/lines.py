@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import islice, takewhile
+from itertools import takewhile
+from typing import NamedTuple
 
-from trtllm_hpc.logs.causes.table import Cause, causes, words
+from trtllm_hpc.logs.causes.table import Cause, Kind, causes, words
 from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, decode, uncoloured
 
 TRACEBACK = b"Traceback (most recent call last):"
@@ -58,9 +59,19 @@ class Match:
     """Whether it stands in the last cluster of errors before the end of its log."""
 
     @property
-    def is_error(self) -> bool:
-        """Whether it is an error that no other entry knows, and that no program handled."""
-        return self.weight is not None and self.weight <= ERROR
+    def is_rival(self) -> bool:
+        """Whether it may be the root: an entry says so, or it is an error that no program handled."""
+        return self.cause.kind is Kind.ROOT if self.weight is None else self.weight <= ERROR
+
+
+class Stripped(NamedTuple):
+    """A line without colours, stamps and labels."""
+
+    text: str
+    level: str
+    """``info``, ``warning``, ``error`` or empty."""
+    rank: int | None
+    """The rank that a prefix names."""
 
 
 class SuspectLine:
@@ -73,9 +84,14 @@ class SuspectLine:
         self.at, self.number = at, number
         self._block, self._start = block, start
 
-    @cached_property
-    def stripped(self) -> tuple[str, str, int | None]:
-        """The line without colours, stamps and labels, its level, and the rank that a prefix names."""
+    @property
+    def plain(self) -> str:
+        """The line without colours."""
+        return decode(uncoloured(self.raw))
+
+    @property
+    def stripped(self) -> Stripped:
+        """The line without colours, stamps and labels."""
         return stripped(self.raw)
 
     @cached_property
@@ -90,28 +106,28 @@ class SuspectLine:
 
     def after(self, count: int) -> list[str]:
         """Return lines after this one, in the block."""
-        return [stripped(raw)[0] for raw in self._below[:count]]
+        return [stripped(raw).text for raw in self._below[:count]]
 
     def before(self, count: int) -> list[str]:
         """Return lines before this one, in the block, the nearest first."""
-        return [stripped(raw)[0] for raw in self._above[:count]]
+        return [stripped(raw).text for raw in self._above[:count]]
 
     @property
     def is_calm(self) -> bool:
         """Whether the line calls itself information or a warning."""
-        return self.stripped[1] in ("info", "warning") or " NCCL INFO " in self.stripped[0]
+        return self.stripped.level in ("info", "warning") or " NCCL INFO " in self.stripped.text
 
     @property
     def is_source(self) -> bool:
         """Whether it is the source text of a frame of a traceback."""
-        text = self.stripped[0]
+        text = self.stripped.text
         indented = text[:1].isspace() or text.startswith(("raise ", "return "))
         return indented and not is_exception(text) and any(map(_frame, self.before(1)))
 
     @cached_property
     def texts(self) -> list[str]:
         """The line without the prefixes that are known; and without those that its neighbours have, too."""
-        text = self.stripped[0]
+        text = self.stripped.text
         if row := words()["row"].match(text):  # of Triton's table of models, wrapped at any character
             more = takewhile(bool, map(words()["row_goes_on"].match, self.after(20)))
             text = f"{row[1]}: {row[2]}{''.join(cell[1] for cell in more if cell)}"
@@ -165,7 +181,7 @@ class SuspectLine:
         traceback."""
         text = self.texts[-1]
         found = words()["exception"].match(text) or (words()["raised"].match(text) if is_raised else None)
-        says_error = self.stripped[1] == "error" or is_error(decode(uncoloured(self.raw)))
+        says_error = self.stripped.level == "error" or is_error(self.plain)
         is_sure = is_raised or found is not None or is_error(text) or (says_error and not text[:1].isspace())
         if is_harmless(text) or _frame(text) or not (is_sure or words()["suspect"].search(text)):
             return None
@@ -184,14 +200,14 @@ class SuspectLine:
             weight = HANDLED
         text = " / ".join(parts)
         groups["text"] = text.strip().rstrip(".")
-        cause, rank = causes()[_entry(weight, groups, is_exception(text))], self.stripped[2]
+        cause, rank = causes()[_entry(weight, groups, is_exception(text))], self.stripped.rank
         return Match(cause, groups, self.number, text, rank, self.at, weight, link == _DIRECT)
 
     def _goes_on(self, text: str) -> list[str]:
         """Return the lines in which an error goes on."""
         loose = 0  # so many lines after this one have no prefix, while this one has
-        if len(self.stripped[0]) != len(self.raw.rstrip()):
-            bare = (len(stripped(raw)[0]) == len(raw.rstrip()) for raw in self._below[:CHAIN_LINES])
+        if len(self.stripped.text) != len(self.raw.rstrip()):
+            bare = (len(stripped(raw).text) == len(raw.rstrip()) for raw in self._below[:CHAIN_LINES])
             loose = sum(takewhile(bool, bare))
         boxed = any(line.startswith("-----") for line in self.before(1))
         return _continued(text, self.after(_LINES_AFTER), loose, boxed=boxed)
@@ -251,11 +267,8 @@ def likeliest(errors: Iterable[Match]) -> Match | None:
 
 
 @lru_cache(maxsize=512)
-def stripped(raw: bytes) -> tuple[str, str, int | None]:
-    """Return a line without colours, stamps and labels; its level, and the rank that a prefix names.
-
-    The level is ``info``, ``warning``, ``error`` or empty.
-    """
+def stripped(raw: bytes) -> Stripped:
+    """Return a line without colours, stamps and labels."""
     text = decode(uncoloured(raw[:LONGEST_LINE_BYTES]))
     label, stamp = words()["label"], words()["stamp"]
     rank, level = None, ""
@@ -273,7 +286,7 @@ def stripped(raw: bytes) -> tuple[str, str, int | None]:
         match = label.match(text) or stamp.match(text)
     if words()["warns"].search(text):
         level = "W"
-    return text.removesuffix('"') if level else text, _LEVELS.get(level[:1], ""), rank
+    return Stripped(text.removesuffix('"') if level else text, _LEVELS.get(level[:1], ""), rank)
 
 
 def _without_shared(text: str, neighbours: Sequence[str]) -> str:
@@ -358,13 +371,3 @@ def is_error(text: str) -> bool:
 def is_harmless(text: str) -> bool:
     """Return whether a line looks like an error and is none."""
     return not text or words()["harmless"].search(text) is not None
-
-
-def suspicious(lines: Iterable[bytes], most: int = 5, *, only: bool = False) -> list[str]:
-    """Return the last lines that may speak of a failure; without any, the last ones, unless ``only``."""
-    texts = [text for line in lines if (text := decode(uncoloured(line)).strip())][::-1]
-    spoken = (text for text in texts if words()["suspicious"].search(text) and not is_harmless(text))
-    found = list(islice((text for text in spoken if not (only and words()["unsaid"].search(text))), most))
-    if not found and not only:
-        found = texts[:most]
-    return [text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…" for text in reversed(found)]
