@@ -204,6 +204,7 @@ def test_follow_waits_for_lines_and_ends_with_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "run")
+    write_plan(run, world_sizes=(2,))
     add_event(run, "serve", "stage_begin")
 
     def begin() -> None:

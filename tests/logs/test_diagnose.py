@@ -21,10 +21,6 @@ def first_failure(run: RunPaths) -> RankFailure | None:
     return diagnose.first_failure(RunSnapshot(run))
 
 
-def stage_error(run: RunPaths, stage: str) -> str | None:
-    return diagnose.stage_error(RunSnapshot(run), stage)
-
-
 def failure(run: RunPaths) -> RankFailure:
     found = first_failure(run)
     assert found is not None
@@ -88,18 +84,3 @@ def test_a_server_that_ended_without_a_request_has_failed_whatever_its_code(run:
     add_rank(run, 0, ended_at=20.0, exit_code=0, reason="the server ended by itself")
     add_rank(run, 1, ended_at=21.0, exit_code=0, stopped_by="leader")
     assert failure(run).record.rank == 0
-
-
-def test_a_stage_without_records_is_explained_by_its_logs_ranks_first(run: RunPaths) -> None:
-    run.batch_log("serve").write_text("srun: error: task 0 exited with exit code 1\n")
-    assert stage_error(run, "serve") == "serve says 'srun: error: task 0 exited with exit code 1'"
-    run.rank_log("preflight", 0).write_text("fine\nerror: there is no engine\n")
-    assert stage_error(run, "serve") == "preflight[0] says 'error: there is no engine'"
-    assert stage_error(run, "build") is None
-
-
-def test_what_killed_a_task_explains_more_than_the_end_of_its_step(run: RunPaths) -> None:
-    cancelled = "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-23T09:15:13 ***"
-    run.rank_log("companion", 0).write_text(f"{cancelled}\n")
-    run.batch_log("companion").write_text("srun: error: n1: task 0: Killed\n")
-    assert stage_error(run, "companion") == "companion says 'srun: error: n1: task 0: Killed'"

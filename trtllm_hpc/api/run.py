@@ -9,9 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from trtllm_hpc.logs.snapshot import RunSnapshot, plan_of
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, default_runs_folder
 from trtllm_hpc.runs.find import find_run, list_runs
+from trtllm_hpc.runtime.plan_record import PlanRecord
 
 if TYPE_CHECKING:
     from trtllm_hpc.client.async_client import AsyncClient
@@ -101,7 +102,7 @@ class Run:
     @property
     def scripts(self) -> Sequence[Path]:
         """The batch scripts, in the order of their submission."""
-        plan = plan_of(self.paths)
+        plan = PlanRecord.read(self.paths)
         return [] if plan is None else [self.paths.sbatch(stage.name) for stage in plan.stages]
 
     @property

@@ -12,9 +12,9 @@ from typing import Any
 
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.results import Energy, Window
-from trtllm_hpc.logs.snapshot import plan_of
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.gpus import POWER_CAP, read_seconds
+from trtllm_hpc.runtime.plan_record import PlanRecord
 
 _TAIL_BYTES = 1 << 18
 _PATIENCE_S, _DEAD_S, _PAUSE_S = 12.0, 20.0, 0.2
@@ -28,7 +28,7 @@ class PowerReadings:
     """Follows the files of GPU readings that the ranks of a run write."""
 
     def __init__(self, paths: RunPaths, clock: Clock) -> None:
-        plan = plan_of(paths)
+        plan = PlanRecord.read(paths)
         self._ranks, self._folder = 0 if plan is None else sum(plan.world_sizes), paths.ranks
         self._clock = clock
         self._read: dict[int, int] = {}

@@ -82,9 +82,9 @@ def workload_provenance(file: Path) -> dict[str, Any]:
 def _server(run: RunSnapshot, endpoint: Endpoint) -> dict[str, Any]:
     """Return the nodes of the ranks, by the ranks' records, with the preflight's facts about the nodes."""
     world_sizes = () if run.plan is None else run.plan.world_sizes
-    by_host = {record.host: record.details for step in run.preflight_steps for record in run.ranks(step)}
+    by_host = {record.host: record.details for step in run.steps("preflight") for record in run.ranks(step)}
     ranks = list[dict[str, Any]]()
-    for step, world_size in zip(run.serve_steps, world_sizes, strict=False):
+    for step, world_size in zip(run.steps("serve"), world_sizes, strict=False):
         for rank in range(world_size):
             if (record := RankRecord.read(run.paths.rank_record(step, rank))) is not None:
                 details = by_host.get(record.host, {})
@@ -103,7 +103,7 @@ def _server(run: RunSnapshot, endpoint: Endpoint) -> dict[str, Any]:
         "models": list(endpoint.models),
         "nodes": list(dict.fromkeys(rank["host"] for rank in ranks)) or [endpoint.host],
         "world_size": world_sizes[0] if world_sizes else None,
-        "gpus": run.planned_gpus.get("serve", 0),
+        "gpus": run.stages.get("serve") or 0,
         **({"instances": endpoint.instances} if endpoint.instances > 1 else {}),
         "ranks": ranks,
         **container,

@@ -10,7 +10,7 @@ import click
 from trtllm_hpc.cli.shared import json_option, print_json, run_argument
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.causes.explain import cause_lines
-from trtllm_hpc.logs.files import LogFile, list_logs, planned_ranks, reason_without_build
+from trtllm_hpc.logs.files import LogFile, list_logs
 from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
 from trtllm_hpc.logs.reading import for_output
 from trtllm_hpc.logs.snapshot import RunSnapshot
@@ -90,21 +90,24 @@ def command(
         raise click.UsageError("--json prints the list of logs: leave the other options out.")
     if step is None and (rank is not None or instance is not None):
         step = "serve"
+    plan = RunSnapshot(run).plan
     if instance is not None:
         if step != "serve":
             raise click.BadParameter("only the stage 'serve' has instances.", param_hint="'--instance'")
-        instances = len(RunSnapshot(run).serve_steps)
+        instances = len(RunSnapshot(run).steps("serve"))
         if instance >= instances:
             known = "one instance" if instances == 1 else f"instances 0 to {instances - 1}"
             raise click.BadParameter(f"run {run.run_id} has {known}.", param_hint="'--instance'")
-    if step == "build" and (reason := reason_without_build(RunSnapshot(run))) is not None:
+    if step == "build" and plan is not None and plan.stage("build") is None:
+        reason = "its job file names a finished engine, or its backend needs none"
+        if plan.engine_found is not None:
+            reason = f"its engine came from the cache ({plan.engine_found})"
         message = f"Run {run.run_id} has no build stage: {reason}."
         raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
     if step is not None and rank is not None:
         if step in PROGRAMS:
             raise click.BadParameter(f"the {step} is one process and has no ranks.", param_hint="'--rank'")
-        ranks = planned_ranks(RunSnapshot(run), step)
-        if ranks is not None and rank >= ranks:
+        if plan is not None and rank >= (ranks := plan.ranks(step)):
             known = {1: "rank 0 only", 2: "ranks 0 and 1"}.get(ranks, f"ranks 0 to {ranks - 1}")
             raise click.BadParameter(f"{step} of run {run.run_id} has {known}.", param_hint="'--rank'")
     wanted = Filter(pattern, tail)

@@ -14,8 +14,6 @@ from trtllm_hpc.runtime.records import Event, RankRecord
 
 RUNNING, NO_RECORD, NEVER_STARTED = "running", "no record", "never started"
 SILENT, CANCELLED = "ended without a record", "cancelled"
-_OTHER_ENDS = {"stage_cancelled": CANCELLED, "submission_interrupted": "refused (half submitted)"}
-"""Events other than ``stage_end`` after which a stage is over."""
 _RECORDED = ("preflight", "serve")
 """Steps whose ranks write a record; other steps have one rank, whose state is the stage's."""
 _STAGE_OF = dict.fromkeys(("staging", "repository", "preflight", "front", *PROGRAMS), "serve")
@@ -71,24 +69,25 @@ def stage_end(run: RunSnapshot, stage: str) -> Event | None:
     return mark if mark is not None and mark.name != "stage_begin" else None
 
 
-def _stage_state(run: RunSnapshot, stage: str) -> tuple[str, bool]:
-    """Return the state of a stage's batch script, and whether the stage has ended or can no longer start."""
+def _stage_state(run: RunSnapshot, stage: str) -> str:
+    """Return the state of a stage's batch script."""
     end, events, request = stage_end(run, stage), run.events(stage), run.stop_request
     if end is None:
         earlier = (stage_end(run, name) for name in STAGES[: STAGES.index(stage)])
         failed = any(before is not None and before.data.get("exit_code") != 0 for before in earlier)
-        return (RUNNING, False) if events else (NEVER_STARTED, True) if failed else (NO_RECORD, False)
+        return RUNNING if events else NEVER_STARTED if failed else NO_RECORD
+    if end.name == "submission_interrupted":
+        return "refused (half submitted)"
     begun = [event.time for event in events if event.name == "stage_begin"]
-    code, begun_at = end.data.get("exit_code"), max(begun, default=0.0)
     if end.name == "stage_cancelled" and not begun:
-        return NEVER_STARTED, True
+        return NEVER_STARTED
     # The script may have recorded an end of its own after `cancel`.
+    code = end.data.get("exit_code")
     cancelled_at = [event.time for event in events if event.name == "stage_cancelled"]
     if request is not None and request.by == "cancel" and code != 0 and request.requested_at <= end.time:
         cancelled_at.append(request.requested_at)
-    if any(at >= begun_at for at in cancelled_at):
-        return CANCELLED, True
-    return _OTHER_ENDS.get(end.name) or _exit_text(code), True
+    is_cancelled = max(cancelled_at, default=-1.0) >= max(begun, default=0.0)
+    return CANCELLED if is_cancelled else _exit_text(code)
 
 
 def _rank_state(record: RankRecord | None, stage_over: bool) -> str:
@@ -118,29 +117,6 @@ def signal_or_code(code: int) -> str:
         return f"exit code {code}"
 
 
-def planned_ranks(run: RunSnapshot, step: str) -> int | None:
-    """Return the number of ranks of a step; ``None`` if neither the plan nor a rank record shows it.
-
-    For ``serve`` it is that of the largest instance, for ``preflight`` of the job's largest component.
-    """
-    if step not in _RECORDED:
-        return 1
-    serve = None if run.plan is None else run.plan.stage("serve")
-    if run.plan is None or serve is None:
-        return next((record.world_size for record in run.ranks(step)), None)
-    components = [component.tasks or 1 for component in serve.components]
-    return max(run.plan.world_sizes if step == "serve" else components)
-
-
-def reason_without_build(run: RunSnapshot) -> str | None:
-    """Return why a run has no build stage; ``None`` if it has one, or the plan cannot be read."""
-    if run.plan is None or "build" in run.stages:
-        return None
-    if run.plan.engine_found is None:
-        return "its job file names a finished engine, or its backend needs none"
-    return f"its engine came from the cache ({run.plan.engine_found})"
-
-
 def list_logs(
     run: RunSnapshot, step: str | None = None, rank: int | None = None, instance: int | None = None
 ) -> list[LogFile]:
@@ -158,12 +134,17 @@ def list_logs(
             programs = PROGRAMS if name == "serve" else {name}.intersection(PROGRAMS)
             scripts += [program for program in programs if stat_of(run.paths.batch_log(program))]
             for script in scripts:
-                state, over = _stage_state(run, stage_of(script))
-                logs.append(LogFile(script, None, run.paths.batch_log(script), None, state, over))
-        steps = {"serve": run.serve_steps, "preflight": run.preflight_steps}.get(name, [name])
+                state, path = _stage_state(run, stage_of(script)), run.paths.batch_log(script)
+                logs.append(LogFile(script, None, path, None, state, _is_over(state)))
+        steps = run.steps(name)
         for step_of_instance in steps if instance is None else steps[instance : instance + 1]:
             logs += _rank_logs(run, step_of_instance, rank)
     return logs
+
+
+def _is_over(state: str) -> bool:
+    """Return whether a stage in that state has ended or can no longer start."""
+    return state not in (RUNNING, NO_RECORD)
 
 
 def _rank_logs(run: RunSnapshot, step: str, rank: int | None) -> list[LogFile]:
@@ -175,12 +156,12 @@ def _rank_logs(run: RunSnapshot, step: str, rank: int | None) -> list[LogFile]:
     else:  # not the records of all: there may be a thousand
         record = RankRecord.read(run.paths.rank_record(step, rank))
         records, ranks = {} if record is None else {rank: record}, {rank}
-    of_stage, over = _stage_state(run, stage_of(step)) if ranks else ("", False)
-    is_recorded = step.partition(".")[0] in _RECORDED
-    logs = []
+    if not ranks:
+        return []
+    of_stage = _stage_state(run, stage_of(step))
+    over, is_recorded, logs = _is_over(of_stage), step.partition(".")[0] in _RECORDED, []
     for number in sorted(ranks):
-        record = records.get(number)
+        record, path = records.get(number), run.paths.rank_log(step, number)
         state = _rank_state(record, over) if is_recorded else of_stage
-        host = None if record is None else record.host
-        logs.append(LogFile(step, number, run.paths.rank_log(step, number), host, state, over))
+        logs.append(LogFile(step, number, path, None if record is None else record.host, state, over))
     return logs

@@ -6,21 +6,20 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.causes.table import use_site_tables
-from trtllm_hpc.logs.reading import quoted, stat_of
+from trtllm_hpc.logs.reading import quoted
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.runtime.records import Endpoint, Event, RankRecord, StopRequest, rank_records, read_events
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
 if TYPE_CHECKING:
-    from trtllm_hpc.runtime.bad_nodes import BadNode
     from trtllm_hpc.runtime.renewal import Renewal
 
 _Read = TypeVar("_Read")
@@ -43,7 +42,7 @@ class RunSnapshot:
     @cached_property
     def plan(self) -> PlanRecord | None:
         """The plan; ``None`` if it cannot be read."""
-        return plan_of(self.paths)
+        return PlanRecord.read(self.paths)
 
     def use_causes_of_site(self) -> None:
         """Have the tables of causes read that the run's cluster profile names."""
@@ -66,16 +65,14 @@ class RunSnapshot:
             return otherwise
 
     @property
-    def stages(self) -> list[str]:
-        """The stages, in the order of their dependencies: as planned, or without a plan as submitted."""
-        if self.plan is not None:
-            return [stage.name for stage in self.plan.stages]
-        return list(self.submission.stages if self.submission else ())
+    def stages(self) -> dict[str, int | None]:
+        """The GPUs that each stage asks for on all of its nodes, in the order of submission.
 
-    @property
-    def planned_gpus(self) -> dict[str, int]:
-        """The GPUs that each stage asks for, on all of its nodes."""
-        return {} if self.plan is None else {stage.name: stage.gpus for stage in self.plan.stages}
+        Without a plan they are the submitted stages, whose GPUs are not known.
+        """
+        if self.plan is not None:
+            return {stage.name: stage.gpus for stage in self.plan.stages}
+        return dict.fromkeys(self.submission.stages if self.submission else ())
 
     @property
     def is_local(self) -> bool:
@@ -89,15 +86,10 @@ class RunSnapshot:
         source = self.submission or self.plan
         return (None, None) if source is None else source.controller
 
-    @property
-    def serve_steps(self) -> list[str]:
-        """The job steps of the server, one for each instance."""
-        return ["serve"] if self.plan is None else self.plan.serve_steps
-
-    @property
-    def preflight_steps(self) -> list[str]:
-        """The job steps of the preflight, one for each component of the serve job."""
-        return ["preflight"] if self.plan is None else self.plan.preflight_steps
+    def steps(self, kind: str) -> list[str]:
+        """Return the job steps of a kind: one for each instance of the server, or each part of its job."""
+        planned = {} if self.plan is None else self.plan.steps
+        return planned.get(kind, [kind])
 
     def quoted(self, text: str) -> str:
         """Return what a job wrote as it may be shown anywhere, without the run's keys."""
@@ -162,13 +154,6 @@ class RunSnapshot:
         return Renewal.read(self.paths.renewal)
 
     @cached_property
-    def bad_nodes(self) -> tuple[BadNode, ...]:
-        """The nodes because of which servers of the run have ended."""
-        from trtllm_hpc.runtime.bad_nodes import bad_nodes
-
-        return bad_nodes(self.paths)
-
-    @cached_property
     def instances(self) -> list[dict[str, Any]] | None:
         """The instances as the supervisor recorded them last; ``None`` before it starts any.
 
@@ -187,21 +172,9 @@ class RunSnapshot:
         return []
 
 
-def plan_of(paths: RunPaths) -> PlanRecord | None:
-    """Return a run's plan, ``None`` if it cannot be read; a plan that has not changed is read once."""
-    stat = stat_of(paths.plan)
-    return None if stat is None else _plan(str(paths.folder), stat.st_ino, stat.st_size, stat.st_mtime_ns)
-
-
 def readable_plan(paths: RunPaths) -> PlanRecord:
     """Return a run's plan. Raises RunNotFound if it cannot be read."""
-    plan = plan_of(paths)
+    plan = PlanRecord.read(paths)
     if plan is None:
         raise RunNotFound(f"{paths.plan} is gone or damaged, so nothing is known about this run.")
     return plan
-
-
-@lru_cache(maxsize=64)
-def _plan(folder: str, inode: int, size: int, changed_at_ns: int) -> PlanRecord | None:
-    """Return the plan in a file that is replaced as a whole when it changes."""
-    return PlanRecord.read(RunPaths(folder))

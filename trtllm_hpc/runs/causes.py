@@ -52,15 +52,12 @@ class StageFailure:
     """The recorded advice, if any."""
 
 
-def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile]) -> tuple[Finding, ...]:
-    """Return the possible causes of a stage's failure, the likeliest first; never empty.
-
-    ``servers`` are the logs of the step ``serve``.
-    """
+def causes_of(run: RunSnapshot, failure: StageFailure) -> tuple[Finding, ...]:
+    """Return the possible causes of a stage's failure, the likeliest first; never empty."""
     run.use_causes_of_site()
     first, exit_signal = failure.first, failure.exit_signal
     reported = failure.reported or (None if first is None else first.verdict or first.record.reason)
-    logs = stage_logs(run, failure.stage, None if first is None else first.record, servers)
+    logs = stage_logs(run, failure.stage, None if first is None else first.record)
     facts = logs_facts([log.path for log in logs])
     own_lines = {(log.own_error.file, log.own_error.line) for log in facts if log.own_error is not None}
     candidates = [

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.reading import stat_of
-from trtllm_hpc.logs.snapshot import RunSnapshot, plan_of
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import SWEEPS, RunPaths, call_name, user_config_file
+from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
 
@@ -64,7 +65,7 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
     if name == "latest" and runs:
         if (latest := _latest(runs)) is not None:
             return latest
-        if (newest := next((run for run in runs if plan_of(run)), None)) is None:
+        if (newest := next((run for run in runs if PlanRecord.read(run)), None)) is None:
             return _readable(runs[0])
         raise RunNotFound(
             f"No run in {newest.folder.parent} was submitted. The newest was only rendered, or Slurm refused "
@@ -80,7 +81,7 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
     if (latest := _latest(runs, name)) is not None:
         return latest
     for run in runs:
-        if (plan := plan_of(run)) is not None and plan.name == name:
+        if (plan := PlanRecord.read(run)) is not None and plan.name == name:
             return run
     if len(matching) == 1:
         return _readable(matching[0])
@@ -91,7 +92,7 @@ def _latest(runs: Iterable[RunPaths], job: str | None = None) -> RunPaths | None
     """Return the run (of ``job``) that was submitted or resumed last; ``None`` if no run was submitted."""
     times = {run: at for run in runs if (at := submitted_at(run)) is not None}
     for run in sorted(times, key=lambda submitted: times[submitted], reverse=True):
-        if (plan := plan_of(run)) is not None and job in (None, plan.name):
+        if (plan := PlanRecord.read(run)) is not None and job in (None, plan.name):
             return run
     return None
 
@@ -115,7 +116,7 @@ def submitted_at(paths: RunPaths) -> float | None:
 
 
 def _readable(run: RunPaths) -> RunPaths:
-    if not plan_of(run) and RunSnapshot(run).submission is None:
+    if not PlanRecord.read(run) and RunSnapshot(run).submission is None:
         raise RunNotFound(f"{run.plan} is damaged, so nothing is known about this run.")
     return run
 

@@ -19,13 +19,13 @@ from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.causes.table import Degree
-from trtllm_hpc.logs.diagnose import first_failure, stage_error
+from trtllm_hpc.logs.diagnose import first_failure
 from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name, remove_abandoned
 from trtllm_hpc.runs.guests import ProxyClient, clients_of
-from trtllm_hpc.runtime.bad_nodes import BadNode
+from trtllm_hpc.runtime.bad_nodes import BadNode, bad_nodes
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.heartbeat import BEAT_S, TROUBLE
 from trtllm_hpc.runtime.records import IDLE, Endpoint, Event, known_fields, of_last_job
@@ -505,7 +505,7 @@ def _timed(run: RunSnapshot, stage: StageStatus) -> StageStatus:
         submitted_at = job.submitted_at
     begun = marks.get("stage_begin") if begun is None else begun
     ended = marks.get("stage_end") if ended is None and stage.final else ended
-    gpus = run.planned_gpus.get(name) if stage.gpus is None else stage.gpus
+    gpus = run.stages.get(name) if stage.gpus is None else stage.gpus
     waited_s, ran_s = _between(submitted_at, begun), _between(begun, ended if stage.final else time.time())
     return replace(
         stage,
@@ -553,7 +553,7 @@ def _in_state(
 
 def _silent_for_s(run: RunSnapshot, stage: str) -> float:
     """Return the seconds since the last heartbeat of the companion or of living ranks; -1: no heartbeat."""
-    alive = [rank for step in run.serve_steps for rank in run.ranks(step) if rank.ended_at is None]
+    alive = [rank for step in run.steps("serve") for rank in run.ranks(step) if rank.ended_at is None]
     beats = [run.paths.rank_heartbeat(rank.step, rank.rank) for rank in alive]
     stats = map(stat_of, [run.paths.heartbeat] if stage == "companion" else beats)
     return min((abs(time.time() - stat.st_mtime) for stat in stats if stat is not None), default=-1.0)
@@ -579,7 +579,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     if explained is not None and failure is not None:
         from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
 
-        found, name = causes_of(run, failure, servers), call_name(run.paths)
+        found, name = causes_of(run, failure), call_name(run.paths)
         causes = [finding.naming(name, explained.job_id).shown(run.quoted) for finding in found]
     events = [] if endpoint is None else of_last_job(run.events("serve"))
     restarts = [run.quoted(str(event.data.get("why"))) for event in events if event.name == "front_restarted"]
@@ -596,7 +596,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         run_id=run.paths.run_id,
         folder=str(run.paths.folder),
         state=state,
-        sentence=run.quoted(_sentence(run, state, stages, failed, failure)),
+        sentence=run.quoted(_sentence(run, state, stages, failed, failure, causes)),
         stages=tuple(stages),
         ranks=tuple(
             RankStatus(log.rank, log.host, log.state, log.instance) for log in servers if log.rank is not None
@@ -606,7 +606,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         exit_code=_exit_code(state, failed, failure),
         causes=tuple(causes),
         use=run_use(run, stages),
-        bad_nodes=run.bad_nodes,
+        bad_nodes=bad_nodes(run.paths),
         failed_jobs=tuple(_failed_jobs(run)),
         front_restarts=tuple(restarts),
         gateway_failure=run.quoted(str(failed_gateways[-1])) if failed_gateways else None,
@@ -620,7 +620,7 @@ def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
     energies = [stage.energy_j for stage in stages if stage.energy_j is not None]
     hours = [stage.gpu_hours for stage in stages if stage.gpu_hours is not None]
     earlier = sum(_earlier_gpu_hours(run, {stage.stage: stage.times.started_at for stage in stages}))
-    gpus = {gpu["uuid"]: gpu for step in run.serve_steps for rank in run.ranks(step) for gpu in rank.gpus}
+    gpus = {gpu["uuid"]: gpu for step in run.steps("serve") for rank in run.ranks(step) for gpu in rank.gpus}
     is_measured = bool(gpus) and all(gpu["total_s"] for gpu in gpus.values())
     return RunUse(
         gpu_hours=sum(hours) + earlier if hours or earlier else None,
@@ -639,7 +639,7 @@ def _earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) ->
     with suppress(OSError):
         snapshots += [RunSnapshot(RunPaths(attempt)) for attempt in run.paths.attempts.iterdir()]
     for snapshot in snapshots:
-        for stage, gpus in run.planned_gpus.items():
+        for stage, gpus in run.stages.items():
             spans: list[tuple[float, float]] = []
             for event in snapshot.events(stage):
                 if event.name == "stage_begin":
@@ -651,7 +651,7 @@ def _earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) ->
             before = (started.get(stage) or 0.0) + 1 if snapshot is run else math.inf
             for begin, end in spans:
                 if end < before:
-                    yield max(0.0, end - begin) / 3600 * gpus
+                    yield max(0.0, end - begin) / 3600 * (gpus or 0)
 
 
 def state_of(run: RunSnapshot, stages: list[StageStatus]) -> RunState:
@@ -773,6 +773,7 @@ def _sentence(
     stages: list[StageStatus],
     failed: StageStatus | None,
     failure: StageFailure | None,
+    causes: Sequence[Finding],
 ) -> str:
     if not stages:
         return f"nothing is known about its jobs: {run.paths.plan} is gone or damaged"
@@ -787,8 +788,8 @@ def _sentence(
         sentence = "the server goes on; " if state is RunState.SERVING else ""
         sentence += f"stage {failed.stage} {failed.sentence}"
         why = failure.reported or (failure.first.sentence if failure.first is not None else "")
-        if not why and failed.state == "FAILED":
-            why = stage_error(run, failure.stage) or ""
+        if not why and failed.state == "FAILED" and causes and causes[0].line is not None:
+            why = causes[0].sentence.rstrip(".")
         sentence += f"; {why}" if why else ""
     earlier = 0 if run.renewal is None else len(run.renewal.failed)
     before = f"; {earlier} earlier {'jobs have' if earlier > 1 else 'job has'} failed" if earlier else ""

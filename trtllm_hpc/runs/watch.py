@@ -127,7 +127,7 @@ def _only_serves(run: RunSnapshot, status: RunStatus) -> bool:
     # A dead rank may mean that the server is ending, even if the supervisor has not noticed yet. It does not,
     # if another instance still serves.
     states = {instance.state for instance in status.instances}
-    died = any(rank.ended_at is not None for step in run.serve_steps for rank in run.ranks(step))
+    died = any(rank.ended_at is not None for step in run.steps("serve") for rank in run.ranks(step))
     ending = run.stop_request is not None or (died and ("ready" not in states or states == {"ready"}))
     if not serves or ending or stat_of(run.paths.endpoint) is None:
         return False
@@ -146,8 +146,8 @@ def _progress(run: RunSnapshot, status: RunStatus) -> RunProgress:
         if (step := build_step(run)) is not None:
             details["build"] = f"step {step[0]} of {step[1]}: {step[2]}"
     if "serve" in running:
-        steps += run.serve_steps[:1]
-        up = sum(rank.ended_at is None for step in run.serve_steps for rank in run.ranks(step))
+        steps += run.steps("serve")[:1]
+        up = sum(rank.ended_at is None for step in run.steps("serve") for rank in run.ranks(step))
         details["serve"] = f"{up} of {0 if run.plan is None else sum(run.plan.world_sizes)} ranks up"
         if run.stop_request is not None:
             details["serve"] = "stopping"

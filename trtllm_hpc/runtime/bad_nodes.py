@@ -102,7 +102,8 @@ def bad_hosts(paths: RunPaths) -> dict[str, str]:
         instances = read_json(paths.instances) or []
         reasons = {instance["instance"]: instance["reason"] or "" for instance in instances}
     plan = PlanRecord.read(paths)
-    before, after = (["preflight"], ["serve"]) if plan is None else (plan.preflight_steps, plan.serve_steps)
+    steps = {"serve": ["serve"], "preflight": ["preflight"]} if plan is None else plan.steps
+    before, after = steps["preflight"], steps["serve"]
     for number, step in enumerate((*before, *after), start=-len(before)):
         records = rank_records(paths, step)
         if first_to_fail(records) is None:

@@ -121,7 +121,7 @@ def add_findings(paths: RunPaths) -> None:
     if lock is None or plan is None:
         return
     nodes: dict[str, dict[str, Any]] = {}
-    for step in plan.preflight_steps:
+    for step in plan.steps["preflight"]:
         for record in rank_records(paths, step):
             seen = record.details
             if record.host not in nodes or seen.get("packages"):

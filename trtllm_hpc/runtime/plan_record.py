@@ -135,15 +135,23 @@ class PlanRecord:
         return next((stage for stage in self.stages if stage.name == name), None)
 
     @cached_property
-    def serve_steps(self) -> list[str]:
-        """The job steps of the server, one for each instance."""
-        return serve_steps(len(self.world_sizes))
-
-    @property
-    def preflight_steps(self) -> list[str]:
-        """The job steps of the preflight, one for each component of the serve job."""
+    def steps(self) -> dict[str, list[str]]:
+        """The job steps of each instance of the server, and of the preflight on each component."""
         serve = self.stage("serve")
-        return [preflight_step(number) for number in range(1 if serve is None else len(serve.components))]
+        components = 1 if serve is None else len(serve.components)
+        return {
+            "serve": serve_steps(len(self.world_sizes)),
+            "preflight": [preflight_step(number) for number in range(components)],
+        }
+
+    def ranks(self, kind: str) -> int:
+        """Return the number of ranks of a step: of the largest instance, or component of the serve job."""
+        if kind == "serve":
+            return max(self.world_sizes)
+        serve = self.stage("serve")
+        if kind != "preflight" or serve is None:
+            return 1
+        return max(component.tasks or 1 for component in serve.components)
 
     def write(self, paths: RunPaths) -> None:
         """Write ``plan.json``."""

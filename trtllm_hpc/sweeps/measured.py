@@ -160,7 +160,7 @@ def _points(
     variant: VariantStatus, measured: MeasurementSummary, slo: Slo | None, *, has_goodput: bool
 ) -> Iterator[Point]:
     run = RunPaths(variant.folder)
-    gpus = RunSnapshot(run).planned_gpus.get("serve")
+    gpus = RunSnapshot(run).stages.get("serve")
     share = 1 / max(gpus, 1) if gpus is not None else None
     # Findings beyond those of the levels concern the whole measurement, and so every level.
     level_findings = overall_verdict(measured.levels, measured.search).findings
