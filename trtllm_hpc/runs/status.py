@@ -789,7 +789,7 @@ def _sentence(
         sentence += f"stage {failed.stage} {failed.sentence}"
         why = failure.reported or (failure.first.sentence if failure.first is not None else "")
         if not why and failed.state == "FAILED" and causes and causes[0].line is not None:
-            why = causes[0].sentence.rstrip(".")
+            why = f"its log says {causes[0].match!r}"
         sentence += f"; {why}" if why else ""
     earlier = 0 if run.renewal is None else len(run.renewal.failed)
     before = f"; {earlier} earlier {'jobs have' if earlier > 1 else 'job has'} failed" if earlier else ""
