@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import BinaryIO
-from weakref import WeakKeyDictionary
 
 from trtllm_hpc.logs import reading
 from trtllm_hpc.logs.causes import explain
@@ -63,27 +62,24 @@ class LogFacts:
     config.json."""
 
 
-_known: WeakKeyDictionary[Tables, dict[Path, tuple[tuple[int, int], LogFacts]]] = WeakKeyDictionary()
+_known: dict[tuple[Tables, Path, int, int] | None, LogFacts] = {}
 """Facts by path, with the log's size and time before it was read: `submit --wait` looks every few seconds."""
 
 
 def logs_facts(paths: Sequence[Path]) -> list[LogFacts]:
     """Return what each log shows; nothing for a log that cannot be read. All of each log is read."""
-    known = _known.setdefault(tables(), {})
-    if len(known) > _MOST_KNOWN:
-        known.clear()
+    if len(_known) > _MOST_KNOWN:
+        _known.clear()
     stats = {path: reading.stat_of(path) for path in paths}
-    stamps = {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items() if stat is not None}
-    read = {
-        path: LogFacts() for path, stamp in stamps.items() if path not in known or known[path][0] != stamp
-    }
-    packed = [path for path in read if reading.is_packed(path)]
-    plain = [path for path in read if path not in packed and path.is_file() and os.access(path, os.R_OK)]
+    keys = {path: stat and (tables(), path, stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
+    unread = [path for path, key in keys.items() if key not in _known]
+    _known.update({keys[path]: LogFacts() for path in unread})
+    packed = [path for path in unread if reading.is_packed(path)]
+    plain = [path for path in unread if path not in packed and path.is_file() and os.access(path, os.R_OK)]
     for path, lines in chain(hits(plain, tables().first_pass), ((path, None) for path in packed)):
         with suppress(OSError), reading.opened(path) as log:
-            read[path] = facts_of_stream(log, str(path), lines)
-    known.update({path: (stamps[path], facts) for path, facts in read.items()})
-    return [known[path][1] if path in stamps else LogFacts() for path in paths]
+            _known[keys[path]] = facts_of_stream(log, str(path), lines)
+    return [_known[keys[path]] for path in paths]
 
 
 def facts_of_stream(log: BinaryIO, name: str, lines: Iterable[Hit] | None = None) -> LogFacts:
@@ -114,7 +110,10 @@ def facts_of_stream(log: BinaryIO, name: str, lines: Iterable[Hit] | None = None
     late_error = _first_error(_chosen([match for match in looked_at if match.at >= late_at]))
     first = _first_error(chosen)
     last = max((match.at for match in looked_at if _weight(match) < _MAYBE_WELL), default=0)
-    clues = [replace(match, is_late=match.at >= last - _CLUSTER_BYTES) for match in looked_at]
+    clues = [
+        replace(match, suspicion=_weight(match) + (0 if match.at >= last - _CLUSTER_BYTES else 2))
+        for match in looked_at
+    ]
     return LogFacts(
         first.text if first else None,
         tuple(found),
@@ -149,27 +148,21 @@ def suspicious_lines(
     by_kind: dict[str, tuple[int, Match]] = {}
     for place, clue in sorted(clues, key=lambda placed: _suspicion(placed[1])):
         by_kind.setdefault(re.sub(r"[\da-f]+", "0", clue.text), (place, clue))
-    chosen = list(by_kind.values())[:_MOST_SUSPICIOUS]
-    return [
-        SuspiciousLine(
-            name := names[place],
-            clue.line,
-            clue.at,
-            explain.rank_of(name) if clue.rank is None else clue.rank,
-            clue.host or hosts.get(name, ""),
-            clue.time,
-            reading.quoted(clue.text[:_SHOWN]),
-        )
-        for place, clue in sorted(chosen, key=lambda placed: (placed[0], placed[1].at))
-    ]
+    lines = []
+    for place, clue in sorted([*by_kind.values()][:_MOST_SUSPICIOUS], key=lambda it: (it[0], it[1].at)):
+        name = names[place]
+        rank = explain.rank_of(name) if clue.rank is None else clue.rank
+        written = (clue.host or hosts.get(name, ""), clue.time, reading.quoted(clue.text[:_SHOWN]))
+        lines.append(SuspiciousLine(name, clue.line, clue.at, rank, *written))
+    return lines
 
 
 def _suspicion(clue: Match) -> tuple[int, int]:
-    """The sort key of lines as evidence: roots and errors before what follows; the last cluster first."""
-    return _weight(clue) + (0 if clue.is_late else 2), clue.at
+    return clue.suspicion, clue.at
 
 
 def _weight(clue: Match) -> int:
+    """Return how far a line is from a failure: roots and errors come before what follows."""
     if clue.weight is None:
         return 0 if clue.cause.kind is Kind.ROOT else 2
     if clue.weight in (kinds.SUSPICIOUS, kinds.HANDLED):

@@ -55,8 +55,8 @@ class Match:
     """Whether the next exception names it as its direct cause."""
     time: str = ""
     host: str = ""
-    is_late: bool = False
-    """Whether it stands in the last cluster of errors before the end of its log."""
+    suspicion: int = 0
+    """The place of the line among the evidence, the most suspicious first; the last cluster comes first."""
 
     @property
     def is_rival(self) -> bool:
