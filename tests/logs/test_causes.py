@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.logs.causes.explain import Finding, likeliest_first, of_lines
-from trtllm_hpc.logs.causes.table import AREAS, SPECIFIC, Cause, Kind, causes, compiled, texts_of
+from trtllm_hpc.logs.causes.table import AREAS, SPECIFIC, Cause, Kind, causes, compiled, filled_in, texts_of
 from trtllm_hpc.logs.facts import facts_of_stream
 
 toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -119,10 +119,10 @@ def test_every_cause_says_what_happened_and_what_to_do_and_can_be_searched_for()
 
 def test_a_sentence_does_without_what_the_log_does_not_say() -> None:
     driver, model = causes()["cuda-xid"], causes()["triton-model-failed"]
-    assert driver.filled(driver.sentence, {}) == "The GPU's driver reports a fault."
-    assert driver.filled(driver.sentence, {"number": "79"}) == "The GPU's driver reports a fault. Xid 79"
-    assert model.filled(model.sentence, {}) == "Triton could not load the model."
-    assert model.filled("Name {model}, {reason} or the .sqsh file ({model}.", {"model": "a"}) == (
+    assert driver.filled({})[0] == "The GPU's driver reports a fault."
+    assert driver.filled({"number": "79"})[0] == "The GPU's driver reports a fault. Xid 79"
+    assert model.filled({})[0] == "Triton could not load the model."
+    assert filled_in("Name {model}, {reason} or the .sqsh file ({model}.", {"model": "a"}) == (
         "Name a, or the .sqsh file (a."
     )
 

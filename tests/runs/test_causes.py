@@ -201,7 +201,7 @@ def test_a_rank_without_a_record_yet_is_not_the_cause_beside_the_reason_that_the
 
 def test_what_to_do_names_the_run_and_its_job(run: RunPaths) -> None:
     for cause in causes().values():
-        told = Finding.without_log(cause.id, cause.sentence, cause.next).naming("demo-1", "4711").next
+        told = Finding(cause.id, cause.kind, cause.sentence, cause.next).shown(str, "demo-1", "4711").next
         assert not re.search(r"\b(RUN|JOB)\b", told), cause.id
     add_rank(run, 0, log=INFO, ended_at=20.0, exit_code=-9)
     lines = shown(run).splitlines()

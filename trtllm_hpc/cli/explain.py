@@ -108,7 +108,7 @@ def command(
             () if fact.survived and not is_of_run else fact.causes
             for fact, is_of_run in zip(facts, of_run, strict=True)
         ]
-        from_logs = [_named(finding).shown(quoted) for finding in likeliest_first(of_lines(causes))]
+        from_logs = [_shown(finding) for finding in likeliest_first(of_lines(causes))]
         findings = [*(finding for _, status in judged for finding in status.causes), *from_logs]
         # The evidence of a run's status is in the run's logs.
         run_logs = [str(log.path) for run, _ in judged for log in list_logs(run) if log.size_bytes]
@@ -149,17 +149,17 @@ def _is_piped() -> bool:
         return False
 
 
-def _named(finding: Finding) -> Finding:
-    """Put the name of the run, and its job ID, into the advice of a finding in the run's logs."""
+def _shown(finding: Finding) -> Finding:
+    """Return a finding without keys, with the name of the run and its job ID if its log belongs to a run."""
     run = _run_of(finding.file or "")
     if run is None:
-        return finding
+        return finding.shown(quoted)
     log = Path(finding.file or "")
     stage = stage_of(log.name.partition("_")[0])
     failed = () if run.renewal is None else run.renewal.failed
     before = {str(job["attempt"]): job["job_id"] for job in failed}
     job = job_ids(RunSnapshot(RunPaths(log.parents[1]))).get(stage) or before.get(log.parents[1].name)
-    return finding.naming(call_name(run.paths), job)
+    return finding.shown(quoted, call_name(run.paths), job)
 
 
 def _run_of(log: str) -> RunSnapshot | None:

@@ -396,4 +396,6 @@ def _own_error(log: BinaryIO, first: Match, name: str) -> Finding:
     log.readline(_ERROR_BYTES)
     advice = reading.decode(log.readline(_ERROR_BYTES)).strip()
     following = advice.removeprefix(_NEXT) if advice.startswith(_NEXT) else ""
-    return explain.reported(first.text.removeprefix(_ERROR), following, name, first.line)
+    said = first.text.removeprefix(_ERROR)
+    place = (name, first.line, explain.rank_of(name), said)
+    return Finding(explain.REPORTED, Kind.ROOT, explain.capitalised(said), following, *place)

@@ -13,10 +13,11 @@ from trtllm_hpc.logs.causes.explain import (
     Candidate,
     Certainty,
     Finding,
+    capitalised,
     likeliest_first,
     of_lines,
 )
-from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, causes
+from trtllm_hpc.logs.causes.table import Degree, Kind, causes
 from trtllm_hpc.logs.diagnose import RankFailure, stage_logs
 from trtllm_hpc.logs.facts import facts_of_stream, logs_facts
 from trtllm_hpc.logs.files import LogFile, signal_or_code
@@ -92,18 +93,18 @@ def causes_of(run: RunSnapshot, failure: StageFailure) -> tuple[Finding, ...]:
             candidates.append(Candidate(advised, Certainty.REPORTED))
     full = disk_space(os.uname().nodename, "the run folder", run.paths.folder)
     if full is not None and full.hint is not None:
-        now = Finding.without_log("disk-full", full.message, full.hint)
+        now = Finding("disk-full", Kind.ROOT, capitalised(full.message), full.hint)
         candidates.append(Candidate(now, Certainty.FULL_DISK))
     if exit_signal in set(signal.Signals) and not _has_root(candidates):
-        script = _without_log(causes()["batch-script-killed"], {"signal": f"signal {exit_signal}"})
+        script = Finding.of(causes()["batch-script-killed"], {"signal": f"signal {exit_signal}"})
         candidates.append(Candidate(script, Certainty.JOB_STATE))
     no_output = exit_signal == NO_OUTPUT_FILE
     state_causes = (cause for cause in causes().values() if failure.state in cause.states)
     if state_cause := causes()["slurm-output-file"] if no_output else next(state_causes, None):
-        candidates.append(Candidate(_without_log(state_cause, {}), Certainty.JOB_STATE))
+        candidates.append(Candidate(Finding.of(state_cause, {}), Certainty.JOB_STATE))
     if not candidates and failure.state == INTERRUPTED.name:
         following = f"trtllm-hpc resume {call_name(run.paths)} --wait submits its scripts"
-        return (Finding.without_log(UNKNOWN, "The submission was interrupted.", following),)
+        return (Finding(UNKNOWN, Kind.ROOT, "The submission was interrupted.", following),)
     return likeliest_first(candidates) or (_unknown(run.paths, logs, failure.job_id),)
 
 
@@ -122,21 +123,17 @@ def _killed(first: RankFailure | None) -> Finding | None:
     if record.reason is not None:
         return None
     if record.ended_at is None:
-        return _without_log(causes()["rank-silent"], groups, record.rank)
+        return Finding.of(causes()["rank-silent"], groups, record.rank)
     end = "" if record.exit_code is None else signal_or_code(record.exit_code)
     if not end.startswith("signal"):
         return None
-    return _without_log(causes()["rank-killed"], groups | {"signal": end}, record.rank)
-
-
-def _without_log(cause: Cause, groups: dict[str, str], rank: int | None = None) -> Finding:
-    sentence, following = (cause.filled(text, groups) for text in (cause.sentence, cause.next))
-    return Finding(cause.id, cause.kind, sentence, following, None, None, rank, "")
+    return Finding.of(causes()["rank-killed"], groups | {"signal": end}, record.rank)
 
 
 def _recorded(paths: RunPaths, stage: str, reported: str, errors: Sequence[Finding | None]) -> Finding:
     """Return the job's recorded reason as a finding, with advice from the table or from one of ``errors``."""
-    recorded = Finding.without_log(REPORTED, reported, f"trtllm-hpc logs {call_name(paths)} --stage {stage}")
+    following = f"trtllm-hpc logs {call_name(paths)} --stage {stage}"
+    recorded = Finding(REPORTED, Kind.ROOT, capitalised(reported), following)
     advice = {error.sentence.rstrip("."): error.next for error in errors if error is not None and error.next}
     recorded = replace(recorded, next=advice.get(recorded.sentence.rstrip("."), recorded.next))
     known = (
@@ -161,7 +158,7 @@ def _unknown(paths: RunPaths, logs: list[LogFile], job_id: str | None) -> Findin
     log = next((log for log in logs if log.size_bytes), None)
     if log is None:
         following = f"sacct -j {job_id} shows where it ran" if job_id else f"ls {paths.logs}"
-        return Finding.without_log(UNKNOWN, "The job has written no log", following)
+        return Finding(UNKNOWN, Kind.ROOT, "The job has written no log.", following)
     lines = [line[:300] for line in last_lines(log.path, 4 * _LAST_LINES) if line.strip()]
     sentence = f"Not known: no line of the logs names a cause. The last lines of {log.name}:"
     text = "\n".join(lines[-_LAST_LINES:])

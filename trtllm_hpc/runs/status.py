@@ -580,7 +580,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
 
         found, name = causes_of(run, failure), call_name(run.paths)
-        causes = [finding.naming(name, explained.job_id).shown(run.quoted) for finding in found]
+        causes = [finding.shown(run.quoted, name, explained.job_id) for finding in found]
     events = [] if endpoint is None else of_last_job(run.events("serve"))
     restarts = [run.quoted(str(event.data.get("why"))) for event in events if event.name == "front_restarted"]
     failed_gateways = [

@@ -34,30 +34,30 @@ class Finding:
     """The failure in one sentence."""
     next: str
     """Advice for the next step."""
-    file: str | None
+    file: str | None = None
     """The log; ``-`` for the standard input; ``None`` if no log shows the cause."""
-    line: int | None
+    line: int | None = None
     """Number of the line in the log, from 1; ``None`` also where the log is too long to count its lines."""
-    rank: int | None
+    rank: int | None = None
     """Whose log it is, or whose the line says it is."""
-    match: str
+    match: str = ""
     """The text, without stamps, cut around what matched."""
     degree: Degree = Degree.KNOWN
     """Certainty of the cause: ``known cause``, ``likely cause`` or ``first error``."""
 
     @classmethod
-    def without_log(cls, name: str, sentence: str, following: str) -> Finding:
-        """Return a root cause that no line of a log shows."""
-        return cls(name, Kind.ROOT, capitalised(sentence), following, None, None, None, "")
+    def of(cls, cause: Cause, groups: dict[str, str], rank: int | None = None) -> Finding:
+        """Return a cause that no line of a log shows, with groups filled in."""
+        return cls(cause.id, cause.kind, *cause.filled(groups), rank=rank)
 
-    def shown(self, quote: Callable[[str], str]) -> Finding:
-        """Return the finding with its texts, which may quote a log, as ``quote`` returns them."""
-        return replace(self, sentence=quote(self.sentence), next=quote(self.next), match=quote(self.match))
+    def shown(self, quote: Callable[[str], str], run: str = "RUN", job: str | None = None) -> Finding:
+        """Return the finding with its texts, which may quote a log, as ``quote`` returns them.
 
-    def naming(self, run: str, job: str | None) -> Finding:
-        """Return the finding with this run and this job in what to do, in place of RUN and JOB."""
+        ``run`` and ``job`` replace RUN and JOB in what to do.
+        """
         names = {"RUN": run, "JOB": job or "JOB"}
-        return replace(self, next=re.sub(r"\b(RUN|JOB)\b", lambda name: names[name[0]], self.next))
+        following = re.sub(r"\b(RUN|JOB)\b", lambda name: names[name[0]], self.next)
+        return replace(self, sentence=quote(self.sentence), next=quote(following), match=quote(self.match))
 
     @property
     def entry(self) -> Cause | None:
@@ -198,7 +198,7 @@ def findings(matches: Iterable[Match], name: str, rivals: Sequence[Match] = ()) 
     found = []
     for match in matches:
         cause, before = match.cause, match.groups.get(BEFORE, "")
-        sentence, following = (cause.filled(text, match.groups) for text in (cause.sentence, cause.next))
+        sentence, following = cause.filled(match.groups)
         if cause.first and not cause.patterns:
             text = " / ".join(filter(None, (match.groups.get("text"), before)))
             following = advice(text, match.groups) or following
@@ -211,11 +211,6 @@ def findings(matches: Iterable[Match], name: str, rivals: Sequence[Match] = ()) 
         degree = Degree.LIKELY if has_rival and cause.degree is Degree.KNOWN else cause.degree
         found.append(Finding(cause.id, cause.kind, sentence, following, *place, degree))
     return found
-
-
-def reported(text: str, following: str, name: str, line: int | None) -> Finding:
-    """Return the error that a program of this package has written into a log of that name."""
-    return Finding(REPORTED, Kind.ROOT, capitalised(text), following, name, line, rank_of(name), text)
 
 
 def rank_of(name: str) -> int | None:

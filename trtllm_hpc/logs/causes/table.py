@@ -7,7 +7,7 @@ import importlib
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -26,10 +26,6 @@ SPECIFIC = ("option", "code", "path", "message")
 """Reasons why an entry can be certain."""
 READY = -1
 """Place of a text by which a server says that it is ready."""
-_KEYS = {
-    *("kind", "patterns", "sentence", "next", "sources"),
-    *("lines", "generic", "fatal", "off", "specific", "calm"),
-}
 _GROUP = re.compile(r"(?<!\$)\{(\w+)\}")
 _LONGEST_VALUE = 160
 _CLAUSE_END = re.compile(r"(?<=[.:]) (?=\S)")
@@ -103,9 +99,10 @@ class Cause:
             return Degree.FIRST_ERROR
         return Degree.KNOWN if self.specific else Degree.LIKELY
 
-    def filled(self, template: str, groups: dict[str, str]) -> str:
-        """Return ``sentence`` or ``next`` with the groups of a match filled in."""
-        return filled_in(template, groups, _LONGEST_VALUE if self.patterns else None)
+    def filled(self, groups: dict[str, str]) -> tuple[str, str]:
+        """Return ``sentence`` and ``next`` with the groups of a match filled in."""
+        longest = _LONGEST_VALUE if self.patterns else None
+        return filled_in(self.sentence, groups, longest), filled_in(self.next, groups, longest)
 
 
 def filled_in(template: str, groups: dict[str, str], longest: int | None = None) -> str:
@@ -122,6 +119,10 @@ def filled_in(template: str, groups: dict[str, str], longest: int | None = None)
     filled = _GROUP.sub(lambda match: groups.get(match[1], "")[:longest].strip(), " ".join(told))
     text = re.sub(r" +(?=[:.;,](?: |$)|$)", "", re.sub(r" +", " ", filled))
     return f"{text[:-1]}." if text.endswith(":") else text
+
+
+_KEYS = {field.name for field in fields(Cause)} - {"id", "area"} | {"off"}
+"""Keys of an entry in a table."""
 
 
 @cache
