@@ -50,19 +50,15 @@ run for the run's logs. `explain` reads all logs together, as the logs of one jo
 3. A line that only reports another failure is a consequence, in whatever log it stands: a worker died, a
    subprocess returned a non-zero status, `MPI_ABORT`, all models failed to load. Of chained Python exceptions
    the direct cause goes first, and a handled exception last.
-4. An error continues in the lines after it: indented lines, lines without the prefix of the error, text
-   between dashed lines, and lines with `expected`, `please` or `caused by`. Of a long text, `explain` quotes
+4. An error continues in the lines after it: indented lines, text between dashed lines, and lines with `expected`, `please` or `caused by`. Of a long text, `explain` quotes
    the lines with the reason or the remedy; of an exception without text, the source line that raised it.
-5. A line before an error, even a warning, can report that something did not work (`not found`,
-   `falling back`, `disabled`). If it shares a rare word with the error (a path, a name, an option, a number),
-   it is shown with the error. It goes first if the error only reports another failure.
-6. For an error without an entry, the rules in `data/advice.toml` find the next step in the error's text: its
+5. For an error without an entry, the rules in `data/advice.toml` find the next step in the error's text: its
    own advice (`please set ...`), an option, a variable, a path, a host, an HTTP status, an error number, a
    signal, or the package and line of the last frame.
-7. A time limit or another end is a consequence if another cause stands before it. If the program makes a
+6. A time limit or another end is a consequence if another cause stands before it. If the program makes a
    proposal (`Possible solutions:`, `Hint:`), the proposal is the next step. Tracebacks logged as information
    do not count.
-8. A root cause goes before its consequences on other ranks, whatever their clocks say; a precise cause before
+7. A root cause goes before its consequences on other ranks, whatever their clocks say; a precise cause before
    a generic one; what ends a process before what fails single requests; `fatal` before `error`. Then the
    order of the lines decides.
 

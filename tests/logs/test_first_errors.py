@@ -80,24 +80,6 @@ def test_a_line_of_another_program_is_not_part_of_an_error() -> None:
         assert " / " not in quoted(f"KeyError: 'no such moon'\n{other}\n")
 
 
-@pytest.mark.parametrize("word", ["/data/moons/big.bin", "--moon-kind", "moon_server7", "10.1.2.3", "48151"])
-def test_a_warning_before_an_error_that_shares_a_rare_word_is_shown(word: str) -> None:
-    before = f"WARNING 01-02 10:00:00 [a.py:3] {word} not found, falling back to the sun\n"
-    answer = explain(f"fine\n{before}" + "fine\n" * 9 + f"error: cannot turn {word}\n").splitlines()
-    assert answer[0].endswith(f"Some lines before, the log says: {word} not found, falling back to the sun")
-    other = before.replace(word, "the tide")
-    assert "Some lines before" not in explain(f"{other}error: cannot turn {word}\n")
-    assert "Some lines before" not in explain(f"{before * 9}error: cannot turn {word}\n")
-
-
-def test_of_a_consequence_the_warning_before_it_is_the_first_error() -> None:
-    log = "WARNING: moon_server7 could not open its proxy\n" + "fine\n" * 9
-    answer = explain(f"{log}error: worker died: moon_server7\n").splitlines()
-    assert answer[0].startswith("first error: moon_server7 could not open its proxy")
-    assert answer[2].startswith("  -:1: ")
-    assert answer[3].startswith("then: ")
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -121,11 +103,6 @@ def test_of_a_consequence_the_warning_before_it_is_the_first_error() -> None:
 )
 def test_what_to_do_next_comes_from_what_the_line_holds(line: str, words: str) -> None:
     assert words in following(f"fine\n{line}\n")
-
-
-def test_what_to_do_next_comes_from_the_warning_before_too() -> None:
-    log = "WARNING: moon_kind7 is off: tides not installed\n" + "fine\n" * 5 + "error: no such moon_kind7\n"
-    assert following(log).startswith("next: Install tides in the image")
 
 
 def test_every_rule_fills_in_what_it_finds() -> None:

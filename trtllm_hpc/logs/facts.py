@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import os
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,8 +28,7 @@ _ERROR, _NEXT, _ERROR_BYTES = "error: ", "next: ", 1 << 20
 _MASK = bytes.maketrans(b"0123456789abcdef", b"1" * 16)
 """Makes numbers and hexadecimal identifiers of the same length equal."""
 _MOST_KNOWN, _MOST_SHAPES, _LONGEST_SHAPE = 8192, 50_000, 4096
-_SHOWN, _SHOWN_ERROR, _LONGEST_REASON, _RARE = 300, 600, 300, 3
-"""Characters that are shown of a line, and in how many lines a rare word stands."""
+_SHOWN, _SHOWN_ERROR = 300, 600  # characters that are shown of a line, and of an error with what follows
 _BEFORE_BYTES, _BLOCK_BYTES, _AFTER_BYTES = 32 << 10, 384 << 10, 96 << 10
 """Bytes that are read around a hit for the exact look: the least before it, all, and the least after it."""
 _FIRST, _LAST, _CLUSTER_BYTES = 50, 50, 16 << 10
@@ -94,14 +93,7 @@ def facts_of_stream(log: BinaryIO, name: str, lines: Iterable[Hit] | None = None
     chosen = _chosen(looked_at)
     if not chosen:
         return LogFacts(versions=look.versions)
-    reasons = [_reason(log, match) for match in chosen]
-    told = [{} if reason is None else {explain.BEFORE: reason.text} for reason in reasons]
-    matches = [
-        replace(match, groups=look.versions | match.groups | before)
-        for match, before in zip(chosen, told, strict=True)
-    ]
-    if all(match.cause.kind is Kind.CONSEQUENCE for match in matches):
-        matches[:0] = list(filter(None, reasons))[:1]
+    matches = [replace(match, groups=look.versions | match.groups) for match in chosen]
     rivals = [match for match in looked_at if match.is_rival]
     found = explain.findings(matches, name, rivals)
     ends = zip(found, matches, strict=True)
@@ -234,7 +226,7 @@ class _Look:
             return
         match = _known_cause([entry for entry in entries if entry[0].calm or not line.is_calm], line)
         is_done = match is None or match.cause.lines == 1
-        if match is None and not line.is_source and line.at >= self._traceback_end:
+        if match is None and line.at >= self._traceback_end:
             match, is_done = self._unknown(line)
         if is_done:
             self._shapes.add(shape)
@@ -295,8 +287,6 @@ def _known_cause(candidates: Sequence[tuple[Cause, str]], line: SuspectLine) -> 
         return None
     cause, match, window = min(found, key=lambda entry: (entry[0].kind is not Kind.NOISE, entry[0].generic))
     if cause.generic and kinds.is_exception(line.texts[-1]):
-        if line.is_handled():
-            return None
         # More is known of a package's own code that reads a model's configuration.
         own = line.unknown(is_raised=True)
         if own is not None and own.cause.id == kinds.MODEL_CONFIG:
@@ -310,17 +300,15 @@ def _known_cause(candidates: Sequence[tuple[Cause, str]], line: SuspectLine) -> 
 
 def _around(window: str, match: re.Match[str]) -> str:
     """Return what matched with its surroundings: the whole lines if they are short, else cut around it."""
-    start = window.rfind("\n", 0, match.start()) + 1
-    end = window.find("\n", match.end())
+    start, end = window.rfind("\n", 0, match.start()) + 1, window.find("\n", match.end())
     text = window[start : len(window) if end < 0 else end]
     if len(text) > _SHOWN and "\n" in match[0]:
         # Of a box the first line says what it is, and the last ones say why.
         text = f"{text.partition(chr(10))[0][:_SHOWN]}\n…{text[-_SHOWN // 2 :]}"
     elif len(text) > _SHOWN:
-        room = max(0, _SHOWN - (match.end() - match.start())) // 2
-        first = max(0, match.start() - start - room)
-        last = min(len(text), first + _SHOWN)
-        text = f"{'…' if first else ''}{text[first:last]}{'…' if last < len(text) else ''}"
+        first = max(0, match.start() - start - _SHOWN // 3)
+        rest = text[first:]
+        text = f"{'…' if first else ''}{rest[:_SHOWN]}{'…' if len(rest) > _SHOWN else ''}"
     return " / ".join(part for line in text.split("\n") if (part := line.strip().strip("-").strip()))
 
 
@@ -350,38 +338,6 @@ def _survived(log: BinaryIO, found: Sequence[Match], last_at: int) -> bool:
     texts = filter(None, map(reading.decode, reading.lines_of(log)))
     after = (text for text in texts if not words()["stack"].match(text))
     return sum(1 for _ in islice(after, needed + 1)) > needed
-
-
-def _reason(log: BinaryIO, error: Match) -> Match | None:
-    """Return a line before an error that may be its reason, where little is known of it.
-
-    It says that something did not work, if only as a warning, and shares a rare word with the error.
-    """
-    if not (error.cause.first or error.cause.generic):
-        return None
-    start, block = _before(log, error.at)
-    shared: Counter[int] = Counter()
-    for word in set(words()["distinctive"].findall(error.text)):
-        uses = list(islice(re.finditer(re.escape(word.encode()), block), _RARE + 1))
-        if len(uses) <= _RARE:
-            shared.update({block.rfind(b"\n", 0, use.start()) + 1 for use in uses})
-    for begin in sorted(shared, key=lambda begin: (-shared[begin], begin)):
-        text = kinds.stripped(block[begin : block.find(b"\n", begin)]).text.strip()
-        if words()["did_not"].search(text) and not kinds.is_harmless(text) and text not in error.text:
-            line = error.line and error.line - block.count(b"\n", begin)
-            return _of_text(text[:_LONGEST_REASON], line, start + begin)
-    return None
-
-
-def _of_text(text: str, line: int | None, at: int) -> Match:
-    return Match(causes()[kinds.FIRST_ERROR], {"text": text}, line, text, at=at)
-
-
-def _before(log: BinaryIO, at: int) -> tuple[int, bytes]:
-    """Return where the text before a line begins, and that text."""
-    start = max(0, at - _LATE_BYTES)
-    log.seek(start)
-    return start, log.read(at - start)
 
 
 def _first_error(chosen: Iterable[Match]) -> Match | None:

@@ -14,8 +14,6 @@ from trtllm_hpc.paths import STEPS
 
 REPORTED = "reported"
 """ID of a finding that is not in the table of causes: the job itself recorded why it ended."""
-BEFORE = "before"
-"""Group of a match: a line before it that may be its reason."""
 
 _MOST_SHOWN = 4  # causes shown on a terminal; JSON has all
 _OF_RANK = re.compile(rf"(?:^|/)(?:{'|'.join(STEPS)})(?:\.\d+)?_(\d+)\.(?:out|log|err)$")
@@ -197,14 +195,12 @@ def findings(matches: Iterable[Match], name: str, rivals: Sequence[Match] = ()) 
     """
     found = []
     for match in matches:
-        cause, before = match.cause, match.groups.get(BEFORE, "")
+        cause = match.cause
         sentence, following = cause.filled(match.groups)
         if cause.first and not cause.patterns:
-            text = " / ".join(filter(None, (match.groups.get("text"), before)))
-            following = advice(text, match.groups) or following
+            following = advice(match.groups.get("text", ""), match.groups) or following
         if proposal := match.groups.get(PROPOSAL):
             following = f"The program itself says: {proposal.rstrip('.')}. {following}"
-        sentence += f" Some lines before, the log says: {before}" if before else ""
         rank = match.rank if match.rank is not None else rank_of(name)
         place = (name, match.line, rank, match.text)
         has_rival = any(rival.at < match.at and rival.cause.id != cause.id for rival in rivals)

@@ -117,13 +117,6 @@ class SuspectLine:
         """Whether the line calls itself information or a warning."""
         return self.stripped.level in ("info", "warning") or " NCCL INFO " in self.stripped.text
 
-    @property
-    def is_source(self) -> bool:
-        """Whether it is the source text of a frame of a traceback."""
-        text = self.stripped.text
-        indented = text[:1].isspace() or text.startswith(("raise ", "return "))
-        return indented and not is_exception(text) and any(map(_frame, self.before(1)))
-
     @cached_property
     def texts(self) -> list[str]:
         """The line without the prefixes that are known; and without those that its neighbours have, too."""
@@ -161,10 +154,6 @@ class SuspectLine:
         writer = rf"(?m)(?:\bpid[=: ]|^[\w.-]+:|^\[|:\d\d\.\d+ ){pid}(?=[\]\s,):])"
         return bool(pid) and re.search(writer.encode(), self._block) is not None
 
-    def is_handled(self) -> bool:
-        """Return whether Python was handling this exception when another one came."""
-        return _chained(self.after(CHAIN_LINES)) == _HANDLED
-
     def proposal(self) -> str:
         """Return the solution that the program proposes in the lines below; empty if it does not."""
         after = self.after(_LINES_AFTER)
@@ -186,7 +175,8 @@ class SuspectLine:
         if is_harmless(text) or _frame(text) or not (is_sure or words()["suspect"].search(text)):
             return None
         text = text if found else self.texts[0]  # the prefix that neighbours share may name what failed
-        parts = [text.rstrip(), *self._goes_on(text)]
+        boxed = any(line.startswith("-----") for line in self.before(1))
+        parts = [text.rstrip(), *_continued(text, self.after(_LINES_AFTER), boxed=boxed)]
         groups = {"place": "", "caller": "", "package": "", PROPOSAL: self.proposal()}
         link = "" if found is None else _chained(self.after(_LINES_AFTER))
         if found is not None:
@@ -202,15 +192,6 @@ class SuspectLine:
         groups["text"] = text.strip().rstrip(".")
         cause, rank = causes()[_entry(weight, groups, is_exception(text))], self.stripped.rank
         return Match(cause, groups, self.number, text, rank, self.at, weight, link == _DIRECT)
-
-    def _goes_on(self, text: str) -> list[str]:
-        """Return the lines in which an error goes on."""
-        loose = 0  # so many lines after this one have no prefix, while this one has
-        if len(self.stripped.text) != len(self.raw.rstrip()):
-            bare = (len(stripped(raw).text) == len(raw.rstrip()) for raw in self._below[:CHAIN_LINES])
-            loose = sum(takewhile(bool, bare))
-        boxed = any(line.startswith("-----") for line in self.before(1))
-        return _continued(text, self.after(_LINES_AFTER), loose, boxed=boxed)
 
     def _raised_at(self, groups: dict[str, str], said: str | None) -> list[str]:
         """Fill in where an exception was raised; return the source text if it says more than the
@@ -304,16 +285,16 @@ def _without_shared(text: str, neighbours: Sequence[str]) -> str:
     return text[start:]
 
 
-def _continued(text: str, after: Sequence[str], loose: int = 0, *, boxed: bool = False) -> list[str]:
+def _continued(text: str, after: Sequence[str], *, boxed: bool = False) -> list[str]:
     """Return the lines in which the text of an error goes on: those that say most, where there are many.
 
-    ``loose``: so many lines have no prefix, while the error has one; ``boxed``: dashed lines are around it.
+    ``boxed``: dashed lines are around it.
     """
     said = words()
     lines: list[str] = []
     listed, blank = said["lists"].search(text) is not None, False
     margin = len(text) - len(text.lstrip())
-    for number, line in enumerate(after):
+    for line in after:
         if not line.strip():
             blank = True
             continue
@@ -323,8 +304,7 @@ def _continued(text: str, after: Sequence[str], loose: int = 0, *, boxed: bool =
             continue
         unfinished = text.rstrip().endswith((":", ",", "(", "[", "{"))
         wrapped = line[:1].islower() and len(text) >= _WRAPPED_FROM
-        is_loose = number < min(loose, 2) and " " in line.strip()
-        near = wrapped or is_loose or said["tells"].search(line) is not None
+        near = wrapped or said["tells"].search(line) is not None
         near = near and not blank and line[:_ALIKE] != text[:_ALIKE]
         inside = boxed or unfinished or (listed and not blank) or line[margin:][:1].isspace()
         belongs = inside or (near and not said["another"].search(line)) or said["resumed"].search(line)
