@@ -50,8 +50,9 @@ run for the run's logs. `explain` reads all logs together, as the logs of one jo
 3. A line that only reports another failure is a consequence, in whatever log it stands: a worker died, a
    subprocess returned a non-zero status, `MPI_ABORT`, all models failed to load. Of chained Python exceptions
    the direct cause goes first, and a handled exception last.
-4. An error continues in the lines after it: indented lines, text between dashed lines, and lines with `expected`, `please` or `caused by`. Of a long text, `explain` quotes
-   the lines with the reason or the remedy; of an exception without text, the source line that raised it.
+4. An error continues in the lines after it: indented lines, text between dashed lines, and lines with
+   `expected`, `please` or `caused by`. Of a long text, `explain` quotes the lines with the reason or the
+   remedy; of an exception without text, the source line that raised it.
 5. For an error without an entry, the rules in `data/advice.toml` find the next step in the error's text: its
    own advice (`please set ...`), an option, a variable, a path, a host, an HTTP status, an error number, a
    signal, or the package and line of the last frame.
