@@ -268,7 +268,7 @@ class SearchResult:
     tried: list[Tried]
     """Tried rates in the order of the search."""
     stopped: str | None = None
-    """Sentence why the search ended early."""
+    """Why the search ended early, in a sentence; ``None`` if it came to its end."""
 
 
 @dataclass(frozen=True)
