@@ -70,7 +70,7 @@ The first word of the answer (`degree` in [JSON](json.md#explain)) and the exit 
 | `cause` (`known cause`) | only this cause writes the line, and no other error comes before it | 1 |
 | `likely cause` | the line shows the kind of failure: its package, file, device or peer | 3 |
 | `first error` | the line is an error, and no other error explains it | 4 |
-| no cause | no error, or errors after which the log continues for long, which are shown | 0 |
+| no cause | no error, or errors after which the log continues for long; the nearest lines are shown | 0 |
 
 [Another page](../explanation/unseen-logs.md) shows how often the answer is right on unseen logs.
 

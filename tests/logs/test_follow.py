@@ -39,24 +39,37 @@ def append(log: Path, text: bytes) -> None:
         file.write(text)
 
 
-def test_a_log_that_is_truncated_is_read_anew(log: Path, growing: GrowingLog) -> None:
-    log.write_bytes(b"another\n")
-    assert list(growing.new_lines()) == [b"another\n"]
+def test_a_log_that_is_truncated_and_written_beyond_its_old_length_is_read_anew(
+    log: Path, growing: GrowingLog
+) -> None:
+    log.write_bytes(b"another attempt, longer than the first\nsecond\n")
+    assert list(growing.new_lines()) == [b"another attempt, longer than the first\n", b"second\n"]
 
 
-def test_a_log_that_is_replaced_is_read_anew(log: Path, growing: GrowingLog) -> None:
-    append(log, b"thi")
-    assert list(growing.new_lines()) == []
+def test_of_a_rotated_log_the_rest_and_the_new_one_are_read(log: Path, growing: GrowingLog) -> None:
+    append(log, b"third\nfour")
     log.rename(log.with_suffix(".out.1"))
-    log.write_bytes(b"another attempt, longer than the first\n")
-    assert list(growing.new_lines()) == [b"thi", b"another attempt, longer than the first\n"]
+    log.write_bytes(b"new\n")
+    assert list(growing.new_lines()) == [b"third\n", b"four", b"new\n"]
+    append(log, b"newer\n")
+    assert list(growing.new_lines()) == [b"newer\n"]
+
+
+def test_a_log_is_read_on_where_it_was_moved_until_there_is_a_new_one(log: Path, growing: GrowingLog) -> None:
+    moved = log.with_suffix(".out.1")
+    log.rename(moved)
+    append(moved, b"third\n")
+    assert list(growing.new_lines()) == [b"third\n"]
+    log.write_bytes(b"new\n")
+    assert list(growing.new_lines()) == [b"new\n"]
 
 
 def test_a_removed_log_is_waited_for(log: Path, growing: GrowingLog) -> None:
     log.unlink()
     assert list(growing.new_lines()) == []
-    log.write_bytes(b"once more\n")
-    assert list(growing.new_lines()) == [b"once more\n"]
+    log.write_bytes(b"first\nonce more\n")
+    # The file system may give the new file the old one's number; it is another file all the same.
+    assert list(growing.new_lines())[-1] == b"once more\n"
 
 
 def test_a_line_without_its_end_is_shown_after_a_moment(
@@ -69,12 +82,23 @@ def test_a_line_without_its_end_is_shown_after_a_moment(
     assert list(growing.new_lines()) == []
     monkeypatch.setattr("trtllm_hpc.logs.printing._MOMENT_S", 60.0)
     append(log, b" 20 %\nready\n")
-    assert list(growing.new_lines()) == [b" 20 %\n", b"ready\n"]
+    assert list(growing.new_lines()) == ["… 20 %\n".encode(), b"ready\n"]
 
 
-def test_a_long_line_comes_in_pieces(log: Path, growing: GrowingLog) -> None:
+def test_the_end_of_a_line_that_was_shown_is_no_line(
+    log: Path, growing: GrowingLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtllm_hpc.logs.printing._MOMENT_S", 0.0)
+    append(log, b"done?")
+    assert list(growing.new_lines()) == [b"done?"]
+    append(log, b"\nyes\n")
+    assert list(growing.new_lines()) == [b"yes\n"]
+
+
+def test_a_long_line_is_marked_where_it_is_cut(log: Path, growing: GrowingLog) -> None:
     append(log, b"x" * (LONGEST_LINE_BYTES + 3) + b"\nshort\n")
-    assert list(growing.new_lines()) == [b"x" * LONGEST_LINE_BYTES, b"xxx\n", b"short\n"]
+    mark = "…".encode()
+    assert list(growing.new_lines()) == [b"x" * LONGEST_LINE_BYTES + mark, mark + b"xxx\n", b"short\n"]
 
 
 @contextmanager
@@ -112,3 +136,17 @@ def test_more_ranks_than_open_files_are_followed(tmp_path: Path, lines_of: Lines
     with open_files(64):
         lines = lines_of(run, lambda: append(run.rank_log("serve", 99), b"more\n"))
     assert lines[:100] == [f"serve[{rank}] up" for rank in range(100)] and lines[-1] == "serve[99] more"
+
+
+def test_a_rotated_log_is_followed(tmp_path: Path, lines_of: LinesOf) -> None:
+    run = make_run(tmp_path / "run")
+    add_event(run, "serve", "stage_begin")
+    add_rank(run, 0, world_size=1, log="one\n")
+    log = run.rank_log("serve", 0)
+
+    def rotate() -> None:
+        append(log, b"two\n")
+        log.rename(log.with_suffix(".out.1"))
+        log.write_bytes(b"three\n")
+
+    assert lines_of(run, rotate) == ["serve[0] one", "serve[0] two", "serve[0] three"]

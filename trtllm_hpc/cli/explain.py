@@ -23,19 +23,11 @@ from trtllm_hpc.logs.facts import (
     LogFacts,
     facts_of_stream,
     logs_facts,
+    nearest_to_an_error,
     suspicious_lines,
 )
 from trtllm_hpc.logs.files import list_logs, stage_of
-from trtllm_hpc.logs.reading import (
-    LONGEST_LINE_BYTES,
-    decode,
-    escaped,
-    lines_of,
-    opened,
-    quoted,
-    seek_last_lines,
-    stat_of,
-)
+from trtllm_hpc.logs.reading import escaped, opened, quoted, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.bundle import bundle
@@ -44,7 +36,6 @@ from trtllm_hpc.runs.causes import UNKNOWN
 from trtllm_hpc.runs.find import find_run, is_run
 from trtllm_hpc.runs.status import RunState, RunStatus, job_ids, status_or_files, unanswered_status
 
-_LAST_LINES, _SHOWN = 5, 300
 _EXIT_CODES = {Degree.KNOWN: 1, Degree.LIKELY: 3, Degree.FIRST_ERROR: 4}
 
 
@@ -170,17 +161,15 @@ def _run_of(log: str) -> RunSnapshot | None:
 
 
 def _print_lines(name: str, facts: LogFacts, log: BinaryIO, *, alone: bool) -> None:
-    """Print the errors that the program of a log survived, or the end of a log that is ``alone``."""
-    what, lines = "Errors that the program of {} survived", [line.match for line in facts.causes]
-    if not lines and alone:
-        what = "Last lines of {}"
-        seek_last_lines(log, _LAST_LINES, _LAST_LINES * LONGEST_LINE_BYTES)
-        lines = list(map(decode, lines_of(log)))
-        if not lines:
+    """Print the lines of a log that look most like errors. With ``alone``, print lines in any case."""
+    lines = [line.match for line in facts.causes] or nearest_to_an_error(log, only=not alone)
+    if not lines:
+        if alone:
             click.echo(f"{escaped(name)} is empty.")
-    if lines:
-        click.echo(f"{what.format(escaped(name))}:")
-        click.echo("\n".join(f"  | {quoted(line[:_SHOWN])}" for line in lines))
+        return
+    what = "Errors that the program of {} survived" if facts.survived else "Lines of {} nearest to an error"
+    click.echo(f"{what.format(escaped(name))}:")
+    click.echo("\n".join(f"  | {quoted(line)}" for line in lines))
 
 
 def _logs_in(

@@ -129,6 +129,17 @@ def _hits_of(log: BinaryIO) -> Iterator[Hit]:
         yield from hits_in(log, texts) if lines is None else lines
 
 
+def nearest_to_an_error(log: BinaryIO, *, only: bool) -> list[str]:
+    """Return the last lines of a log that may speak of a failure; else the last ones, unless ``only``."""
+    reading.seek_last_lines(log, LATE_LINES, _LATE_BYTES)
+    lines = (reading.decode(reading.uncoloured(line)).strip() for line in reading.lines_of(log, _LATE_BYTES))
+    texts = list(filter(None, lines))
+    spoken = [text for text in texts if words()["suspicious"].search(text) and not kinds.is_harmless(text)]
+    if only:
+        texts = spoken = [text for text in spoken if not words()["unsaid"].search(text)]
+    return [text[:_SHOWN] for text in (spoken or texts)[-_MOST_SUSPICIOUS:]]
+
+
 def suspicious_lines(
     facts: Sequence[LogFacts], names: Sequence[str], hosts: Mapping[str, str]
 ) -> list[SuspiciousLine]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import deque
@@ -15,6 +16,9 @@ from trtllm_hpc.logs import reading
 from trtllm_hpc.logs.files import LogFile
 from trtllm_hpc.logs.search import literals, printed
 
+CUT = "…".encode()
+"""Ends a piece of a line whose rest follows, and begins the rest."""
+_COMPARED_BYTES = 256
 _MOMENT_S = 1.0  # a line without its end is shown when it has not grown for so long: a prompt, a progress bar
 _OTHER_FLAGS = re.IGNORECASE | re.VERBOSE  # with these, a match need not have the texts of the expression
 _AT_ONCE = 500  # lines of a log that are printed with one write
@@ -105,34 +109,67 @@ class GrowingLog:
     def __init__(self, path: Path, last: int | None = None) -> None:
         """Start with the last lines of a log, or with all."""
         self.path, self.last = path, last
-        self._seen: tuple[int, int, int] | None = None
-        self._position, self._begun, self._grown_at = 0, b"", 0.0
+        self._seen: os.stat_result | None = None
+        self._position, self._before = 0, b""  # if what stands before it changes, the log was written anew
+        self._begun, self._grown_at, self._continues = b"", 0.0, False
 
     def new_lines(self, *, is_over: bool = False) -> Iterator[bytes]:
-        """Yield the lines written since the last call; of a log that was written anew, or replaced, all.
+        """Yield the lines written since the last call, also those before the log was renamed or written anew.
 
         A line without its end is yielded when it no longer grows, or if nothing more will be written
         (``is_over``). A line longer than 64 KiB comes in pieces.
         """
         stat, seen = reading.stat_of(self.path), self._seen
-        state = None if stat is None else (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        if state is not None and state != seen:
-            with suppress(OSError), self.path.open("rb") as log:
-                if seen is None and self.last is not None:
-                    reading.seek_last_lines(log, self.last)
-                elif seen is not None and state[0] == seen[0] and state[1] >= self._position:
-                    log.seek(self._position)
-                elif self._begun:
-                    yield self._taken()
-                self._seen = state
-                for line in reading.lines_of(log):
-                    self._begun, self._grown_at = self._begun + line, time.monotonic()
-                    if line.endswith(b"\n") or len(line) == reading.LONGEST_LINE_BYTES:
-                        yield self._taken()
-                self._position = log.tell()
+        if seen is not None and (stat is None or not os.path.samestat(stat, seen)):
+            with suppress(OSError):  # a removed log is gone
+                for entry in os.scandir(self.path.parent):
+                    if entry.inode() == seen.st_ino:
+                        yield from self._read(Path(entry.path))
+            if stat is not None:
+                yield from self._begin_again()
+        yield from self._read(self.path)
         if self._begun and (is_over or time.monotonic() - self._grown_at > _MOMENT_S):
-            yield self._taken()
+            yield self._piece(continues=not is_over)
 
-    def _taken(self) -> bytes:
-        line, self._begun = self._begun, b""
-        return line
+    def _read(self, path: Path) -> Iterator[bytes]:
+        stat, seen = reading.stat_of(path), self._seen
+        if stat is None or (seen is not None and _state(stat) == _state(seen)):
+            return
+        with suppress(OSError), path.open("rb") as log:
+            if seen is None and self.last is not None:
+                reading.seek_last_lines(log, self.last)
+                self._position = log.tell()
+            else:
+                log.seek(self._position - len(self._before))
+                if log.read(len(self._before)) != self._before:  # a requeued job truncates its log
+                    yield from self._begin_again()
+                log.seek(self._position)
+            self._seen = stat
+            for line in reading.lines_of(log):
+                self._begun, self._grown_at = self._begun + line, time.monotonic()
+                if self._continues and not self._begun.strip(b"\r\n"):
+                    self._begun, self._continues = b"", False  # all of the line has been shown
+                elif line.endswith(b"\n"):
+                    yield self._piece(continues=False)
+                elif len(self._begun) >= reading.LONGEST_LINE_BYTES:
+                    yield self._piece(continues=True) + CUT
+            self._position = log.tell()
+            log.seek(max(0, self._position - _COMPARED_BYTES))
+            self._before = log.read(self._position - log.tell())
+
+    def _begin_again(self) -> Iterator[bytes]:
+        """Yield an incomplete line, and go on with a new log from its start."""
+        if self._begun:
+            yield self._piece(continues=False)
+        self._position, self._before, self._continues = 0, b"", False
+
+    def _piece(self, *, continues: bool) -> bytes:
+        """Return a line, or a piece of it, with a mark if it is not the first one."""
+        piece = (CUT if self._continues else b"") + self._begun
+        self._begun, self._continues = b"", continues
+        return piece
+
+
+def _state(stat: os.stat_result) -> tuple[int, int, int]:
+    """Return by what a file has changed; many writes in one tick of its clock change its size."""
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
