@@ -84,6 +84,7 @@ def test_a_line_of_another_program_is_not_part_of_an_error() -> None:
     ("line", "words"),
     [
         ("error: no moon. Please increase moon_count to 3.", "increase moon_count to 3"),
+        ("error: the moon is low. To fix this, isolate it in a sky of its own.", "isolate it in a sky"),
         ("error: the kind must be one of: full, new", "full, new"),
         ("error: --moon-kind is refused here", "--moon-kind"),
         ("error: MOON_KIND is not set", "env | grep MOON_KIND"),

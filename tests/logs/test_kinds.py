@@ -56,6 +56,11 @@ def explained(text: str) -> tuple[Finding, ...]:
             "kind-noexec",
             "findmnt -T /scratch/c",
         ),
+        (
+            "RuntimeError: start (0) + length (2048) exceeds dimension size (1536).\n",
+            "kind-checkpoint",
+            "config.json",
+        ),
         (SPAWN.format(error="MPI_ERR_UNKNOWN: unknown error"), "mpi-spawn-refused", "trtllm-llmapi-launch"),
         (SPAWN.format(error="MPI_ERR_INTERN: internal error"), "mpi-spawn-refused", "Open MPI 4"),
         (SPAWN.format(error="MPI_ERR_SPAWN: could not spawn processes"), "mpi-spawn", "trtllm-llmapi-launch"),
