@@ -115,8 +115,9 @@ def test_guests_are_named_until_a_key_is_revoked_or_expires_and_then_nobody_asks
     theirs = replace(endpoint, key_file=str(kept))
     assert types("endpoint", run.folder, "--revoke", "alice").returncode == 0
     assert (status_of(theirs, web, *asks), status_of(theirs, openai_port, *chats)) == (401, 401)
-    with pytest.raises(RequestFailed, match="401"):
+    with pytest.raises(RequestFailed, match="401") as failed:
         by_grpc(theirs)
+    assert "--key-file" in (failed.value.hint or "")
     assert eventually(lambda: state(run) == "completed", 60), state(run)
     status = documented("status", types("status", run.folder, "--json").stdout)
     assert status["sentence"].endswith("nobody has asked for 0.25 minutes (serve.idle_minutes)"), status

@@ -184,7 +184,10 @@ class GrpcConnection:
         except AioRpcError as error:
             is_over = True
             timeout_s = request.timeout_s
-            raise call_failure(error, self._endpoint, timeout_s, model=model.name, responses=count) from error
+            reason = error if count else await self._reason(error)
+            raise call_failure(
+                reason, self._endpoint, timeout_s, model=model.name, responses=count
+            ) from error
         except WrongResponse as error:
             raise RequestFailed(f"Model {model.name!r} answered with {error}.") from None
         finally:
@@ -199,6 +202,25 @@ class GrpcConnection:
                 await _finish(call, closed)
             else:
                 call.cancel()
+
+    async def _reason(self, error: Any) -> Any:
+        """Return why a stream ended before any response: the refusal of this client's key, or ``error``.
+
+        gRPC reports a proxy's refusal of an open stream mostly as a removed stream (CANCELLED) or an error of
+        its own (INTERNAL), and the refusal of a single call always in words.
+        """
+        from grpc import StatusCode
+        from grpc.aio import AioRpcError
+        from tritonclient.grpc import service_pb2
+
+        if error.code() in (StatusCode.CANCELLED, StatusCode.INTERNAL):
+            live, timeout_s = service_pb2.ServerLiveRequest(), STOP_TIMEOUT_S
+            try:
+                await self._stub.ServerLive(live, timeout=timeout_s, metadata=self._metadata)
+            except AioRpcError as refusal:
+                if refusal.code() in (StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED):
+                    return refusal
+        return error
 
     async def _stop(self, request_id: str) -> bool:
         """Ask the server to end a request; return whether it accepted the message.

@@ -64,8 +64,9 @@ def openai_models(endpoint: Endpoint, timeout_s: float) -> list[str]:
 
 
 def key_hint(status: int | str) -> str | None:
-    """Return a hint if a status, such as ``HTTP 401``, means that a key is missing."""
-    return "--key-file FILE, with the server's key" if str(status)[-3:] in ("401", "403") else None
+    """Return a hint if a status, such as ``HTTP 401`` or ``UNAUTHENTICATED``, means that a key is missing."""
+    is_refused = str(status)[-3:] in ("401", "403") or status in ("UNAUTHENTICATED", "PERMISSION_DENIED")
+    return "--key-file FILE, with the server's key" if is_refused else None
 
 
 def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None) -> Any:
@@ -152,4 +153,4 @@ def call_failure(
         return RequestFailed(f"{where} was lost after {responses} responses: {details}")
     if code == grpc.StatusCode.UNAVAILABLE:
         return ServerUnreachable(f"{where} cannot be reached: {details}")
-    return RequestFailed(f"{subject} failed: {details or code.name}")
+    return RequestFailed(f"{subject} failed: {details or code.name}", hint=key_hint(code.name))
