@@ -35,7 +35,7 @@ class Finding:
     file: str | None = None
     """The log; ``-`` for the standard input; ``None`` if no log shows the cause."""
     line: int | None = None
-    """Number of the line in the log, from 1; ``None`` also where the log is too long to count its lines."""
+    """Number of the line in the log, from 1; ``None`` if no single line shows the cause."""
     rank: int | None = None
     """Whose log it is, or whose the line says it is."""
     match: str = ""
@@ -79,8 +79,8 @@ class SuspiciousLine:
 
     file: str
     """The log; ``-`` for the standard input."""
-    line: int | None
-    """Line number in the log, from 1; ``None`` if the log is too long to count its lines."""
+    line: int
+    """Number of the line in the log, from 1."""
     at: int
     """Offset of the line in the log, in bytes."""
     rank: int | None
@@ -188,7 +188,7 @@ def _certainty(finding: Finding) -> Certainty:
     return Certainty.GENERIC_LINE if finding.is_generic else Certainty.LINE
 
 
-def findings(matches: Iterable[Match], name: str, rivals: Sequence[Match] = ()) -> list[Finding]:
+def findings(matches: Iterable[Match], name: str, rivals: Sequence[Match]) -> list[Finding]:
     """Return what matches in a log of that name mean, in their order.
 
     A cause is only likely where another error, one of ``rivals``, stands before it.

@@ -25,8 +25,8 @@ PROPOSAL = "proposal"
 """Group of a match: the solution that the program itself proposes."""
 _WRAPPED_FROM, _MOST_QUOTED, _ALIKE, _SHOWN = 60, 5, 12, 300
 """Shorter lines are not wrapped; so many lines of an error, its proposal and its beginning are compared."""
-_TRACEBACK_LINES, _LINES_AFTER, _LINES_BEFORE, CHAIN_LINES = 500, 24, 80, 12
-"""Lines searched for a traceback's end, an error's text, the frames of an error and the next exception."""
+_TRACEBACK_LINES, _LINES_AFTER, _LINES_BEFORE = 500, 24, 80
+"""Lines searched for a traceback's end, for an error's text, and for the frames of an error."""
 _NEAR_BYTES = 400
 _ANY_DIGIT = bytes.maketrans(b"0123456789", b"0" * 10)
 _DIGITS = str.maketrans("0123456789", "0" * 10)
@@ -41,8 +41,8 @@ class Match:
 
     cause: Cause
     groups: dict[str, str]
-    line: int | None
-    """From 1; ``None`` where it is not known."""
+    line: int
+    """Number of the line, from 1."""
     text: str
     """The line without stamps, cut around what matched; several lines are joined by `` / ``."""
     rank: int | None = None
@@ -56,7 +56,7 @@ class Match:
     time: str = ""
     host: str = ""
     suspicion: int = 0
-    """The place of the line among the evidence, the most suspicious first; the last cluster comes first."""
+    """How early the line is shown as evidence: 0 is the most suspicious; the last errors come first."""
 
     @property
     def is_rival(self) -> bool:
