@@ -29,8 +29,8 @@ class RankFailure:
         record = self.record
         if self.verdict is not None:
             return self.verdict.rstrip(".")
-        ended = {other.ended_at is not None for other in self.others}
-        if record.ended_at is None and ended == {False}:
+        ended = [other.ended_at is not None for other in self.others]
+        if record.ended_at is None and ended and not any(ended):
             return f"all {record.world_size} ranks were killed before they could record their end"
         end = signal_or_code(record.exit_code or 0)
         how = f"killed by {end}" if end.startswith("signal") else end
@@ -44,7 +44,7 @@ class RankFailure:
             how = f"{how}; its log says {self.log.end!r}"
         died = "died first" if self.others else "died"
         sentence = f"{rank_name([record], record.step, record.rank)} {died}: {how}"
-        return f"{sentence}; the others ended because of it" if ended == {True} else sentence
+        return f"{sentence}; the others ended because of it" if ended and all(ended) else sentence
 
 
 def first_failure(run: RunSnapshot) -> RankFailure | None:
